@@ -1,0 +1,24 @@
+"""Quire's engine: scheduler, paged KV cache, models. Importing the package loads no torch."""
+
+from typing import TYPE_CHECKING, Any
+
+from engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from engine.llm import LLM
+    from engine.outputs import CompletionOutput, RequestOutput
+
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs torch only when it's asked for."""
+    if name == "LLM":
+        from engine.llm import LLM
+
+        return LLM
+    if name in ("CompletionOutput", "RequestOutput"):
+        from engine import outputs
+
+        return getattr(outputs, name)
+    raise AttributeError(f"module 'engine' has no attribute {name!r}")

@@ -1,0 +1,199 @@
+"""`EngineConfig`: every setting of one replica, typed and validated. Torch-free.
+
+Made from keywords (`EngineConfig(model=...)`), from command-line flags (`add_cli_args`,
+`from_cli_args`) or from a mapping such as Django settings (`from_mapping`). Names and defaults are
+vLLM's where the thing exists here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import ConfigError
+
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+DEVICES = ("auto", "cpu", "cuda")
+POLICIES = ("fcfs", "priority")
+KV_DTYPES = ("auto", "float32", "bfloat16", "float16")
+BACKENDS = ("auto", "CPU_ATTN", "TORCH_SDPA", "TRITON_ATTN")
+
+
+def _option(default: Any, help: str, **extra: Any) -> Any:
+    """A dataclass field that is also a command-line flag; `choices`, `low`, `high` are checked."""
+    return field(default=default, metadata={"help": help, **extra})
+
+
+@dataclass(kw_only=True)
+class EngineConfig:
+    """Settings of one replica. Raises `ConfigError` (with `param`) when one is out of its range."""
+
+    model: str = _option("", "model folder, or hub id when a hub is in reach")
+    tokenizer: str | None = _option(None, "tokenizer folder; default: the model's")
+    skip_tokenizer_init: bool = _option(False, "load no tokenizer; prompts must be token ids")
+    served_model_name: str | None = _option(None, "name that clients use; default: the model's")
+    trust_remote_code: bool = _option(False, "run Python code that a model folder brings")
+    revision: str | None = _option(None, "branch, tag or commit on the hub")
+    download_dir: str | None = _option(None, "where downloads go; default: the hub's cache")
+    load_format: str = _option("auto", "how weights are read", choices=LOAD_FORMATS)
+    dtype: str = _option(
+        "auto",
+        "weights and activations; auto: the checkpoint's, float32 becomes float16 on a GPU",
+        choices=DTYPES,
+    )
+    kv_cache_dtype: str = _option("auto", "KV cache; auto: the model's", choices=KV_DTYPES)
+    max_model_len: int | None = _option(None, "context length; default: the model's", low=1)
+    block_size: int = _option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
+    enable_prefix_caching: bool = _option(True, "reuse the KV blocks of shared prefixes")
+    disable_sliding_window: bool = _option(
+        False, "attend to everything and cap the context to the window"
+    )
+    seed: int = _option(0, "seed of requests that bring none", low=0)
+    gpu_memory_utilization: float = _option(
+        0.9, "share of the device's memory for weights and KV cache", low=0.01, high=1.0
+    )
+    cpu_kvcache_space: float | None = _option(
+        None, "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4", low=0.0001
+    )
+    num_gpu_blocks_override: int | None = _option(
+        None, "exactly this many KV blocks, whatever the memory", low=1
+    )
+    max_num_batched_tokens: int | None = _option(
+        None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
+    )
+    max_num_seqs: int = _option(256, "most sequences in one step", low=1, high=65536)
+    max_waiting: int = _option(16384, "most queued requests; more are refused with 429", low=1)
+    max_logprobs: int = _option(20, "most logprobs a request may ask for", low=0, high=1000)
+    enable_chunked_prefill: bool = _option(True, "split long prompts over steps")
+    long_prefill_token_threshold: int = _option(
+        0, "most prompt tokens of one request in one step; 0: the budget", low=0
+    )
+    scheduling_policy: str = _option("fcfs", "order of the waiting queue", choices=POLICIES)
+    enforce_eager: bool = _option(False, "no CUDA graphs")
+    attention_backend: str = _option("auto", "force an attention backend", choices=BACKENDS)
+    device: str = _option("auto", "where the model runs", choices=DEVICES)
+    num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
+    cpu_kernels: bool = _option(True, "use the compiled CPU kernels; off: plain torch")
+    rope_scaling: dict[str, Any] | None = _option(None, "JSON that replaces the model's", json=True)
+    rope_theta: float | None = _option(None, "replaces the model's rope_theta", low=1.0)
+    generation_config: str = _option(
+        "auto",
+        "auto: sampling defaults of the model's generation_config.json; vllm: none",
+        choices=("auto", "vllm"),
+    )
+    disable_log_stats: bool = _option(False, "no periodic line of statistics")
+    max_num_finished_records: int = _option(
+        0, "flight records kept for inspection; 0: none", low=0, hidden=True
+    )
+
+    def __post_init__(self) -> None:
+        for spec in dataclasses.fields(self):
+            self._check(spec)
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
+            limit = self.max_model_len
+            if limit is not None and self.max_num_batched_tokens < limit:
+                raise ConfigError(
+                    f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                    f"max_model_len ({limit}) when chunked prefill is off.",
+                    param="max_num_batched_tokens",
+                )
+        if self.max_num_batched_tokens is not None and (
+            self.max_num_batched_tokens < self.max_num_seqs and self.max_num_seqs == 256
+        ):
+            # A small explicit budget with the default number of sequences: the budget wins.
+            self.max_num_seqs = self.max_num_batched_tokens
+
+    def _check(self, spec: dataclasses.Field[Any]) -> None:
+        """Raise `ConfigError` unless the field's value has its type and lies in its range."""
+        name, value, meta = spec.name, getattr(self, spec.name), spec.metadata
+        optional = "None" in str(spec.type)
+        if value is None and optional:
+            return
+        kind = _kind(str(spec.type))
+        if kind is float and isinstance(value, int) and not isinstance(value, bool):
+            value = float(value)
+            setattr(self, name, value)
+        wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
+        if wrong:
+            raise ConfigError(f"{name} must be {kind.__name__}, got {value!r}.", param=name)
+        choices, low, high = meta.get("choices"), meta.get("low"), meta.get("high")
+        if choices and value not in choices:
+            known = ", ".join(str(choice) for choice in choices)
+            raise ConfigError(f"{name} must be one of {known}; got {value!r}.", param=name)
+        if (low is not None and not value >= low) or (high is not None and not value <= high):
+            bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
+            raise ConfigError(f"{name} must be {bounds}, got {value!r}.", param=name)
+
+    @property
+    def name(self) -> str:
+        """The name clients use."""
+        return self.served_model_name or self.model
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """From settings or JSON. An unknown key is refused by its name."""
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"{key} is no engine setting.", param=str(key))
+        return cls(**values)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> EngineConfig:
+        """From parsed flags; what the parser didn't set keeps its default."""
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        given = {k: v for k, v in vars(args).items() if k in known and v is not None}
+        return cls(**given)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Only what differs from the defaults; `from_mapping` takes it back."""
+        return {
+            spec.name: getattr(self, spec.name)
+            for spec in dataclasses.fields(self)
+            if getattr(self, spec.name) != spec.default
+        }
+
+
+def _kind(annotation: str) -> type:
+    """The plain type behind an annotation such as `int | None`."""
+    head = annotation.split("|")[0].split("[")[0].strip()
+    return {"str": str, "bool": bool, "int": int, "float": float, "dict": dict}[head]
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """A JSON object from a flag's text."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
+
+
+def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = frozenset()) -> None:
+    """One flag a setting, `--like-this`; booleans also take `--no-like-this`."""
+    group = parser.add_argument_group("engine settings")
+    for spec in dataclasses.fields(EngineConfig):
+        if spec.name in skip or spec.metadata.get("hidden"):
+            continue
+        flag = "--" + spec.name.replace("_", "-")
+        kind = _kind(str(spec.type))
+        text = spec.metadata["help"].replace("%", "%%")
+        if spec.default not in (None, ""):
+            text += f" (default: {spec.default})"
+        options: dict[str, Any] = {"dest": spec.name, "default": None, "help": text}
+        if kind is bool:
+            options["action"] = argparse.BooleanOptionalAction
+        elif spec.metadata.get("json"):
+            options |= {"type": _json_object, "metavar": "JSON"}
+        else:
+            options |= {"type": kind, "choices": spec.metadata.get("choices")}
+            if options["choices"] is None:
+                options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+        group.add_argument(flag, **options)

@@ -1,0 +1,278 @@
+"""Messages between gateways and engine replicas: msgspec structs in MessagePack, over Redis streams.
+
+Torch-free. No pickle crosses a process. Layout in Redis, all keys under a prefix (default `quire`):
+
+    {prefix}:replica:{replica_id}            string with TTL, a `Heartbeat`
+    {prefix}:replicas                        set of replica ids ever seen (a reader drops dead ones)
+    {prefix}:inbox:{replica_id}              stream read by the consumer group `engine`, field `m`:
+                                             one `InboxMessage`
+    {prefix}:outbox:{gateway_id}             stream, field `m`: one `OutboxBatch` a step
+
+An inbox entry that holds an `EngineRequest` is acknowledged and deleted only after the request's
+last output is written to the outbox: what a killed engine leaves is pending, not lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from engine.sampling_params import SamplingParams
+
+KEY_PREFIX = "quire"
+CONSUMER_GROUP = "engine"
+FIELD = b"m"
+HEARTBEAT_INTERVAL_S = 0.5
+HEARTBEAT_TTL_S = 5.0
+#: A replica whose loop has not come round for this long is not ready, whatever its port says.
+STALL_AFTER_S = 20.0
+#: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.
+OUTBOX_MAXLEN = 100_000
+
+
+def replica_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of a replica's heartbeat."""
+    return f"{prefix}:replica:{replica_id}"
+
+
+def replicas_key(prefix: str = KEY_PREFIX) -> str:
+    """Key of the set of replica ids."""
+    return f"{prefix}:replicas"
+
+
+def inbox_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of a replica's inbox stream."""
+    return f"{prefix}:inbox:{replica_id}"
+
+
+def outbox_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of a gateway process's outbox stream."""
+    return f"{prefix}:outbox:{gateway_id}"
+
+
+class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=True):
+    """One prompt to generate from. Everything about identity is set by the server.
+
+    Attributes:
+        request_id: unique; outputs carry it.
+        gateway_id: whose outbox gets the outputs.
+        prompt_token_ids: [num_prompt_tokens], each in [0, vocab_size).
+        sampling: validated again by the engine against the vocabulary and the context.
+        arrival_time: seconds since the epoch, the gateway's clock.
+        tenant, weight: fair-share identity; weight > 0.
+        priority: smaller runs earlier; 0 is the default.
+        cache_namespace: goes into the first block's hash, so that prefixes never cross tenants.
+        adapter: name of a LoRA adapter, or "".
+        resume_token_ids: `resume_token_ids[i]` holds the tokens of output i that a client already
+            has; generation goes on after them as if it had never stopped. Empty: a fresh request.
+        deadline: seconds since the epoch after which the engine gives up, or 0.
+    """
+
+    request_id: str
+    gateway_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    arrival_time: float = 0.0
+    tenant: str = "default"
+    weight: float = 1.0
+    priority: int = 0
+    cache_namespace: str = ""
+    adapter: str = ""
+    resume_token_ids: list[list[int]] = msgspec.field(default_factory=list)
+    deadline: float = 0.0
+
+
+class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True):
+    """Stop a request at the next step. `index` None means all of its outputs.
+
+    `finish_reason` is what the final delta carries ("abort", or "stop" when the gateway found a
+    stop string).
+    """
+
+    request_id: str
+    index: int | None = None
+    finish_reason: str = "abort"
+
+
+class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
+    """An operator's word to a replica: `reset_prefix_cache`, `drain` or `check_integrity`.
+
+    The replica answers with a `ControlReply` in the gateway's outbox batch when `gateway_id` is set.
+    """
+
+    command: str
+    control_id: str = ""
+    gateway_id: str = ""
+
+
+InboxMessage = EngineRequest | AbortRequest | Control
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log probabilities at one position.
+
+    `token_ids[0]` is the sampled (or prompt) token, the rest the top ones, best first; `ranks[i]` is
+    the 1-based vocabulary rank of `token_ids[i]`.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+
+
+class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What happened to a request inside the engine; times in seconds."""
+
+    queue_time: float = 0.0
+    prefill_time: float = 0.0
+    decode_time: float = 0.0
+    prefill_chunks: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    cold_reason: str = ""
+
+
+class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """New tokens of one output of one request.
+
+    Attributes:
+        index: which of the `n` outputs.
+        token_ids: new tokens since the last delta; may be empty on the final one. A stop token is
+            included: the gateway decides what the client sees.
+        start: how many output tokens came before these; a reader drops what it already has.
+        logprobs: one entry a token when asked for.
+        prompt_logprobs: on the first delta when asked for; entry 0 is None.
+        finish_reason: None while running; "stop", "length", "abort" or "error".
+        stop_reason: the stop token id that ended it, if one did (EOS leaves None).
+        num_prompt_tokens, num_cached_tokens: on the first and on the final delta.
+        error: set with finish_reason "error".
+        flight: on the final delta.
+    """
+
+    request_id: str
+    index: int = 0
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    start: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    error: ErrorInfo | None = None
+    flight: FlightRecord | None = None
+
+
+class ErrorInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A `QuireError` on the wire."""
+
+    message: str
+    status: int = 500
+    error_type: str = "server_error"
+    code: str = "internal_error"
+    param: str | None = None
+
+
+class ControlReply(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Answer to a `Control`."""
+
+    control_id: str
+    ok: bool
+    detail: str = ""
+
+
+class OutboxBatch(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """All that one step produced for one gateway. One stream entry."""
+
+    replica_id: str
+    incarnation: str
+    step: int
+    deltas: list[TokenDelta] = msgspec.field(default_factory=list)
+    replies: list[ControlReply] = msgspec.field(default_factory=list)
+
+
+class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What a gateway must know of a replica's model to check and render requests.
+
+    `path` is the folder with tokenizer files; gateways and replicas share it by volume or by image.
+    """
+
+    name: str
+    path: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    max_logprobs: int = 20
+    kv_capacity_tokens: int = 0
+    eos_token_ids: list[int] = msgspec.field(default_factory=list)
+    default_sampling: dict[str, Any] = msgspec.field(default_factory=dict)
+    adapters: list[str] = msgspec.field(default_factory=list)
+    quantization: str = ""
+
+
+class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A replica's load and its running totals since it started (names follow vLLM's metrics)."""
+
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    kv_cache_usage_perc: float = 0.0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_preemptions_total: int = 0
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    prefix_cache_queries_total: int = 0
+    prefix_cache_hits_total: int = 0
+    requests_finished_total: dict[str, int] = msgspec.field(default_factory=dict)
+    steps_total: int = 0
+    last_step_ms: float = 0.0
+
+
+class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Written every `HEARTBEAT_INTERVAL_S` with TTL `HEARTBEAT_TTL_S`.
+
+    `state`: "loading", "ready", "draining" or "failed". `incarnation` changes at each start.
+    `progress_at` is when the engine loop last came round (seconds since the epoch): a port that
+    answers while this stands still is a sick replica.
+    """
+
+    replica_id: str
+    incarnation: str
+    state: str
+    model: ModelInfo
+    at: float
+    progress_at: float
+    pid: int = 0
+    host: str = ""
+    detail: str = ""
+    load_progress: float = 0.0
+    stats: EngineStats = msgspec.field(default_factory=EngineStats)
+
+
+_inbox_encoder = msgspec.msgpack.Encoder()
+_inbox_decoder = msgspec.msgpack.Decoder(EngineRequest | AbortRequest | Control)
+_outbox_decoder = msgspec.msgpack.Decoder(OutboxBatch)
+_heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Any message of this module as MessagePack."""
+    return _inbox_encoder.encode(message)
+
+
+def decode_inbox(data: bytes) -> InboxMessage:
+    """Raises msgspec.DecodeError or ValidationError for bytes that are no inbox message."""
+    return _inbox_decoder.decode(data)
+
+
+def decode_outbox(data: bytes) -> OutboxBatch:
+    """Raises msgspec.DecodeError or ValidationError for bytes that are no outbox batch."""
+    return _outbox_decoder.decode(data)
+
+
+def decode_heartbeat(data: bytes) -> Heartbeat:
+    """Raises msgspec.DecodeError or ValidationError for bytes that are no heartbeat."""
+    return _heartbeat_decoder.decode(data)

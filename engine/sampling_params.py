@@ -1,0 +1,247 @@
+"""`SamplingParams`: how to choose tokens. Torch-free; the same struct offline and on the wire.
+
+Names and defaults are vLLM's. Every bad value is refused with the field's name before anything is
+allocated. Checks that need the model (vocabulary, context) are in `check_against_model`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from engine.errors import ContextLengthExceeded, InvalidRequest
+
+GREEDY_EPS = 1e-5
+MAX_N = 128
+MAX_STOP = 64
+MAX_STOP_CHARS = 4096
+MAX_LOGIT_BIAS = 4096
+MAX_BAD_WORDS = 1024
+MAX_SEED = 2**63 - 1
+_INT_LIMIT = 2**31 - 1
+
+
+def _number(name: str, value: Any, low: float, high: float, low_open: bool = False) -> None:
+    """A finite real number within [low, high] (or (low, high])."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequest(f"{name} must be a finite number, got {value!r}.", param=name)
+    if value < low or value > high or (low_open and value == low):
+        left = "(" if low_open else "["
+        raise InvalidRequest(
+            f"{name} must be in {left}{low:g}, {high:g}], got {value!r}.", param=name
+        )
+
+
+def _integer(name: str, value: Any, low: int, high: int = _INT_LIMIT) -> None:
+    """An int (no bool) within [low, high]."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer, got {value!r}.", param=name)
+    if value < low or value > high:
+        raise InvalidRequest(f"{name} must be in [{low}, {high}], got {value}.", param=name)
+
+
+class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """How to choose the tokens of a request.
+
+    Attributes (range; meaning):
+        n: [1, 128]; how many outputs to return.
+        best_of: None or [n, 128]; how many to generate, the best n by mean log probability return.
+        presence_penalty, frequency_penalty: [-2, 2]; on tokens of the output so far.
+        repetition_penalty: (0, 2]; on tokens of prompt and output, > 1 discourages.
+        temperature: [0, 100]; below 1e-5 is greedy.
+        top_p: (0, 1]. top_k: -1 or 0 for all, else >= 1. min_p: [0, 1].
+        seed: None or [0, 2**63); with a seed the tokens don't depend on the rest of the batch.
+        stop: strings that end the output and aren't part of it (see include_stop_str_in_output).
+        stop_token_ids: token ids that end the output.
+        bad_words: strings (or token-id lists, see bad_words_token_ids) never generated.
+        ignore_eos: go on after EOS.
+        max_tokens: None (up to the context) or >= 1. min_tokens: >= 0, before EOS or stop ids.
+        logprobs: None or [0, max_logprobs]; that many top ones beside the sampled token's.
+        prompt_logprobs: the same for prompt tokens.
+        detokenize, skip_special_tokens, spaces_between_special_tokens: of the text.
+        truncate_prompt_tokens: None or >= 1; keep only the last k prompt tokens.
+        logit_bias: {token id: [-100, 100]}. allowed_token_ids: only these may be generated.
+        logits_processors: offline only, callables on (generated ids, logits).
+
+    Raises:
+        InvalidRequest: with `param` the field's name.
+    """
+
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    include_stop_str_in_output: bool = False
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    logits_processors: Any = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        if self.top_k == 0:
+            self.top_k = -1
+        self._check_counts()
+        self._check_numbers()
+        self._check_stops()
+        self._check_token_lists()
+        for name in ("ignore_eos", "detokenize", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false.", param=name)
+
+    def _check_counts(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        if self.best_of is not None:
+            _integer("best_of", self.best_of, 1, MAX_N)
+            if self.best_of < self.n:
+                raise InvalidRequest(
+                    f"best_of ({self.best_of}) must be at least n ({self.n}).", param="best_of"
+                )
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1)
+        _integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequest(
+                f"min_tokens ({self.min_tokens}) must not be over max_tokens ({self.max_tokens}).",
+                param="min_tokens",
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if (value := getattr(self, name)) is not None:
+                _integer(name, value, 0)
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, 0, MAX_SEED)
+        _integer("top_k", self.top_k, -1)
+
+    def _check_numbers(self) -> None:
+        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        _number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, low_open=True)
+        _number("temperature", self.temperature, 0.0, 100.0)
+        _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        _number("min_p", self.min_p, 0.0, 1.0)
+
+    def _check_stops(self) -> None:
+        self._check_strings("stop", MAX_STOP)
+        self._check_strings("bad_words", MAX_BAD_WORDS)
+        if self.stop and not self.detokenize:
+            raise InvalidRequest("stop strings need detokenize=True.", param="stop")
+
+    def _check_strings(self, name: str, limit: int) -> None:
+        strings = getattr(self, name)
+        if strings is None:
+            return
+        if not isinstance(strings, list) or len(strings) > limit:
+            raise InvalidRequest(f"{name} must be a list of at most {limit} strings.", param=name)
+        for text in strings:
+            if not isinstance(text, str) or not text or len(text) > MAX_STOP_CHARS:
+                raise InvalidRequest(
+                    f"{name} must hold strings of 1 to {MAX_STOP_CHARS} characters.", param=name
+                )
+
+    def _check_token_lists(self) -> None:
+        for token in self.stop_token_ids or ():
+            _integer("stop_token_ids", token, 0)
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids must not be empty.", param="allowed_token_ids")
+        for token in self.allowed_token_ids or ():
+            _integer("allowed_token_ids", token, 0)
+        if self.logit_bias is not None:
+            if len(self.logit_bias) > MAX_LOGIT_BIAS:
+                raise InvalidRequest(
+                    f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries.", param="logit_bias"
+                )
+            for token, bias in self.logit_bias.items():
+                _integer("logit_bias", token, 0)
+                _number("logit_bias", bias, -100.0, 100.0)
+        for word in self.bad_words_token_ids or ():
+            if not word:
+                raise InvalidRequest("bad_words must not be empty.", param="bad_words")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is always taken."""
+        return self.temperature < GREEDY_EPS
+
+    @property
+    def num_sequences(self) -> int:
+        """How many sequences run in the engine for this request."""
+        return self.best_of or self.n
+
+    def check_against_model(
+        self, *, vocab_size: int, num_prompt_tokens: int, max_model_len: int, max_logprobs: int
+    ) -> None:
+        """Raise `InvalidRequest` for what only shows beside a model's vocabulary and context."""
+        check_context(num_prompt_tokens, self.max_tokens, max_model_len)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None and value > max_logprobs:
+                raise InvalidRequest(
+                    f"{name} must be at most {max_logprobs}, got {value}.", param=name
+                )
+        tokens: list[tuple[str, Any]] = [
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("logit_bias", self.logit_bias),
+        ]
+        tokens += [("bad_words", word) for word in self.bad_words_token_ids or ()]
+        for name, ids in tokens:
+            if ids and max(ids) >= vocab_size:
+                raise InvalidRequest(
+                    f"{name} holds token {max(ids)}, but the vocabulary has {vocab_size} entries.",
+                    param=name,
+                )
+
+    def output_budget(self, num_prompt_tokens: int, max_model_len: int) -> int:
+        """The most tokens that may still be generated for a prompt of this length."""
+        room = max_model_len - num_prompt_tokens
+        return room if self.max_tokens is None else min(self.max_tokens, room)
+
+    def clone(self) -> SamplingParams:
+        """A deep copy, except that logits processors are shared."""
+        processors = self.logits_processors
+        copy = msgspec.convert(
+            msgspec.to_builtins(msgspec.structs.replace(self, logits_processors=None)),
+            SamplingParams,
+            str_keys=True,
+        )
+        copy.logits_processors = processors
+        return copy
+
+
+def check_context(num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
+    """Raise `ContextLengthExceeded` unless prompt and output fit, naming both numbers."""
+    if num_prompt_tokens >= max_model_len:
+        raise ContextLengthExceeded(
+            f"The prompt has {num_prompt_tokens} tokens, but the model's context is "
+            f"{max_model_len} tokens and at least one must be left for the output.",
+            param="prompt",
+        )
+    if max_tokens is not None and num_prompt_tokens + max_tokens > max_model_len:
+        raise ContextLengthExceeded(
+            f"The prompt has {num_prompt_tokens} tokens and max_tokens is {max_tokens}, together "
+            f"{num_prompt_tokens + max_tokens}, but the model's context is {max_model_len} tokens.",
+            param="max_tokens",
+        )
