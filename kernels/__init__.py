@@ -1,0 +1,61 @@
+"""One function an operation, in several implementations; `get` picks one and says why.
+
+`kernels.interface` states the contract of each function. `kernels.reference` holds plain torch
+versions: the oracle of the tests, and what runs where nothing faster can. `kernels.cpu` holds the
+compiled CPU kernels, `kernels.triton` those for GPUs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+
+import torch
+
+from kernels.interface import KernelSet, LinearLayer
+
+__all__ = ["KernelSet", "LinearLayer", "get"]
+
+logger = logging.getLogger(__name__)
+_chosen: dict[tuple[str, bool], KernelSet] = {}
+
+
+def get(device: torch.device | str, *, use_compiled: bool = True) -> KernelSet:
+    """The fastest kernels that work on `device`, the same object each time.
+
+    `use_compiled=False` gives the plain torch reference. Never raises for want of a compiler or of
+    Triton: the set's `.why` and one log line say what was chosen and why.
+    """
+    key = (torch.device(device).type, use_compiled)
+    if key not in _chosen:
+        _chosen[key] = _choose(*key)
+        logger.info("%s kernels on %s: %s", _chosen[key].name, key[0], _chosen[key].why)
+    return _chosen[key]
+
+
+def _choose(kind: str, use_compiled: bool) -> KernelSet:
+    from kernels.reference import ReferenceKernels
+
+    if not use_compiled:
+        return ReferenceKernels("compiled kernels are switched off")
+    if kind == "cpu":
+        return _cpu()
+    if kind == "cuda":
+        if importlib.util.find_spec("triton") and importlib.util.find_spec("kernels.triton"):
+            return importlib.import_module("kernels.triton").load()
+        return ReferenceKernels("Triton is not installed")
+    return ReferenceKernels(f"no kernels are written for {kind}")
+
+
+def _cpu() -> KernelSet:
+    from kernels.reference import ReferenceKernels
+
+    if not importlib.util.find_spec("kernels.cpu"):
+        return ReferenceKernels("the compiled CPU kernels are not installed")
+    from kernels.cpu import CpuKernels, CpuKernelsUnavailable
+
+    try:
+        return CpuKernels()
+    except CpuKernelsUnavailable as error:
+        logger.warning("The compiled CPU kernels can't be used, plain torch is: %s", error)
+        return ReferenceKernels(str(error))

@@ -1,0 +1,30 @@
+"""Plain torch versions of the kernels: the oracle of the tests, and the fallback.
+
+They run in float32 inside (float64 for float64 inputs, so that they can be their own judge), on
+any device.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from kernels.interface import KernelSet, LinearLayer
+from kernels.reference import activation, attention, norm, rope
+from kernels.reference.linear import ReferenceLinear
+
+
+class ReferenceKernels(KernelSet):
+    """`KernelSet` made of the functions of this package."""
+
+    name = "reference"
+    PackedLinear: ClassVar[type[LinearLayer]] = ReferenceLinear
+
+    def __init__(self, why: str = "asked for") -> None:
+        self.why = why
+
+    rms_norm = staticmethod(norm.rms_norm)
+    fused_add_rms_norm = staticmethod(norm.fused_add_rms_norm)
+    rope_and_cache = staticmethod(rope.rope_and_cache)
+    paged_attention = staticmethod(attention.paged_attention)
+    silu_and_mul = staticmethod(activation.silu_and_mul)
+    gelu_and_mul = staticmethod(activation.gelu_and_mul)

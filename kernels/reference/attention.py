@@ -1,0 +1,85 @@
+"""Attention over a paged KV cache, a sequence at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.reference.norm import wide
+
+QUERIES_AT_ONCE = 256
+"""Queries of one sequence scored together: bounds the score matrix of a long prompt."""
+
+
+def gather(cache: Tensor, blocks: Tensor, length: int) -> Tensor:
+    """The first `length` tokens of `blocks` as [length, Hk, D]."""
+    return wide(cache[blocks.long()].transpose(1, 2).flatten(0, 1)[:length])
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """See `KernelSet.paged_attention`."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+    block_size = key_cache.shape[2]
+    for index, length in enumerate(lengths):
+        begin, end = starts[index], starts[index + 1]
+        if begin == end:
+            continue
+        blocks = block_tables[index, : -(-length // block_size)]
+        keys, values = gather(key_cache, blocks, length), gather(value_cache, blocks, length)
+        for low in range(begin, end, QUERIES_AT_ONCE):
+            high = min(low + QUERIES_AT_ONCE, end)
+            first = length - (end - low)
+            out[low:high] = attend(
+                q[low:high], keys, values, first, scale, sliding_window, soft_cap,
+                alibi_slopes, sinks,
+            )  # fmt: skip
+    return out
+
+
+def attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    first: int,
+    scale: float,
+    sliding_window: int,
+    soft_cap: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Attention of q [n, Hq, D] at positions first.. over keys, values [L, Hk, D]."""
+    count, heads, size = q.shape
+    kv_heads = keys.shape[1]
+    grouped = wide(q).view(count, kv_heads, heads // kv_heads, size)
+    scores = torch.einsum("qhgd,khd->hgqk", grouped, keys) * scale
+    if soft_cap > 0:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    at = torch.arange(first, first + count, device=q.device)[:, None]
+    distance = torch.arange(keys.shape[0], device=q.device)[None, :] - at
+    if alibi_slopes is not None:
+        slopes = alibi_slopes.to(scores.dtype).view(kv_heads, -1, 1, 1)
+        scores = scores + slopes * distance
+    hidden = distance > 0
+    if sliding_window > 0:
+        hidden = hidden | (distance <= -sliding_window)
+    scores = scores.masked_fill(hidden, float("-inf"))
+    if sinks is not None:
+        sink = sinks.to(scores.dtype).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.softmax(torch.cat((scores, sink), -1), -1)[..., :-1]
+    else:
+        weights = torch.softmax(scores, -1)
+    return torch.einsum("hgqk,khd->qhgd", weights, values).reshape(q.shape).to(q.dtype)

@@ -1,0 +1,59 @@
+"""Rotary embedding with optional QK norm, and the write to the KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.reference.norm import rms_norm, wide
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, neox: bool) -> Tensor:
+    """x [T, heads, rotary_dim] turned by cos, sin [T, rotary_dim / 2]."""
+    cos, sin = cos[:, None, :], sin[:, None, :]
+    if neox:
+        first, second = x.chunk(2, dim=-1)
+    else:
+        first, second = x[..., 0::2], x[..., 1::2]
+    turned = (first * cos - second * sin, second * cos + first * sin)
+    return torch.cat(turned, -1) if neox else torch.stack(turned, -1).flatten(-2)
+
+
+def rope_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor | None,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slot_mapping: Tensor,
+    q_norm_weight: Tensor | None = None,
+    k_norm_weight: Tensor | None = None,
+    eps: float = 1e-6,
+    neox: bool = True,
+) -> None:
+    """See `KernelSet.rope_and_cache`."""
+    for x, norm_weight in ((q, q_norm_weight), (k, k_norm_weight)):
+        values = wide(x)
+        if norm_weight is not None:
+            values = rms_norm(values, norm_weight, eps)
+        if cos_sin is not None:
+            cos, sin = cos_sin[positions].to(values.dtype).chunk(2, dim=-1)
+            width = cos_sin.shape[1]
+            turned = rotate(values[..., :width], cos, sin, neox)
+            values = torch.cat((turned, values[..., width:]), -1)
+        x.copy_(values)
+    write_to_cache(k, v, key_cache, value_cache, slot_mapping)
+
+
+def write_to_cache(
+    k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
+) -> None:
+    """Write k and v [T, Hk, D] to their slots; a slot of -1 writes nothing."""
+    kept = slot_mapping >= 0
+    slots = slot_mapping[kept]
+    block_size = key_cache.shape[2]
+    block, offset = slots // block_size, slots % block_size
+    key_cache[block, :, offset] = k[kept].to(key_cache.dtype)
+    value_cache[block, :, offset] = v[kept].to(value_cache.dtype)
