@@ -1,0 +1,225 @@
+"""`render_chat`: messages to the prompt's token ids through the model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from engine.errors import InvalidRequest
+from engine.text.continuation import cut_at_tag, open_final_message
+from engine.text.control_tokens import ControlTokens, Mask, masked, masked_messages
+from engine.text.jinja import MAX_RENDERED_CHARS, ChatTemplate, compile_template
+from engine.text.messages import Message, plain_value, prepare_messages
+from engine.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """One request's chat, checked and ready to render.
+
+    Attributes:
+        inputs: all of the client's that the template sees besides the messages.
+        named_tokens: the tokenizer's own (`bos_token`, ...).
+        continued: the field of the final message to continue, or "".
+    """
+
+    template: ChatTemplate
+    messages: list[Message]
+    inputs: dict[str, Any]
+    named_tokens: dict[str, str]
+    continued: str
+    max_chars: int
+
+    def render(self) -> str:
+        messages, final_text = self.messages, ""
+        if self.continued:
+            messages, final_text = open_final_message(
+                messages, self.continued, self.template.source
+            )
+        context = {**self.named_tokens, **self.inputs, "messages": messages}
+        text = self.template.render(context, self.max_chars)
+        return cut_at_tag(text, final_text) if self.continued else text
+
+    def masked(self, mask: Any) -> _Chat:
+        """The same chat with the client's strings masked."""
+        return replace(
+            self,
+            messages=masked_messages(self.messages, mask),
+            inputs=masked(self.inputs, mask),
+        )
+
+
+def render_chat_text(
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool | str = False,
+    chat_template: str | None = None,
+    documents: list[dict[str, Any]] | None = None,
+    max_chars: int = MAX_RENDERED_CHARS,
+    **kwargs: Any,
+) -> str:
+    """The rendered chat as text. Arguments and errors are `render_chat`'s.
+
+    For showing only: in text, a control token that the template wrote and one that a user typed
+    look alike. `render_chat` keeps them apart.
+    """
+    return _chat(
+        tokenizer,
+        messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        chat_template=chat_template,
+        documents=documents,
+        max_chars=max_chars,
+        kwargs=kwargs,
+    ).render()
+
+
+def render_chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool | str = False,
+    chat_template: str | None = None,
+    documents: list[dict[str, Any]] | None = None,
+    max_chars: int = MAX_RENDERED_CHARS,
+    **kwargs: Any,
+) -> list[int]:
+    """Token ids of a chat, as the model's template lays it out.
+
+    Control tokens in anything of the client's (content, names, tool results, tools, kwargs) are
+    encoded as ordinary characters. Where there are none, the ids are those of the rendered text.
+
+    Args:
+        tokenizer: brings the template and the control tokens.
+        messages: objects with `role` and, mostly, `content`: a string or a list of parts.
+        tools, documents: JSON values that the template may write.
+        add_generation_prompt: end with the header of an assistant's message.
+        continue_final_message: end inside the last message, so that the model goes on with it; a
+            string names another field than `content` to continue.
+        chat_template: the name of one of the folder's templates, or a Jinja source.
+        max_chars: the most characters the template may write.
+        kwargs: further variables for the template.
+
+    Raises:
+        InvalidRequest: messages that aren't such, a template that refuses (with its message), no
+            template at all.
+    """
+    chat = _chat(
+        tokenizer,
+        messages,
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        chat_template=chat_template,
+        documents=documents,
+        max_chars=max_chars,
+        kwargs=kwargs,
+    )
+    control = _control_tokens(tokenizer)
+    inputs = [chat.messages, chat.inputs]
+    if not control.may_begin_in(inputs):
+        return tokenizer.encode(chat.render(), add_special_tokens=False)
+    return _encode_guarded(tokenizer, control, chat, Mask(control, inputs))
+
+
+def _chat(
+    tokenizer: Tokenizer,
+    messages: Sequence[dict[str, Any]],
+    *,
+    tools: list[dict[str, Any]] | None,
+    add_generation_prompt: bool,
+    continue_final_message: bool | str,
+    chat_template: str | None,
+    documents: list[dict[str, Any]] | None,
+    max_chars: int,
+    kwargs: dict[str, Any],
+) -> _Chat:
+    """Check the arguments and bring them into the form the template sees."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other.",
+            param="continue_final_message",
+        )
+    template = compile_template(_template_source(tokenizer, chat_template, tools is not None))
+    inputs: dict[str, Any] = plain_value(kwargs, "chat_template_kwargs")
+    inputs |= {
+        "tools": plain_value(tools, "tools"),
+        "documents": plain_value(documents, "documents"),
+        "add_generation_prompt": add_generation_prompt,
+    }
+    continued = continue_final_message if isinstance(continue_final_message, str) else "content"
+    return _Chat(
+        template=template,
+        messages=prepare_messages(messages, template),
+        inputs=inputs,
+        named_tokens=tokenizer.settings.named_tokens,
+        continued=continued if continue_final_message else "",
+        max_chars=max_chars,
+    )
+
+
+def _template_source(tokenizer: Tokenizer, chosen: str | None, with_tools: bool) -> str:
+    """The Jinja source to use."""
+    templates = tokenizer.settings.chat_templates
+    if chosen is not None:
+        return templates.get(chosen, chosen)
+    if with_tools and "tool_use" in templates:
+        return templates["tool_use"]
+    if "default" in templates:
+        return templates["default"]
+    names = f" It has: {', '.join(sorted(templates))}." if templates else ""
+    raise InvalidRequest(f"The model has no chat template.{names}", param="messages")
+
+
+def _control_tokens(tokenizer: Tokenizer) -> ControlTokens:
+    """The tokenizer's control tokens, compiled once."""
+    compiled: ControlTokens | None = tokenizer.__dict__.get("_compiled_control_tokens")
+    if compiled is None:
+        compiled = ControlTokens(tokenizer.special_tokens, tokenizer.control_tokens)
+        tokenizer.__dict__["_compiled_control_tokens"] = compiled
+    return compiled
+
+
+def _encode_guarded(
+    tokenizer: Tokenizer, control: ControlTokens, chat: _Chat, mask: Mask
+) -> list[int]:
+    """Ids of a chat in which the client's strings may hold control tokens, or parts of them."""
+    whole = chat.masked(mask.tokens)
+    text = mask.unescape(whole.render())
+    full = mask.unescape(chat.masked(mask.initials).render())
+    if control.find(text) != control.find(full):
+        # Parts of a token in two strings joined up. Only now is every initial masked for good: it
+        # changes what the template's own tests (`'<b>' in content`) see.
+        text = full
+    elif whole == chat:
+        return tokenizer.encode(text, add_special_tokens=False)
+    return _encode_segments(tokenizer, control, mask, text)
+
+
+def _encode_segments(
+    tokenizer: Tokenizer, control: ControlTokens, mask: Mask, text: str
+) -> list[int]:
+    """Ids of masked text: control tokens by id, what lies between them as plain characters."""
+    ids: list[int] = []
+    position = 0
+    for found in control.pattern.finditer(text):
+        token = tokenizer.added_token(found[0])
+        before = text[position : found.start()]
+        ids += _plain(tokenizer, mask, before.rstrip() if token.lstrip else before, position > 0)
+        ids.append(token.id)
+        position = found.end()
+        if token.rstrip:
+            position += len(text[position:]) - len(text[position:].lstrip())
+    return ids + _plain(tokenizer, mask, text[position:], position > 0)
+
+
+def _plain(tokenizer: Tokenizer, mask: Mask, text: str, inside: bool) -> list[int]:
+    return tokenizer.encode_plain(mask.restore(text), inside=inside) if text else []

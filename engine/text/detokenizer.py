@@ -1,0 +1,84 @@
+"""`IncrementalDetokenizer`: a stream of token ids to a stream of whole characters."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from engine.text.tokenizer import Tokenizer
+from engine.text.window import WindowDecoder
+
+#: Prompt tokens that are looked at: enough to tell whether a text has begun and to finish a
+#: character whose first bytes the prompt holds.
+CONTEXT_TOKENS = 16
+
+
+class IncrementalDetokenizer:
+    """Text of one output, as its tokens come. Each token costs O(1).
+
+    All that `push` returned, and then `flush`, is what decoding the output in one go after its
+    prompt gives. Bytes that can't become a character any more come out as U+FFFD at once.
+
+    Args:
+        tokenizer: the model's.
+        prompt_token_ids: what stands before the output. A leading space of the output is only
+            dropped where the text really begins with it.
+        skip_special_tokens: leave special tokens out of the text.
+        spaces_between_special_tokens: for tokenizers that join tokens with spaces: also between
+            two added tokens that follow each other. Others write none anyway.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int],
+        *,
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at_start = True
+        self._window: WindowDecoder | None = None
+        if tokenizer.byte_rules is None:
+            self._window = WindowDecoder(
+                tokenizer,
+                prompt_token_ids,
+                skip_special_tokens=skip_special_tokens,
+                spaces_between=skip_special_tokens or spaces_between_special_tokens,
+            )
+        else:
+            self._prime(prompt_token_ids)
+
+    def _prime(self, prompt: Sequence[int]) -> None:
+        """Read the prompt's end, so that the output goes on where the prompt stops."""
+        tail: list[int] = []
+        for token in reversed(prompt):
+            if token not in self._skipped:
+                tail.append(token)
+            if len(tail) == CONTEXT_TOKENS:
+                break
+        tail.reverse()
+        data = self._tokenizer.join_bytes(tail, at_start=False)
+        self._at_start = not data
+        self._utf8.decode(data)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these tokens complete; "" while a character is unfinished."""
+        if self._window is not None:
+            return self._window.push(ids)
+        kept = [token for token in ids if token not in self._skipped] if self._skipped else ids
+        if self._at_start:
+            data = self._tokenizer.join_bytes(kept, at_start=True)
+            # The first piece may vanish whole, but then the text has begun all the same.
+            self._at_start = not any(map(self._tokenizer.token_bytes, kept))
+        else:
+            data = b"".join(map(self._tokenizer.token_bytes, kept))
+        return self._utf8.decode(data)
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for an unfinished character, else ""."""
+        if self._window is not None:
+            return self._window.flush()
+        return self._utf8.decode(b"", final=True)

@@ -1,0 +1,228 @@
+"""Chat templates as Jinja in a sandbox, with the helpers that model folders count on.
+
+The environment is the one that the `transformers` library renders with, and bounded besides: in the
+size of a template, of what it writes and of what it multiplies. Time is bounded by the caller.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from engine.errors import InvalidRequest
+
+MAX_TEMPLATE_CHARS = 512 * 1024
+MAX_RENDERED_CHARS = 16 * 1024 * 1024
+CACHED_TEMPLATES = 64
+_TYPE_TESTS = frozenset(("string", "iterable", "sequence", "mapping"))
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}`, which marks the assistant's part for training: here its body, no more."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        call = self.call_method("_body")
+        return nodes.CallBlock(call, [], [], body).set_lineno(line)
+
+    def _body(self, caller: Macro) -> str:
+        return caller()
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, which also refuses to multiply something into gigabytes."""
+
+    intercepted_binops = frozenset(("*", "**"))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            for text, count in ((left, right), (right, left)):
+                if isinstance(text, str | list | tuple) and isinstance(count, int):
+                    _refuse(len(text) * count > MAX_RENDERED_CHARS)
+        elif isinstance(left, int) and isinstance(right, int):
+            _refuse(left.bit_length() * right > 4096)
+        return super().call_binop(context, operator, left, right)
+
+
+def _refuse(too_large: bool) -> None:
+    if too_large:
+        raise jinja2.TemplateError("a product in the template is too large")
+
+
+class _Dict:
+    """`dict(...)` for templates, without the class and its attributes."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """`namespace(...)` that takes no names with a leading underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, args = args[0], args[1:]
+        values = dict(*args, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace can't hold {name!r}")
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Plain JSON: Jinja's own filter escapes HTML, which a model must not see."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise_exception(message: Any) -> NoReturn:
+    raise jinja2.TemplateError(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    del environment.globals["lipsum"]
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
+        "dict": _Dict(),
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+_ENVIRONMENT = _environment()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A compiled chat template.
+
+    Attributes:
+        source: its text.
+        iterates_content: it reads a message's content as a list of parts.
+        tests_content: it asks what type something has, so both strings and lists are welcome.
+    """
+
+    source: str
+    compiled: jinja2.Template
+    iterates_content: bool
+    tests_content: bool
+
+    def render(self, context: Mapping[str, Any], max_chars: int = MAX_RENDERED_CHARS) -> str:
+        """The text for `context`.
+
+        Raises:
+            InvalidRequest: the template refuses (with its own message), fails or writes more than
+                `max_chars` characters.
+        """
+        parts: list[str] = []
+        size = 0
+        try:
+            for part in self.compiled.generate(context):
+                parts.append(part)
+                size += len(part)
+                _check_size(size, max_chars)
+        except InvalidRequest:
+            raise
+        except jinja2.TemplateError as error:
+            raise InvalidRequest(str(error.message or error), param="messages") from error
+        except Exception as error:  # a template is a program: whatever it raises is the request's
+            raise InvalidRequest(
+                f"The chat template failed: {type(error).__name__}: {error}", param="messages"
+            ) from error
+        return "".join(parts)
+
+
+def _check_size(size: int, max_chars: int) -> None:
+    if size > max_chars:
+        raise InvalidRequest(
+            f"The chat template writes more than {max_chars} characters.", param="messages"
+        )
+
+
+@lru_cache(maxsize=CACHED_TEMPLATES)
+def compile_template(source: str) -> ChatTemplate:
+    """A template ready to render; the last `CACHED_TEMPLATES` are kept.
+
+    Raises:
+        InvalidRequest: too long, or no valid Jinja.
+    """
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise InvalidRequest(
+            f"The chat template has {len(source)} characters, at most {MAX_TEMPLATE_CHARS} may be.",
+            param="chat_template",
+        )
+    try:
+        tree = _ENVIRONMENT.parse(source)
+        compiled = _ENVIRONMENT.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise InvalidRequest(
+            f"The chat template is no valid Jinja: {error.message} (line {error.lineno}).",
+            param="chat_template",
+        ) from error
+    except (RecursionError, SyntaxError, MemoryError) as error:
+        raise InvalidRequest(
+            "The chat template is nested too deeply.", param="chat_template"
+        ) from error
+    return ChatTemplate(
+        source=source,
+        compiled=compiled,
+        iterates_content=any(map(_loops_over_content, tree.find_all(nodes.For))),
+        tests_content=any(test.name in _TYPE_TESTS for test in tree.find_all(nodes.Test)),
+    )
+
+
+def _loops_over_content(loop: nodes.For) -> bool:
+    """Whether a loop goes over `message.content`, `message['content']` or a variable `content`."""
+    target: nodes.Node | None = loop.iter
+    while isinstance(target, nodes.Filter):
+        target = target.node
+    if isinstance(target, nodes.Getattr):
+        return target.attr == "content"
+    if isinstance(target, nodes.Getitem):
+        return isinstance(target.arg, nodes.Const) and target.arg.value == "content"
+    return isinstance(target, nodes.Name) and target.name == "content"

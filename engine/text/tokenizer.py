@@ -1,0 +1,241 @@
+"""`Tokenizer`: text to token ids and back, from a model folder's files alone. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+import tokenizers
+
+from engine.errors import InvalidRequest
+from engine.text.backend import load_backend, plain_copy
+from engine.text.pieces import ByteRules, byte_rules
+from engine.text.tokenizer_settings import TokenizerSettings, read_settings
+from engine.text.unicode import without_surrogates
+
+
+def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> Tokenizer:
+    """The tokenizer of a model folder, from `tokenizer.json` and the small files beside it.
+
+    A folder's own Python code (`auto_map`) is never run here, whatever `trust_remote_code` says:
+    only `engine.text.convert`, for folders without `tokenizer.json`, can run it.
+
+    Raises:
+        ModelLoadError: naming the file that is missing or broken.
+    """
+    folder = Path(path)
+    settings = read_settings(folder)
+    return Tokenizer(load_backend(folder, settings), settings)
+
+
+class AddedEntry(NamedTuple):
+    """An added token: its id, and whether it swallows the spaces to its left and to its right."""
+
+    id: int
+    lstrip: bool
+    rstrip: bool
+
+
+class Tokenizer:
+    """A model's tokenizer. Safe to share between threads.
+
+    Attributes:
+        settings: what the files beside `tokenizer.json` say.
+        special_token_ids: ids that `skip_special_tokens` leaves out.
+        special_tokens: their texts.
+        control_tokens: special tokens, and added ones that the chat template writes (such as
+            `<tool_call>`): in a user's text they are ordinary characters.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, settings: TokenizerSettings) -> None:
+        self.settings = settings
+        self._backend = backend
+        self._lock = threading.Lock()
+        self._plain: dict[bool, tokenizers.Tokenizer] = {}
+        self._bytes: dict[int, bytes] = {}
+        added = backend.get_added_tokens_decoder()
+        self._added: dict[int, str] = {i: token.content for i, token in added.items()}
+        self._by_text = {
+            token.content: AddedEntry(i, token.lstrip, token.rstrip) for i, token in added.items()
+        }
+        self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_tokens = frozenset(self._added[i] for i in self.special_token_ids)
+        self.control_tokens = self.special_tokens | self._template_tokens()
+
+    def _template_tokens(self) -> frozenset[str]:
+        """Added tokens, not special, that look like markup and occur in a chat template."""
+        source = "\0".join(self.settings.chat_templates.values())
+        return frozenset(
+            text
+            for text in self._added.values()
+            if len(text) > 1 and not text[0].isalnum() and not text.isspace() and text in source
+        )
+
+    # --- text to ids ---------------------------------------------------------------------------
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Token ids of `text`.
+
+        Args:
+            text: lone surrogates are read as U+FFFD.
+            add_special_tokens: add what the model expects around a text (BOS, mostly).
+            parse_special: read control tokens written in the text as such; False: as characters.
+
+        Raises:
+            InvalidRequest: `text` is no string.
+        """
+        if not isinstance(text, str):
+            raise InvalidRequest(
+                f"text must be a string, got {type(text).__name__}.", param="prompt"
+            )
+        text = without_surrogates(text)
+        if parse_special:
+            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self.encode_plain(text)
+        return self._wrap(ids) if add_special_tokens else ids
+
+    def encode_plain(self, text: str, *, inside: bool = False) -> list[int]:
+        """Token ids of `text` with every control token read as ordinary characters.
+
+        `inside`: the text goes on after something else, so it gets no start-of-text prefix space.
+        """
+        encoding = self._plain_backend(inside).encode(text, add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        forged = next((k for k, token in enumerate(ids) if token in self._never_plain), None)
+        if forged is None:
+            return ids
+        # The model's own vocabulary reaches a special token from characters: break it up.
+        start, end = encoding.offsets[forged]
+        if end - start < 2:
+            raise InvalidRequest(
+                f"The text holds {text[start:end]!r}, which this model can't read as text.",
+                param="prompt",
+            )
+        head, tail = text[: start + 1], text[start + 1 :]
+        return self.encode_plain(head, inside=inside) + self.encode_plain(tail, inside=True)
+
+    def _plain_backend(self, inside: bool) -> tokenizers.Tokenizer:
+        """The copy that knows no control tokens, made at its first use."""
+        with self._lock:
+            if inside not in self._plain:
+                copy = plain_copy(self._backend, self.control_tokens, inside=inside)
+                self._plain[inside] = copy
+            return self._plain[inside]
+
+    @cached_property
+    def _never_plain(self) -> frozenset[int]:
+        """Ids that plain text must not yield: special ones except the unknown token."""
+        unknown = self._token_id(self.settings.named_tokens.get("unk_token"))
+        return self.special_token_ids - {unknown}
+
+    def _wrap(self, ids: list[int]) -> list[int]:
+        """`ids` between the special tokens that the model expects around a text."""
+        probe = self._backend.encode("a", add_special_tokens=True)
+        mask = probe.special_tokens_mask
+        first = mask.index(0) if 0 in mask else len(mask)
+        last = len(mask) - mask[::-1].index(0) if 0 in mask else len(mask)
+        return probe.ids[:first] + ids + probe.ids[last:]
+
+    # --- ids to text ---------------------------------------------------------------------------
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
+        """The text of `ids`; bytes that are no UTF-8 become U+FFFD, unknown ids nothing.
+
+        Raises:
+            InvalidRequest: an id is negative or no integer.
+        """
+        kept = self._checked(ids)
+        rules = self.byte_rules
+        if rules is None:
+            return self._backend.decode(kept, skip_special_tokens=skip_special_tokens)
+        if skip_special_tokens:
+            kept = [token for token in kept if token not in self.special_token_ids]
+        return self.join_bytes(kept, at_start=True).decode("utf-8", "replace")
+
+    def join_bytes(self, ids: Sequence[int], *, at_start: bool) -> bytes:
+        """The bytes of `ids` one after the other; only for tokenizers with `byte_rules`."""
+        if not at_start or self.byte_rules is None or not self.byte_rules.strip_first:
+            return b"".join(map(self.token_bytes, ids))
+        for k, token in enumerate(ids):
+            piece = self.id_to_piece(token)
+            if piece:
+                head = self.byte_rules.first_bytes(piece)
+                return head + b"".join(map(self.token_bytes, ids[k + 1 :]))
+        return b""
+
+    def decode_window(self, ids: list[int], skip_special_tokens: bool) -> str:
+        """The library's own decoding, for tokenizers without `byte_rules`."""
+        return self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token adds to a text that has begun; b"" for an id without a token."""
+        data = self._bytes.get(token_id)
+        if data is None:
+            rules = self.byte_rules or ByteRules()
+            data = self._bytes[token_id] = rules.to_bytes(self.id_to_piece(token_id))
+        return data
+
+    def token_text(self, token_id: int) -> str:
+        """A token alone as text, for showing: half characters become U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def id_to_piece(self, token_id: int) -> str:
+        """The vocabulary's own spelling (such as `Ġhello`); "" for an id without a token."""
+        return self._backend.id_to_token(token_id) or ""
+
+    def piece_to_id(self, piece: str) -> int | None:
+        """The id of a vocabulary entry, or None."""
+        return self._backend.token_to_id(piece)
+
+    @cached_property
+    def byte_rules(self) -> ByteRules | None:
+        """How pieces become bytes, or None where only whole windows can be decoded."""
+        return byte_rules(json.loads(self._backend.to_str())["decoder"])
+
+    @staticmethod
+    def _checked(ids: Iterable[int]) -> list[int]:
+        kept = list(ids)
+        for token in kept:
+            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < 2**32:
+                raise InvalidRequest(f"{token!r} is no token id.", param="tokens")
+        return kept
+
+    # --- what the files say --------------------------------------------------------------------
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest token id."""
+        return max(self._backend.get_vocab().values(), default=-1) + 1
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """Id of the end-of-sequence token, if the files name one."""
+        return self._token_id(self.settings.named_tokens.get("eos_token"))
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """Id of the beginning-of-sequence token, if the files name one."""
+        return self._token_id(self.settings.named_tokens.get("bos_token"))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The ordinary chat template's Jinja source, if the folder has one."""
+        return self.settings.chat_templates.get("default")
+
+    @property
+    def added_tokens(self) -> dict[int, str]:
+        """Tokens beside the model's own vocabulary, special or not, by id."""
+        return self._added
+
+    def added_token(self, text: str) -> AddedEntry:
+        """The added token with this text. Raises KeyError where there's none."""
+        return self._by_text[text]
+
+    def _token_id(self, text: str | None) -> int | None:
+        return None if text is None else self._backend.token_to_id(text)

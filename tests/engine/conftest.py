@@ -1,0 +1,36 @@
+"""Tiny models, made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.engine.models import Oracle, make_model
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """family -> folder of its random checkpoint."""
+    made: dict[str, Path] = {}
+
+    def get(family: str) -> Path:
+        if family not in made:
+            made[family] = make_model(family, tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def oracle(model_folder: Callable[[str], Path]) -> Callable[[str], Oracle]:
+    """family -> `transformers` on the same weights."""
+    made: dict[str, Oracle] = {}
+
+    def get(family: str) -> Oracle:
+        if family not in made:
+            made[family] = Oracle(model_folder(family))
+        return made[family]
+
+    return get

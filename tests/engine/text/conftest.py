@@ -1,0 +1,60 @@
+"""One tokenizer of each kind, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.text.tokenizer import Tokenizer, load_tokenizer
+from tests.engine.text import folders
+
+KINDS: dict[str, tuple[Callable[[], object], dict[str, str]]] = {
+    "byte_level": (folders.byte_level, folders.CHATML_CONFIG),
+    "byte_level_prefix": (
+        lambda: folders.byte_level(prefix_space=True),
+        folders.CHATML_CONFIG,
+    ),
+    "llama3": (folders.llama3, folders.CHATML_CONFIG),
+    "sentencepiece_first": (folders.sentencepiece_bpe, folders.SENTENCEPIECE_CONFIG),
+    "sentencepiece_legacy": (
+        lambda: folders.sentencepiece_bpe(scheme="legacy"),
+        folders.SENTENCEPIECE_CONFIG,
+    ),
+    "sentencepiece_never": (
+        lambda: folders.sentencepiece_bpe(scheme="never", strip=False),
+        folders.SENTENCEPIECE_CONFIG,
+    ),
+    "unigram": (folders.metaspace_unigram, folders.SENTENCEPIECE_CONFIG),
+    "word_piece": (folders.word_piece, {"unk_token": "[UNK]", "eos_token": "[SEP]"}),
+}
+BYTE_KINDS = [kind for kind in KINDS if kind != "word_piece"]
+
+
+@pytest.fixture(scope="session")
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a kind of tokenizer."""
+    root = tmp_path_factory.mktemp("tokenizers")
+
+    def get(kind: str) -> Path:
+        folder = root / kind
+        if not folder.exists():
+            make, config = KINDS[kind]
+            folders.save(folder, make(), config)  # type: ignore[arg-type]
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def tokenizer_of(folder_of: Callable[[str], Path]) -> Callable[[str], Tokenizer]:
+    """A loaded tokenizer of a kind."""
+    loaded: dict[str, Tokenizer] = {}
+
+    def get(kind: str) -> Tokenizer:
+        if kind not in loaded:
+            loaded[kind] = load_tokenizer(str(folder_of(kind)))
+        return loaded[kind]
+
+    return get

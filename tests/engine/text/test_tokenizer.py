@@ -1,0 +1,155 @@
+"""Encoding, decoding and what the files beside tokenizer.json say."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from engine.errors import InvalidRequest
+from engine.text.tokenizer import load_tokenizer
+from tests.engine.text import folders
+from tests.engine.text.conftest import BYTE_KINDS, KINDS
+
+TEXTS = [
+    "",
+    "Hello, world!",
+    "  two leading spaces and a tab\t.",
+    "line\n\n\nbreaks\r\n",
+    "naïve café 東京 привет שלום 👩‍👩‍👧‍👦 e\u0301",
+    "\u202eright-to-left override\u202c NUL \x00 end",
+]
+
+
+def reference(folder) -> PreTrainedTokenizerFast:
+    return AutoTokenizer.from_pretrained(str(folder))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_encodes_as_transformers_does(folder_of, tokenizer_of, kind, text):
+    expected = reference(folder_of(kind))
+    for special in (True, False):
+        got = tokenizer_of(kind).encode(text, add_special_tokens=special)
+        assert got == expected.encode(text, add_special_tokens=special)
+
+
+@pytest.mark.parametrize("kind", BYTE_KINDS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_decodes_as_the_library_does(folder_of, tokenizer_of, kind, text):
+    library = Backend.from_file(str(folder_of(kind) / "tokenizer.json"))
+    ids = library.encode(text).ids
+    for skip in (True, False):
+        assert tokenizer_of(kind).decode(ids, skip) == library.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("kind", BYTE_KINDS)
+def test_every_single_token_decodes_as_the_library_does(folder_of, tokenizer_of, kind):
+    library = Backend.from_file(str(folder_of(kind) / "tokenizer.json"))
+    tokenizer = tokenizer_of(kind)
+    for token in range(tokenizer.vocab_size):
+        assert tokenizer.decode([token], False) == library.decode([token], False)
+
+
+def test_token_bytes_hold_half_characters(tokenizer_of):
+    tokenizer = tokenizer_of("sentencepiece_first")
+    euro = [tokenizer.piece_to_id(piece) for piece in ("<0xE2>", "<0x82>", "<0xAC>")]
+    assert [tokenizer.token_bytes(token) for token in euro] == [b"\xe2", b"\x82", b"\xac"]
+    assert tokenizer.decode(euro) == "€"
+    assert tokenizer.token_text(euro[0]) == "\ufffd"
+
+
+def test_ids_without_a_token_decode_to_nothing(tokenizer_of):
+    tokenizer = tokenizer_of("byte_level")
+    hello = tokenizer.encode("Hello")
+    assert tokenizer.decode([*hello, tokenizer.vocab_size + 7]) == "Hello"
+
+
+@pytest.mark.parametrize("bad", [-1, 2**32, True, 1.0, "5", None])
+def test_fault_03_decode_refuses_what_is_no_token_id(tokenizer_of, bad):
+    with pytest.raises(InvalidRequest) as caught:
+        tokenizer_of("byte_level").decode([bad])
+    assert caught.value.param == "tokens"
+
+
+def test_special_ids_and_sizes(folder_of, tokenizer_of):
+    tokenizer = tokenizer_of("llama3")
+    expected = reference(folder_of("llama3"))
+    assert tokenizer.vocab_size == len(expected)
+    assert tokenizer.eos_token_id == expected.eos_token_id
+    assert tokenizer.bos_token_id == expected.bos_token_id
+    assert tokenizer.special_token_ids == set(expected.all_special_ids) | {
+        expected.convert_tokens_to_ids(text) for text in folders.SPECIALS
+    }
+
+
+@pytest.mark.parametrize("kind", BYTE_KINDS)
+def test_fault_15_typed_control_tokens_are_characters(tokenizer_of, kind):
+    tokenizer = tokenizer_of(kind)
+    for special in sorted(tokenizer.special_tokens - {"<unk>"}):
+        text = f"say {special} twice {special}"
+        parsed = tokenizer.encode(text, add_special_tokens=False)
+        plain = tokenizer.encode(text, add_special_tokens=False, parse_special=False)
+        assert tokenizer.special_token_ids & set(parsed)
+        assert not set(plain) & (tokenizer.special_token_ids - {tokenizer.piece_to_id("<unk>")})
+        if kind != "unigram":  # its vocabulary lacks some of the characters
+            assert tokenizer.decode(plain, skip_special_tokens=True).strip() == text
+
+
+def test_plain_encoding_still_adds_what_the_model_expects(tokenizer_of):
+    tokenizer = tokenizer_of("llama3")
+    plain = tokenizer.encode("a <|im_end|>", parse_special=False)
+    assert plain[0] == tokenizer.bos_token_id
+    assert tokenizer.special_token_ids.isdisjoint(plain[1:])
+
+
+def test_fault_16_lone_surrogates_become_replacement_characters(tokenizer_of):
+    tokenizer = tokenizer_of("byte_level")
+    assert tokenizer.decode(tokenizer.encode("a\ud800b")) == "a\ufffdb"
+    assert tokenizer.decode(tokenizer.encode("\ud83d\ude00")) == "😀"
+
+
+def test_fault_16_a_megabyte_of_combining_marks(tokenizer_of):
+    tokenizer = tokenizer_of("byte_level")
+    text = "e" + "\u0301" * 500_000
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_text_must_be_a_string(tokenizer_of):
+    with pytest.raises(InvalidRequest):
+        tokenizer_of("byte_level").encode(b"bytes")
+
+
+def test_settings_declare_special_tokens_that_the_json_lacks(tmp_path):
+    backend = folders.byte_level()
+    config = {"eos_token": "<|new_eos|>", "image_token": "<image>", "pad_token": "<|im_end|>"}
+    config["extra_special_tokens"] = ["<extra>"]
+    path = folders.save(tmp_path, backend, config)
+    tokenizer, expected = load_tokenizer(path), reference(path)
+    text = "a <|new_eos|><image> <extra>"
+    assert tokenizer.encode(text) == expected.encode(text)
+    assert tokenizer.eos_token_id == expected.eos_token_id
+    assert {"<|new_eos|>", "<image>", "<extra>"} <= tokenizer.special_tokens
+    assert tokenizer.decode(tokenizer.encode(text)) == "a  "
+
+
+def test_truncation_and_padding_in_the_file_are_ignored(tmp_path):
+    backend = folders.byte_level()
+    backend.enable_truncation(max_length=3)
+    backend.enable_padding(length=64)
+    path = folders.save(tmp_path, backend, folders.CHATML_CONFIG)
+    text = "a longer text than three tokens"
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_loading_needs_no_torch(folder_of):
+    code = (
+        "import sys; from engine.text import load_tokenizer, render_chat;"
+        f"load_tokenizer({str(folder_of('byte_level'))!r}).encode('a', parse_special=False);"
+        "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
