@@ -1,0 +1,214 @@
+"""The scheduler: one token budget a step, dealt to running sequences first, then to waiting ones.
+
+There is no prefill phase and no decode phase (after vLLM's V1 scheduler): a sequence has
+`num_computed_tokens` and `num_tokens`, and every step deals out a budget so that the first catches
+up with the second. Chunked prefill, mixed batches, prefix hits, resumption: all that one rule.
+"""
+
+from __future__ import annotations
+
+import time
+
+from engine.config import EngineConfig
+from engine.kv_cache import KVCacheManager
+from engine.scheduler.plan import NewSequence, StepPlan
+from engine.scheduler.queue import make_queue
+from engine.scheduler.sequence import Sequence, Status
+
+
+class Scheduler:
+    """Owns the waiting queue, the running list and the KV cache manager."""
+
+    def __init__(self, config: EngineConfig, num_blocks: int, token_budget: int) -> None:
+        """`token_budget` is the resolved max_num_batched_tokens, `num_blocks` the pool's size."""
+        self.config = config
+        self.token_budget = token_budget
+        self.max_num_seqs = config.max_num_seqs
+        self.chunk_limit = config.long_prefill_token_threshold or token_budget
+        self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        self.waiting = make_queue(config.scheduling_policy)
+        self.running: list[Sequence] = []
+        self.num_preemptions = 0
+        self._removed: list[int] = []
+        self._num_steps = 0
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the whole pool holds: the longest sequence that can ever run."""
+        return self.kv.pool.num_blocks * self.kv.block_size
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self.running or len(self.waiting) or self._removed)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        self.waiting.push(sequence)
+
+    def schedule(self) -> tuple[StepPlan, list[Sequence]]:
+        """Deal one step's budget.
+
+        Returns the plan and its sequences in the plan's order. Their computed counts already
+        include the step's tokens.
+        """
+        self._num_steps += 1
+        plan, scheduled = StepPlan(self._num_steps), []
+        head = self.waiting.peek()
+        if head is None or not head.isolated or not self._admit(plan, scheduled, self.token_budget):
+            budget = self._schedule_running(plan, scheduled)
+            if budget is not None:
+                self._admit_waiting(plan, scheduled, budget)
+        plan.removed, self._removed = self._removed, []
+        return plan, scheduled
+
+    def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
+        """Take a sequence out wherever it stands and free its blocks at once."""
+        if sequence.finished:
+            return
+        was_running = sequence.status is Status.RUNNING
+        sequence.status = Status.FINISHED
+        sequence.finish_reason = reason
+        sequence.stop_reason = stop_reason
+        if was_running:
+            self.running.remove(sequence)
+            self._removed.append(sequence.seq_id)
+        else:
+            self.waiting.discard(sequence)
+        self.kv.free(sequence)
+
+    def undo(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
+        """Take back a step that failed: nothing that it computed counts or stays cached.
+
+        All of its sequences go back to the queue and will each run in a step of their own, so that
+        the one to blame fails alone.
+        """
+        counts = zip(scheduled, plan.num_scheduled, strict=True)
+        for sequence, count in reversed(list(counts)):
+            if sequence.status is Status.RUNNING:
+                self.kv.forget(sequence, sequence.num_computed_tokens - count)
+                sequence.isolated = True
+                self._preempt(sequence)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless the pool's books balance."""
+        self.kv.pool.check_integrity(sequence.blocks for sequence in self.running)
+
+    def _schedule_running(self, plan: StepPlan, scheduled: list[Sequence]) -> int | None:
+        """Running sequences in order; returns what is left of the budget, None after a preemption.
+
+        After a preemption nothing new is admitted in the same step: it would take the blocks that
+        were just freed for those who have waited longer.
+        """
+        if self.config.scheduling_policy == "priority":
+            # So that the one to preempt is always the last, here as with FCFS.
+            self.running.sort(key=lambda sequence: (sequence.request.priority, sequence.seq_id))
+        budget, before = self.token_budget, self.num_preemptions
+        index = 0
+        while index < len(self.running) and budget > 0:
+            sequence = self.running[index]
+            count = min(
+                sequence.num_tokens - sequence.num_computed_tokens, budget, self.chunk_limit
+            )
+            target = sequence.num_computed_tokens + count
+            if not self._make_room(sequence, target):
+                break
+            fresh = self.kv.allocate(sequence, target, [])
+            if fresh:
+                plan.new_blocks.append((sequence.seq_id, [block.block_id for block in fresh]))
+            self._deal(plan, scheduled, sequence, count)
+            budget -= count
+            index += 1
+        return budget if self.num_preemptions == before else None
+
+    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Preempt from the end of the running list until the sequence fits; False if it went."""
+        while not self.kv.can_allocate(sequence, num_tokens, []):
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Free a running sequence's blocks and queue it again; its tokens are recomputed later."""
+        self.running.remove(sequence)
+        self.kv.free(sequence)
+        sequence.num_computed_tokens = 0
+        sequence.status = Status.PREEMPTED
+        sequence.flight.num_preemptions += 1
+        self.num_preemptions += 1
+        self._removed.append(sequence.seq_id)
+        self.waiting.push_back(sequence)
+
+    def _admit_waiting(self, plan: StepPlan, scheduled: list[Sequence], budget: int) -> None:
+        """Waiting sequences while budget, places and blocks last; never past one that can't go."""
+        while budget > 0 and len(self.running) < self.max_num_seqs:
+            head = self.waiting.peek()
+            if head is None or head.isolated:
+                return
+            count = self._admit(plan, scheduled, budget)
+            if not count:
+                return
+            budget -= count
+
+    def _admit(self, plan: StepPlan, scheduled: list[Sequence], budget: int) -> int:
+        """Start the next waiting sequence; returns the tokens dealt to it, 0 if it can't start."""
+        sequence = self.waiting.peek()
+        if sequence is None:
+            return 0
+        prefix = self.kv.find_cached_prefix(sequence)
+        computed = len(prefix) * self.kv.block_size
+        wanted = sequence.num_tokens - computed
+        count = min(wanted, budget, self.chunk_limit)
+        if count < wanted and not self.config.enable_chunked_prefill:
+            return 0
+        if not self.kv.can_allocate(sequence, computed + count, prefix):
+            return 0
+        self.waiting.pop()
+        self.kv.allocate(sequence, computed + count, prefix)
+        self._note_start(sequence, computed)
+        self.running.append(sequence)
+        plan.new.append(_describe(sequence))
+        self._deal(plan, scheduled, sequence, count)
+        return count
+
+    def _note_start(self, sequence: Sequence, computed: int) -> None:
+        """Record a (re)start: status, prefix hit, times."""
+        if sequence.status is Status.WAITING:
+            sequence.first_scheduled_at = time.time()
+            sequence.num_cached_tokens = min(computed, sequence.num_prompt_tokens)
+            sequence.flight.num_cached_tokens = sequence.num_cached_tokens
+            self.kv.num_query_tokens += sequence.num_tokens
+            self.kv.num_hit_tokens += computed
+        sequence.status = Status.RUNNING
+        sequence.num_computed_tokens = computed
+
+    def _deal(
+        self, plan: StepPlan, scheduled: list[Sequence], sequence: Sequence, count: int
+    ) -> None:
+        """Put `count` tokens of a sequence into the step."""
+        plan.seq_ids.append(sequence.seq_id)
+        plan.num_scheduled.append(count)
+        scheduled.append(sequence)
+        sequence.num_computed_tokens += count
+        sequence.flight.num_steps += 1
+        if sequence.num_output_tokens == 0:
+            sequence.flight.prefill_chunks += 1
+
+
+def _describe(sequence: Sequence) -> NewSequence:
+    """A sequence whole, for a worker that doesn't hold it."""
+    message = sequence.request.message
+    delivered = sequence.prompt_logprobs
+    return NewSequence(
+        seq_id=sequence.seq_id,
+        token_ids=list(sequence.token_ids),
+        num_prompt_tokens=sequence.num_prompt_tokens,
+        num_computed_tokens=sequence.num_computed_tokens,
+        block_ids=[block.block_id for block in sequence.blocks],
+        sampling=message.sampling,
+        seed=sequence.seed,
+        prompt_logprobs_from=-1 if delivered is None else len(delivered),
+        adapter=message.adapter,
+    )

@@ -1,0 +1,112 @@
+"""A request inside the engine, and its sequences: one for each output that it generates."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.kv_cache.block import Block
+from engine.protocol import EngineRequest, FlightRecord, TokenLogprobs
+
+
+class Status(enum.Enum):
+    """Where a sequence stands."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens of one output of one request, and how far their KV is computed.
+
+    There is no prefill or decode state: each step moves `num_computed_tokens` towards `num_tokens`,
+    and when they meet the next token is sampled.
+    """
+
+    #: Unique in this engine, in order of arrival.
+    seq_id: int
+    request: Request
+    #: Which of the request's outputs.
+    index: int
+    #: Prompt, then output; grows by sampling.
+    token_ids: list[int]
+    num_prompt_tokens: int
+    #: Most output tokens: from max_tokens, the context and the pool.
+    max_output_tokens: int
+    #: Seed of this output, resolved.
+    seed: int
+    #: Namespace and adapter, for the first block's hash.
+    extra_key: bytes = b""
+    status: Status = Status.WAITING
+    #: Tokens whose KV is in the cache after the step being run.
+    num_computed_tokens: int = 0
+    #: The block table.
+    blocks: list[Block] = field(default_factory=list)
+    #: Hashes of the full blocks; survive preemption, as the tokens do.
+    block_hashes: list[bytes] = field(default_factory=list)
+    #: How many of `blocks`, from the first, have been offered to the cache.
+    num_cached_blocks: int = 0
+    #: Prompt tokens that a prefix hit saved, when first scheduled.
+    num_cached_tokens: int = 0
+    #: Output tokens that the client had before this replica took over; they aren't sent again.
+    num_resumed_tokens: int = 0
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    flight: FlightRecord = field(default_factory=FlightRecord)
+    first_scheduled_at: float = 0.0
+    first_token_at: float = 0.0
+    #: Must run in a step of its own, to find out which sequence of a failed step is to blame.
+    isolated: bool = False
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known so far, prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether every prompt position's logits are needed and not all delivered yet."""
+        return self.prompt_logprobs is not None and len(self.prompt_logprobs) < (
+            self.num_prompt_tokens
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has left the engine."""
+        return self.status is Status.FINISHED
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request and its sequences."""
+
+    message: EngineRequest
+    sequences: list[Sequence] = field(default_factory=list)
+    arrived_at: float = 0.0
+    #: Called when the last sequence has left; the service acknowledges the inbox entry then.
+    on_done: Callable[[], None] | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The id that outputs carry."""
+        return self.message.request_id
+
+    @property
+    def priority(self) -> int:
+        """Smaller runs earlier."""
+        return self.message.priority
+
+    @property
+    def finished(self) -> bool:
+        """Whether all sequences have left."""
+        return all(sequence.finished for sequence in self.sequences)

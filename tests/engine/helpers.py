@@ -1,0 +1,67 @@
+"""A scheduler without a model: tests play the model's part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.kv_cache.hashing import extra_key
+from engine.protocol import EngineRequest
+from engine.sampling_params import SamplingParams
+from engine.scheduler import Request, Scheduler, Sequence, Status, StepPlan
+
+
+class Driver:
+    """Drives a scheduler: adds prompts, runs steps, samples `next_token`."""
+
+    def __init__(self, num_blocks: int, token_budget: int = 1000, **settings: Any) -> None:
+        settings = {"block_size": 4, "max_num_seqs": 64, **settings}
+        self.config = EngineConfig(model="m", **settings)
+        self.scheduler = Scheduler(self.config, num_blocks, token_budget)
+        self.count = 0
+
+    def add(
+        self, prompt: list[int], *, priority: int = 0, namespace: str = "", max_tokens: int = 1000
+    ) -> Sequence:
+        """Queue a prompt."""
+        message = EngineRequest(
+            request_id=f"r{self.count}",
+            gateway_id="g",
+            prompt_token_ids=prompt,
+            sampling=SamplingParams(max_tokens=max_tokens),
+            priority=priority,
+        )
+        sequence = Sequence(
+            seq_id=self.count,
+            request=Request(message),
+            index=0,
+            token_ids=list(prompt),
+            num_prompt_tokens=len(prompt),
+            max_output_tokens=max_tokens,
+            seed=0,
+            extra_key=extra_key(namespace),
+        )
+        sequence.request.sequences.append(sequence)
+        self.count += 1
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self, next_token: int = 7) -> StepPlan:
+        """One step; sequences that caught up get `next_token`."""
+        plan, scheduled = self.scheduler.schedule()
+        for sequence in scheduled:
+            if (
+                sequence.status is Status.RUNNING
+                and sequence.num_computed_tokens == sequence.num_tokens
+            ):
+                sequence.token_ids.append(next_token)
+        self.scheduler.check_integrity()
+        return plan
+
+    def table(self, sequence: Sequence) -> list[int]:
+        """The sequence's block ids."""
+        return [block.block_id for block in sequence.blocks]
+
+    def free_ids(self) -> list[int]:
+        """Block ids in the free list, next to go first."""
+        return [block.block_id for block in self.scheduler.kv.pool.free_list]

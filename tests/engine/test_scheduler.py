@@ -1,0 +1,213 @@
+"""The scheduler: budget, chunks, order, preemption, abort."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.scheduler import Status
+from tests.engine.helpers import Driver
+
+
+def test_a_long_prompt_is_split_over_steps() -> None:
+    driver = Driver(num_blocks=100, token_budget=16)
+    sequence = driver.add(list(range(40)))
+    assert [driver.step().num_scheduled for _ in range(4)] == [[16], [16], [8], [1]]
+    assert sequence.num_output_tokens == 2
+    assert sequence.flight.prefill_chunks == 3
+
+
+def test_decodes_come_first_and_prompts_take_the_rest_of_the_budget() -> None:
+    driver = Driver(num_blocks=100, token_budget=16)
+    driver.add([1, 2, 3])
+    driver.step()
+    driver.add(list(range(50, 90)))
+    assert driver.step().num_scheduled == [1, 15]
+
+
+def test_without_chunked_prefill_a_prompt_waits_for_a_whole_budget() -> None:
+    driver = Driver(num_blocks=100, token_budget=16, enable_chunked_prefill=False)
+    driver.add(list(range(10)))
+    driver.add(list(range(100, 110)))
+    assert driver.step().num_scheduled == [10]
+    assert driver.step().num_scheduled == [1, 10]
+
+
+def test_long_prefill_token_threshold_leaves_room_for_others() -> None:
+    driver = Driver(num_blocks=100, token_budget=64, long_prefill_token_threshold=8)
+    driver.add(list(range(30)))
+    driver.add(list(range(100, 130)))
+    assert driver.step().num_scheduled == [8, 8]
+
+
+def test_no_more_sequences_than_max_num_seqs_run() -> None:
+    driver = Driver(num_blocks=100, max_num_seqs=2)
+    for start in (0, 10, 20):
+        driver.add([start, start + 1])
+    assert len(driver.step().seq_ids) == 2
+    assert len(driver.scheduler.waiting) == 1
+
+
+def test_priority_runs_first_and_fcfs_breaks_ties() -> None:
+    driver = Driver(num_blocks=100, max_num_seqs=1, scheduling_policy="priority")
+    driver.add([1], priority=5)
+    urgent = driver.add([2], priority=-1)
+    driver.add([3], priority=-1)
+    assert driver.step().seq_ids == [urgent.seq_id]
+
+
+def test_the_youngest_is_preempted_and_resumes_with_all_its_tokens() -> None:
+    driver = Driver(num_blocks=4, enable_prefix_caching=False)
+    old = driver.add([1, 2, 3, 4, 5, 6, 7])
+    young = driver.add([11, 12, 13, 14, 15, 16, 17])
+    driver.step()
+    driver.step()
+    # Both need a third block now; there is none, so the young one gives its two back.
+    plan = driver.step()
+    assert plan.seq_ids == [old.seq_id]
+    assert plan.removed == [young.seq_id]
+    assert young.status is Status.PREEMPTED
+    assert young.flight.num_preemptions == 1
+    assert young.num_output_tokens == 2
+    driver.scheduler.finish(old, "stop")
+    plan = driver.step()
+    assert plan.seq_ids == [young.seq_id]
+    assert plan.new[0].token_ids[:7] == [11, 12, 13, 14, 15, 16, 17]
+    assert plan.num_scheduled == [9]
+
+
+def test_the_lowest_priority_is_preempted() -> None:
+    driver = Driver(num_blocks=4, enable_prefix_caching=False, scheduling_policy="priority")
+    low = driver.add([1, 2, 3, 4, 5, 6, 7], priority=9)
+    high = driver.add([11, 12, 13, 14, 15, 16, 17], priority=0)
+    driver.step()
+    driver.step()
+    assert driver.step().removed == [low.seq_id]
+    assert high.status is Status.RUNNING
+
+
+def test_nothing_waiting_overtakes_a_preempted_sequence() -> None:
+    driver = Driver(num_blocks=4, enable_prefix_caching=False)
+    old = driver.add([1, 2, 3, 4, 5, 6, 7])
+    young = driver.add([11, 12, 13, 14, 15, 16, 17])
+    driver.step()
+    small = driver.add([21])
+    driver.step()
+    driver.step()
+    driver.scheduler.finish(old, "stop")
+    assert driver.step().seq_ids == [young.seq_id, small.seq_id]
+
+
+@pytest.mark.parametrize("when", ["waiting", "prefill", "decode", "preempted"])
+def test_an_abort_frees_everything_at_any_moment(when: str) -> None:
+    driver = Driver(num_blocks=5, token_budget=8, enable_prefix_caching=False)
+    sequence = driver.add(list(range(10)))
+    if when == "waiting":
+        driver.scheduler.finish(sequence, "abort")
+    elif when == "prefill":
+        driver.step()
+        driver.scheduler.finish(sequence, "abort")
+    elif when == "decode":
+        driver.step()
+        driver.step()
+        driver.scheduler.finish(sequence, "abort")
+    else:
+        driver.scheduler.finish(sequence, "abort")
+        old = driver.add(list(range(7)))
+        driver.step()
+        sequence = driver.add(list(range(20, 27)))
+        for _ in range(20):
+            driver.step()
+            if sequence.status is Status.PREEMPTED:
+                break
+        assert sequence.status is Status.PREEMPTED
+        driver.scheduler.finish(sequence, "abort")
+        driver.scheduler.finish(old, "abort")
+    driver.step()
+    assert driver.scheduler.kv.pool.num_free == 5
+    assert not driver.scheduler.has_work
+    driver.scheduler.check_integrity()
+
+
+def test_a_sequence_that_finishes_in_the_queue_is_skipped() -> None:
+    driver = Driver(num_blocks=50)
+    gone = driver.add([1])
+    kept = driver.add([2])
+    driver.scheduler.finish(gone, "abort")
+    assert len(driver.scheduler.waiting) == 1
+    assert driver.step().seq_ids == [kept.seq_id]
+
+
+def test_a_failed_step_leaves_nothing_cached_and_its_sequences_run_alone() -> None:
+    driver = Driver(num_blocks=50)
+    first, second = driver.add(list(range(9))), driver.add(list(range(20, 29)))
+    plan, scheduled = driver.scheduler.schedule()
+    driver.scheduler.undo(plan, scheduled)
+    assert driver.scheduler.kv.pool.num_cached == 0
+    assert driver.scheduler.kv.pool.num_free == 50
+    driver.scheduler.check_integrity()
+    plan, scheduled = driver.scheduler.schedule()
+    assert plan.seq_ids == [first.seq_id]
+    assert plan.removed == [second.seq_id, first.seq_id]
+    first.isolated = False
+    plan, scheduled = driver.scheduler.schedule()
+    assert plan.seq_ids == [second.seq_id]
+
+
+def test_a_hundred_thousand_queued_requests_are_not_walked() -> None:
+    driver = Driver(num_blocks=50, max_num_seqs=2, max_waiting=200_000)
+    sequences = [driver.add([i % 97, 1]) for i in range(100_000)]
+    queue = driver.scheduler.waiting
+    before = len(queue._queue)  # type: ignore[attr-defined]
+    for sequence in sequences[10:5000]:
+        driver.scheduler.finish(sequence, "abort")
+    # Finished in place: the queue's own list hasn't been searched or rebuilt.
+    assert len(queue._queue) == before  # type: ignore[attr-defined]
+    assert len(queue) == 100_000 - 4990
+    driver.step()
+    assert len(driver.scheduler.running) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    num_blocks=st.integers(4, 40),
+    budget=st.integers(1, 40),
+    policy=st.sampled_from(["fcfs", "priority"]),
+    caching=st.booleans(),
+)
+def test_any_mix_of_arrivals_aborts_and_preemptions_keeps_the_books_balanced(
+    seed: int, num_blocks: int, budget: int, policy: str, caching: bool
+) -> None:
+    rng = random.Random(seed)
+    driver = Driver(
+        num_blocks=num_blocks,
+        token_budget=budget,
+        max_num_seqs=rng.randint(1, 8),
+        scheduling_policy=policy,
+        enable_prefix_caching=caching,
+    )
+    live = []
+    capacity = num_blocks * 4
+    stems = [[rng.randint(0, 3) for _ in range(40)] for _ in range(2)]
+    for _ in range(60):
+        action = rng.random()
+        if action < 0.3:
+            prompt = rng.choice(stems)[: rng.randint(1, min(40, capacity - 1))]
+            live.append(driver.add(prompt, priority=rng.randint(0, 3)))
+        elif action < 0.4 and live:
+            driver.scheduler.finish(live.pop(rng.randrange(len(live))), "abort")
+        driver.step(next_token=rng.randint(0, 3))
+        for sequence in list(live):
+            if sequence.num_tokens >= capacity or rng.random() < 0.05:
+                driver.scheduler.finish(sequence, "stop")
+                live.remove(sequence)
+        driver.scheduler.check_integrity()
+    for sequence in live:
+        driver.scheduler.finish(sequence, "abort")
+    driver.step()
+    assert driver.scheduler.kv.pool.num_free == num_blocks
+    driver.scheduler.check_integrity()
