@@ -79,7 +79,9 @@ class EngineConfig:
     device: str = _option("auto", "where the model runs", choices=DEVICES)
     num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
     cpu_kernels: bool = _option(True, "use the compiled CPU kernels; off: plain torch")
-    rope_scaling: dict[str, Any] | None = _option(None, "JSON that replaces the model's", json=True)
+    rope_scaling: dict[str, Any] | None = _option(  # noqa: RUF009
+        None, "JSON that replaces the model's", json=True
+    )
     rope_theta: float | None = _option(None, "replaces the model's rope_theta", low=1.0)
     generation_config: str = _option(
         "auto",

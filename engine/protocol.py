@@ -1,6 +1,7 @@
-"""Messages between gateways and engine replicas: msgspec structs in MessagePack, over Redis streams.
+"""Messages between gateways and engine replicas: msgspec structs over Redis streams.
 
-Torch-free. No pickle crosses a process. Layout in Redis, all keys under a prefix (default `quire`):
+Torch-free. MessagePack; no pickle crosses a process. Layout in Redis, all keys under a prefix
+(default `quire`):
 
     {prefix}:replica:{replica_id}            string with TTL, a `Heartbeat`
     {prefix}:replicas                        set of replica ids ever seen (a reader drops dead ones)
@@ -66,6 +67,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         adapter: name of a LoRA adapter, or "".
         resume_token_ids: `resume_token_ids[i]` holds the tokens of output i that a client already
             has; generation goes on after them as if it had never stopped. Empty: a fresh request.
+        skip_indices: outputs that the client already has whole; they aren't generated again.
         deadline: seconds since the epoch after which the engine gives up, or 0.
     """
 
@@ -80,6 +82,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     cache_namespace: str = ""
     adapter: str = ""
     resume_token_ids: list[list[int]] = msgspec.field(default_factory=list)
+    skip_indices: list[int] = msgspec.field(default_factory=list)
     deadline: float = 0.0
 
 
@@ -98,7 +101,7 @@ class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True
 class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
     """An operator's word to a replica: `reset_prefix_cache`, `drain` or `check_integrity`.
 
-    The replica answers with a `ControlReply` in the gateway's outbox batch when `gateway_id` is set.
+    The replica answers with a `ControlReply` in the gateway's outbox when `gateway_id` is set.
     """
 
     command: str
@@ -112,8 +115,8 @@ InboxMessage = EngineRequest | AbortRequest | Control
 class TokenLogprobs(msgspec.Struct, array_like=True):
     """Log probabilities at one position.
 
-    `token_ids[0]` is the sampled (or prompt) token, the rest the top ones, best first; `ranks[i]` is
-    the 1-based vocabulary rank of `token_ids[i]`.
+    `token_ids[0]` is the sampled (or prompt) token, the rest the top ones, best first; `ranks[i]`
+    is the 1-based vocabulary rank of `token_ids[i]`.
     """
 
     token_ids: list[int]

@@ -1,0 +1,1 @@
+"""Where steps run: loads the model, sizes the KV cache, hands plans to workers."""

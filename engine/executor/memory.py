@@ -1,0 +1,58 @@
+"""How many KV blocks a replica gets."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+GIB = 1 << 30
+_MOST_BY_DEFAULT = 4 * GIB
+
+
+def available_memory() -> int:
+    """Bytes that can be taken without swapping, by /proc/meminfo, bounded by the cgroup's limit."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    free = int(line.split()[1]) * 1024
+    except OSError as error:
+        log.debug("/proc/meminfo can't be read (%s); counting free pages only", error)
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            limit = file.read().strip()
+        with open("/sys/fs/cgroup/memory.current", encoding="ascii") as file:
+            used = int(file.read())
+    except (OSError, ValueError):
+        return free
+    return min(free, int(limit) - used) if limit.isdigit() else free
+
+
+def num_cpu_blocks(config: EngineConfig, bytes_per_token: int, max_model_len: int) -> int:
+    """Blocks of the KV pool on a CPU.
+
+    `num_gpu_blocks_override` decides when it's set, then `cpu_kvcache_space`; by default a quarter
+    of the free memory, at most 4 GiB. Never more than all sequences at full length could use.
+    Raises `ConfigError` when not even one block fits.
+    """
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    if config.cpu_kvcache_space is not None:
+        space = int(config.cpu_kvcache_space * GIB)
+    else:
+        space = min(available_memory() // 4, _MOST_BY_DEFAULT)
+    blocks = space // (bytes_per_token * config.block_size)
+    if blocks < 1:
+        raise ConfigError(
+            f"{space} bytes of KV cache hold no block of {config.block_size} tokens "
+            f"({bytes_per_token} bytes a token).",
+            param="cpu_kvcache_space",
+        )
+    most = config.max_num_seqs * -(-max_model_len // config.block_size)
+    return min(blocks, most)

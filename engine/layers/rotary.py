@@ -1,0 +1,168 @@
+"""Rotary position embedding: the cos/sin table with every scaling that checkpoints use.
+
+Sources: Su et al., RoFormer (arXiv 2104.09864); position interpolation (2306.15595); NTK-aware
+"dynamic" scaling; YaRN (2309.00071); LongRoPE (2402.13753); Llama 3.1's piecewise scaling.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelLoadError
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec:
+    """What `config.json` says of rotary embedding.
+
+    Attributes:
+        theta: the base.
+        dim: how many of a head's dimensions are rotated (even).
+        kind: "default", "linear", "dynamic", "llama3", "yarn" or "longrope".
+        params: the scaling's own numbers (`factor`, ...).
+        max_position_embeddings: positions that the checkpoint was made for.
+    """
+
+    theta: float
+    dim: int
+    kind: str = "default"
+    params: dict[str, Any] = field(default_factory=dict)
+    max_position_embeddings: int = 2048
+
+
+def rope_spec(config: dict[str, Any], dim: int, layer_type: str | None = None) -> RopeSpec:
+    """Read `rope_parameters` (or the older `rope_theta` and `rope_scaling`) from a config.json."""
+    found = config.get("rope_parameters") or {}
+    if layer_type is not None and isinstance(found.get(layer_type), dict):
+        found = found[layer_type]
+    params = {**found, **(config.get("rope_scaling") or {})}
+    kind = str(params.pop("rope_type", None) or params.pop("type", None) or "default")
+    params.pop("type", None)
+    theta = float(params.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
+    if kind not in _INVERSE_FREQUENCIES:
+        raise ModelLoadError(f"config.json: rope scaling {kind!r} isn't known.", param="rope_type")
+    if "original_max_position_embeddings" not in params and (
+        original := config.get("original_max_position_embeddings")
+    ):
+        params["original_max_position_embeddings"] = original
+    return RopeSpec(theta, dim, kind, params, int(config.get("max_position_embeddings", 2048)))
+
+
+def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Tensor:
+    """float32 [max_positions, dim]: cosines in the first half, sines in the second.
+
+    Raises `ModelLoadError` when a scaling lacks one of its numbers.
+    """
+    try:
+        inverse, magnitude = _INVERSE_FREQUENCIES[spec.kind](spec, max_positions)
+    except KeyError as error:
+        raise ModelLoadError(
+            f"config.json: rope scaling {spec.kind!r} needs {error.args[0]!r}.",
+            param="rope_scaling",
+        ) from error
+    angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inverse[None, :]
+    table = torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
+    return table.to(device)
+
+
+def _plain(theta: float, dim: int) -> Tensor:
+    """Inverse frequencies without scaling: float32 [dim / 2]."""
+    return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.int64).float() / dim)
+
+
+def _default(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
+    return _plain(spec.theta, spec.dim), 1.0
+
+
+def _linear(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
+    return _plain(spec.theta, spec.dim) / spec.params["factor"], 1.0
+
+
+def _dynamic(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
+    """NTK: a larger base when the served context is longer than the trained one."""
+    trained, factor = spec.max_position_embeddings, spec.params["factor"]
+    length = max(max_positions, trained)
+    stretch = (factor * length / trained) - (factor - 1)
+    theta = spec.theta * stretch ** (spec.dim / (spec.dim - 2))
+    return _plain(theta, spec.dim), 1.0
+
+
+def _llama3(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
+    """High frequencies stay, low ones are divided by `factor`, those between are blended."""
+    factor = spec.params["factor"]
+    low, high = spec.params["low_freq_factor"], spec.params["high_freq_factor"]
+    trained = spec.params["original_max_position_embeddings"]
+    inverse = _plain(spec.theta, spec.dim)
+    wavelength = 2 * math.pi / inverse
+    smooth = (trained / wavelength - low) / (high - low)
+    blended = (1 - smooth) * inverse / factor + smooth * inverse
+    scaled = torch.where(wavelength > trained / low, inverse / factor, inverse)
+    between = (wavelength <= trained / low) & (wavelength >= trained / high)
+    return torch.where(between, blended, scaled), 1.0
+
+
+def _yarn(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
+    """YaRN: interpolation by wavelength, and a magnitude that keeps attention's entropy."""
+    params, dim, theta = spec.params, spec.dim, spec.theta
+    factor = params["factor"]
+    trained = params.get("original_max_position_embeddings") or spec.max_position_embeddings
+    fast, slow = params.get("beta_fast") or 32, params.get("beta_slow") or 1
+
+    def turns_at(rotations: float) -> float:
+        """The (real) dimension whose wavelength makes so many turns over the trained context."""
+        return dim * math.log(trained / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = turns_at(fast), turns_at(slow)
+    if params.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    inverse = _plain(theta, dim)
+    mixed = inverse / factor * ramp + inverse * (1 - ramp)
+    return mixed, _yarn_magnitude(params, factor)
+
+
+def _yarn_magnitude(params: dict[str, Any], factor: float) -> float:
+    """YaRN's factor on cos and sin."""
+    if params.get("attention_factor") is not None:
+        return float(params["attention_factor"])
+
+    def magnitude(scale: float, m: float = 1.0) -> float:
+        return 1.0 if scale <= 1 else 0.1 * m * math.log(scale) + 1.0
+
+    mscale, mscale_all = params.get("mscale"), params.get("mscale_all_dim")
+    if mscale and mscale_all:
+        return magnitude(factor, mscale) / magnitude(factor, mscale_all)
+    return magnitude(factor)
+
+
+def _longrope(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
+    """LongRoPE: one factor a frequency, one list for short and one for long contexts."""
+    params = spec.params
+    trained = params.get("original_max_position_embeddings") or spec.max_position_embeddings
+    factor = params.get("factor") or spec.max_position_embeddings / trained
+    key = "long_factor" if max_positions > trained else "short_factor"
+    factors = torch.tensor(params[key], dtype=torch.float32)
+    exponent = torch.arange(0, spec.dim, 2, dtype=torch.int64).float() / spec.dim
+    inverse = 1.0 / (factors * spec.theta**exponent)
+    magnitude = params.get("attention_factor")
+    if magnitude is None:
+        magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
+    return inverse, float(magnitude)
+
+
+_INVERSE_FREQUENCIES = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

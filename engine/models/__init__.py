@@ -1,0 +1,1 @@
+"""Models: one native decoder described by data, and the registry of architectures."""

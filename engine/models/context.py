@@ -1,0 +1,28 @@
+"""What attention needs to know of a step's batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class AttentionContext:
+    """The batch of one step, flattened over its tokens.
+
+    Attributes:
+        positions: int64 [num_tokens].
+        slot_mapping: int64 [num_tokens], where each token's KV goes: block * block_size + offset.
+        block_tables: int32 [num_seqs, max_blocks].
+        seq_lens: int32 [num_seqs], KV tokens of each sequence, this step's included.
+        query_start_loc: int32 [num_seqs + 1], where each sequence's tokens begin.
+        logits_rows: int64 [num_rows], the tokens whose logits are wanted, or None for all.
+    """
+
+    positions: Tensor
+    slot_mapping: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+    logits_rows: Tensor | None = None

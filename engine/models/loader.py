@@ -1,0 +1,194 @@
+"""From an `EngineConfig` to a model that is ready to run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kernels
+from engine.config import EngineConfig
+from engine.errors import ConfigError, ModelLoadError
+from engine.layers.rotary import RopeSpec
+from engine.models.decoder import NativeDecoder
+from engine.models.registry import decoder_spec, read_config
+from engine.models.spec import DecoderSpec
+from engine.models.weights import DummyWeights, WeightReader
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+}
+#: What generation_config.json may preset for requests that don't say.
+_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model, and what the rest of the engine must know of it."""
+
+    model: NativeDecoder
+    spec: DecoderSpec
+    folder: Path
+    dtype: torch.dtype
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, Any]
+    load_seconds: float
+
+
+def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> LoadedModel:
+    """Load the model that `config` names. Raises `ModelLoadError` or `ConfigError`."""
+    started = time.perf_counter()
+    folder = resolve_folder(config)
+    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
+        raise ConfigError("This build runs models on CPUs only.", param="device")
+    raw = _with_overrides(read_config(folder), config)
+    _refuse_custom_code(raw, config, folder)
+    spec = decoder_spec(raw)
+    generation = _generation_config(folder)
+    max_model_len = _max_model_len(spec, config)
+    if config.disable_sliding_window:
+        spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
+    dtype = _resolve_dtype(config.dtype, spec.dtype)
+    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    model = NativeDecoder(spec, ops, dtype, max_model_len)
+    weights = DummyWeights() if config.load_format == "dummy" else WeightReader(folder)
+    model.load(weights, progress)
+    if unread := weights.unread():
+        log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+    weights.close()
+    return LoadedModel(
+        model=model,
+        spec=spec,
+        folder=folder,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        eos_token_ids=_eos_ids(spec, generation),
+        default_sampling=_sampling_defaults(generation, config),
+        load_seconds=time.perf_counter() - started,
+    )
+
+
+def resolve_folder(config: EngineConfig) -> Path:
+    """The model's folder; a hub id is downloaded when no such folder is there."""
+    if not config.model:
+        raise ConfigError("model must name a folder or a hub id.", param="model")
+    folder = Path(config.model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.is_absolute() or config.model.count("/") != 1 or config.model.startswith("."):
+        raise ModelLoadError(f"There is no folder {config.model}.", param="model")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    try:
+        path = snapshot_download(
+            config.model,
+            revision=config.revision,
+            cache_dir=config.download_dir,
+            allow_patterns=patterns,
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelLoadError(
+            f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
+        ) from error
+    return Path(path)
+
+
+def _with_overrides(raw: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
+    """config.json with `rope_scaling` and `rope_theta` of the engine's settings."""
+    if config.rope_scaling is not None:
+        theta = raw.get("rope_theta") or (raw.get("rope_parameters") or {}).get("rope_theta")
+        raw = {**raw, "rope_scaling": config.rope_scaling, "rope_parameters": None}
+        raw["rope_theta"] = theta
+    if config.rope_theta is not None:
+        raw = {**raw, "rope_theta": config.rope_theta}
+        if raw.get("rope_parameters"):
+            raw["rope_parameters"] = {**raw["rope_parameters"], "rope_theta": config.rope_theta}
+    return raw
+
+
+def _refuse_custom_code(raw: dict[str, Any], config: EngineConfig, folder: Path) -> None:
+    """A folder that brings its own code runs only on the operator's word."""
+    if raw.get("auto_map") and not config.trust_remote_code:
+        log.warning("%s brings Python code of its own (auto_map); it isn't imported.", folder)
+
+
+def _resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:
+    """In which dtype weights are kept. `auto`: the checkpoint's."""
+    name = checkpoint.removeprefix("torch.") if wanted == "auto" else wanted
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise ModelLoadError(f"config.json: dtype {checkpoint!r} isn't supported.", param="dtype")
+    return dtype
+
+
+def derived_max_len(spec: DecoderSpec) -> int:
+    """The longest context that the checkpoint is made for, rope scaling included."""
+    rope: RopeSpec = spec.rope
+    length = spec.max_position_embeddings
+    factor = float(rope.params.get("factor") or 1.0)
+    if rope.kind in ("linear", "dynamic"):
+        return int(length * factor)
+    if rope.kind == "yarn":
+        original = rope.params.get("original_max_position_embeddings") or length
+        return max(length, int(original * factor))
+    return length
+
+
+def _max_model_len(spec: DecoderSpec, config: EngineConfig) -> int:
+    derived = derived_max_len(spec)
+    windows = [window for window in spec.windows if window]
+    if config.disable_sliding_window and windows:
+        derived = min(derived, *windows)
+    if config.max_model_len is None:
+        return derived
+    if config.max_model_len > derived:
+        raise ConfigError(
+            f"max_model_len ({config.max_model_len}) is over the model's context ({derived}).",
+            param="max_model_len",
+        )
+    return config.max_model_len
+
+
+def _generation_config(folder: Path) -> dict[str, Any]:
+    """generation_config.json, or {} when there is none."""
+    path = folder / "generation_config.json"
+    if not path.exists():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{path} can't be read: {error}.", param="model") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _eos_ids(spec: DecoderSpec, generation: dict[str, Any]) -> tuple[int, ...]:
+    """EOS ids of generation_config.json and config.json; the first named comes first."""
+    found = generation.get("eos_token_id")
+    ids = list(found) if isinstance(found, list) else [found] if found is not None else []
+    ids += [token for token in spec.eos_token_ids if token not in ids]
+    return tuple(token for token in ids if isinstance(token, int) and 0 <= token < spec.vocab_size)
+
+
+def _sampling_defaults(generation: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
+    """What requests get that don't say otherwise; none with `generation_config="vllm"`."""
+    if config.generation_config == "vllm":
+        return {}
+    return {
+        name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None
+    }

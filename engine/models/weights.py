@@ -1,0 +1,128 @@
+"""Reading checkpoints: safetensors, sharded or not, memory-mapped, checked before use."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.errors import ModelLoadError
+
+INDEX_NAME = "model.safetensors.index.json"
+#: Buffers that older checkpoints carry and that we compute ourselves.
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+
+
+class WeightReader:
+    """Tensors of a checkpoint by name.
+
+    Files are memory-mapped by `safetensors`, which checks the header's length, the offsets and the
+    shapes before it maps anything; its errors come out as `ModelLoadError`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._handles = {}
+        self._files: dict[str, Path] = {}
+        self._read: set[str] = set()
+        for path in _shards(self.folder):
+            self._open(path)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One tensor, still in the checkpoint's dtype.
+
+        Raises `ModelLoadError` if it's absent or misshapen. The tensor may be backed by the mapped
+        file: copy or convert it before keeping it.
+        """
+        path = self._files.get(name)
+        if path is None:
+            raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.", param="model")
+        tensor = self._handles[path].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ModelLoadError(
+                f"{path}: {name!r} has shape {tuple(tensor.shape)}, "
+                f"but config.json asks for {shape}.",
+                param="model",
+            )
+        self._read.add(name)
+        return tensor
+
+    def unread(self) -> list[str]:
+        """Names that nobody asked for: config.json and weights may not belong together."""
+        left = self._files.keys() - self._read
+        return sorted(name for name in left if not name.endswith(_IGNORED_SUFFIXES))
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._handles.clear()
+
+    def _open(self, path: Path) -> None:
+        try:
+            handle = safe_open(str(path), framework="pt")
+            names: Iterable[str] = handle.keys()
+        except (SafetensorError, OSError) as error:
+            reason = f"{path} isn't a sound safetensors file: {error}."
+            raise ModelLoadError(reason, param="model") from error
+        self._handles[path] = handle
+        for name in names:
+            self._files[name] = path
+
+
+class DummyWeights:
+    """Random weights of whatever shape is asked for (`load_format="dummy"`): for profiling."""
+
+    def __init__(self, names_absent: frozenset[str] = frozenset(), seed: int = 0) -> None:
+        self._absent = names_absent
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __contains__(self, name: str) -> bool:
+        return name not in self._absent
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A random tensor, small enough that activations stay finite; norms are ones."""
+        if len(shape) == 1:
+            return torch.ones(shape) if "norm" in name else torch.zeros(shape)
+        scale = 1.0 / math.sqrt(shape[-1])
+        return torch.randn(shape, generator=self._generator) * scale
+
+    def unread(self) -> list[str]:
+        """Nothing is ever left over."""
+        return []
+
+    def close(self) -> None:
+        """Nothing to let go."""
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The checkpoint's files. An index that names a file outside the folder is refused."""
+    index = folder / INDEX_NAME
+    if not index.exists():
+        single = folder / "model.safetensors"
+        if not single.exists():
+            raise ModelLoadError(
+                f"{folder} holds neither model.safetensors nor {INDEX_NAME}.", param="model"
+            )
+        return [single]
+    try:
+        mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(mapping.values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(
+            f"{index} has no sound weight_map: {error!r}.", param="model"
+        ) from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.strip("."):
+            raise ModelLoadError(
+                f"{index} names a file outside the folder: {name!r}.", param="model"
+            )
+        if not (folder / name).exists():
+            raise ModelLoadError(f"{index} names {name}, which isn't there.", param="model")
+    return [folder / name for name in names]

@@ -1,0 +1,82 @@
+"""What comes out: deltas for the wire, `RequestOutput` for `LLM`. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from engine.protocol import ErrorInfo, FlightRecord, TokenDelta, TokenLogprobs
+from engine.scheduler.sequence import Sequence
+
+
+def delta_of(
+    sequence: Sequence, token_ids: list[int], logprobs: TokenLogprobs | None, *, first: bool
+) -> TokenDelta:
+    """A sequence's new tokens (the last of its `token_ids`), and its end if it has come."""
+    delta = TokenDelta(
+        request_id=sequence.request.request_id,
+        index=sequence.index,
+        token_ids=token_ids,
+        start=sequence.num_output_tokens - len(token_ids),
+    )
+    if logprobs is not None:
+        delta.logprobs = [logprobs]
+    if first:
+        delta.prompt_logprobs = sequence.prompt_logprobs
+    if sequence.finish_reason is not None:
+        delta.finish_reason = sequence.finish_reason
+        delta.stop_reason = sequence.stop_reason
+        delta.flight = sequence.flight
+    if first or sequence.finish_reason is not None:
+        delta.num_prompt_tokens = sequence.num_prompt_tokens
+        delta.num_cached_tokens = sequence.num_cached_tokens
+    return delta
+
+
+def error_delta(sequence: Sequence, reason: str) -> TokenDelta:
+    """The end of a sequence whose step failed."""
+    delta = delta_of(sequence, [], None, first=False)
+    delta.error = ErrorInfo(
+        message=f"The engine failed on this request: {reason}", code="engine_fault"
+    )
+    return delta
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Log probability of one token at one position."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(slots=True)
+class CompletionOutput:
+    """One generated output."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has ended."""
+        return self.finish_reason is not None
+
+
+@dataclass(slots=True)
+class RequestOutput:
+    """A request's result, in the order of the prompts that were given."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    finished: bool = True
+    flights: list[FlightRecord] = field(default_factory=list)

@@ -1,0 +1,360 @@
+"""One replica as a process: `python -m engine.service --replica-id ID --model FOLDER`.
+
+Requests come from the replica's inbox stream, outputs go to each gateway's outbox stream, and a
+heartbeat says how it is. SIGTERM drains: nothing new is read, what runs is finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections import OrderedDict
+from types import FrameType
+
+import redis
+from tqdm import tqdm
+
+from engine import protocol
+from engine.config import EngineConfig, add_cli_args
+from engine.core import EngineCore
+from engine.errors import ConfigError, QuireError
+from engine.log import configure_logging
+from engine.protocol import (
+    AbortRequest,
+    Control,
+    ControlReply,
+    EngineRequest,
+    ErrorInfo,
+    Heartbeat,
+    ModelInfo,
+    OutboxBatch,
+    TokenDelta,
+)
+from engine.serving.heartbeat import HeartbeatWriter
+from engine.serving.inbox import InboxReader
+from engine.serving.outbox import OutboxWriter, StepOutput
+from engine.serving.stats_log import StatsLog
+from engine.warmup import warm_up
+
+log = logging.getLogger("engine.service")
+
+_IDLE_WAIT_S = 0.2
+_REMEMBERED_IDS = 8192
+
+
+class EngineService:
+    """The engine loop between the inbox and the outboxes."""
+
+    def __init__(
+        self, config: EngineConfig, replica_id: str, client: redis.Redis, prefix: str
+    ) -> None:
+        self.config = config
+        self.replica_id = replica_id
+        self.incarnation = uuid.uuid4().hex
+        self.state = "loading"
+        self.detail = ""
+        self.progress = 0.0
+        self.progress_at = time.time()
+        self.core: EngineCore | None = None
+        self.draining = False
+        inbox = protocol.inbox_key(replica_id, prefix)
+        self._reader = InboxReader(client, inbox, self.incarnation)
+        self._writer = OutboxWriter(client, prefix, inbox)
+        self._heart = HeartbeatWriter(client, prefix, self.heartbeat)
+        self._gateways: dict[str, str] = {}
+        self._recent: OrderedDict[str, None] = OrderedDict()
+        self._output = StepOutput()
+        self._stats_log = StatsLog(enabled=not config.disable_log_stats)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def run(self, drain_timeout: float) -> int:
+        """Load, serve until told to drain, drain. Returns the process's exit status."""
+        self._heart.start()
+        try:
+            self.core = self._load()
+        except QuireError as error:
+            log.error("The model can't be loaded: %s", error.message)
+            self.state, self.detail = "failed", error.message
+            self._heart.beat()
+            self._heart.stop(self.replica_id, forget=False)
+            return 1
+        self.state = "ready"
+        self._writer.start()
+        self._reader.start()
+        self._heart.beat()
+        log.info("Replica %s serves %s.", self.replica_id, self.config.name)
+        self._serve(self.core, drain_timeout)
+        self._writer.close(timeout=10.0)
+        self._heart.stop(self.replica_id, forget=True)
+        log.info("Replica %s has stopped.", self.replica_id)
+        return 0
+
+    def drain(self) -> None:
+        """Take nothing new, finish what runs, then end."""
+        self.draining = True
+        self.state = "draining"
+        self._reader.stop()
+
+    def _load(self) -> EngineCore:
+        started = time.perf_counter()
+        with tqdm(desc="Loading weights", unit="layer", disable=None, file=sys.stderr) as bar:
+
+            def progress(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+                self.progress = done / total
+                self.progress_at = time.time()
+
+            core = EngineCore(self.config, progress)
+        warm_up(core)
+        loaded, scheduler = core.loaded, core.scheduler
+        tokens = scheduler.capacity_tokens
+        log.info(
+            "Model %s: %s, %.1f M parameters, dtype %s, context %d, loaded in %.2f s",
+            self.config.name,
+            loaded.spec.architecture,
+            loaded.spec.num_parameters / 1e6,
+            str(loaded.dtype).removeprefix("torch."),
+            loaded.max_model_len,
+            loaded.load_seconds,
+        )
+        log.info(
+            "KV cache: %d blocks of %d tokens = %d tokens; maximum concurrency at %d tokens a "
+            "request: %.1fx; token budget %d a step",
+            core.executor.num_blocks,
+            self.config.block_size,
+            tokens,
+            loaded.max_model_len,
+            tokens / loaded.max_model_len,
+            core.executor.token_budget,
+        )
+        log.info("Ready after %.2f s", time.perf_counter() - started)
+        return core
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def _serve(self, core: EngineCore, drain_timeout: float) -> None:
+        deadline = float("inf")
+        while True:
+            self._take_messages(core, wait=not core.has_work)
+            if core.has_work:
+                self._deliver(core.step())
+            self._flush(core)
+            self.progress_at = time.time()
+            self._stats_log.maybe(core)
+            if self.draining:
+                deadline = min(deadline, time.time() + drain_timeout)
+                if not core.requests or time.time() > deadline:
+                    break
+        if core.requests:
+            # Gateways see this incarnation end and go on elsewhere with what they have.
+            log.warning("Drained for %.0f s; %d requests left.", drain_timeout, len(core.requests))
+
+    def _take_messages(self, core: EngineCore, *, wait: bool) -> None:
+        """Handle all messages that are there; when idle, wait a little for the first."""
+        try:
+            entry = self._reader.messages.get(timeout=_IDLE_WAIT_S if wait else 0.0)
+            while True:
+                self._handle(core, *entry)
+                entry = self._reader.messages.get_nowait()
+        except queue.Empty:
+            return
+
+    def _handle(self, core: EngineCore, entry_id: bytes, message: protocol.InboxMessage) -> None:
+        if isinstance(message, EngineRequest):
+            self._add(core, entry_id, message)
+            return
+        if isinstance(message, AbortRequest):
+            self._deliver(core.abort(message.request_id, message.index, message.finish_reason))
+        else:
+            self._control(core, message)
+        self._output.done.append(entry_id)
+
+    def _add(self, core: EngineCore, entry_id: bytes, message: EngineRequest) -> None:
+        request_id = message.request_id
+        if request_id in core.requests or request_id in self._recent:
+            log.info("Request %s came twice; the second is dropped.", request_id)
+            self._output.done.append(entry_id)
+            return
+        self._gateways[request_id] = message.gateway_id
+        try:
+            core.add_request(message, on_done=lambda: self._output.done.append(entry_id))
+        except QuireError as error:
+            self._refuse(message, error)
+            self._output.done.append(entry_id)
+
+    def _refuse(self, message: EngineRequest, error: QuireError) -> None:
+        """Answer a request that can't run with its typed error, for every output."""
+        info = ErrorInfo(
+            message=error.message,
+            status=error.status,
+            error_type=error.error_type,
+            code=error.code,
+            param=error.param,
+        )
+        self._deliver(
+            [
+                TokenDelta(
+                    request_id=message.request_id, index=index, finish_reason="error", error=info
+                )
+                for index in range(message.sampling.num_sequences)
+            ]
+        )
+
+    def _control(self, core: EngineCore, message: Control) -> None:
+        """An operator's command; answered when a gateway asked."""
+        ok, detail = True, ""
+        if message.command == "reset_prefix_cache":
+            ok = core.reset_prefix_cache()
+            detail = "" if ok else "Blocks are in use."
+        elif message.command == "check_integrity":
+            try:
+                core.check_integrity()
+            except RuntimeError as error:
+                ok, detail = False, str(error)
+        elif message.command == "drain":
+            self.drain()
+        else:
+            ok, detail = False, f"Unknown command {message.command!r}."
+        if message.gateway_id:
+            reply = ControlReply(control_id=message.control_id, ok=ok, detail=detail)
+            self._batch(message.gateway_id).replies.append(reply)
+
+    # -- output -------------------------------------------------------------------------------
+
+    def _deliver(self, deltas: list[TokenDelta]) -> None:
+        """Put deltas into their gateways' batches."""
+        for delta in deltas:
+            gateway_id = self._gateways.get(delta.request_id)
+            if gateway_id is not None:
+                self._batch(gateway_id).deltas.append(delta)
+
+    def _batch(self, gateway_id: str) -> OutboxBatch:
+        batch = self._output.batches.get(gateway_id)
+        if batch is None:
+            step = self.core.stats.steps_total if self.core else 0
+            batch = OutboxBatch(replica_id=self.replica_id, incarnation=self.incarnation, step=step)
+            self._output.batches[gateway_id] = batch
+        return batch
+
+    def _flush(self, core: EngineCore) -> None:
+        """Hand the step's output to the writer and forget the requests that it ended."""
+        output = self._output
+        if not output.batches and not output.done:
+            return
+        for batch in output.batches.values():
+            for delta in batch.deltas:
+                if delta.finish_reason and delta.request_id not in core.requests:
+                    self._forget(delta.request_id)
+        self._writer.put(output)
+        self._output = StepOutput()
+
+    def _forget(self, request_id: str) -> None:
+        """Remember a finished id for a while: a duplicate delivery must not run it again."""
+        self._gateways.pop(request_id, None)
+        self._recent[request_id] = None
+        while len(self._recent) > _REMEMBERED_IDS:
+            self._recent.popitem(last=False)
+
+    # -- heartbeat ----------------------------------------------------------------------------
+
+    def heartbeat(self) -> Heartbeat:
+        """The replica's state as of now."""
+        core = self.core
+        return Heartbeat(
+            replica_id=self.replica_id,
+            incarnation=self.incarnation,
+            state=self.state,
+            model=self._model_info(core),
+            at=time.time(),
+            progress_at=self.progress_at,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            detail=self.detail,
+            load_progress=self.progress,
+            stats=core.snapshot() if core else protocol.EngineStats(),
+        )
+
+    def _model_info(self, core: EngineCore | None) -> ModelInfo:
+        config = self.config
+        if core is None:
+            return ModelInfo(
+                name=config.name, path=config.model, max_model_len=0, vocab_size=0, dtype=""
+            )
+        loaded = core.loaded
+        return ModelInfo(
+            name=config.name,
+            path=str(loaded.folder if config.tokenizer is None else config.tokenizer),
+            max_model_len=loaded.max_model_len,
+            vocab_size=loaded.spec.vocab_size,
+            dtype=str(loaded.dtype).removeprefix("torch."),
+            max_logprobs=config.max_logprobs,
+            kv_capacity_tokens=core.scheduler.capacity_tokens,
+            eos_token_ids=list(loaded.eos_token_ids),
+            default_sampling=loaded.default_sampling,
+        )
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The process's command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.service", description="Run one engine replica."
+    )
+    parser.add_argument("--replica-id", required=True, help="unique name of this replica")
+    parser.add_argument(
+        "--redis-url",
+        default=os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"),
+        help="where requests come from (default: REDIS_URL or %(default)s)",
+    )
+    parser.add_argument(
+        "--key-prefix", default=protocol.KEY_PREFIX, help="of all keys (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that running requests get after SIGTERM (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-level", default="info", choices=("debug", "info", "warning", "error")
+    )
+    add_cli_args(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    args = parse_args(argv)
+    configure_logging(args.log_level)
+    try:
+        config = EngineConfig.from_cli_args(args)
+        if not config.model:
+            raise ConfigError("--model is required.", param="model")
+    except ConfigError as error:
+        log.error("%s", error.message)
+        return 2
+    client = redis.Redis.from_url(args.redis_url, socket_keepalive=True, health_check_interval=15)
+    service = EngineService(config, args.replica_id, client, args.key_prefix)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if service.draining or service.core is None:
+            # A second signal, or nothing to finish yet.
+            os._exit(128 + number)
+        service.drain()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    return service.run(args.drain_timeout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The engine as a process: Redis in, `EngineCore`, Redis out, heartbeats."""

@@ -1,0 +1,113 @@
+"""Reads a replica's inbox stream in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import Any
+
+import msgspec
+import redis
+
+from engine import protocol
+from engine.protocol import InboxMessage
+
+log = logging.getLogger(__name__)
+
+_BLOCK_MS = 500
+_COUNT = 128
+_RETRY_S = 0.5
+
+
+class InboxReader(threading.Thread):
+    """Consumer of the group `engine`; puts (entry id, message) into `messages`.
+
+    An entry stays pending until `OutboxWriter` acknowledges it, after the request's last output.
+    Entries that a former incarnation left pending are dropped at the start: gateways notice the new
+    incarnation and send what they still want, with the tokens they already have.
+    """
+
+    def __init__(self, client: redis.Redis, stream: str, consumer: str) -> None:
+        super().__init__(name="inbox", daemon=True)
+        self.messages: queue.SimpleQueue[tuple[bytes, InboxMessage]] = queue.SimpleQueue()
+        self._redis = client
+        self._stream = stream
+        self._consumer = consumer
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Take nothing more from the stream."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        fresh = True
+        while not self._stopping.is_set():
+            try:
+                if fresh:
+                    self._join_group()
+                    self._drop_pending()
+                    fresh = False
+                self._read()
+            except redis.ResponseError as error:
+                if "NOGROUP" not in str(error):
+                    raise
+                # Redis came back without our stream.
+                log.warning("The inbox's consumer group is gone; making it anew.")
+                fresh = True
+            except (redis.ConnectionError, redis.TimeoutError) as error:
+                log.warning("Redis can't be reached (%s); trying again.", error)
+                time.sleep(_RETRY_S)
+
+    def _join_group(self) -> None:
+        try:
+            self._redis.xgroup_create(self._stream, protocol.CONSUMER_GROUP, id="0", mkstream=True)
+        except redis.ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    def _drop_pending(self) -> None:
+        """Delete what a former incarnation had read and not finished."""
+        dropped = 0
+        while True:
+            pending: Any = self._redis.xpending_range(
+                self._stream, protocol.CONSUMER_GROUP, "-", "+", 1000
+            )
+            ids = [
+                entry["message_id"] for entry in pending if entry["consumer"] != self._consumer_id
+            ]
+            if not ids:
+                break
+            self._redis.xack(self._stream, protocol.CONSUMER_GROUP, *ids)
+            self._redis.xdel(self._stream, *ids)
+            dropped += len(ids)
+        if dropped:
+            log.warning("Dropped %d inbox entries of a former incarnation.", dropped)
+
+    @property
+    def _consumer_id(self) -> bytes:
+        return self._consumer.encode()
+
+    def _read(self) -> None:
+        found: Any = self._redis.xreadgroup(
+            protocol.CONSUMER_GROUP,
+            self._consumer,
+            {self._stream: ">"},
+            count=_COUNT,
+            block=_BLOCK_MS,
+        )
+        for _, entries in found or []:
+            for entry_id, fields in entries:
+                self._take(entry_id, fields)
+
+    def _take(self, entry_id: bytes, fields: dict[bytes, bytes]) -> None:
+        try:
+            message = protocol.decode_inbox(fields.get(protocol.FIELD, b""))
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            # Whoever wrote it can't be told; keeping it would only make it come again.
+            log.error("Inbox entry %s isn't a message (%s); deleted.", entry_id.decode(), error)
+            self._redis.xack(self._stream, protocol.CONSUMER_GROUP, entry_id)
+            self._redis.xdel(self._stream, entry_id)
+            return
+        self.messages.put((entry_id, message))

@@ -1,0 +1,1 @@
+"""Runs the model: keeps the batch's state, prepares inputs, samples."""
