@@ -58,3 +58,42 @@ def tokenizer_of(folder_of: Callable[[str], Path]) -> Callable[[str], Tokenizer]
         return loaded[kind]
 
     return get
+
+
+#: Chat templates in the manner of the field's common ones, each with its kind of tokenizer.
+CHAT_KINDS = {
+    "chatml": "byte_level",
+    "qwen": "byte_level",
+    "parts": "byte_level",
+    "llama3": "llama3",
+    "mistral": "sentencepiece_first",
+}
+
+
+@pytest.fixture(scope="session")
+def chat_folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tokenizer with one of the chat templates."""
+    root = tmp_path_factory.mktemp("chat")
+
+    def get(name: str) -> Path:
+        folder = root / name
+        if not folder.exists():
+            make, config = KINDS[CHAT_KINDS[name]]
+            template = folders.chat_template(name)
+            folders.save(folder, make(), config, template)  # type: ignore[arg-type]
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def chat_tokenizer_of(chat_folder_of: Callable[[str], Path]) -> Callable[[str], Tokenizer]:
+    """A loaded tokenizer with one of the chat templates."""
+    loaded: dict[str, Tokenizer] = {}
+
+    def get(name: str) -> Tokenizer:
+        if name not in loaded:
+            loaded[name] = load_tokenizer(str(chat_folder_of(name)))
+        return loaded[name]
+
+    return get

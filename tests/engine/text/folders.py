@@ -145,3 +145,9 @@ def save(
         config["chat_template"] = template
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def chat_template(name: str) -> str:
+    """The Jinja source of one of the templates kept beside this file."""
+    path = Path(__file__).parent / "templates" / f"{name}.jinja"
+    return path.read_text(encoding="utf-8")
