@@ -1,0 +1,106 @@
+"""Creating and changing tenants."""
+
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.utils.text import slugify
+
+from engine.errors import InvalidRequest
+from tenants.actors import Actor, as_actor, require_operator, require_role
+from tenants.audit import record
+from tenants.events import tenant_changed
+from tenants.models import Membership, Role, Tenant, User
+from tenants.models.tenant import new_salt
+from tenants.validation import changed, save_valid
+
+#: What the operator sets; a tenant's own admins may change its name.
+LIMITS = frozenset({"weight", "max_priority", "requests_per_minute", "tokens_per_minute"})
+
+
+@transaction.atomic
+def create_tenant(
+    *,
+    actor: Actor | User,
+    name: str,
+    slug: str = "",
+    owner: User | None = None,
+    **limits: Any,
+) -> Tenant:
+    """A new tenant; `slug` comes from the name when it's left out.
+
+    Raises: `PermissionDenied`, `InvalidRequest` (with `param`), `Conflict` when the slug is taken.
+    """
+    actor = as_actor(actor)
+    require_operator(actor)
+    if unknown := set(limits) - LIMITS:
+        raise InvalidRequest(f"A tenant has no {sorted(unknown)[0]}.", param=sorted(unknown)[0])
+    tenant = Tenant(name=name, slug=slug or slugify(name)[:63], **limits)
+    save_valid(tenant)
+    if owner is not None:
+        Membership.objects.create(tenant=tenant, user=owner, role=Role.OWNER)
+    record(
+        actor=actor,
+        action="tenant.create",
+        target=tenant,
+        tenant=tenant,
+        owner=owner.get_username() if owner else None,
+        **limits,
+    )
+    return tenant
+
+
+@transaction.atomic
+def update_tenant(*, actor: Actor | User, tenant: Tenant, **changes: Any) -> Tenant:
+    """Change a tenant's name (its admins) or its limits (the operator).
+
+    Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
+    """
+    actor = as_actor(actor)
+    if unknown := set(changes) - LIMITS - {"name"}:
+        raise InvalidRequest(f"{sorted(unknown)[0]} can't be changed.", param=sorted(unknown)[0])
+    require_role(actor, tenant, Role.ADMIN)
+    if LIMITS & set(changes):
+        require_operator(actor)
+    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    difference = changed(tenant, changes)
+    if difference:
+        save_valid(tenant)
+        record(
+            actor=actor, action="tenant.update", target=tenant, tenant=tenant, changes=difference
+        )
+        _announce(tenant)
+    return tenant
+
+
+@transaction.atomic
+def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> Tenant:
+    """Let a tenant in, or refuse its keys and members within seconds."""
+    actor = as_actor(actor)
+    require_operator(actor)
+    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    if tenant.active != active:
+        tenant.active = active
+        tenant.save(update_fields=["active"])
+        verb = "tenant.activate" if active else "tenant.deactivate"
+        record(actor=actor, action=verb, target=tenant, tenant=tenant)
+        _announce(tenant)
+    return tenant
+
+
+@transaction.atomic
+def rotate_cache_salt(*, actor: Actor | User, tenant: Tenant) -> Tenant:
+    """Give the tenant a new cache namespace: what it cached before is never hit again."""
+    actor = as_actor(actor)
+    require_role(actor, tenant, Role.OWNER)
+    tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    tenant.salt = new_salt()
+    tenant.save(update_fields=["salt"])
+    record(actor=actor, action="tenant.rotate_cache_salt", target=tenant, tenant=tenant)
+    _announce(tenant)
+    return tenant
+
+
+def _announce(tenant: Tenant) -> None:
+    """Tell this process once the change is committed."""
+    transaction.on_commit(partial(tenant_changed.send, sender=Tenant, tenant=tenant))

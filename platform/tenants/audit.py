@@ -1,0 +1,39 @@
+"""Writing audit rows."""
+
+from typing import Any
+
+from django.db import models, transaction
+
+from tenants.actors import Actor
+from tenants.models import AuditEntry, Tenant
+
+SECRET_FIELDS = frozenset({"salt", "digest", "password"})
+
+
+def record(
+    *,
+    actor: Actor,
+    action: str,
+    target: models.Model,
+    tenant: Tenant | None = None,
+    **details: Any,
+) -> AuditEntry:
+    """Add an audit row to the transaction that does the deed.
+
+    Raises: RuntimeError outside a transaction, where deed and row could come apart, and ValueError
+    when `details` holds a secret.
+    """
+    if not transaction.get_connection().in_atomic_block:
+        raise RuntimeError(f"{action}: an audit row must be written in the deed's transaction.")
+    if leaked := SECRET_FIELDS & set(details):
+        raise ValueError(f"{action}: {', '.join(leaked)} must not be audited.")
+    return AuditEntry.objects.create(
+        actor=actor.user,
+        actor_label=actor.label[:200],
+        tenant=tenant,
+        action=action,
+        target_type=target._meta.model_name or "",
+        target_id=str(target.pk),
+        target_label=str(target)[:250],
+        details=details,
+    )

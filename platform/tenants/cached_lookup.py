@@ -1,0 +1,86 @@
+"""A bounded cache in front of an expensive look-up, for one process."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class CachedLookup(Generic[K, V]):
+    """Answers are kept `ttl` seconds, at most `size` of them, the longest unused leave first.
+
+    Callers who miss at the same moment share one look-up.
+    """
+
+    def __init__(
+        self, *, ttl: float, size: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.ttl, self.size, self._clock = ttl, size, clock
+        self._answers: OrderedDict[K, tuple[float, V]] = OrderedDict()
+        self._flying: dict[K, asyncio.Task[V]] = {}
+        self._generation = 0
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    def clear(self) -> None:
+        """Forget every answer, also those that are being looked up right now."""
+        self._answers.clear()
+        self._flying.clear()
+        self._generation += 1
+
+    def fresh(self, key: K) -> V | None:
+        """The answer when it's known and young enough."""
+        return self.within(key, self.ttl)
+
+    def within(self, key: K, seconds: float) -> V | None:
+        """The answer when it's known and no older than so many seconds."""
+        found = self._answers.get(key)
+        if found is None or self._clock() - found[0] > seconds:
+            return None
+        self._answers.move_to_end(key)
+        return found[1]
+
+    async def get(self, key: K, look_up: Callable[[], Awaitable[V]]) -> V:
+        """The answer from the cache or from `look_up`, whose exceptions reach every caller."""
+        answer = self.fresh(key)
+        if answer is not None:
+            return answer
+        # Shielded: one caller who goes away must not fail the others.
+        return await asyncio.shield(self._flight(key, look_up))
+
+    def put(self, key: K, answer: V) -> None:
+        """Remember an answer as of now."""
+        self._answers[key] = (self._clock(), answer)
+        self._answers.move_to_end(key)
+        while len(self._answers) > self.size:
+            self._answers.popitem(last=False)
+
+    def forget(self, key: K) -> None:
+        """Drop one answer."""
+        self._answers.pop(key, None)
+
+    def _flight(self, key: K, look_up: Callable[[], Awaitable[V]]) -> "asyncio.Task[V]":
+        task = self._flying.get(key)
+        loop = asyncio.get_running_loop()
+        if task is None or task.done() or task.get_loop() is not loop:
+            task = loop.create_task(self._run(key, look_up, self._generation))
+            self._flying[key] = task
+            task.add_done_callback(lambda done: self._land(key, done))
+        return task
+
+    async def _run(self, key: K, look_up: Callable[[], Awaitable[V]], generation: int) -> V:
+        answer = await look_up()
+        if generation == self._generation:
+            self.put(key, answer)
+        return answer
+
+    def _land(self, key: K, task: "asyncio.Task[V]") -> None:
+        if self._flying.get(key) is task:
+            del self._flying[key]
+        if not task.cancelled():
+            task.exception()  # seen: callers may all have left

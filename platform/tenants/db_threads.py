@@ -1,0 +1,30 @@
+"""Database work for coroutines, in a few threads of its own.
+
+Django runs a request's `sync_to_async` work in a thread that ends with the request. Work that
+outlives a request or is shared by several, such as a cached look-up, must not depend on one.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.db import close_old_connections
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-db")
+
+
+async def in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run `function` in a database thread. Its connection is closed (or pooled) afterwards."""
+
+    def work() -> T:
+        close_old_connections()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            close_old_connections()
+
+    return await sync_to_async(work, thread_sensitive=False, executor=_threads)()

@@ -1,0 +1,8 @@
+"""Signals sent once a change is committed, in the process that made it."""
+
+from django.dispatch import Signal
+
+#: A key was created, revoked or changed. Keyword: `key`.
+key_changed = Signal()
+#: A tenant, its limits or its members changed. Keyword: `tenant`.
+tenant_changed = Signal()

@@ -1,0 +1,44 @@
+"""Who did what to what, when. Written in the same transaction as the deed."""
+
+from typing import Any
+
+from django.conf import settings
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import models
+
+from tenants.models.tenant import Tenant
+
+
+class AppendOnly(Exception):
+    """An audit entry was to be changed or deleted."""
+
+
+class AuditEntry(models.Model):
+    """Who did what to what, when. There is no way to change or delete one."""
+
+    at = models.DateTimeField(auto_now_add=True, db_index=True)
+    actor = models.ForeignKey(
+        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
+    )
+    actor_label = models.CharField(max_length=200)
+    tenant = models.ForeignKey(Tenant, models.PROTECT, null=True, blank=True, related_name="+")
+    action = models.CharField(max_length=60, db_index=True)
+    target_type = models.CharField(max_length=60)
+    target_id = models.CharField(max_length=60)
+    target_label = models.CharField(max_length=250)
+    details = models.JSONField(default=dict, encoder=DjangoJSONEncoder)
+
+    class Meta:
+        verbose_name_plural = "audit entries"
+        ordering = ["-pk"]
+
+    def __str__(self) -> str:
+        return f"{self.actor_label}: {self.action} {self.target_label}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        if self.pk is not None:
+            raise AppendOnly("An audit entry can't be changed.")
+        super().save(*args, **kwargs)
+
+    def delete(self, *args: Any, **kwargs: Any) -> tuple[int, dict[str, int]]:
+        raise AppendOnly("An audit entry can't be deleted.")

@@ -1,0 +1,69 @@
+"""A tenant: whose requests, whose cache, whose bill."""
+
+import hashlib
+import hmac
+import secrets
+
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+
+SALT_BYTES = 32
+
+
+def new_salt() -> str:
+    """256 random bits in hex."""
+    return secrets.token_hex(SALT_BYTES)
+
+
+class Tenant(models.Model):
+    """Whose requests, cache and bill. Never deleted, only deactivated: the ledger names it."""
+
+    slug = models.CharField(
+        max_length=63,
+        unique=True,
+        validators=[
+            RegexValidator(
+                r"\A[a-z0-9](?:[a-z0-9-]*[a-z0-9])?\Z",
+                "Lower-case letters, digits and hyphens; a letter or digit first and last.",
+            )
+        ],
+        help_text="Short name for commands and addresses, such as `acme`.",
+    )
+    name = models.CharField(max_length=200)
+    active = models.BooleanField(
+        default=True, help_text="Off: its keys and members are refused within seconds."
+    )
+    weight = models.FloatField(
+        default=1.0,
+        validators=[MinValueValidator(0.01), MaxValueValidator(1000.0)],
+        help_text="Share of the engine when it's busy, relative to other tenants (0.01 to 1000).",
+    )
+    max_priority = models.PositiveIntegerField(
+        default=0,
+        validators=[MaxValueValidator(1000)],
+        help_text="How far before the default of 0 a request may ask to run: priorities down to "
+        "minus this number are allowed (smaller runs earlier).",
+    )
+    requests_per_minute = models.PositiveBigIntegerField(
+        null=True, blank=True, help_text="Empty: the installation's default."
+    )
+    tokens_per_minute = models.PositiveBigIntegerField(
+        null=True, blank=True, help_text="Prompt and output together. Empty: the default."
+    )
+    salt = models.CharField(max_length=64, default=new_salt, editable=False)
+    created_at = models.DateTimeField(auto_now_add=True)
+
+    class Meta:
+        ordering = ["slug"]
+        constraints = [
+            models.CheckConstraint(condition=models.Q(weight__gt=0), name="tenant_weight_positive")
+        ]
+
+    def __str__(self) -> str:
+        return self.slug
+
+    @property
+    def cache_namespace(self) -> str:
+        """Keeps the tenant's prefixes apart in the KV cache: [32] hex, no way back to the salt."""
+        key = bytes.fromhex(self.salt)
+        return hmac.new(key, b"quire kv cache namespace", hashlib.sha256).hexdigest()[:32]

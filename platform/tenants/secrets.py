@@ -1,0 +1,40 @@
+"""API keys as text: made, taken apart, hashed.
+
+A key is `sk-quire-` + 10 characters that name it + 43 secret ones, letters and digits throughout.
+The secret half carries 256 bits from the system's generator, so nothing can guess it and a fast
+hash is enough: slow ones (PBKDF2, Argon2) exist to make up for passwords' lack of entropy, and
+would cost each request milliseconds here for nothing. What the database holds can't be turned back.
+"""
+
+import hashlib
+import re
+import secrets
+import string
+
+PREFIX = "sk-quire-"
+PUBLIC_CHARS, SECRET_CHARS = 10, 43  # 62**43 > 2**256
+ALPHABET = string.ascii_letters + string.digits
+#: No key is longer, so a longer text is cut before it's hashed: a megabyte costs what a key costs.
+MAX_CHARS = len(PREFIX) + PUBLIC_CHARS + SECRET_CHARS + 1
+_SHAPE = re.compile(rf"{PREFIX}([A-Za-z0-9]{{{PUBLIC_CHARS}}})[A-Za-z0-9]{{{SECRET_CHARS}}}")
+
+
+def new_public_id() -> str:
+    """A random name for a key: unique enough that a clash is an error worth raising."""
+    return "".join(secrets.choice(ALPHABET) for _ in range(PUBLIC_CHARS))
+
+
+def new_key(public_id: str) -> str:
+    """The text that its owner keeps."""
+    return PREFIX + public_id + "".join(secrets.choice(ALPHABET) for _ in range(SECRET_CHARS))
+
+
+def digest(key: str) -> str:
+    """sha256 of the text in hex, [64]. Only as much of it as a key can be long."""
+    return hashlib.sha256(key[:MAX_CHARS].encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def public_id_of(key: str) -> str | None:
+    """The name in a well-formed key, else None."""
+    match = _SHAPE.fullmatch(key) if len(key) < MAX_CHARS else None
+    return match.group(1) if match else None
