@@ -1,0 +1,178 @@
+"""The one way to change what is served. Supervisors carry out what these write down."""
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from catalog.errors import Conflict
+from catalog.events import served_model_changed
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from engine.errors import InvalidRequest
+from tenants.actors import Actor, as_actor, require_operator
+from tenants.audit import record
+from tenants.models import Tenant, User
+from tenants.validation import changed, save_valid
+
+#: States in which a replica still holds memory or streams.
+ALIVE = (ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING)
+#: A row that no supervisor refreshed for this long tells of a process that is gone.
+SEEN_WITHIN_S = 30.0
+CHANGEABLE = frozenset({"source", "settings", "num_replicas", "node", "managed", "public"})
+
+
+@transaction.atomic
+def load_model(
+    *,
+    actor: Actor | User,
+    name: str,
+    source: str = "",
+    settings: Mapping[str, Any] | None = None,
+    **columns: Any,
+) -> ServedModel:
+    """Have a model served: a new one from `source`, or one that was unloaded.
+
+    Of several loads at the same time one wins; the others get `Conflict`, as does a load while the
+    model's replicas still drain.
+
+    Args:
+        source: a folder or a hub id. May be left out for a model in the catalogue.
+        settings: `EngineConfig`'s, without `model` and `served_model_name`. None: as they were.
+        columns: `num_replicas`, `node`, `managed`, `public`.
+    Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict`.
+    """
+    actor = as_actor(actor)
+    require_operator(actor)
+    changes: dict[str, Any] = _known_columns(columns)
+    if source:
+        changes["source"] = check_source(source)
+    if settings is not None:
+        changes["settings"] = dict(settings)
+    model = ServedModel.objects.select_for_update().filter(name=name).first()
+    if model is None:
+        if not source:
+            raise InvalidRequest(f"There is no model {name!r} yet: name its folder.", param="name")
+        model = ServedModel(name=name)
+    else:
+        _refuse_while_in_use(model)
+    changed(model, {**changes, "desired_state": DesiredState.LOADED})
+    save_valid(model)  # the unique name lets one of two first loads win
+    record(
+        actor=actor,
+        action="model.load",
+        target=model,
+        source=model.source,
+        settings=model.settings,
+    )
+    _announce(model)
+    return model
+
+
+@transaction.atomic
+def unload_model(*, actor: Actor | User, model: ServedModel) -> ServedModel:
+    """Drain a model's replicas and stop them. Raises `Conflict` when it isn't loaded."""
+    actor = as_actor(actor)
+    require_operator(actor)
+    model = ServedModel.objects.select_for_update().get(pk=model.pk)
+    if model.desired_state == DesiredState.UNLOADED:
+        raise Conflict(f"{model.name} is not loaded.")
+    model.desired_state = DesiredState.UNLOADED
+    model.save(update_fields=["desired_state", "changed_at"])
+    record(actor=actor, action="model.unload", target=model)
+    _announce(model)
+    return model
+
+
+@transaction.atomic
+def update_model(*, actor: Actor | User, model: ServedModel, **changes: Any) -> ServedModel:
+    """Change a model; replicas are drained and started anew where engine settings changed.
+
+    Raises: `PermissionDenied`, `InvalidRequest` with `param`.
+    """
+    actor = as_actor(actor)
+    require_operator(actor)
+    changes = _known_columns(changes)
+    if "source" in changes:
+        changes["source"] = check_source(changes["source"])
+    model = ServedModel.objects.select_for_update().get(pk=model.pk)
+    difference = changed(model, changes)
+    if difference:
+        save_valid(model)
+        record(actor=actor, action="model.update", target=model, changes=difference)
+        _announce(model)
+    return model
+
+
+@transaction.atomic
+def share_model(
+    *, actor: Actor | User, model: ServedModel, tenants: Iterable[Tenant], public: bool
+) -> ServedModel:
+    """Serve a model to everyone, or to these tenants alone."""
+    actor = as_actor(actor)
+    require_operator(actor)
+    model = ServedModel.objects.select_for_update().get(pk=model.pk)
+    model.public = public
+    model.save(update_fields=["public", "changed_at"])
+    model.tenants.set(tenants)
+    slugs = sorted(model.tenants.values_list("slug", flat=True))
+    record(actor=actor, action="model.share", target=model, public=public, tenants=slugs)
+    _announce(model)
+    return model
+
+
+@transaction.atomic
+def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
+    """Take a model out of the catalogue. Raises `Conflict` while it's loaded or drains."""
+    actor = as_actor(actor)
+    require_operator(actor)
+    model = ServedModel.objects.select_for_update().get(pk=model.pk)
+    if model.desired_state == DesiredState.LOADED:
+        raise Conflict(f"{model.name} is loaded: unload it first.")
+    _refuse_while_in_use(model)
+    record(actor=actor, action="model.delete", target=model, source=model.source)
+    transaction.on_commit(partial(served_model_changed.send, ServedModel, served_model=model))
+    model.delete()
+
+
+def check_source(source: str) -> str:
+    """The folder as an absolute path, or the hub id as it is. Raises `InvalidRequest`."""
+    if "\0" in source or not source.strip():
+        raise InvalidRequest("source must be a folder or a hub id.", param="source")
+    path = Path(source).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InvalidRequest(f"{path} holds no config.json: no model folder.", param="source")
+        return str(path.resolve())
+    looks_like_a_path = source.startswith(("/", ".", "~")) or source.count("/") > 1
+    if looks_like_a_path or path.exists():
+        raise InvalidRequest(f"There is no folder {path}.", param="source")
+    return source
+
+
+def _known_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+    if unknown := sorted(set(columns) - CHANGEABLE):
+        raise InvalidRequest(f"A model has no {unknown[0]} to set.", param=unknown[0])
+    return {name: value for name, value in columns.items() if value is not None}
+
+
+def _refuse_while_in_use(model: ServedModel) -> None:
+    """Raise `Conflict` for a model that is loaded, or that a replica still holds."""
+    if model.desired_state == DesiredState.LOADED:
+        ready = model.replicas.filter(state=ReplicaState.READY).exists()
+        raise Conflict(f"{model.name} is {'loaded already' if ready else 'being loaded already'}.")
+    recent = timezone.now() - timedelta(seconds=SEEN_WITHIN_S)
+    alive = model.replicas.filter(state__in=ALIVE, last_seen__gte=recent)
+    busy: Replica | None = alive.first()
+    if busy is not None:
+        raise Conflict(
+            f"{model.name} is still being unloaded ({busy.replica_id} is {busy.state}). "
+            "Try again when it has stopped."
+        )
+
+
+def _announce(model: ServedModel) -> None:
+    transaction.on_commit(partial(served_model_changed.send, ServedModel, served_model=model))

@@ -1,0 +1,43 @@
+"""A served model as the command line of one replica."""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+ENGINE_SERVICE = (sys.executable, "-m", "engine.service")
+
+
+def engine_flags(settings: Mapping[str, Any]) -> list[str]:
+    """`EngineConfig` settings as its own flags. None is left out: it's the default."""
+    flags = []
+    for name, value in settings.items():
+        flag = name.replace("_", "-")
+        if value is None:
+            continue
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            flags.append(f"--{flag}={text}")  # one word: a value may start with a hyphen
+    return flags
+
+
+def replica_command(
+    settings: Mapping[str, Any],
+    *,
+    replica_id: str,
+    redis_url: str,
+    key_prefix: str,
+    drain_seconds: float,
+    program: Sequence[str] = (),
+) -> list[str]:
+    """Argument list of one replica's process; `program` replaces `python -m engine.service`."""
+    return [
+        *(program or ENGINE_SERVICE),
+        f"--replica-id={replica_id}",
+        f"--redis-url={redis_url}",
+        f"--key-prefix={key_prefix}",
+        f"--drain-timeout={drain_seconds}",
+        *engine_flags(settings),
+    ]

@@ -1,0 +1,6 @@
+"""Signals sent once a change is committed, in the process that made it."""
+
+from django.dispatch import Signal
+
+#: A served model was loaded, unloaded or changed. Keyword: `served_model`.
+served_model_changed = Signal()

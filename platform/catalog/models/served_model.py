@@ -1,0 +1,88 @@
+"""A model under the name that clients use."""
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
+from django.db import models
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from tenants.models import Tenant
+
+#: Set from the row's own columns or by the supervisor, never in `settings`.
+RESERVED_SETTINGS = frozenset({"model", "served_model_name"})
+
+
+class DesiredState(models.TextChoices):
+    """What the operator wants; a supervisor sees to it."""
+
+    LOADED = "loaded", "Loaded"
+    UNLOADED = "unloaded", "Unloaded"
+
+
+def check_engine_settings(settings: Any) -> None:
+    """Raise ValidationError unless these are settings of `EngineConfig`, in their ranges."""
+    if not isinstance(settings, dict):
+        raise ValidationError("Must be a JSON object.")
+    if reserved := RESERVED_SETTINGS & set(settings):
+        raise ValidationError(f"{sorted(reserved)[0]} has a field of its own.")
+    try:
+        EngineConfig.from_mapping(settings)
+    except ConfigError as error:
+        raise ValidationError(error.message) from error
+
+
+class ServedModel(models.Model):
+    """A model under the name that clients use. Its replicas follow `desired_state`."""
+
+    name = models.CharField(
+        max_length=200,
+        unique=True,
+        validators=[
+            RegexValidator(
+                r"\A[A-Za-z0-9](?:[A-Za-z0-9._:@/-]*[A-Za-z0-9])?\Z",
+                "Letters, digits and . _ : @ / - inside.",
+            )
+        ],
+        help_text="What clients send as `model`.",
+    )
+    source = models.CharField(max_length=1000, help_text="A folder, or an id on the hub.")
+    settings = models.JSONField(
+        default=dict,
+        blank=True,
+        validators=[check_engine_settings],
+        help_text='Engine settings, such as {"max_model_len": 4096}.',
+    )
+    desired_state = models.CharField(
+        max_length=10, choices=DesiredState, default=DesiredState.UNLOADED
+    )
+    num_replicas = models.PositiveSmallIntegerField(
+        default=1,
+        validators=[MinValueValidator(1), MaxValueValidator(64)],
+        help_text="Replicas on each node that runs it.",
+    )
+    node = models.CharField(
+        max_length=200, blank=True, help_text="Host whose supervisor runs it. Empty: every node."
+    )
+    managed = models.BooleanField(
+        default=True, help_text="Off: replicas are started by hand, with `manage.py engine`."
+    )
+    public = models.BooleanField(default=True, help_text="Off: for the tenants below alone.")
+    tenants = models.ManyToManyField(Tenant, blank=True, related_name="served_models")
+    max_model_len = models.PositiveIntegerField(
+        null=True, blank=True, editable=False, help_text="Context length, from its replicas."
+    )
+    created_at = models.DateTimeField(auto_now_add=True)
+    changed_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def engine_settings(self) -> dict[str, Any]:
+        """All that `EngineConfig.from_mapping` needs for a replica of this model."""
+        return {**self.settings, "model": self.source, "served_model_name": self.name}

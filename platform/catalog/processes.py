@@ -1,0 +1,118 @@
+"""Child processes that can't outlive their parent and leave nothing behind.
+
+A child leads a process group of its own, so a terminal's Ctrl-C reaches the parent alone, which
+then stops its children in the order it wants; and whatever a child forked goes with it.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import IO
+
+PR_SET_PDEATHSIG = 1
+POLL_S = 0.02
+
+# Loaded here because a child between fork and exec must not import or take locks.
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
+
+
+class ManagedProcess:
+    """A running child and its group."""
+
+    def __init__(self, name: str, popen: "subprocess.Popen[bytes]") -> None:
+        self.name, self.pid, self.started = name, popen.pid, time.monotonic()
+        self._popen = popen
+
+    def poll(self) -> int | None:
+        """Exit status (negative: the signal), or None while it runs. Sweeps the group once dead."""
+        if self._popen.returncode is None and self._is_dead():
+            # Before the child is reaped: its id can't belong to anybody else yet.
+            self._signal_group(signal.SIGKILL)
+            self._popen.wait()
+        return self._popen.returncode
+
+    def terminate(self) -> None:
+        """Ask the child (not its group) to end; it looks after what it started."""
+        if self.poll() is None:
+            self._popen.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End the child and all of its group at once."""
+        if self.poll() is None:
+            self._signal_group(signal.SIGKILL)
+            self._popen.wait()
+
+    def wait(self, timeout: float) -> int | None:
+        """Exit status once it ended, or None when `timeout` seconds passed first."""
+        deadline = time.monotonic() + timeout
+        while (status := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return status
+
+    def stop(self, grace: float = 10.0) -> int | None:
+        """SIGTERM, up to `grace` seconds of patience, then SIGKILL for the whole group."""
+        self.terminate()
+        if self.wait(grace) is None:
+            self.kill()
+        return self.poll()
+
+    def _is_dead(self) -> bool:
+        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        try:
+            return os.waitid(os.P_PID, self.pid, flags) is not None
+        except ChildProcessError:  # reaped by someone else; Popen.wait copes with that
+            return True
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return  # the group is empty (macOS says EPERM for a group of zombies)
+
+
+def spawn(
+    command: Sequence[str],
+    *,
+    name: str,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    stdout: IO[bytes] | int | None = None,
+    stderr: IO[bytes] | int | None = None,
+    death_signal: signal.Signals = signal.SIGTERM,
+) -> ManagedProcess:
+    """Start a child in a group of its own.
+
+    Args:
+        env: added to this process's environment.
+        death_signal: what the child gets when the thread that started it ends (Linux), so call
+            this from a thread that lives as long as the child shall.
+    """
+    popen = subprocess.Popen(
+        list(command),
+        env={**os.environ, **(env or {})},
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,
+        preexec_fn=_die_with_parent(death_signal),
+    )
+    return ManagedProcess(name, popen)
+
+
+def _die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+    """What the child runs between fork and exec, where the kernel offers it."""
+    if _libc is None:
+        return None
+    parent, set_option = os.getpid(), _libc.prctl
+
+    def prepare() -> None:
+        set_option(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+        if os.getppid() != parent:  # the parent died before the option was set
+            os._exit(1)
+
+    return prepare

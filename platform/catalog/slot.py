@@ -1,0 +1,172 @@
+"""One replica that a supervisor keeps alive: its process, its restarts, its end."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+from catalog.mirror import state_of
+from catalog.models import ReplicaState
+from catalog.processes import ManagedProcess, spawn
+from engine.protocol import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
+#: A replica that served this long starts anew at once when it dies.
+HEALTHY_AFTER_S = 10.0
+#: Beyond its own drain timeout a replica gets this long before it's killed.
+KILL_AFTER_S = 10.0
+#: A ready replica whose loop stands still this long is killed. Gateways stop routing to it long
+#: before (`engine.protocol.STALL_AFTER_S`).
+STALLED_AFTER_S = 60.0
+
+
+def backoff(failures: int) -> float:
+    """Seconds to wait before the next start after so many failures in a row."""
+    return min(BACKOFF_S * 2 ** max(failures - 1, 0), MAX_BACKOFF_S) if failures else 0.0
+
+
+def describe_exit(status: int) -> str:
+    """An exit status in words."""
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"exited with status {status}"
+
+
+class Slot:
+    """A place for one replica.
+
+    Args:
+        command: its process; another command for the same replica id is another slot.
+        served_model_id: its row in the catalogue.
+    """
+
+    def __init__(
+        self,
+        replica_id: str,
+        served_model_id: int,
+        command: Sequence[str],
+        *,
+        drain_seconds: float,
+        cwd: str | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.replica_id, self.served_model_id = replica_id, served_model_id
+        self.command, self.cwd = list(command), cwd
+        self.process: ManagedProcess | None = None
+        self.last_pid = 0
+        self.restarts = self.failures = 0
+        self.exit_detail = ""
+        self.ready_since: float | None = None
+        self._clock, self._drain_seconds = clock, drain_seconds
+        self._next_start = clock()
+        self._kill_at: float | None = None
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it was told to end."""
+        return self._kill_at is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was told to end and has."""
+        return self.stopping and self.process is None
+
+    def start_if_due(self, occupied: bool) -> None:
+        """Start the process unless one runs, a wait is not over or someone else has the id."""
+        if self.process is not None or self.stopping or self._clock() < self._next_start:
+            return
+        if occupied:
+            self.exit_detail = "another process serves under this replica id"
+            return
+        self.process = spawn(
+            self.command,
+            name=self.replica_id,
+            cwd=self.cwd,
+            # Streams survive a killed engine; one that nobody supervises would hold the memory.
+            death_signal=signal.SIGKILL,
+        )
+        if self.last_pid:
+            self.restarts += 1
+        self.last_pid = self.process.pid
+        self.exit_detail, self.ready_since = "", None
+        logger.info("replica %s starts as process %d", self.replica_id, self.last_pid)
+
+    def drain(self) -> None:
+        """Ask the process to finish what it does and end."""
+        if self.stopping:
+            return
+        self._kill_at = self._clock() + self._drain_seconds + KILL_AFTER_S
+        if self.process is not None:
+            self.process.terminate()
+
+    def check(self) -> None:
+        """Notice an end; kill what overstays its drain."""
+        if self.process is None:
+            return
+        status = self.process.poll()
+        if status is None:
+            if self._kill_at is not None and self._clock() > self._kill_at:
+                logger.warning("replica %s did not drain in time; killed", self.replica_id)
+                self.process.kill()
+            return
+        self.process = None
+        if not self.stopping:
+            self._note_death(status)
+
+    def kill(self) -> None:
+        """End the process and its group now."""
+        self.drain()
+        if self.process is not None:
+            self.process.kill()
+            self.process = None
+
+    def state(self, heartbeat: Heartbeat | None) -> tuple[ReplicaState, str]:
+        """What to show: the process decides, then its own heartbeat."""
+        if self.process is None:
+            if self.stopping:
+                return ReplicaState.STOPPED, ""
+            return (
+                ReplicaState.FAILED if self.failures else ReplicaState.PENDING,
+                self.exit_detail,
+            )
+        own = heartbeat if heartbeat and heartbeat.pid == self.process.pid else None
+        if self.stopping:
+            return ReplicaState.DRAINING, ""
+        if own is None:
+            return ReplicaState.LOADING, ""
+        if own.state == "ready" and self.ready_since is None:
+            self.ready_since = self._clock()
+        return state_of(own), own.detail
+
+    def kill_if_stalled(self, heartbeat: Heartbeat | None, now: float) -> None:
+        """End a process whose engine has not come round for a while; it starts anew.
+
+        Args:
+            now: seconds since the epoch, by the clock that wrote the heartbeat.
+        """
+        if self.process is None or heartbeat is None or heartbeat.pid != self.process.pid:
+            return
+        stalled = now - heartbeat.progress_at
+        if heartbeat.state == "ready" and stalled > STALLED_AFTER_S:
+            logger.error("replica %s stands still for %.0f s; killed", self.replica_id, stalled)
+            self.process.kill()
+
+    def note_failure(self, detail: str) -> None:
+        """Keep what a replica said of its own failure."""
+        self.exit_detail = detail
+
+    def _note_death(self, status: int) -> None:
+        healthy = (
+            self.ready_since is not None and self._clock() - self.ready_since >= HEALTHY_AFTER_S
+        )
+        self.failures = 0 if healthy else self.failures + 1
+        wait = backoff(self.failures)
+        self._next_start = self._clock() + wait
+        self.exit_detail = f"the replica {describe_exit(status)}"
+        logger.warning(
+            "replica %s %s; it starts again in %.1f s", self.replica_id, describe_exit(status), wait
+        )

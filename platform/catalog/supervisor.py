@@ -1,0 +1,212 @@
+"""The supervisor: keeps running on this node what the catalogue says shall be loaded.
+
+It reconciles: each `tick` compares the rows with its processes and does the next step. Being killed
+loses nothing; the rows say again what is wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import time
+from collections.abc import Sequence
+
+import redis
+from django.conf import settings
+from django.db import DatabaseError, InterfaceError, close_old_connections
+from django.db.models import Q
+
+from catalog.engine_command import replica_command
+from catalog.heartbeats import known_replicas, read_heartbeats
+from catalog.mirror import Sighting, mirror
+from catalog.models import DesiredState, ReplicaState, ServedModel
+from catalog.slot import Slot
+from engine.protocol import Heartbeat
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.1
+SYNC_S = 0.5
+
+
+def replica_id_of(model: ServedModel, index: int, node: str) -> str:
+    """A name that a replica keeps over restarts, so that its inbox stays its own."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.name)[:60]
+    return f"{name}-{model.pk}-{index}@{node}"
+
+
+class Supervisor:
+    """Runs the replicas of this node.
+
+    Args:
+        redis_url, key_prefix: what the replicas get and where their heartbeats are.
+        node: this node's name; default: the host's.
+        program: replaces `python -m engine.service`.
+        drain_seconds: patience for streams when a replica is drained.
+    """
+
+    def __init__(
+        self,
+        *,
+        redis_url: str = "",
+        key_prefix: str = "",
+        node: str = "",
+        program: Sequence[str] = (),
+        drain_seconds: float | None = None,
+    ) -> None:
+        quire = settings.QUIRE
+        self.redis_url = redis_url or settings.REDIS_URL
+        self.prefix = key_prefix or quire["KEY_PREFIX"]
+        self.node = node or socket.gethostname()
+        self.program = list(program or quire["ENGINE_COMMAND"])
+        self.drain_seconds = quire["DRAIN_SECONDS"] if drain_seconds is None else drain_seconds
+        self.slots: dict[str, Slot] = {}
+        self._wanted: dict[str, Slot] = {}
+        self._unmanaged: dict[str, int] = {}
+        self._beats: dict[str, Heartbeat] = {}
+        self._redis = redis.Redis.from_url(
+            self.redis_url, socket_timeout=5, socket_connect_timeout=5
+        )
+        self._next_sync = 0.0
+        self._troubled = ""
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One step of reconciliation; call it every `TICK_S` seconds from the main thread."""
+        for slot in self.slots.values():
+            slot.check()
+        if time.monotonic() < self._next_sync:
+            return
+        self._next_sync = time.monotonic() + SYNC_S
+        try:
+            self._read_wishes()
+            self._read_heartbeats()
+            self._reconcile()
+            self._write_rows()
+            self._troubled = ""
+        except (DatabaseError, InterfaceError, redis.RedisError) as error:
+            # What runs goes on; what was wanted a moment ago is kept.
+            self._complain(f"the catalogue can't be reconciled right now: {error}")
+        finally:
+            close_old_connections()
+
+    def stop(self) -> None:
+        """Drain every replica, wait, and kill what is left."""
+        for slot in self.slots.values():
+            slot.drain()
+        while any(not slot.ended for slot in self.slots.values()):
+            time.sleep(TICK_S / 2)
+            for slot in self.slots.values():
+                slot.check()
+        self._say_goodbye()
+        self._redis.close()
+
+    def kill(self) -> None:
+        """End every replica at once."""
+        for slot in self.slots.values():
+            slot.kill()
+
+    # -- its parts ----------------------------------------------------------------------------
+
+    def _read_wishes(self) -> None:
+        """What the catalogue wants on this node."""
+        loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
+        self._unmanaged = dict(loaded.filter(managed=False).values_list("name", "pk"))
+        here = loaded.filter(Q(node="") | Q(node=self.node), managed=True)
+        self._wanted = {}
+        for model in here:
+            for index in range(model.num_replicas):
+                slot = self._slot(model, replica_id_of(model, index, self.node))
+                self._wanted[slot.replica_id] = slot
+
+    def _slot(self, model: ServedModel, replica_id: str) -> Slot:
+        command = replica_command(
+            model.engine_settings,
+            replica_id=replica_id,
+            redis_url=self.redis_url,
+            key_prefix=self.prefix,
+            drain_seconds=self.drain_seconds,
+            program=self.program,
+        )
+        return Slot(
+            replica_id,
+            model.pk,
+            command,
+            drain_seconds=self.drain_seconds,
+            cwd=str(settings.BASE_DIR),
+        )
+
+    def _read_heartbeats(self) -> None:
+        ids = set(self.slots) | set(self._wanted)
+        if self._unmanaged:
+            ids |= known_replicas(self._redis, self.prefix)
+        self._beats = read_heartbeats(self._redis, self.prefix, sorted(ids))
+
+    def _reconcile(self) -> None:
+        """Drain what isn't wanted (any more, or not like this), start what is."""
+        for replica_id, slot in list(self.slots.items()):
+            wanted = self._wanted.get(replica_id)
+            if wanted is None or wanted.command != slot.command:
+                slot.drain()
+            if slot.ended and wanted is not None:
+                del self.slots[replica_id]  # its successor takes the place below
+        for replica_id, wanted in self._wanted.items():
+            slot = self.slots.setdefault(replica_id, wanted)
+            beat = self._beats.get(replica_id)
+            if beat is not None and beat.pid == slot.last_pid and beat.state == "failed":
+                slot.note_failure(beat.detail)
+            slot.kill_if_stalled(beat, time.time())
+            occupied = beat is not None and beat.state != "failed" and beat.pid != slot.last_pid
+            slot.start_if_due(occupied)
+
+    def _write_rows(self) -> None:
+        sightings = [self._sighting(slot) for slot in self.slots.values()]
+        lengths = {
+            slot.served_model_id: beat.model.max_model_len
+            for slot in self.slots.values()
+            if (beat := self._beats.get(slot.replica_id)) and beat.state == "ready"
+        }
+        for beat in self._beats.values():
+            model_id = self._unmanaged.get(beat.model.name)
+            if model_id is not None and beat.replica_id not in self.slots:
+                sightings.append(Sighting.of_heartbeat(beat, model_id))
+                if beat.state == "ready":
+                    lengths[model_id] = beat.model.max_model_len
+        mirror(sightings, lengths)
+        for slot in [slot for slot in self.slots.values() if slot.ended]:
+            del self.slots[slot.replica_id]
+
+    def _sighting(self, slot: Slot) -> Sighting:
+        beat = self._beats.get(slot.replica_id)
+        state, detail = slot.state(beat)
+        return Sighting(
+            replica_id=slot.replica_id,
+            served_model_id=slot.served_model_id,
+            state=state,
+            detail=detail,
+            pid=slot.process.pid if slot.process else None,
+            host=self.node,
+            incarnation=beat.incarnation if beat and slot.process else "",
+            restarts=slot.restarts,
+        )
+
+    def _say_goodbye(self) -> None:
+        """Leave rows that say the truth."""
+        try:
+            mirror(
+                [
+                    Sighting(slot.replica_id, slot.served_model_id, ReplicaState.STOPPED)
+                    for slot in self.slots.values()
+                ],
+                {},
+            )
+        except (DatabaseError, InterfaceError) as error:
+            self._complain(f"the replicas' end could not be written down: {error}")
+
+    def _complain(self, message: str) -> None:
+        """Log a trouble once, not at every tick."""
+        if message != self._troubled:
+            logger.warning("%s", message)
+            self._troubled = message
