@@ -1,0 +1,230 @@
+"""From the spool into the ledger: a thread in every gateway process.
+
+The drainers share a consumer group. An entry is acknowledged and deleted only once its row is
+there, and a row with the same request id is there only once, so nothing is lost or doubled whenever
+a drainer dies. What a dead one had taken is claimed by another after `CLAIM_AFTER_MS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import redis
+from django.db import DatabaseError, InterfaceError, close_old_connections
+from redis.exceptions import ResponseError
+
+from metering.ledger import insert_records
+from metering.records import UsageRecord, decode_record
+from metering.redis_clients import key, sync_client
+from metering.settlement import put_back, spool_key, take_waiting
+
+logger = logging.getLogger(__name__)
+
+GROUP = "ledger"
+BATCH = 500
+BLOCK_MS = 1000
+CLAIM_AFTER_MS = 30_000
+GONE_AFTER_MS = 3_600_000
+MAX_PAUSE_S = 30.0
+#: Entries that are no usage record are kept apart for a person to look at.
+DEAD_LETTERS_MAX = 10_000
+
+Entries = list[tuple[bytes, dict[bytes, bytes] | None]]
+
+
+class Spool:
+    """The stream, as one consumer of its group sees it."""
+
+    def __init__(self, client: redis.Redis, consumer: str = "") -> None:
+        self.client, self.key = client, spool_key()
+        self.consumer = consumer or f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+    def ensure_group(self) -> None:
+        """Create stream and group unless they are there."""
+        try:
+            self.client.xgroup_create(self.key, GROUP, id="0", mkstream=True)
+        except ResponseError as error:
+            if "BUSYGROUP" not in str(error):
+                raise
+
+    def read(self, *, block_ms: int | None) -> Entries:
+        """New entries; `block_ms` None returns at once."""
+        found = self.client.xreadgroup(
+            GROUP, self.consumer, {self.key: ">"}, count=BATCH, block=block_ms
+        )
+        return _entries(found)
+
+    def claim(self, idle_ms: int) -> Entries:
+        """Take over what dead consumers left."""
+        reply = self.client.xautoclaim(self.key, GROUP, self.consumer, idle_ms, "0-0", count=BATCH)
+        return list(reply[1])
+
+    def done(self, ids: Sequence[bytes]) -> None:
+        """Acknowledge and delete."""
+        pipe = self.client.pipeline(transaction=True)
+        pipe.xack(self.key, GROUP, *ids)
+        pipe.xdel(self.key, *ids)
+        pipe.execute()
+
+    def bury(self, entry_id: bytes, fields: dict[bytes, bytes] | None, reason: str) -> None:
+        """Keep an entry that is no record apart."""
+        logger.error("entry %s of the usage spool is set apart: %s", entry_id.decode(), reason)
+        data: dict[Any, Any] = {**(fields or {}), b"reason": reason}
+        self.client.xadd(key("usage:dead"), data, maxlen=DEAD_LETTERS_MAX, approximate=True)
+        self.done([entry_id])
+
+    def sweep(self) -> None:
+        """Forget consumers that are long gone and left nothing."""
+        for consumer in self.client.xinfo_consumers(self.key, GROUP):
+            if consumer["idle"] > GONE_AFTER_MS and not consumer["pending"]:
+                self.client.xgroup_delconsumer(self.key, GROUP, consumer["name"])
+
+    def leave(self) -> None:
+        """Forget this consumer, unless it leaves something for others to claim."""
+        pending = self.client.xpending_range(
+            self.key, GROUP, "-", "+", 1, consumername=self.consumer
+        )
+        if not pending:
+            self.client.xgroup_delconsumer(self.key, GROUP, self.consumer)
+
+
+def write(spool: Spool, entries: Entries) -> int:
+    """Put entries into the ledger and take them off the spool. Raises DatabaseError, RedisError."""
+    records: list[UsageRecord] = []
+    ids: list[bytes] = []
+    for entry_id, fields in entries:
+        if fields is None:  # trimmed from the stream while it was pending
+            spool.done([entry_id])
+            continue
+        try:
+            records.append(decode_record(fields[b"r"]))
+            ids.append(entry_id)
+        except (msgspec.DecodeError, msgspec.ValidationError, KeyError) as error:
+            spool.bury(entry_id, fields, repr(error))
+    if ids:
+        insert_records(records)
+        spool.done(ids)
+    return len(ids)
+
+
+def drain_once(client: redis.Redis, *, claim_idle_ms: int = CLAIM_AFTER_MS) -> int:
+    """Empty the spool as it is now and return how many records went through."""
+    spool = Spool(client)
+    spool.ensure_group()
+    written = write_waiting()
+    while entries := spool.claim(claim_idle_ms):
+        written += write(spool, entries)
+    while entries := spool.read(block_ms=None):
+        written += write(spool, entries)
+    spool.leave()
+    return written
+
+
+def write_waiting() -> int:
+    """Write what waits in this process because Redis was away. Raises DatabaseError."""
+    records = take_waiting()
+    try:
+        if records:
+            insert_records(records)
+    except BaseException:
+        put_back(records)
+        raise
+    return len(records)
+
+
+class Drainer(threading.Thread):
+    """Drains until told to stop; waits longer and longer while the database or Redis is away."""
+
+    def __init__(self, *, claim_idle_ms: int = CLAIM_AFTER_MS) -> None:
+        super().__init__(name="quire-usage", daemon=True)
+        self._stopping = threading.Event()
+        self._claim_idle_ms = claim_idle_ms
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Finish the batch at hand and end."""
+        self._stopping.set()
+        self.join(timeout)
+
+    def run(self) -> None:
+        pause = 0.0
+        while not self._stopping.wait(pause):
+            client = sync_client(block_s=BLOCK_MS / 1000)
+            try:
+                self._drain(Spool(client))
+            except (DatabaseError, InterfaceError, redis.RedisError, OSError) as error:
+                pause = min(MAX_PAUSE_S, max(0.5, pause * 2))
+                logger.warning("usage waits in the spool, next try in %.1f s: %s", pause, error)
+            else:
+                pause = 0.0
+            finally:
+                client.close()
+                close_old_connections()
+
+    def _drain(self, spool: Spool) -> None:
+        """Work until something fails or the end is asked for."""
+        spool.ensure_group()
+        rounds = 0
+        while not self._stopping.is_set():
+            write_waiting()
+            if rounds % 10 == 0:
+                if claimed := spool.claim(self._claim_idle_ms):
+                    write(spool, claimed)
+                spool.sweep()
+            rounds += 1
+            entries = spool.read(block_ms=BLOCK_MS)
+            if entries:
+                self._write(spool, entries)
+                close_old_connections()
+        spool.leave()
+
+    def _write(self, spool: Spool, entries: Entries) -> None:
+        """Write a batch; on failure keep at it, as these entries are this consumer's to write."""
+        pause = 0.5
+        while True:
+            try:
+                write(spool, entries)
+                return
+            except (DatabaseError, InterfaceError) as error:
+                logger.warning("usage waits in the spool, next try in %.1f s: %s", pause, error)
+                close_old_connections()
+                if self._stopping.wait(pause):
+                    return  # another drainer claims them
+                pause = min(MAX_PAUSE_S, pause * 2)
+
+
+_drainer: Drainer | None = None
+
+
+def start_drainer() -> None:
+    """Start this process's drainer, unless it runs."""
+    global _drainer
+    if _drainer is None or not _drainer.is_alive():
+        _drainer = Drainer()
+        _drainer.start()
+
+
+async def stop_drainer() -> None:
+    """Stop this process's drainer without blocking the loop."""
+    global _drainer
+    if _drainer is not None:
+        await asyncio.to_thread(_drainer.stop)
+        _drainer = None
+
+
+def _entries(found: Any) -> Entries:
+    """The entries of the one stream in an XREADGROUP reply, in RESP2's or RESP3's shape."""
+    if not found:
+        return []
+    if isinstance(found, dict):
+        (value,) = found.values()
+        # redis-py wraps RESP3's entries in one more list
+        return list(value[0]) if value and isinstance(value[0], list) else list(value)
+    return [entry for _, entries in found for entry in entries]

@@ -1,0 +1,76 @@
+"""What a finished request used, as it travels through the spool."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import msgspec
+
+MAX_COUNT = 2**62
+_TEXT_LIMITS = {"request_id": 200, "endpoint": 100, "model": 200, "finish_reason": 40}
+
+
+class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """One request's usage.
+
+    Attributes:
+        request_id: unique; a second record with the same id changes nothing.
+        tenant_id: the tenant's row. key_id, user_id: what it came in with, or None.
+        prompt_tokens, cached_tokens, completion_tokens: >= 0; cached ones are part of the prompt's.
+        finish_reason: of the first output, "" when none was reached.
+        status: HTTP status, 499 when the client left.
+        started_at: when the request arrived, a datetime or seconds since the epoch.
+        ttft_ms: milliseconds to the first token, None when there was none. duration_ms: to the end.
+    Raises: ValueError for a count out of range or an empty `request_id`.
+    """
+
+    request_id: str
+    tenant_id: int
+    endpoint: str
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+    status: int
+    started_at: datetime | float
+    duration_ms: float
+    key_id: int | None = None
+    user_id: int | None = None
+    cached_tokens: int = 0
+    finish_reason: str | None = None
+    ttft_ms: float | None = None
+    stream: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.request_id:
+            raise ValueError("request_id must not be empty.")
+        if isinstance(self.started_at, int | float):
+            self.started_at = datetime.fromtimestamp(self.started_at, UTC)
+        for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "status"):
+            if not 0 <= getattr(self, name) <= MAX_COUNT:
+                raise ValueError(f"{name} must be in [0, 2**62], got {getattr(self, name)}.")
+        for name, limit in _TEXT_LIMITS.items():
+            setattr(self, name, _plain(getattr(self, name) or "", limit))
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and output together."""
+        return self.prompt_tokens + self.completion_tokens
+
+
+def _plain(text: str, limit: int) -> str:
+    """Text that any database takes: no NUL, no lone surrogate, bounded."""
+    return text[:limit].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(UsageRecord)
+
+
+def encode_record(record: UsageRecord) -> bytes:
+    """MessagePack, for the spool."""
+    return _encoder.encode(record)
+
+
+def decode_record(data: bytes) -> UsageRecord:
+    """Raises msgspec.DecodeError or msgspec.ValidationError for bytes that are no record."""
+    return _decoder.decode(data)

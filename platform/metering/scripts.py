@@ -1,0 +1,28 @@
+"""The Lua scripts, by name."""
+
+from collections.abc import Sequence
+from functools import cache
+from hashlib import sha1
+from pathlib import Path
+from typing import Any
+
+from redis import asyncio as aioredis
+from redis.exceptions import NoScriptError
+
+
+@cache
+def source(name: str) -> tuple[str, str]:
+    """A script's text and its sha1, under which Redis keeps it."""
+    text = (Path(__file__).parent / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+    return text, sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+
+async def run_script(
+    client: aioredis.Redis, name: str, keys: Sequence[str], arguments: Sequence[Any]
+) -> Any:
+    """Run by sha1, which is short; a server that was restarted gets the text again."""
+    text, digest = source(name)
+    try:
+        return await client.evalsha(digest, len(keys), *keys, *arguments)
+    except NoScriptError:
+        return await client.eval(text, len(keys), *keys, *arguments)
