@@ -1,0 +1,45 @@
+"""The ASGI application: API, pages, WebSockets, and what lives as long as a gateway process."""
+
+# ruff: noqa: E402 - Django must be set up before its apps are imported
+
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+
+from django.core.asgi import get_asgi_application
+
+django_application = get_asgi_application()
+
+from channels.auth import AuthMiddlewareStack
+from channels.routing import ProtocolTypeRouter, URLRouter
+
+from inference.asgi import http_application
+from inference.asgi import lifespan as gateway_lifespan
+from inference.routing import websocket_urlpatterns
+from metering.drain import start_drainer, stop_drainer
+
+Message = MutableMapping[str, Any]
+
+
+async def lifespan(
+    scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Any]
+) -> None:
+    """Every gateway process helps to move usage from its spool into the ledger."""
+    start_drainer()
+    try:
+        await gateway_lifespan(scope, receive, send)
+    finally:
+        await stop_drainer()
+
+
+application = ProtocolTypeRouter(
+    {
+        "http": http_application(django_application),
+        # Consumers check the origin themselves: they close with a code that their page understands,
+        # where Channels' own validator refuses the handshake without a word.
+        "websocket": AuthMiddlewareStack(URLRouter(websocket_urlpatterns)),
+        "lifespan": lifespan,
+    }
+)

@@ -1,0 +1,37 @@
+"""Database settings: SQLite in the data dir, or what `DATABASE_URL` says."""
+
+from pathlib import Path
+from typing import Any
+
+import dj_database_url
+
+#: Readers never wait for the writer; a writer waits for another instead of failing.
+SQLITE_OPTIONS: dict[str, Any] = {
+    # A transaction that starts as a reader and turns writer can't wait for the lock in SQLite: it
+    # fails at once. Taking the write lock first makes `timeout` hold for every transaction.
+    "transaction_mode": "IMMEDIATE",
+    "timeout": 20,
+    "init_command": (
+        "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL; PRAGMA busy_timeout=20000;"
+        "PRAGMA foreign_keys=ON; PRAGMA cache_size=-16000"
+    ),
+}
+
+
+def database(url: str, data_dir: Path, *, pool: bool = True) -> dict[str, Any]:
+    """Django's settings of one database.
+
+    Args:
+        url: `postgres://...`, `sqlite:///...`, or "" for SQLite in `data_dir`.
+        pool: keep PostgreSQL connections in a pool. An async request runs its queries in a thread
+            of its own, so connections kept by thread would be opened anew for each request.
+    """
+    settings: dict[str, Any] = dict(
+        dj_database_url.parse(url or f"sqlite:///{data_dir / 'quire.sqlite3'}")
+    )
+    options = dict(settings.get("OPTIONS") or {})
+    if settings["ENGINE"].endswith("sqlite3"):
+        options = SQLITE_OPTIONS | options
+    elif settings["ENGINE"].endswith("postgresql") and pool:
+        options.setdefault("pool", {"min_size": 1, "max_size": 16, "timeout": 10})
+    return settings | {"OPTIONS": options, "CONN_MAX_AGE": 0}

@@ -1,0 +1,54 @@
+"""Reading settings from environment variables, with errors that name the variable."""
+
+import os
+from pathlib import Path
+
+from django.core.exceptions import ImproperlyConfigured
+
+TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+
+def flag(name: str, default: bool = False) -> bool:
+    """A switch. Raises ImproperlyConfigured unless it's 1/0, true/false, yes/no or on/off."""
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    word = text.strip().lower()
+    if word not in TRUE + FALSE:
+        raise ImproperlyConfigured(f"{name} must be true or false, got {text!r}.")
+    return word in TRUE
+
+
+def integer(name: str, default: int, *, low: int = 0, high: int = 2**63 - 1) -> int:
+    """A whole number in [low, high]. Raises ImproperlyConfigured otherwise."""
+    text = os.environ.get(name)
+    if text is None or not text.strip():
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise ImproperlyConfigured(f"{name} must be a whole number, got {text!r}.") from None
+    if not low <= value <= high:
+        raise ImproperlyConfigured(f"{name} must be in [{low}, {high}], got {value}.")
+    return value
+
+
+def choice(name: str, default: str, allowed: tuple[str, ...]) -> str:
+    """One of some words. Raises ImproperlyConfigured otherwise."""
+    value = os.environ.get(name, default).strip().lower()
+    if value not in allowed:
+        raise ImproperlyConfigured(f"{name} must be one of {', '.join(allowed)}; got {value!r}.")
+    return value
+
+
+def words(name: str, default: list[str]) -> list[str]:
+    """A comma-separated list without empty entries."""
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def folder(name: str, default: Path) -> Path:
+    """An absolute path; nothing is created."""
+    return Path(os.environ.get(name) or default).expanduser().resolve()

@@ -1,0 +1,33 @@
+"""The one Redis address in the spellings that its users want."""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
+
+#: The kernel's limit on a Unix socket's path is 108 bytes with the closing NUL (104 on macOS).
+MAX_SOCKET_PATH = 100
+
+
+def socket_path(data_dir: Path) -> Path:
+    """The socket of this data dir's server. A long data dir gets a short stand-in folder."""
+    path = data_dir / "redis" / "redis.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    name = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"quire-{os.getuid()}-{name}" / "redis.sock"
+
+
+def socket_url(data_dir: Path) -> str:
+    """Where `manage.py up` puts this data dir's embedded Redis."""
+    return f"unix://{quote(str(socket_path(data_dir)))}"
+
+
+def celery_url(redis_url: str) -> str:
+    """Celery's spelling: a Unix socket is `redis+socket://`, its database `virtual_host`."""
+    parts = urlsplit(redis_url)
+    if parts.scheme != "unix":
+        return redis_url
+    database = parse_qs(parts.query).get("db", ["0"])[0]
+    return f"redis+socket://{parts.path}?virtual_host={database}"

@@ -1,0 +1,181 @@
+"""Settings. Nothing needs to be set for the embedded default; `docs/platform.md` lists the names.
+
+Embedded: SQLite and an embedded Redis in the data dir. Production: `DATABASE_URL`, `REDIS_URL`.
+"""
+
+import os
+from pathlib import Path
+
+from config import environment as env
+from config.databases import database
+from config.datadir import make_private, secret_key
+from config.logs import logging_settings
+from config.redis_urls import celery_url, socket_url
+
+BASE_DIR = Path(__file__).resolve().parent.parent.parent
+DATA_DIR = env.folder("QUIRE_DATA_DIR", BASE_DIR / ".quire")
+DEBUG = env.flag("QUIRE_DEBUG")
+
+SECRET_KEY = os.environ.get("QUIRE_SECRET_KEY") or secret_key(DATA_DIR)
+SECRET_KEY_FALLBACKS = env.words("QUIRE_SECRET_KEY_FALLBACKS", [])
+ALLOWED_HOSTS = env.words("QUIRE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
+CSRF_TRUSTED_ORIGINS = env.words("QUIRE_TRUSTED_ORIGINS", [])
+
+DATABASE_URL = os.environ.get("DATABASE_URL", "")
+if not DATABASE_URL:
+    make_private(DATA_DIR)
+DATABASES = {"default": database(DATABASE_URL, DATA_DIR)}
+REDIS_URL = os.environ.get("REDIS_URL") or socket_url(DATA_DIR)
+
+#: What Quire's own apps read.
+QUIRE = {
+    "DATA_DIR": DATA_DIR,
+    # Every key in Redis starts with this: several instances may share a server.
+    "KEY_PREFIX": os.environ.get("QUIRE_KEY_PREFIX") or "quire",
+    "MAX_BODY_BYTES": env.integer("QUIRE_MAX_BODY_BYTES", 10 * 1024 * 1024, low=1024),
+    "DEMO_MODEL": BASE_DIR / "demo" / "model",
+    # The command that runs one replica, before its flags. Empty: `python -m engine.service`.
+    "ENGINE_COMMAND": env.words("QUIRE_ENGINE_COMMAND", []),
+    # Seconds that a replica gets to finish its streams when it's drained.
+    "DRAIN_SECONDS": env.integer("QUIRE_DRAIN_SECONDS", 30),
+    # Usage records that wait in Redis while the database is away; the oldest go beyond it.
+    "USAGE_SPOOL_MAX": env.integer("QUIRE_USAGE_SPOOL_MAX", 1_000_000, low=1000),
+    # What a tenant without limits of its own gets; 0 is no limit.
+    "DEFAULT_REQUESTS_PER_MINUTE": env.integer("QUIRE_REQUESTS_PER_MINUTE", 0),
+    "DEFAULT_TOKENS_PER_MINUTE": env.integer("QUIRE_TOKENS_PER_MINUTE", 0),
+}
+
+INSTALLED_APPS = [
+    "daphne",  # before staticfiles: `runserver` becomes an ASGI server
+    "django_prometheus",
+    "django.contrib.admin",
+    "django.contrib.auth",
+    "django.contrib.contenttypes",
+    "django.contrib.sessions",
+    "django.contrib.messages",
+    "servestatic.runserver_nostatic",  # one way to serve static files, with or without DEBUG
+    "django.contrib.staticfiles",
+    "rest_framework",
+    "adrf",
+    "channels",
+    "config",
+    "tenants",
+    "catalog",
+    "metering",
+    "inference",
+    "console",
+]
+
+AUTH_USER_MODEL = "tenants.User"
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in (
+        "UserAttributeSimilarityValidator",
+        "MinimumLengthValidator",
+        "CommonPasswordValidator",
+        "NumericPasswordValidator",
+    )
+]
+LOGIN_URL = "/login/"
+LOGIN_REDIRECT_URL = "/"
+
+# For pages: the API's requests pass by them, see `inference.asgi`.
+MIDDLEWARE = [
+    "django_prometheus.middleware.PrometheusBeforeMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "servestatic.middleware.ServeStaticMiddleware",
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "django.middleware.csrf.CsrfViewMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "django.contrib.messages.middleware.MessageMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "django_prometheus.middleware.PrometheusAfterMiddleware",
+]
+
+ROOT_URLCONF = "config.urls"
+ASGI_APPLICATION = "config.asgi.application"
+APPEND_SLASH = True
+
+TEMPLATES = [
+    {
+        "BACKEND": "django.template.backends.django.DjangoTemplates",
+        "DIRS": [BASE_DIR / "templates"],
+        "APP_DIRS": True,
+        "OPTIONS": {
+            "context_processors": [
+                "django.template.context_processors.request",
+                "django.contrib.auth.context_processors.auth",
+                "django.contrib.messages.context_processors.messages",
+            ]
+        },
+    }
+]
+
+CACHES = {
+    "default": {
+        "BACKEND": "django.core.cache.backends.redis.RedisCache",
+        "LOCATION": REDIS_URL,
+        "KEY_PREFIX": f"{QUIRE['KEY_PREFIX']}:cache",
+    }
+}
+CHANNEL_LAYERS = {
+    "default": {
+        "BACKEND": "channels_redis.pubsub.RedisPubSubChannelLayer",
+        "CONFIG": {"hosts": [REDIS_URL], "prefix": f"{QUIRE['KEY_PREFIX']}:channels"},
+    }
+}
+
+CELERY_BROKER_URL = celery_url(REDIS_URL)
+CELERY_RESULT_BACKEND = celery_url(REDIS_URL)
+CELERY_TASK_SERIALIZER = CELERY_RESULT_SERIALIZER = "json"  # never pickle
+CELERY_ACCEPT_CONTENT = ["json"]
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_TRANSPORT_OPTIONS = {"global_keyprefix": f"{QUIRE['KEY_PREFIX']}:celery:"}
+CELERY_RESULT_BACKEND_TRANSPORT_OPTIONS = CELERY_BROKER_TRANSPORT_OPTIONS
+CELERY_TASK_ACKS_LATE = True
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": ["rest_framework.authentication.SessionAuthentication"],
+    "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
+    "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
+    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
+    "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.LimitOffsetPagination",
+    "PAGE_SIZE": 50,
+}
+
+LANGUAGE_CODE = "en"
+TIME_ZONE = "UTC"
+USE_TZ = True
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+
+STATIC_URL = "/static/"
+STATIC_ROOT = env.folder("QUIRE_STATIC_ROOT", BASE_DIR / "staticfiles")
+# Served from the apps' own folders: a fresh clone shows its admin without `collectstatic`.
+SERVESTATIC_USE_FINDERS = True
+SERVESTATIC_USE_STATIC_ROOT = False
+SERVESTATIC_ALLOW_ALL_ORIGINS = False
+
+# Bodies are bounded where they are read; Django's own limit is for the browser's forms.
+DATA_UPLOAD_MAX_MEMORY_SIZE = QUIRE["MAX_BODY_BYTES"]
+
+# "proxy": a proxy before Quire speaks TLS, sets X-Forwarded-Proto and drops a client's own.
+# "direct": the ASGI server speaks TLS itself.
+TLS = env.choice("QUIRE_TLS", "off", ("off", "proxy", "direct"))
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = TLS != "off"
+SECURE_HSTS_SECONDS = env.integer("QUIRE_HSTS_SECONDS", 31_536_000) if TLS != "off" else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = env.flag("QUIRE_HSTS_SUBDOMAINS")
+if TLS == "proxy":
+    SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+SESSION_COOKIE_HTTPONLY = True
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+# Instances on other ports of one host share its cookies: their names keep them apart.
+SESSION_COOKIE_NAME = os.environ.get("QUIRE_SESSION_COOKIE") or "quire_session"
+CSRF_COOKIE_NAME = os.environ.get("QUIRE_CSRF_COOKIE") or "csrftoken"
+SECURE_CONTENT_TYPE_NOSNIFF = True
+SECURE_REFERRER_POLICY = "same-origin"
+X_FRAME_OPTIONS = "DENY"
+
+LOG_STYLE = env.choice("QUIRE_LOG_STYLE", "debug" if DEBUG else "line", ("line", "json", "debug"))
+LOGGING = logging_settings(os.environ.get("QUIRE_LOG_LEVEL", "INFO").upper(), LOG_STYLE)

@@ -1,0 +1,14 @@
+"""Pages, admin and API in one tree. The order decides: the console's `/` comes last."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+admin.site.site_header = "Quire"
+admin.site.site_title = "Quire"
+admin.site.index_title = "Installation"
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("", include("inference.urls")),
+    path("", include("console.urls")),
+]
