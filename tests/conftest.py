@@ -1,0 +1,64 @@
+"""What every test may use: a real Redis, a database that threads can share, keys of its own."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.services import running_redis
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register markers of our own."""
+    config.addinivalue_line(
+        "markers", "database: runs on SQLite and, through test_postgresql.py, on PostgreSQL"
+    )
+
+
+@pytest.fixture(scope="session")
+def short_tmp() -> Iterator[Path]:
+    """A folder with a short path, as a Unix socket needs it."""
+    folder = Path(tempfile.mkdtemp(prefix="q-", dir="/tmp"))
+    folder.chmod(0o755)  # PostgreSQL may have to run as another user
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def redis_url(short_tmp: Path) -> Iterator[str]:
+    """A real Redis (or Valkey) for the whole session; tests use prefixes of their own."""
+    with running_redis(short_tmp / "redis") as url:
+        yield url
+
+
+@pytest.fixture
+def key_prefix() -> str:
+    """A prefix that no other test uses."""
+    return f"t{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def live_redis(redis_url: str, key_prefix: str, settings: Any) -> str:
+    """`settings` that point to the real Redis under a fresh prefix; returns the URL."""
+    settings.REDIS_URL = redis_url
+    settings.QUIRE = {**settings.QUIRE, "KEY_PREFIX": key_prefix}
+    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
+    return redis_url
+
+
+@pytest.fixture(scope="session")
+def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """SQLite in a file: one in memory can't be locked or shared between threads as in real life."""
+    from django.conf import settings
+
+    default = settings.DATABASES["default"]
+    if default["ENGINE"].endswith("sqlite3"):
+        path = tmp_path_factory.mktemp("database") / "test.sqlite3"
+        default.setdefault("TEST", {})["NAME"] = str(path)
+        default["OPTIONS"]["init_command"] += "; PRAGMA synchronous=OFF"

