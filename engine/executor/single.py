@@ -31,6 +31,7 @@ class SingleExecutor:
     Attributes:
         loaded: the model and what is known of it.
         num_blocks: size of the KV pool.
+        kv_bytes_per_token: what a token takes of it, over all layers.
         token_budget: max_num_batched_tokens, resolved.
     """
 
@@ -41,6 +42,7 @@ class SingleExecutor:
         self.token_budget = self._token_budget(config)
         kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype, self.loaded.dtype)
         token_bytes = self.loaded.spec.kv_bytes_per_token(kv_dtype.itemsize)
+        self.kv_bytes_per_token = token_bytes
         self.num_blocks = num_cpu_blocks(config, token_bytes, self.loaded.max_model_len)
         self.loaded.model.allocate_kv(self.num_blocks, config.block_size, kv_dtype)
         batch = RunningBatch(config.max_num_seqs, self.loaded.max_model_len, config.block_size)

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.layers.rotary import cos_sin_table
 from engine.models.context import AttentionContext
 from engine.models.spec import DecoderSpec
-from kernels import KernelSet
+from kernels import KernelSet, LinearLayer
 
 
 class Weights(Protocol):
@@ -35,13 +35,13 @@ class DecoderLayer:
     """One layer's weights. Norm weights are float32 [hidden] (or [head_dim])."""
 
     input_norm: Tensor
-    qkv: Callable[[Tensor], Tensor]
+    qkv: LinearLayer
     q_norm: Tensor | None
     k_norm: Tensor | None
-    o: Callable[[Tensor], Tensor]
+    o: LinearLayer
     post_norm: Tensor
-    gate_up: Callable[[Tensor], Tensor]
-    down: Callable[[Tensor], Tensor]
+    gate_up: LinearLayer
+    down: LinearLayer
     window: int
 
 
@@ -107,13 +107,13 @@ class NativeDecoder:
 
     def _fused(
         self, weights: Weights, parts: list[tuple[str, int]], columns: int, bias: bool
-    ) -> Callable[[Tensor], Tensor]:
+    ) -> LinearLayer:
         """One linear layer from parts stacked over their rows."""
         matrices = [weights.get(f"{name}.weight", (rows, columns)) for name, rows in parts]
         biases = [weights.get(f"{name}.bias", (rows,)) for name, rows in parts] if bias else []
         return self._linear(torch.cat(matrices), torch.cat(biases).float() if biases else None)
 
-    def _linear(self, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    def _linear(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
         return self.ops.PackedLinear(weight.to(self.weight_dtype), bias)
 
     def _norm(self, weights: Weights, name: str, size: int) -> Tensor:
@@ -121,6 +121,14 @@ class NativeDecoder:
 
     def _head_norm(self, weights: Weights, name: str) -> Tensor | None:
         return self._norm(weights, name, self.spec.head_dim) if self.spec.qk_norm else None
+
+    @property
+    def decode_bytes(self) -> int:
+        """Bytes of weights that a decode step of one sequence reads."""
+        linears = [self.lm_head]
+        for layer in self.layers:
+            linears += [layer.qkv, layer.o, layer.gate_up, layer.down]
+        return sum(linear.nbytes for linear in linears)
 
     # -- KV cache -----------------------------------------------------------------------------
 

@@ -42,8 +42,8 @@ def test_walkthrough_of_ten_blocks_of_four_tokens() -> None:
     driver.scheduler.finish(one, "stop")
     assert driver.free_ids() == [7, 8, 9, 4, 3, 2, 6, 5, 1, 0]
 
-    # Time 6: request 2 brings 29 tokens, the first 12 as request 0's: three blocks hit and leave the
-    # free list before anything is allocated; five more come from its head, block 3 evicted.
+    # Time 6: request 2 brings 29 tokens, the first 12 as request 0's: three blocks hit and leave
+    # the free list before anything is allocated; five more come from its head, block 3 evicted.
     two = driver.add([*shared[:12], *range(200, 217)])
     driver.step(next_token=54)
     assert driver.table(two) == [0, 1, 2, 7, 8, 9, 4, 3]

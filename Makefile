@@ -1,0 +1,62 @@
+# Quire. `make up` installs everything and serves; `make test` installs everything and tests.
+
+PYTHON ?= python3.11
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+TESTS  ?= tests
+# The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
+
+.PHONY: up install test test-slow lint format bench clean help
+
+help:
+	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
+	@echo "make test            install, then lint and run all tests"
+	@echo "make lint            ruff, mypy, import contracts"
+	@echo "make bench [ARGS=..] measure latency and throughput here"
+	@echo "make clean           remove the virtual environment and caches (data in .quire/ stays)"
+
+up: $(VENV)/.installed
+	$(BIN)/python manage.py up $(ARGS)
+
+install: $(VENV)/.installed
+
+test: $(VENV)/.installed-test lint
+	deploy/system-packages.sh test
+	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+
+test-slow: $(VENV)/.installed-test
+	deploy/system-packages.sh test
+	$(BIN)/python -m pytest -m slow $(TESTS) $(ARGS)
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=.:platform $(BIN)/lint-imports
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed
+	$(BIN)/python manage.py bench $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: with the constraint in force nothing asks for another build of it later.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing Quire into $(VENV)/ (a few minutes the first time) ..."
+	deploy/system-packages.sh run
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py embedded postgres)
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py test demo triton)
+	@touch $@

@@ -1,0 +1,23 @@
+"""Print the requirements of pyproject.toml, with those of the extras named on the command line.
+
+Quire runs from its checkout (`manage.py` stands beside its packages), so only what it needs is
+installed, not Quire itself.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+
+
+def main() -> None:
+    """One requirement a line."""
+    path = Path(__file__).resolve().parent.parent / "pyproject.toml"
+    project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
+    found = list(project["dependencies"])
+    for extra in sys.argv[1:]:
+        found += project["optional-dependencies"][extra]
+    print("\n".join(requirement.replace(" ", "") for requirement in found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Install the operating system's packages that are missing (Debian and its relatives).
+#   run    what serving profits from: a C++ compiler for the CPU kernels
+#   test   what the tests use besides: a real Redis, PostgreSQL and Chromium
+# Without apt or the right to use it, says what is missing and goes on: serving works without a
+# compiler (slower), and the tests that need a missing program say so.
+set -euo pipefail
+
+declare -A commands=([g++]=g++)
+if [ "${1:-run}" = test ]; then
+  commands+=([redis-server]=redis-server [chromium]=chromium [fc-list]=fontconfig)
+fi
+
+missing=()
+for command in "${!commands[@]}"; do
+  command -v "$command" >/dev/null 2>&1 || missing+=("${commands[$command]}")
+done
+if [ "${1:-run}" = test ]; then
+  compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || missing+=(postgresql)
+  fc-list 2>/dev/null | grep -qi dejavu || missing+=(fonts-dejavu-core)
+fi
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+as_root=()
+[ "$(id -u)" -eq 0 ] || as_root=(sudo -n)
+if ! command -v apt-get >/dev/null 2>&1; then
+  echo "Missing: ${missing[*]} (no apt here; install them your way)" >&2
+  exit 0
+fi
+echo "Installing with apt: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+if ! "${as_root[@]}" apt-get update -qq; then
+  echo "apt can't be used (missing: ${missing[*]}); going on without." >&2
+  exit 0
+fi
+"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null || {
+  echo "apt couldn't install ${missing[*]}; going on without." >&2
+}

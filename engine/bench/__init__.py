@@ -1,0 +1,1 @@
+"""Benchmarks of the engine alone: latency, throughput, and the machine's ceilings."""

@@ -1,0 +1,124 @@
+"""Latency and throughput of the engine in this process, without gateway or Redis."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from engine.bench.ceilings import Ceilings
+from engine.bench.statistics import percentile, spread_ms
+from engine.bench.workload import Job, random_jobs
+from engine.core import EngineCore
+from engine.protocol import EngineRequest
+from engine.sampling_params import SamplingParams
+
+
+def run_jobs(core: EngineCore, jobs: list[Job]) -> dict[str, Any]:
+    """Run all jobs at once, greedy and EOS ignored. Returns seconds, TTFTs, ITLs and step times."""
+    start = time.perf_counter()
+    for index, job in enumerate(jobs):
+        sampling = SamplingParams(temperature=0, max_tokens=job.output_tokens, ignore_eos=True)
+        core.add_request(
+            EngineRequest(
+                request_id=str(index),
+                gateway_id="",
+                prompt_token_ids=job.prompt_token_ids,
+                sampling=sampling,
+            )
+        )
+    last: dict[str, float] = {}
+    ttft: list[float] = []
+    itl: list[float] = []
+    steps: list[float] = []
+    while core.has_work:
+        began = time.perf_counter()
+        deltas = core.step()
+        now = time.perf_counter()
+        steps.append(now - began)
+        for delta in deltas:
+            before = last.get(delta.request_id)
+            (ttft if before is None else itl).append(now - (before or start))
+            last[delta.request_id] = now
+    return {
+        "seconds": time.perf_counter() - start,
+        "ttft": ttft,
+        "itl": itl,
+        "steps": steps,
+    }
+
+
+def latency(
+    core: EngineCore,
+    ceilings: Ceilings,
+    batch_size: int,
+    input_len: int,
+    output_len: int,
+    repeats: int,
+) -> dict[str, Any]:
+    """Time of one batch from submission to last token, and its decode speed.
+
+    `decode_bandwidth_percent` is the weights and KV that every decode step must read, over the time
+    that the steps took, against the measured read bandwidth.
+    """
+    vocab = core.loaded.spec.vocab_size
+    totals: list[float] = []
+    decode: list[float] = []
+    ttft: list[float] = []
+    for seed in range(repeats + 1):
+        core.reset_prefix_cache()
+        lengths = (input_len, input_len), (output_len, output_len)
+        found = run_jobs(core, random_jobs(batch_size, vocab, *lengths, seed=seed))
+        if seed == 0:
+            continue  # the first run warms up
+        totals.append(found["seconds"])
+        ttft += found["ttft"]
+        decode.append(percentile(found["itl"], 50))
+    step = percentile(decode, 50)
+    kv = core.executor.kv_bytes_per_token * batch_size * (input_len + output_len / 2)
+    moved = core.loaded.model.decode_bytes + kv
+    return {
+        "benchmark": "latency",
+        "batch_size": batch_size,
+        "input_len": input_len,
+        "output_len": output_len,
+        "repeats": repeats,
+        **spread_ms("latency", totals),
+        **spread_ms("ttft", ttft),
+        "decode_step_p50_ms": round(step * 1000, 3),
+        "decode_tok_s": round(batch_size / step, 2),
+        "decode_gb_s": round(moved / step / 1e9, 2),
+        "read_bandwidth_gb_s": round(ceilings.read_bandwidth / 1e9, 2),
+        "decode_bandwidth_percent": round(100 * moved / step / ceilings.read_bandwidth, 1),
+    }
+
+
+def throughput(
+    core: EngineCore,
+    ceilings: Ceilings,
+    jobs: list[Job],
+) -> dict[str, Any]:
+    """All jobs at once: tokens/s, and the arithmetic against the measured matrix-product rate."""
+    warm = random_jobs(2, core.loaded.spec.vocab_size, (16, 16), (4, 4), seed=1)
+    run_jobs(core, warm)
+    core.reset_prefix_cache()
+    found = run_jobs(core, jobs)
+    prompt = sum(len(job.prompt_token_ids) for job in jobs)
+    output = sum(job.output_tokens for job in jobs)
+    seconds = found["seconds"]
+    flops = 2 * core.loaded.spec.num_parameters * (prompt + output)
+    return {
+        "benchmark": "throughput",
+        "requests": len(jobs),
+        "prompt_tokens": prompt,
+        "output_tokens": output,
+        "seconds": round(seconds, 3),
+        "requests_s": round(len(jobs) / seconds, 2),
+        "output_tok_s": round(output / seconds, 1),
+        "total_tok_s": round((prompt + output) / seconds, 1),
+        "gflop_s": round(flops / seconds / 1e9, 1),
+        "sgemm_gflop_s": round(ceilings.sgemm_flops / 1e9, 1),
+        "sgemm_percent": round(100 * flops / seconds / ceilings.sgemm_flops, 1),
+        **spread_ms("ttft", found["ttft"]),
+        **spread_ms("itl", found["itl"]),
+        **spread_ms("step", found["steps"]),
+    }

@@ -1,0 +1,301 @@
+"""The core: what it refuses, how requests end, what a failing step does to its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest, KVPoolTooSmall
+from engine.protocol import EngineRequest, TokenDelta
+from engine.sampling_params import SamplingParams
+from engine.scheduler import StepPlan, StepResult
+from tests.engine.models import VOCAB
+
+Folder = Callable[[str], Path]
+
+
+def make(model_folder: Folder, **settings: Any) -> EngineCore:
+    settings = {"num_gpu_blocks_override": 64, "max_model_len": 256, **settings}
+    return EngineCore(EngineConfig(model=str(model_folder("llama")), **settings))
+
+
+def request(prompt: list[int], request_id: str = "r", **fields: Any) -> EngineRequest:
+    sampling = fields.pop("sampling", {})
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 8, "ignore_eos": True, **sampling})
+    return EngineRequest(
+        request_id=request_id, gateway_id="g", prompt_token_ids=prompt, sampling=params, **fields
+    )
+
+
+def finish(core: EngineCore) -> dict[tuple[str, int], list[TokenDelta]]:
+    found: dict[tuple[str, int], list[TokenDelta]] = {}
+    for _ in range(2000):
+        if not core.has_work:
+            break
+        for delta in core.step():
+            found.setdefault((delta.request_id, delta.index), []).append(delta)
+    core.check_integrity()
+    assert core.scheduler.kv.pool.num_free == core.executor.num_blocks
+    return found
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+@pytest.mark.parametrize("bad", [[], [-1], [VOCAB], [5, VOCAB + 7]])
+def test_fault_03_token_ids_out_of_the_vocabulary_are_refused(
+    model_folder: Folder, bad: list[int]
+) -> None:
+    core = make(model_folder)
+    with pytest.raises(InvalidRequest) as error:
+        core.add_request(request(bad))
+    assert error.value.param == "prompt"
+    assert not core.has_work
+
+
+def test_fault_06_prompt_and_output_over_the_context_are_refused_with_both_numbers(
+    model_folder: Folder,
+) -> None:
+    core = make(model_folder)
+    with pytest.raises(ContextLengthExceeded, match=r"250 tokens.*max_tokens is 10.*256"):
+        core.add_request(request([5] * 250, sampling={"max_tokens": 10}))
+    with pytest.raises(ContextLengthExceeded, match=r"256 tokens"):
+        core.add_request(request([5] * 256, sampling={"max_tokens": None}))
+
+
+def test_fault_07_what_can_never_fit_the_pool_is_refused_at_once_with_both_numbers(
+    model_folder: Folder,
+) -> None:
+    core = make(model_folder, num_gpu_blocks_override=4)
+    with pytest.raises(KVPoolTooSmall, match=r"up to 108 tokens.*holds 64"):
+        core.add_request(request([5] * 100))
+    with pytest.raises(KVPoolTooSmall, match=r"up to 110 tokens.*holds 64"):
+        core.add_request(request([5] * 10, sampling={"max_tokens": 100}))
+    assert not core.has_work
+
+
+def test_an_open_end_stops_where_the_pool_ends(model_folder: Folder) -> None:
+    core = make(model_folder, num_gpu_blocks_override=4)
+    core.add_request(request([5] * 10, sampling={"max_tokens": None}))
+    deltas = finish(core)["r", 0]
+    assert len(tokens(deltas)) == 54
+    assert deltas[-1].finish_reason == "length"
+
+
+def test_fault_08_logprobs_over_the_limit_are_refused(model_folder: Folder) -> None:
+    core = make(model_folder, max_logprobs=5)
+    with pytest.raises(InvalidRequest) as error:
+        core.add_request(request([5], sampling={"logprobs": 6}))
+    assert error.value.param == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("logit_bias", {VOCAB: 1.0}),
+        ("allowed_token_ids", [VOCAB]),
+        ("stop_token_ids", [VOCAB]),
+        ("bad_words_token_ids", [[VOCAB]]),
+    ],
+)
+def test_fault_09_tokens_out_of_the_vocabulary_are_refused_by_field(
+    model_folder: Folder, field: str, value: Any
+) -> None:
+    core = make(model_folder)
+    with pytest.raises(InvalidRequest) as error:
+        core.add_request(request([5], sampling={field: value}))
+    assert error.value.param == field.removesuffix("_token_ids") or error.value.param == field
+
+
+def test_a_full_queue_refuses_with_429(model_folder: Folder) -> None:
+    core = make(model_folder, max_waiting=2)
+    core.add_request(request([5], "a"))
+    core.add_request(request([5], "b"))
+    with pytest.raises(EngineOverloaded) as error:
+        core.add_request(request([5], "c"))
+    assert error.value.status == 429
+    assert len(finish(core)) == 2
+
+
+def test_an_id_in_use_is_refused(model_folder: Folder) -> None:
+    core = make(model_folder)
+    core.add_request(request([5]))
+    with pytest.raises(InvalidRequest, match="in use"):
+        core.add_request(request([6]))
+    finish(core)
+
+
+def test_stop_token_ids_end_the_output_and_are_named(model_folder: Folder) -> None:
+    core = make(model_folder)
+    core.add_request(request([5, 6, 7]))
+    free = tokens(finish(core)["r", 0])
+    core.add_request(request([5, 6, 7], sampling={"stop_token_ids": [free[3]]}))
+    deltas = finish(core)["r", 0]
+    first = free.index(free[3])
+    assert tokens(deltas) == free[: first + 1]
+    assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", free[3])
+
+
+def test_min_tokens_puts_off_stop_token_ids(model_folder: Folder) -> None:
+    core = make(model_folder)
+    core.add_request(request([5, 6, 7]))
+    stop = tokens(finish(core)["r", 0])[1]
+    core.add_request(request([5, 6, 7], sampling={"stop_token_ids": [stop], "min_tokens": 5}))
+    got = tokens(finish(core)["r", 0])
+    assert len(got) >= 5
+    assert stop not in got[:4]
+
+
+def test_n_outputs_share_the_prompts_blocks(model_folder: Folder) -> None:
+    core = make(model_folder)
+    prompt = list(range(10, 58))
+    core.add_request(request(prompt, sampling={"n": 4, "temperature": 1.0, "seed": 3}))
+    core.step()
+    running = core.scheduler.running
+    assert len(running) == 4
+    shared = {block.block_id for block in running[0].blocks[:2]}
+    assert all({block.block_id for block in seq.blocks[:2]} == shared for seq in running)
+    used = core.executor.num_blocks - core.scheduler.kv.pool.num_free
+    assert used == 2 + 4 * (len(running[0].blocks) - 2)
+    found = finish(core)
+    assert {index for _, index in found} <= {0, 1, 2, 3}
+
+
+def test_seeds_give_the_same_tokens_alone_and_in_a_crowd(model_folder: Folder) -> None:
+    core = make(model_folder)
+    sampled = {"temperature": 1.0, "top_p": 0.9, "seed": 11, "n": 2}
+    core.add_request(request([5, 6, 7], "x", sampling=sampled))
+    alone = finish(core)
+    for index in range(10):
+        core.add_request(
+            request([9, 8, index + 20], f"o{index}", sampling={"temperature": 1.5, "seed": index})
+        )
+    core.add_request(request([5, 6, 7], "x", sampling=sampled))
+    crowd = finish(core)
+    for index in (0, 1):
+        assert tokens(alone["x", index]) == tokens(crowd["x", index])
+    assert tokens(alone["x", 0]) != tokens(alone["x", 1])
+
+
+def test_a_resumed_request_goes_on_as_if_it_had_never_stopped(model_folder: Folder) -> None:
+    core = make(model_folder)
+    sampled = {"temperature": 1.0, "seed": 11, "max_tokens": 20, "n": 2}
+    core.add_request(request([5, 6, 7], "x", sampling=sampled))
+    whole = finish(core)
+    have = [tokens(whole["x", 0])[:9], tokens(whole["x", 1])[:4]]
+    core.add_request(request([5, 6, 7], "x", sampling=sampled, resume_token_ids=have))
+    rest = finish(core)
+    for index in (0, 1):
+        assert rest["x", index][0].start == len(have[index])
+        assert have[index] + tokens(rest["x", index]) == tokens(whole["x", index])
+
+
+def test_outputs_that_a_client_has_whole_are_not_generated_again(model_folder: Folder) -> None:
+    core = make(model_folder)
+    sampled = {"temperature": 1.0, "seed": 11, "n": 2}
+    core.add_request(request([5, 6, 7], "x", sampling=sampled))
+    whole = finish(core)
+    core.add_request(
+        request(
+            [5, 6, 7],
+            "x",
+            sampling=sampled,
+            resume_token_ids=[tokens(whole["x", 0]), []],
+            skip_indices=[0],
+        )
+    )
+    rest = finish(core)
+    assert list(rest) == [("x", 1)]
+    assert tokens(rest["x", 1]) == tokens(whole["x", 1])
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+def test_fault_25_an_abort_frees_the_blocks_at_once(model_folder: Folder, steps: int) -> None:
+    core = make(model_folder, max_num_batched_tokens=16)
+    core.add_request(request(list(range(10, 50)), sampling={"max_tokens": 50}))
+    for _ in range(steps):
+        core.step()
+    deltas = core.abort("r")
+    assert [delta.finish_reason for delta in deltas] == ["abort"]
+    assert core.scheduler.kv.pool.num_free == core.executor.num_blocks
+    assert core.abort("r") == []
+    assert finish(core) == {}
+
+
+def test_one_output_of_several_can_be_stopped(model_folder: Folder) -> None:
+    core = make(model_folder)
+    core.add_request(request([5, 6, 7], sampling={"n": 2, "temperature": 1.0, "seed": 1}))
+    core.step()
+    stopped = core.abort("r", 0, "stop")
+    assert [(delta.index, delta.finish_reason) for delta in stopped] == [(0, "stop")]
+    rest = finish(core)
+    assert list(rest) == [("r", 1)]
+    assert rest["r", 1][-1].finish_reason == "length"
+
+
+class Poison(Exception):
+    """What the test's executor raises."""
+
+
+def poison(core: EngineCore, seq_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make every step fail that holds this sequence."""
+    execute = core.executor.execute
+
+    def failing(plan: StepPlan) -> StepResult:
+        if seq_id in plan.seq_ids:
+            core.executor._runner.batch.apply(plan)
+            raise Poison("out of memory")
+        return execute(plan)
+
+    monkeypatch.setattr(core.executor, "execute", failing)
+
+
+def test_fault_27_a_request_that_breaks_its_step_fails_alone(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make(model_folder)
+    prompts = [[5, 6, 7], [8, 9, 10, 11], [12, 13]]
+    for index, prompt in enumerate(prompts):
+        core.add_request(request(prompt, f"ok{index}"))
+    alone = finish(core)
+    for index, prompt in enumerate(prompts):
+        core.add_request(request(prompt, f"ok{index}"))
+    core.step()
+    bad = core.add_request(request([20, 21], "bad"))
+    poison(core, bad.sequences[0].seq_id, monkeypatch)
+    found = finish(core)
+    assert found["bad", 0][-1].finish_reason == "error"
+    assert found["bad", 0][-1].error is not None
+    assert "out of memory" in found["bad", 0][-1].error.message
+    for index in range(3):
+        expected = tokens(alone[f"ok{index}", 0])
+        assert tokens(found[f"ok{index}", 0]) == expected[1:]
+
+
+def test_the_last_delta_carries_the_flight_record(model_folder: Folder) -> None:
+    core = make(model_folder, max_num_batched_tokens=16)
+    core.add_request(request(list(range(10, 50)), arrival_time=0.0))
+    last = finish(core)["r", 0][-1]
+    assert last.flight is not None
+    assert last.flight.prefill_chunks == 3
+    assert last.flight.num_steps == 10
+    assert last.num_prompt_tokens == 40
+
+
+def test_totals_count_what_ran(model_folder: Folder) -> None:
+    core = make(model_folder)
+    core.add_request(request([5, 6, 7], "a", sampling={"n": 2}))
+    core.add_request(request([5, 6], "b"))
+    finish(core)
+    stats = core.snapshot()
+    assert stats.prompt_tokens_total == 5
+    assert stats.generation_tokens_total == 24
+    assert stats.requests_finished_total == {"length": 3}
+    assert stats.num_requests_running == stats.num_requests_waiting == 0
+    assert stats.num_free_blocks == 64

@@ -1,0 +1,207 @@
+"""A replica as a process, over a real Redis: requests, aborts, errors, drain, kill."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, SamplingParams, protocol
+from tests.engine.replica import Gateway, replica
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def served(
+    redis_url: str, model_folder: Folder, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Gateway, subprocess.Popen[bytes]]]:
+    """One replica for the tests of this module that don't harm it."""
+    prefix = f"svc{time.time_ns()}"
+    with replica(redis_url, prefix, model_folder("llama")) as process:
+        gateway = Gateway(redis_url, prefix)
+        gateway.await_state("ready")
+        yield gateway, process
+
+
+@pytest.fixture
+def gateway(served: tuple[Gateway, subprocess.Popen[bytes]]) -> Gateway:
+    return served[0]
+
+
+def settled(gateway: Gateway) -> None:
+    """Nothing is pending, and the pool's books balance."""
+    gateway.wait(lambda: gateway.pending() == 0)
+    reply = gateway.control("check_integrity")
+    assert reply.ok, reply.detail
+
+
+def test_tokens_are_the_offline_engines(gateway: Gateway, model_folder: Folder) -> None:
+    prompts = [[5, 6, 7], [9] * 40, [11, 12]]
+    for index, prompt in enumerate(prompts):
+        gateway.request(f"eq{index}", prompt)
+    gateway.finish("eq0", "eq1", "eq2")
+    llm = LLM(str(model_folder("llama")), num_gpu_blocks_override=64, max_model_len=256)
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    offline = llm.generate(prompts, params, use_tqdm=False)
+    assert [gateway.tokens(f"eq{i}") for i in range(3)] == [
+        output.outputs[0].token_ids for output in offline
+    ]
+    settled(gateway)
+
+
+def test_one_outbox_entry_a_step_holds_all_of_a_gateways_tokens(gateway: Gateway) -> None:
+    gateway.read(block_ms=1)
+    before = gateway.entries
+    for index in range(8):
+        gateway.request(f"many{index}", [20 + index, 21], max_tokens=30)
+    gateway.finish(*(f"many{i}" for i in range(8)))
+    # 240 tokens; a few more entries than 30 steps, as requests don't all start in the same one.
+    assert gateway.entries - before < 80
+    settled(gateway)
+
+
+def test_an_entry_is_acknowledged_only_after_the_last_output(gateway: Gateway) -> None:
+    gateway.request("ack", [5, 6], max_tokens=200)
+    gateway.wait(lambda: len(gateway.tokens("ack")) > 1)
+    assert gateway.pending() == 1
+    gateway.finish("ack")
+    settled(gateway)
+    assert gateway.redis.xlen(protocol.inbox_key("r1", gateway.prefix)) == 0
+
+
+def test_fault_25_an_abort_ends_a_request_and_frees_its_blocks(gateway: Gateway) -> None:
+    gateway.request("gone", [5, 6], max_tokens=240)
+    gateway.wait(lambda: len(gateway.tokens("gone")) > 1)
+    gateway.abort("gone")
+    gateway.finish("gone")
+    assert gateway.deltas["gone"][-1].finish_reason == "abort"
+    assert len(gateway.tokens("gone")) < 240
+    settled(gateway)
+
+
+def test_an_abort_of_nothing_does_nothing(gateway: Gateway) -> None:
+    gateway.abort("never-there")
+    settled(gateway)
+
+
+def test_a_refused_request_gets_its_typed_error(gateway: Gateway) -> None:
+    gateway.request("bad", [5] * 255, max_tokens=100)
+    gateway.finish("bad")
+    error = gateway.deltas["bad"][-1].error
+    assert error is not None
+    assert (error.status, error.code, error.param) == (400, "context_length_exceeded", "max_tokens")
+    settled(gateway)
+
+
+def test_fault_28_a_duplicate_delivery_runs_once(gateway: Gateway) -> None:
+    gateway.request("twice", [5, 6, 7], max_tokens=20)
+    gateway.request("twice", [5, 6, 7], max_tokens=20)
+    gateway.finish("twice")
+    settled(gateway)
+    gateway.request("twice", [5, 6, 7], max_tokens=20)
+    settled(gateway)
+    gateway.read(block_ms=200)
+    assert len(gateway.tokens("twice")) == 20
+
+
+def test_bytes_that_are_no_message_are_deleted_and_harm_nobody(gateway: Gateway) -> None:
+    key = protocol.inbox_key("r1", gateway.prefix)
+    gateway.redis.xadd(key, {protocol.FIELD: b"\xc1\x00garbage"})
+    gateway.redis.xadd(key, {b"other": b"field"})
+    gateway.request("after", [5])
+    gateway.finish("after")
+    settled(gateway)
+    assert gateway.redis.xlen(key) == 0
+
+
+def test_the_prefix_cache_is_reset_on_an_operators_word(gateway: Gateway) -> None:
+    prompt = list(range(30, 80))
+    gateway.request("cold", prompt)
+    gateway.request("warm", prompt)
+    gateway.finish("cold", "warm")
+    assert gateway.deltas["warm"][-1].num_cached_tokens == 48
+    assert gateway.control("reset_prefix_cache").ok
+    gateway.request("again", prompt)
+    gateway.finish("again")
+    assert gateway.deltas["again"][-1].num_cached_tokens == 0
+    assert not gateway.control("no-such-command").ok
+
+
+def test_the_heartbeat_tells_model_load_and_progress(gateway: Gateway) -> None:
+    heartbeat = gateway.await_state("ready")
+    assert heartbeat.model.max_model_len == 256
+    assert heartbeat.model.kv_capacity_tokens == 64 * 16
+    assert heartbeat.model.eos_token_ids == [2]
+    assert heartbeat.stats.num_blocks == 64
+    later = heartbeat
+    deadline = time.monotonic() + 10
+    while later.progress_at <= heartbeat.progress_at and time.monotonic() < deadline:
+        time.sleep(0.1)
+        later = gateway.await_state("ready")
+    # An idle engine comes round, too.
+    assert later.progress_at > heartbeat.progress_at
+
+
+def test_sigterm_finishes_what_runs_and_takes_nothing_new(
+    redis_url: str, key_prefix: str, model_folder: Folder
+) -> None:
+    with replica(redis_url, key_prefix, model_folder("llama")) as process:
+        gateway = Gateway(redis_url, key_prefix)
+        gateway.await_state("ready")
+        gateway.request("long", [5, 6], max_tokens=250)
+        gateway.wait(lambda: len(gateway.tokens("long")) > 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+        gateway.finish("long")
+    assert gateway.deltas["long"][-1].finish_reason == "length"
+    assert len(gateway.tokens("long")) == 250
+    assert gateway.heartbeat() is None
+
+
+def test_fault_27_after_sigkill_a_new_incarnation_starts_clean(
+    redis_url: str, key_prefix: str, model_folder: Folder
+) -> None:
+    gateway = Gateway(redis_url, key_prefix)
+    with replica(redis_url, key_prefix, model_folder("llama")) as process:
+        first = gateway.await_state("ready")
+        gateway.request("cut", [5, 6], max_tokens=250)
+        gateway.wait(lambda: len(gateway.tokens("cut")) > 3)
+        process.kill()
+        process.wait(10)
+    have = gateway.tokens("cut")
+    assert gateway.pending() == 1
+    gateway.redis.delete(protocol.replica_key("r1", key_prefix))
+    with replica(redis_url, key_prefix, model_folder("llama")):
+        second = gateway.await_state("ready")
+        assert second.incarnation != first.incarnation
+        gateway.wait(lambda: gateway.pending() == 0)
+        gateway.send(
+            protocol.EngineRequest(
+                request_id="cut",
+                gateway_id="g1",
+                prompt_token_ids=[5, 6],
+                sampling=SamplingParams(temperature=0, max_tokens=250, ignore_eos=True),
+                resume_token_ids=[have],
+            )
+        )
+        gateway.request("whole", [5, 6], max_tokens=250)
+        gateway.finish("cut", "whole")
+        assert gateway.tokens("cut") == gateway.tokens("whole")
+        settled(gateway)
+
+
+def test_a_model_that_cannot_be_loaded_says_why_and_ends(
+    redis_url: str, key_prefix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with replica(redis_url, key_prefix, tmp_path) as process:
+        assert process.wait(60) == 1
+        heartbeat = Gateway(redis_url, key_prefix).heartbeat()
+    assert heartbeat is not None
+    assert heartbeat.state == "failed"
+    assert "architecture" in heartbeat.detail
