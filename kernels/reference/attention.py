@@ -11,9 +11,12 @@ QUERIES_AT_ONCE = 256
 """Queries of one sequence scored together: bounds the score matrix of a long prompt."""
 
 
-def gather(cache: Tensor, blocks: Tensor, length: int) -> Tensor:
-    """The first `length` tokens of `blocks` as [length, Hk, D]."""
-    return wide(cache[blocks.long()].transpose(1, 2).flatten(0, 1)[:length])
+def gather(cache: Tensor, blocks: Tensor, low: int, high: int) -> Tensor:
+    """The tokens [low, high) of a sequence's `blocks` as [high - low, Hk, D]."""
+    block_size = cache.shape[2]
+    skipped = low // block_size
+    tokens = cache[blocks[skipped : -(-high // block_size)].long()].transpose(1, 2).flatten(0, 1)
+    return wide(tokens[low - skipped * block_size : high - skipped * block_size])
 
 
 def paged_attention(
@@ -33,18 +36,19 @@ def paged_attention(
     """See `KernelSet.paged_attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
-    block_size = key_cache.shape[2]
     for index, length in enumerate(lengths):
         begin, end = starts[index], starts[index + 1]
         if begin == end:
             continue
-        blocks = block_tables[index, : -(-length // block_size)]
-        keys, values = gather(key_cache, blocks, length), gather(value_cache, blocks, length)
         for low in range(begin, end, QUERIES_AT_ONCE):
             high = min(low + QUERIES_AT_ONCE, end)
-            first = length - (end - low)
+            first, last = length - (end - low), length - (end - high)
+            # Blocks that have left the window may be anyone's by now.
+            seen = max(0, first - sliding_window + 1) if sliding_window > 0 else 0
+            keys = gather(key_cache, block_tables[index], seen, last)
+            values = gather(value_cache, block_tables[index], seen, last)
             out[low:high] = attend(
-                q[low:high], keys, values, first, scale, sliding_window, soft_cap,
+                q[low:high], keys, values, first - seen, scale, sliding_window, soft_cap,
                 alibi_slopes, sinks,
             )  # fmt: skip
     return out
@@ -61,7 +65,7 @@ def attend(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Attention of q [n, Hq, D] at positions first.. over keys, values [L, Hk, D]."""
+    """Attention of q [n, Hq, D] over keys and values [L, Hk, D]; q[0] is at their token `first`."""
     count, heads, size = q.shape
     kv_heads = keys.shape[1]
     grouped = wide(q).view(count, kv_heads, heads // kv_heads, size)

@@ -1,0 +1,156 @@
+"""Compiles the C++ library at first use and keeps it in a cache.
+
+`python -m kernels.cpu.build` builds it ahead of time, as an image or an installer would.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from kernels.cpu.errors import CpuKernelsUnavailable
+from kernels.cpu.features import Variant, choose
+
+SOURCES = Path(__file__).parent / "src"
+# No contraction behind our back: each sum is fused or not as written, alike in every variant of a
+# kernel, which is what makes a row's result independent of its batch.
+FLAGS = (
+    "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno",
+    "-fno-trapping-math", "-fno-gnu-unique", "-w",
+)  # fmt: skip
+TIMEOUT_S = 300
+
+logger = logging.getLogger(__name__)
+
+
+def cache_dir() -> Path:
+    """QUIRE_CACHE_DIR, or ~/.cache/quire."""
+    named = os.environ.get("QUIRE_CACHE_DIR")
+    return Path(named) if named else Path.home() / ".cache" / "quire"
+
+
+def library_for(variant: Variant) -> tuple[Path, str]:
+    """Path of the library for `variant`, compiled if need be, and a word on where it came from.
+
+    Raises `CpuKernelsUnavailable` when there is neither a compiler nor a cached library, when the
+    compiler fails, or when the cache can't be written.
+    """
+    stem = f"kernels-{variant.isa}-{_digest(variant)}"
+    compiler = find_compiler()
+    if compiler is None:
+        return _prebuilt(stem), "from the cache"
+    try:
+        version = _run([compiler, "--version"])
+        target = cache_dir() / f"{stem}-{_hash(version)}.so"
+        if _trusted(target):
+            return target, "from the cache"
+        started = time.perf_counter()
+        with _locked(target.with_suffix(".lock")):
+            if not _trusted(target):  # another process may have built it meanwhile
+                _compile(compiler, variant, target)
+    except OSError as error:
+        raise CpuKernelsUnavailable(f"can't build in {cache_dir()}: {error}") from error
+    return target, f"built in {time.perf_counter() - started:.1f} s"
+
+
+def find_compiler() -> str | None:
+    """$CXX, else g++ on the PATH. GCC alone: Clang would bring a second OpenMP runtime."""
+    return shutil.which(os.environ.get("CXX") or "g++")
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _digest(variant: Variant) -> str:
+    """Hash of everything but the compiler that the library is made from."""
+    parts = [*FLAGS, *variant.flags]
+    for path in sorted(SOURCES.iterdir()):
+        if path.suffix in (".cpp", ".h"):
+            parts += [path.name, path.read_text()]
+    return _hash("\0".join(parts))
+
+
+def _prebuilt(stem: str) -> Path:
+    """A library that some compiler built from these very sources."""
+    found = [path for path in cache_dir().glob(f"{stem}-*.so") if _trusted(path)]
+    if not found:
+        raise CpuKernelsUnavailable("there is no C++ compiler (g++, or what CXX names)")
+    return found[0]
+
+
+def _trusted(path: Path) -> bool:
+    """Whether `path` is a library that nobody else could have put there."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(compiler: str, variant: Variant, target: Path) -> None:
+    """Compile each source on its own, side by side, then link and move into place at once."""
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
+        flags = [*FLAGS, *variant.flags]
+
+        def one(source: Path) -> str:
+            made = f"{folder}/{source.stem}.o"
+            _run([compiler, *flags, "-c", str(source), "-o", made])
+            return made
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            objects = list(pool.map(one, sorted(SOURCES.glob("*.cpp"))))
+        linked = f"{folder}/library.so"
+        _run([compiler, *flags, "-shared", *objects, "-o", linked, *_openmp()])
+        os.chmod(linked, 0o755)
+        os.replace(linked, target)
+
+
+def _openmp() -> list[str]:
+    """The OpenMP runtime that torch brought into this process, to be linked by its own name.
+
+    Its file name may differ from the system's; a second runtime would mean a second pool of
+    threads. Empty when none is loaded: -fopenmp then links the compiler's.
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return []
+    paths = {line.split()[-1] for line in lines if "libgomp" in line or "libiomp" in line}
+    return sorted(paths)[:1]
+
+
+def _run(command: list[str]) -> str:
+    """Standard output of `command`; raises `CpuKernelsUnavailable` with its words when it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired as error:
+        raise CpuKernelsUnavailable(f"{command[0]} took over {TIMEOUT_S} s") from error
+    if done.returncode:
+        said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
+        raise CpuKernelsUnavailable(f"{command[0]} failed ({done.returncode}): {said[0]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    import torch  # noqa: F401  its OpenMP runtime is the one to link
+
+    print(*library_for(choose()))

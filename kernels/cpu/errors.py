@@ -1,0 +1,7 @@
+"""Errors of the compiled kernels."""
+
+from __future__ import annotations
+
+
+class CpuKernelsUnavailable(Exception):
+    """The library can't be built or loaded here; the message says why. Plain torch still works."""

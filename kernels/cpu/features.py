@@ -1,0 +1,73 @@
+"""What this CPU can do, and the compiler flags that use it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+AVX2 = ("avx2", "fma", "f16c", "bmi2")
+AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
+NEEDS = {
+    "avx512": AVX512,
+    "avx2_vnni": (*AVX2, "avx_vnni"),
+    "avx2": AVX2,
+    "scalar": (),
+}
+"""CPU flags that each variant needs, best variant first. "scalar" runs anywhere (4 lanes)."""
+
+EXTRAS = {"avx512": ("avx512_vnni", "avx512_bf16")}
+"""CPU flags that a variant uses where it finds them."""
+
+COMPILER_FLAG = {"avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni"}
+"""Where the compiler's name differs from the kernel's."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One build of the library: its instruction set and the flags that ask for it."""
+
+    isa: str
+    features: tuple[str, ...]
+
+    @property
+    def flags(self) -> list[str]:
+        """The compiler's -m flags."""
+        return [f"-m{COMPILER_FLAG.get(feature, feature)}" for feature in self.features]
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """The CPU's feature flags as Linux names them; empty where there is no /proc/cpuinfo."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return frozenset()
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return frozenset(value.split())
+    return frozenset()
+
+
+def choose(isa: str | None = None) -> Variant:
+    """The best variant for this CPU, or the one named by `isa` or QUIRE_CPU_ISA.
+
+    Raises ValueError for an unknown name and for one that this CPU can't run.
+    """
+    wanted = isa or os.environ.get("QUIRE_CPU_ISA")
+    has = cpu_flags()
+    able = [name for name, needs in NEEDS.items() if has.issuperset(needs)]
+    if wanted is None:
+        wanted = able[0]
+    if wanted not in NEEDS:
+        raise ValueError(f"QUIRE_CPU_ISA must be one of {', '.join(NEEDS)}; got {wanted!r}.")
+    if wanted not in able:
+        missing = ", ".join(sorted(set(NEEDS[wanted]) - has))
+        raise ValueError(
+            f"QUIRE_CPU_ISA is {wanted}, but this {platform.machine()} lacks {missing}."
+        )
+    extras = tuple(feature for feature in EXTRAS.get(wanted, ()) if feature in has)
+    return Variant(wanted, NEEDS[wanted] + extras)

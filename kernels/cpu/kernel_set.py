@@ -1,0 +1,233 @@
+"""`CpuKernels`: checks what torch hands over, then calls the library.
+
+A call costs one to three microseconds more than the kernel itself, so the checks are few and cheap:
+those that keep C++ from reading or writing outside of a tensor.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
+from kernels.cpu.linear import TorchLinear
+from kernels.interface import KernelSet, LinearLayer
+
+GELU = {"none": 1, "tanh": 2}
+
+
+class CpuKernels(KernelSet):
+    """`KernelSet` of the compiled library. Raises `CpuKernelsUnavailable` where there is none."""
+
+    PackedLinear: ClassVar[type[LinearLayer]] = TorchLinear
+
+    def __init__(self, isa: str | None = None) -> None:
+        self._library = library = Library(isa)
+        self.name, self.why = f"cpu-{library.isa}", library.description
+        # Bound once: an attribute look-up through the library costs as much as an argument.
+        self._rms_norm, self._add_rms_norm = library.rms_norm, library.add_rms_norm
+        self._gate_and_mul = library.gate_and_mul
+        self._rope_and_cache = library.rope_and_cache
+        self._paged_attention = library.paged_attention
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `KernelSet.rms_norm`."""
+        if not x.is_contiguous():
+            x = x.contiguous()
+        out = torch.empty_like(x)
+        width = _norm_width(x, weight)
+        status = self._rms_norm(
+            out.data_ptr(), x.data_ptr(), weight.data_ptr(), x.numel() // width, width, eps,
+            DTYPES[x.dtype], DTYPES[weight.dtype], torch.get_num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+        return out
+
+    def fused_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See `KernelSet.fused_add_rms_norm`."""
+        if x.shape != residual.shape or x.dtype != residual.dtype:
+            raise ValueError(f"x {_of(x)} and residual {_of(residual)} differ")
+        if not residual.is_contiguous():
+            raise ValueError("residual must be contiguous")
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        width = _norm_width(x, weight)
+        status = self._add_rms_norm(
+            out.data_ptr(), x.data_ptr(), residual.data_ptr(), weight.data_ptr(),
+            x.numel() // width, width, eps, DTYPES[x.dtype], DTYPES[weight.dtype],
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+        return out
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """See `KernelSet.silu_and_mul`."""
+        return self._gate(x, 0)
+
+    def gelu_and_mul(self, x: Tensor, approximate: str = "none") -> Tensor:
+        """See `KernelSet.gelu_and_mul`."""
+        if approximate not in GELU:
+            raise ValueError(f'approximate must be "none" or "tanh", got {approximate!r}')
+        return self._gate(x, GELU[approximate])
+
+    def _gate(self, x: Tensor, kind: int) -> Tensor:
+        x = x.contiguous()
+        rows, width = x.shape
+        if width % 2:
+            raise ValueError(f"x {_of(x)} has no two halves")
+        out = torch.empty((rows, width // 2), dtype=x.dtype)
+        status = self._gate_and_mul(
+            out.data_ptr(), x.data_ptr(), rows, width // 2, kind, DTYPES[x.dtype],
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+        return out
+
+    def rope_and_cache(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor | None,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        slot_mapping: Tensor,
+        q_norm_weight: Tensor | None = None,
+        k_norm_weight: Tensor | None = None,
+        eps: float = 1e-6,
+        neox: bool = True,
+    ) -> None:
+        """See `KernelSet.rope_and_cache`."""
+        tokens, q_heads, size = q.shape
+        blocks, kv_heads, block_size, _ = _check_caches(key_cache, value_cache, size)
+        if k.shape != (tokens, kv_heads, size) or v.shape != k.shape:
+            raise ValueError(f"k {_of(k)} and v {_of(v)} don't go with q {_of(q)} and the cache")
+        if not q.dtype == k.dtype == v.dtype:
+            raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}")
+        _check_vector("positions", positions, tokens, torch.int64)
+        _check_vector("slot_mapping", slot_mapping, tokens, torch.int64)
+        most, rotary = _check_rotary(cos_sin, size)
+        norm_dtype = _check_norms(q_norm_weight, k_norm_weight, size)
+        status = self._rope_and_cache(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), _token_stride(q), _token_stride(k),
+            _token_stride(v), positions.data_ptr(),
+            None if cos_sin is None else cos_sin.data_ptr(), most, key_cache.data_ptr(),
+            value_cache.data_ptr(), slot_mapping.data_ptr(), blocks * block_size, block_size,
+            None if q_norm_weight is None else q_norm_weight.data_ptr(),
+            None if k_norm_weight is None else k_norm_weight.data_ptr(), norm_dtype, eps, tokens,
+            q_heads, kv_heads, size, rotary, neox, DTYPES[q.dtype], DTYPES[key_cache.dtype],
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+
+    def paged_attention(
+        self,
+        q: Tensor,
+        key_cache: Tensor,
+        value_cache: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        scale: float,
+        sliding_window: int = 0,
+        soft_cap: float = 0.0,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See `KernelSet.paged_attention`."""
+        tokens, q_heads, size = q.shape
+        blocks, kv_heads, block_size, _ = _check_caches(key_cache, value_cache, size)
+        if q_heads % kv_heads:
+            raise ValueError(f"{q_heads} query heads don't share {kv_heads} key/value heads")
+        sequences = block_tables.shape[0]
+        _check_vector("seq_lens", seq_lens, sequences, torch.int32)
+        _check_vector("query_start_loc", query_start_loc, sequences + 1, torch.int32)
+        if block_tables.dtype != torch.int32 or not block_tables.is_contiguous():
+            raise ValueError("block_tables must be contiguous int32")
+        if out is None:
+            out = torch.empty((tokens, q_heads, size), dtype=q.dtype)
+        elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
+            raise ValueError(f"out {_of(out)} must be contiguous and like q {_of(q)}")
+        status = self._paged_attention(
+            out.data_ptr(), q.data_ptr(), _token_stride(q), DTYPES[q.dtype],
+            key_cache.data_ptr(), value_cache.data_ptr(), None, None,
+            CACHE_DTYPES[key_cache.dtype], blocks, block_size, block_tables.data_ptr(),
+            block_tables.shape[1], seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
+            tokens, scale, sliding_window, soft_cap,
+            _per_head("alibi_slopes", alibi_slopes, q_heads),
+            _per_head("sinks", sinks, q_heads), q_heads, kv_heads, size, torch.get_num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+        return out
+
+
+def _of(x: Tensor) -> str:
+    """Shape and dtype of `x` for a message."""
+    return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
+
+
+def _norm_width(x: Tensor, weight: Tensor) -> int:
+    width = x.shape[-1]
+    if weight.shape != (width,) or not weight.is_contiguous():
+        raise ValueError(f"weight {_of(weight)} doesn't fit x {_of(x)}")
+    return width
+
+
+def _token_stride(x: Tensor) -> int:
+    """Elements from one token of x [T, heads, D] to the next; a token itself must be dense."""
+    token, head, value = x.stride()
+    if value != 1 or (head != x.shape[2] and x.shape[1] > 1):
+        raise ValueError(f"the heads of a token must lie side by side, strides are {x.stride()}")
+    return token
+
+
+def _check_caches(key_cache: Tensor, value_cache: Tensor, size: int) -> torch.Size:
+    shape = key_cache.shape
+    if value_cache.shape != shape or len(shape) != 4 or shape[3] != size:
+        raise ValueError(f"caches {_of(key_cache)}, {_of(value_cache)} don't fit heads of {size}")
+    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
+        raise ValueError("the KV caches must be contiguous")
+    if key_cache.dtype != value_cache.dtype:
+        raise ValueError("the key and the value cache differ in dtype")
+    return shape
+
+
+def _check_vector(name: str, x: Tensor, length: int, dtype: torch.dtype) -> None:
+    if x.shape != (length,) or x.dtype != dtype or not x.is_contiguous():
+        raise ValueError(f"{name} {_of(x)} must be [{length}] {str(dtype).removeprefix('torch.')}")
+
+
+def _check_rotary(cos_sin: Tensor | None, size: int) -> tuple[int, int]:
+    """Number of positions and of rotated values."""
+    if cos_sin is None:
+        return 0, 0
+    most, rotary = cos_sin.shape
+    if cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous() or rotary % 2 or rotary > size:
+        raise ValueError(f"cos_sin {_of(cos_sin)} must be float32, even and at most {size} wide")
+    return most, rotary
+
+
+def _check_norms(q_norm: Tensor | None, k_norm: Tensor | None, size: int) -> int:
+    """The code of the norm weights' dtype."""
+    given = [weight for weight in (q_norm, k_norm) if weight is not None]
+    for weight in given:
+        if weight.shape != (size,) or weight.dtype != given[0].dtype or not weight.is_contiguous():
+            raise ValueError(f"norm weight {_of(weight)} doesn't fit heads of {size}")
+    return DTYPES[given[0].dtype] if given else 0
+
+
+def _per_head(name: str, x: Tensor | None, heads: int) -> int | None:
+    """The address of a float32 value for each query head."""
+    if x is None:
+        return None
+    _check_vector(name, x, heads, torch.float32)
+    return x.data_ptr()

@@ -1,0 +1,74 @@
+"""Loads the library and states its C functions' types.
+
+Every function returns 0 or a status; `check` turns a status into ValueError or MemoryError.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+# torch first: the library then shares its OpenMP runtime, so there is one pool of threads.
+import torch
+
+from kernels.cpu.build import library_for
+from kernels.cpu.errors import CpuKernelsUnavailable
+from kernels.cpu.features import choose
+
+P, N, L, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+CACHE_DTYPES = {**DTYPES, torch.int8: 3}
+VECTOR_BITS = {"avx512": 512, "avx2_vnni": 256, "avx2": 256, "scalar": 128}
+
+SIGNATURES = {
+    "quire_nothing": [P, P, L, L, F, N],
+    "quire_rms_norm": [P, P, P, L, L, F, N, N, N],
+    "quire_add_rms_norm": [P, P, P, P, L, L, F, N, N, N],
+    "quire_gate_and_mul": [P, P, L, L, N, N, N],
+    "quire_rope_and_cache": [
+        P, P, P, L, L, L, P, P, L, P, P, P, L, L, P, P, N, F, L, L, L, L, L, N, N, N, N,
+    ],
+    "quire_paged_attention": [
+        P, P, L, N, P, P, P, P, N, L, L, P, L, P, P, L, L, F, L, F, P, P, L, L, L, N,
+    ],
+}  # fmt: skip
+
+WRONG = {
+    1: "dtypes that go together neither here nor anywhere",
+    2: "a position lies outside of cos_sin",
+    3: "a slot lies outside of the KV cache",
+    4: "block_tables names a block outside of the KV cache",
+    5: "query_start_loc, seq_lens and block_tables contradict each other",
+}
+NO_MEMORY = 6
+
+
+class Library:
+    """The loaded library: each C function as an attribute without its `quire_` prefix."""
+
+    def __init__(self, isa: str | None = None) -> None:
+        """Raises `CpuKernelsUnavailable`; ValueError for an ISA that this CPU can't run."""
+        variant = choose(isa)
+        path, origin = library_for(variant)
+        try:
+            handle = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise CpuKernelsUnavailable(f"{path} can't be loaded: {error}") from error
+        self.isa, self.path = variant.isa, path
+        self.description = f"{'+'.join(variant.features) or 'no vector flags'}, {origin}, {path}"
+        for name, types in SIGNATURES.items():
+            function = getattr(handle, name)
+            function.argtypes, function.restype = types, ctypes.c_int
+            setattr(self, name.removeprefix("quire_"), function)
+        if handle.quire_vector_bits() != VECTOR_BITS[variant.isa]:
+            raise CpuKernelsUnavailable(f"{path} was not compiled for {variant.isa}")
+
+    def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
+        raise AttributeError(f"the library has no function quire_{name}")
+
+
+def check(status: int) -> None:
+    """Raise what `status` stands for."""
+    if status == NO_MEMORY:
+        raise MemoryError("the CPU kernels' scratch memory could not be allocated")
+    raise ValueError(WRONG[status])

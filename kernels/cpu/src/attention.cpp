@@ -1,0 +1,125 @@
+// Paged attention: checks a call, cuts it into pieces and deals them out.
+#include "attention.h"
+
+#include <vector>
+
+namespace quire {
+namespace {
+
+int check(const Attention& a) {
+  int64_t before = 0;
+  for (int64_t s = 0; s < a.num_seqs; s++) {
+    const int64_t length = a.seq_lens[s], queries = a.starts[s + 1] - a.starts[s];
+    if (a.starts[s] != before || queries < 0 || queries > length) return kBadSequence;
+    before += queries;
+    const int64_t blocks = (length + a.block_size - 1) / a.block_size;
+    if (blocks > a.table_stride) return kBadSequence;
+    const int64_t seen = queries ? a.first_seen(length - queries) / a.block_size : blocks;
+    for (int64_t i = seen; i < blocks; i++) {
+      const int32_t block = a.block_tables[s * a.table_stride + i];
+      if (block < 0 || block >= a.num_blocks) return kBadBlock;
+    }
+  }
+  return kOk;
+}
+
+// The pieces of a call, long ones first, and the merges that decode's partial results need.
+struct Plan {
+  std::vector<Item> items;
+  std::vector<Item> merges;  // from, to: the first partial result and the one after the last
+  int64_t partials = 0;
+};
+
+void plan_prefill(const Attention& a, int64_t s, Plan* plan) {
+  const int64_t queries = a.queries(s), tile = tile_queries(a);
+  const int32_t seq = static_cast<int32_t>(s);
+  for (int64_t from = (queries - 1) / tile * tile; from >= 0; from -= tile) {
+    for (int32_t head = 0; head < a.kv_heads; head++) {
+      plan->items.push_back({seq, head, false, from, std::min(queries, from + tile), 0});
+    }
+  }
+}
+
+void plan_decode(const Attention& a, int64_t s, Plan* plan) {
+  const int64_t length = a.seq_lens[s], begin = a.first_seen(length - 1);
+  const int32_t seq = static_cast<int32_t>(s);
+  for (int32_t head = 0; head < a.kv_heads; head++) {
+    const int64_t first = plan->partials;
+    for (int64_t from = begin; from < length;) {
+      const int64_t to = std::min(length, (from / kChunk + 1) * kChunk);
+      plan->items.push_back({seq, head, true, from, to, plan->partials++});
+      from = to;
+    }
+    plan->merges.push_back({seq, head, true, first, plan->partials, 0});
+  }
+}
+
+Plan make_plan(const Attention& a) {
+  Plan plan;
+  for (int64_t s = 0; s < a.num_seqs; s++) {
+    if (a.queries(s) > 1) plan_prefill(a, s, &plan);
+  }
+  for (int64_t s = 0; s < a.num_seqs; s++) {
+    if (a.queries(s) == 1) plan_decode(a, s, &plan);
+  }
+  return plan;
+}
+
+// Multiply-adds that the call needs, about.
+int64_t cost(const Attention& a) {
+  int64_t seen = 0;
+  for (int64_t s = 0; s < a.num_seqs; s++) seen += a.queries(s) * a.seq_lens[s];
+  return seen * a.q_heads * a.head_size * 2;
+}
+
+int paged_attention(const Attention& a, int threads) {
+  if (const int wrong = check(a)) return wrong;
+  const Plan plan = make_plan(a);
+  const int team = worth(threads, cost(a), 65536);
+  const size_t each = std::max(decode_scratch(a), prefill_scratch(a)) + 64;
+  Layout layout;
+  const size_t partials = layout.add(plan.partials * partial_size(a) * sizeof(float));
+  const size_t scratch = layout.add(team * each);
+  char* base = Scratch::get(0, layout.total());
+  float* partial = reinterpret_cast<float*>(base + partials);
+  parallel(team, [&](const Worker& w) {
+    char* own = base + scratch + w.rank * (each / 64 * 64);
+    const int64_t items = static_cast<int64_t>(plan.items.size());
+    for (int64_t i = w.take(); i < items; i = w.take()) {
+      const Item& item = plan.items[i];
+      if (item.decodes) {
+        decode_item(a, item, own, partial + item.partial * partial_size(a));
+      } else {
+        prefill_item(a, item, own);
+      }
+    }
+    w.barrier();
+    const int64_t merges = static_cast<int64_t>(plan.merges.size());
+    for (int64_t i = w.take(); i < merges; i = w.take()) {
+      const Item& m = plan.merges[i];
+      merge_partials(a, m.seq, m.head, partial + m.from * partial_size(a), m.to - m.from,
+                     reinterpret_cast<float*>(own));
+    }
+  });
+  return kOk;
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+extern "C" int quire_paged_attention(
+    void* out, const void* q, int64_t q_stride, int dtype, const void* key_cache,
+    const void* value_cache, const float* key_scales, const float* value_scales, int cache_dtype,
+    int64_t num_blocks, int64_t block_size, const int32_t* block_tables, int64_t table_stride,
+    const int32_t* seq_lens, const int32_t* starts, int64_t num_seqs, int64_t tokens, float scale, int64_t window,
+    float soft_cap, const float* alibi, const float* sinks, int64_t q_heads, int64_t kv_heads,
+    int64_t head_size, int threads) {
+  const Attention a{q, q_stride, dtype, key_cache, value_cache, key_scales, value_scales,
+                    cache_dtype, num_blocks, block_size, block_tables, table_stride, seq_lens,
+                    starts, num_seqs, scale, window, soft_cap, alibi, sinks, out, q_heads,
+                    kv_heads, head_size};
+  if (starts[num_seqs] != tokens) return kBadSequence;
+  return guarded([&] { return paged_attention(a, threads); });
+}

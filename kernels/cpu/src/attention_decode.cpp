@@ -1,0 +1,226 @@
+// One query of one sequence over a chunk of its KV, all the query heads of a KV head together.
+//
+// Two passes over the chunk: scores, then the weighted sum of values. The cache is read where it
+// lies, four tokens by up to four heads in registers, while the next block is being fetched.
+#include "attention.h"
+
+namespace quire {
+namespace {
+
+constexpr int kHeads = 4;   // heads in registers at a time
+constexpr int kTokens = 4;  // tokens in registers at a time
+constexpr int kCols = W == 16 ? 4 : 2;
+
+struct Span {
+  int64_t row;    // of its first token in the caches
+  int64_t count;  // tokens
+  int64_t at;     // its first token's place in the chunk
+};
+
+// Calls body(span, next) for each run of tokens that lie in one block; next is null at the end.
+template <class F>
+void over_blocks(const Attention& a, const Item& item, F&& body) {
+  auto span_at = [&](int64_t token) {
+    const int64_t left = a.block_size - token % a.block_size;
+    const int64_t count = token + left < item.to ? left : item.to - token;
+    return Span{a.row(item.seq, item.head, token), count, token - item.from};
+  };
+  Span span = span_at(item.from);
+  for (int64_t token = item.from; token < item.to;) {
+    token += span.count;
+    const bool more = token < item.to;
+    const Span next = more ? span_at(token) : Span{};
+    body(span, more ? &next : nullptr);
+    span = next;
+  }
+}
+
+// Fetches the rows `from`.. of the next block while this one is worked on.
+template <class T>
+QUIRE_INLINE void prefetch(const T* cache, const Span* next, int64_t from, int64_t count,
+                           int64_t size) {
+  if (!next || from >= next->count) return;
+  const char* p = reinterpret_cast<const char*>(cache + (next->row + from) * size);
+  const int64_t bytes = count * size * static_cast<int64_t>(sizeof(T));
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
+}
+
+// scores[h][t] = q[h] . k[t] for HEADS heads and TOKENS tokens.
+template <class T, int HEADS, int TOKENS>
+QUIRE_INLINE void score_tile(const float* q, int64_t q_ld, const T* k, int64_t size, float* scores) {
+  vf acc[HEADS][TOKENS];
+  for (int h = 0; h < HEADS; h++)
+    for (int t = 0; t < TOKENS; t++) acc[h][t] = vset(0.0f);
+  auto step = [&](int64_t d, int n) __attribute__((always_inline)) {
+    vf key[TOKENS];
+    for (int t = 0; t < TOKENS; t++) key[t] = vload_some(k + t * size + d, n);
+    for (int h = 0; h < HEADS; h++) {
+      const vf x = vload(q + h * q_ld + d);
+      for (int t = 0; t < TOKENS; t++) acc[h][t] = vfma(x, key[t], acc[h][t]);
+    }
+  };
+  int64_t d = 0;
+  for (; d + W <= size; d += W) step(d, W);
+  if (d < size) step(d, static_cast<int>(size - d));
+  for (int h = 0; h < HEADS; h++) {
+    if constexpr (TOKENS == 4) {
+      vsum4(acc[h][0], acc[h][1], acc[h][2], acc[h][3], scores + h * kChunk);
+    } else {
+      for (int t = 0; t < TOKENS; t++) scores[h * kChunk + t] = vsum(acc[h][t]);
+    }
+  }
+}
+
+template <class T, int TOKENS>
+void score_heads(const Attention& a, const float* q, const T* k, float* scores) {
+  const int64_t ld = a.padded(), size = a.head_size, group = a.group();
+  int64_t h = 0;
+  for (; h + kHeads <= group; h += kHeads)
+    score_tile<T, kHeads, TOKENS>(q + h * ld, ld, k, size, scores + h * kChunk);
+  for (; h + 2 <= group; h += 2)
+    score_tile<T, 2, TOKENS>(q + h * ld, ld, k, size, scores + h * kChunk);
+  if (h < group) score_tile<T, 1, TOKENS>(q + h * ld, ld, k, size, scores + h * kChunk);
+}
+
+template <class T>
+void score_chunk(const Attention& a, const Item& item, const float* q, float* scores) {
+  const T* keys = static_cast<const T*>(a.key_cache);
+  const int64_t size = a.head_size;
+  over_blocks(a, item, [&](const Span& span, const Span* next) {
+    const T* k = keys + span.row * size;
+    int64_t t = 0;
+    for (; t + kTokens <= span.count; t += kTokens) {
+      prefetch(keys, next, t, kTokens, size);
+      score_heads<T, kTokens>(a, q, k + t * size, scores + span.at + t);
+    }
+    for (; t < span.count; t++) score_heads<T, 1>(a, q, k + t * size, scores + span.at + t);
+  });
+}
+
+// sums[h][0 .. COLS * W) = sum over the chunk of weight[h][t] * v[t]; `n` lanes of the last vector.
+template <class T, int HEADS, int COLS>
+void sum_columns(const Attention& a, const Item& item, const float* weights, int64_t column, int n,
+                 bool fetch, float* sums, int64_t ld) {
+  const T* values = static_cast<const T*>(a.value_cache);
+  const int64_t size = a.head_size;
+  vf acc[HEADS][COLS];
+  for (int h = 0; h < HEADS; h++)
+    for (int c = 0; c < COLS; c++) acc[h][c] = vset(0.0f);
+  over_blocks(a, item, [&](const Span& span, const Span* next) {
+    const T* v = values + span.row * size + column;
+    const float* w = weights + span.at;
+    for (int64_t t = 0; t < span.count; t++, v += size, w++) {
+      if (fetch) prefetch(values, next, t, 1, size);
+      vf x[COLS];
+      for (int c = 0; c < COLS - 1; c++) x[c] = vload(v + c * W);
+      x[COLS - 1] = vload_some(v + (COLS - 1) * W, n);
+      for (int h = 0; h < HEADS; h++) {
+        const vf by = vset(w[h * kChunk]);
+        for (int c = 0; c < COLS; c++) acc[h][c] = vfma(by, x[c], acc[h][c]);
+      }
+    }
+  });
+  for (int h = 0; h < HEADS; h++)
+    for (int c = 0; c < COLS; c++) vstore(sums + h * ld + c * W, acc[h][c]);
+}
+
+template <class T, int COLS>
+void sum_heads(const Attention& a, const Item& item, const float* weights, int64_t column, int n,
+               float* sums, int64_t ld) {
+  const int64_t group = a.group();
+  int64_t h = 0;
+  for (; h + kHeads <= group; h += kHeads)
+    sum_columns<T, kHeads, COLS>(a, item, weights + h * kChunk, column, n, column + h == 0,
+                                 sums + h * ld + column, ld);
+  for (; h + 2 <= group; h += 2)
+    sum_columns<T, 2, COLS>(a, item, weights + h * kChunk, column, n, column + h == 0,
+                            sums + h * ld + column, ld);
+  if (h < group)
+    sum_columns<T, 1, COLS>(a, item, weights + h * kChunk, column, n, column + h == 0,
+                            sums + h * ld + column, ld);
+}
+
+template <class T>
+void sum_chunk(const Attention& a, const Item& item, const float* weights, float* sums, int64_t ld) {
+  const int64_t size = a.head_size;
+  int64_t d = 0;
+  for (; d + kCols * W <= size; d += kCols * W)
+    sum_heads<T, kCols>(a, item, weights, d, W, sums, ld);
+  for (; d + W <= size; d += W) sum_heads<T, 1>(a, item, weights, d, W, sums, ld);
+  if (d < size) sum_heads<T, 1>(a, item, weights, d, static_cast<int>(size - d), sums, ld);
+}
+
+// scores[h][t] *= scale of token t: what makes int8 keys or values whole again.
+void apply_scales(const Attention& a, const Item& item, const float* scales, float* scores) {
+  over_blocks(a, item, [&](const Span& span, const Span*) {
+    for (int64_t h = 0; h < a.group(); h++) {
+      float* row = scores + h * kChunk + span.at;
+      for (int64_t t = 0; t < span.count; t++) row[t] *= scales[span.row + t];
+    }
+  });
+}
+
+template <class T>
+void run(const Attention& a, const Item& item, float* q, float* scores, float* partial) {
+  const int64_t ld = a.padded(), group = a.group(), count = item.to - item.from;
+  const int64_t token = a.starts[item.seq], position = a.seq_lens[item.seq] - 1;
+  for (int64_t h = 0; h < group; h++) {
+    vstore(q + (h + 1) * ld - W, vset(0.0f));
+    const int64_t at = token * a.q_stride + (item.head * group + h) * a.head_size;
+    read_row(q + h * ld, a.q, at, a.head_size, a.dtype);
+    for (int64_t i = 0; i < ld; i += W) vstore(q + h * ld + i, vload(q + h * ld + i) * vset(a.scale));
+  }
+  score_chunk<T>(a, item, q, scores);
+  if (a.key_scales) apply_scales(a, item, a.key_scales, scores);
+  const int64_t sum_ld = ld + 16;
+  for (int64_t h = 0; h < group; h++) {
+    float* row = scores + h * kChunk;
+    const float top =
+        finish_scores(a, item.head * group + h, row, count, item.from - position);
+    partial[h * sum_ld + ld] = top;
+    partial[h * sum_ld + ld + 1] = weigh_scores(row, count, top);
+  }
+  if (a.value_scales) apply_scales(a, item, a.value_scales, scores);
+  sum_chunk<T>(a, item, scores, partial, sum_ld);
+}
+
+}  // namespace
+
+size_t decode_scratch(const Attention& a) {
+  return a.group() * (a.padded() + kChunk) * sizeof(float);
+}
+
+void decode_item(const Attention& a, const Item& item, char* scratch, float* partial) {
+  float* q = reinterpret_cast<float*>(scratch);
+  float* scores = q + a.group() * a.padded();
+  with_cache(a.cache_dtype, [&](auto* tag) {
+    run<std::remove_pointer_t<decltype(tag)>>(a, item, q, scores, partial);
+    return 0;
+  });
+}
+
+void merge_partials(const Attention& a, int64_t seq, int64_t head, const float* partials,
+                    int64_t count, float* scratch) {
+  const int64_t ld = a.padded(), sum_ld = ld + 16, group = a.group();
+  for (int64_t h = 0; h < group; h++) {
+    const int64_t q_head = head * group + h;
+    const float* first = partials + h * sum_ld;
+    float top = a.sinks ? a.sinks[q_head] : -INFINITY;
+    for (int64_t c = 0; c < count; c++) top = std::max(top, first[c * group * sum_ld + ld]);
+    float weight = a.sinks ? std::exp(a.sinks[q_head] - top) : 0.0f;
+    for (int64_t i = 0; i < ld; i += W) vstore(scratch + i, vset(0.0f));
+    for (int64_t c = 0; c < count; c++) {
+      const float* part = first + c * group * sum_ld;
+      const float by = std::exp(part[ld] - top);
+      weight += by * part[ld + 1];
+      for (int64_t i = 0; i < ld; i += W)
+        vstore(scratch + i, vfma(vset(by), vload(part + i), vload(scratch + i)));
+    }
+    const vf inverse = vset(1.0f / weight);
+    for (int64_t i = 0; i < ld; i += W) vstore(scratch + i, vload(scratch + i) * inverse);
+    const int64_t at = (a.starts[seq] * a.q_heads + q_head) * a.head_size;
+    write_row(a.out, at, scratch, a.head_size, a.dtype);
+  }
+}
+
+}  // namespace quire

@@ -1,0 +1,100 @@
+// RMS norm, alone and fused with the residual add.
+#include "runtime.h"
+
+namespace quire {
+namespace {
+
+// 1 / rms of a row that `next(i, lanes)` yields. Four sums hide the adds' latency; their order is
+// fixed, so a row's result does not depend on the batch around it.
+template <class F>
+float inverse_rms(int64_t width, float eps, F&& next) {
+  vf sums[4] = {vset(0), vset(0), vset(0), vset(0)};
+  int64_t i = 0;
+  for (; i + 4 * W <= width; i += 4 * W) {
+    for (int j = 0; j < 4; j++) {
+      const vf x = next(i + j * W, W);
+      sums[j] = vfma(x, x, sums[j]);
+    }
+  }
+  for (; i < width; i += W) {
+    const vf x = next(i, static_cast<int>(width - i < W ? width - i : W));
+    sums[0] = vfma(x, x, sums[0]);
+  }
+  const float total = vsum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+  return 1.0f / std::sqrt(total / static_cast<float>(width) + eps);
+}
+
+template <class T, class G>
+void scale_row(T* out, const T* x, const G* weight, int64_t width, float inverse) {
+  const vf scale = vset(inverse);
+  for_lanes(width, [&](int64_t i, int n) {
+    vstore_some(out + i, vload_some(x + i, n) * scale * vload_some(weight + i, n), n);
+  });
+}
+
+template <class T, class G>
+void norm_row(T* out, const T* x, const G* weight, int64_t width, float eps) {
+  const float inverse =
+      inverse_rms(width, eps, [&](int64_t i, int n) { return vload_some(x + i, n); });
+  scale_row(out, x, weight, width, inverse);
+}
+
+// The sum is rounded to T before it is normed, as if it had been stored and read again.
+template <class T, class G>
+void add_norm_row(T* out, const T* x, T* residual, const G* weight, int64_t width, float eps) {
+  const float inverse = inverse_rms(width, eps, [&](int64_t i, int n) {
+    vstore_some(residual + i, vload_some(residual + i, n) + vload_some(x + i, n), n);
+    return vload_some(residual + i, n);
+  });
+  scale_row(out, residual, weight, width, inverse);
+}
+
+template <class F>
+int over_rows(int threads, int64_t rows, int64_t width, F&& body) {
+  parallel(worth(threads, rows * width, 16384), [&](const Worker& w) {
+    int64_t low, high;
+    share(rows, w, &low, &high);
+    for (int64_t row = low; row < high; row++) body(row * width);
+  });
+  return kOk;
+}
+
+// Calls f(T*, G*) for activations of `dtype` and weights of the same or of float32.
+template <class F>
+int with_weight(int dtype, int weight_dtype, F&& f) {
+  return with_float(dtype, [&](auto* x) -> int {
+    if (weight_dtype == dtype) return f(x, x);
+    if (weight_dtype == kF32) return f(x, static_cast<float*>(nullptr));
+    return kBadDType;
+  });
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+extern "C" int quire_rms_norm(void* out, const void* x, const void* weight, int64_t rows,
+                              int64_t width, float eps, int dtype, int weight_dtype, int threads) {
+  return with_weight(dtype, weight_dtype, [&](auto* t, auto* g) {
+    auto* to = static_cast<decltype(t)>(out);
+    const auto* from = static_cast<decltype(t)>(const_cast<void*>(x));
+    const auto* scale = static_cast<decltype(g)>(const_cast<void*>(weight));
+    return over_rows(threads, rows, width,
+                     [&](int64_t at) { norm_row(to + at, from + at, scale, width, eps); });
+  });
+}
+
+extern "C" int quire_add_rms_norm(void* out, const void* x, void* residual, const void* weight,
+                                  int64_t rows, int64_t width, float eps, int dtype,
+                                  int weight_dtype, int threads) {
+  return with_weight(dtype, weight_dtype, [&](auto* t, auto* g) {
+    auto* to = static_cast<decltype(t)>(out);
+    const auto* from = static_cast<decltype(t)>(const_cast<void*>(x));
+    auto* sum = static_cast<decltype(t)>(residual);
+    const auto* scale = static_cast<decltype(g)>(const_cast<void*>(weight));
+    return over_rows(threads, rows, width, [&](int64_t at) {
+      add_norm_row(to + at, from + at, sum + at, scale, width, eps);
+    });
+  });
+}

@@ -1,0 +1,131 @@
+// QK norm, rotary embedding and the write to the paged KV cache, a token at a time.
+#include "runtime.h"
+
+namespace quire {
+namespace {
+
+struct Rope {
+  void *q, *k;
+  const void* v;
+  int64_t q_stride, k_stride, v_stride;  // elements from token to token
+  const int64_t* positions;
+  const float* cos_sin;  // null: no rotation
+  int64_t max_position;
+  void *key_cache, *value_cache;
+  const int64_t* slots;
+  int64_t slot_count, block_size;
+  const void *q_norm, *k_norm;  // null: no norm
+  int norm_dtype;
+  float eps;
+  int64_t tokens, q_heads, kv_heads, head_size, rotary;
+  int neox, dtype, cache_dtype;
+};
+
+void normalise(float* x, const float* weight, int64_t size, float eps) {
+  vf sum = vset(0);
+  for_lanes(size, [&](int64_t i, int n) {
+    const vf y = vload_some(x + i, n);
+    sum = vfma(y, y, sum);
+  });
+  const vf scale = vset(1.0f / std::sqrt(vsum(sum) / static_cast<float>(size) + eps));
+  for_lanes(size, [&](int64_t i, int n) {
+    vstore_some(x + i, vload_some(x + i, n) * scale * vload_some(weight + i, n), n);
+  });
+}
+
+void rotate_halves(float* x, const float* cos_sin, int64_t rotary) {
+  const int64_t half = rotary / 2;
+  for_lanes(half, [&](int64_t i, int n) {
+    const vf c = vload_some(cos_sin + i, n), s = vload_some(cos_sin + half + i, n);
+    const vf a = vload_some(x + i, n), b = vload_some(x + half + i, n);
+    vstore_some(x + i, a * c - b * s, n);
+    vstore_some(x + half + i, b * c + a * s, n);
+  });
+}
+
+void rotate_neighbours(float* x, const float* cos_sin, int64_t rotary) {
+  const int64_t half = rotary / 2;
+  for (int64_t i = 0; i < half; i++) {
+    const float c = cos_sin[i], s = cos_sin[half + i], a = x[2 * i], b = x[2 * i + 1];
+    x[2 * i] = a * c - b * s;
+    x[2 * i + 1] = b * c + a * s;
+  }
+}
+
+// Norms and rotates one head in place; `row` keeps its float32 values as stored.
+void turn(const Rope& r, void* x, int64_t at, const float* norm, const float* cos_sin, float* row) {
+  read_row(row, x, at, r.head_size, r.dtype);
+  if (norm) normalise(row, norm, r.head_size, r.eps);
+  if (cos_sin && r.neox) rotate_halves(row, cos_sin, r.rotary);
+  if (cos_sin && !r.neox) rotate_neighbours(row, cos_sin, r.rotary);
+  write_row(x, at, row, r.head_size, r.dtype);
+  if (r.dtype != kF32) read_row(row, x, at, r.head_size, r.dtype);
+}
+
+void do_token(const Rope& r, int64_t t, const float* q_norm, const float* k_norm, float* row) {
+  const float* cos_sin = r.cos_sin ? r.cos_sin + r.positions[t] * r.rotary : nullptr;
+  if (cos_sin || q_norm) {
+    for (int64_t h = 0; h < r.q_heads; h++) {
+      turn(r, r.q, t * r.q_stride + h * r.head_size, q_norm, cos_sin, row);
+    }
+  }
+  const int64_t slot = r.slots[t];
+  for (int64_t h = 0; h < r.kv_heads; h++) {
+    const int64_t at = h * r.head_size;
+    turn(r, r.k, t * r.k_stride + at, k_norm, cos_sin, row);
+    if (slot < 0) continue;
+    const int64_t block = slot / r.block_size, offset = slot % r.block_size;
+    const int64_t to = ((block * r.kv_heads + h) * r.block_size + offset) * r.head_size;
+    write_row(r.key_cache, to, row, r.head_size, r.cache_dtype);
+    read_row(row, r.v, t * r.v_stride + at, r.head_size, r.dtype);
+    write_row(r.value_cache, to, row, r.head_size, r.cache_dtype);
+  }
+}
+
+int check(const Rope& r) {
+  for (int64_t t = 0; t < r.tokens; t++) {
+    const bool inside = r.positions[t] >= 0 && r.positions[t] < r.max_position;
+    if (r.cos_sin && !inside) return kBadPosition;
+    if (r.slots[t] < -1 || r.slots[t] >= r.slot_count) return kBadSlot;
+  }
+  return kOk;
+}
+
+int rope_and_cache(const Rope& r, int threads) {
+  if (const int wrong = check(r)) return wrong;
+  const int64_t size = r.head_size;
+  const int team = worth(threads, r.tokens * (r.q_heads + r.kv_heads) * size, 8192);
+  Layout layout;
+  const size_t norms = layout.add(2 * size * sizeof(float));
+  const size_t rows = layout.add(team * (size + 16) * sizeof(float));
+  char* base = Scratch::get(0, layout.total());
+  float* q_norm = r.q_norm ? reinterpret_cast<float*>(base + norms) : nullptr;
+  float* k_norm = r.k_norm ? reinterpret_cast<float*>(base + norms) + size : nullptr;
+  if (q_norm) read_row(q_norm, r.q_norm, 0, size, r.norm_dtype);
+  if (k_norm) read_row(k_norm, r.k_norm, 0, size, r.norm_dtype);
+  parallel(team, [&](const Worker& w) {
+    float* row = reinterpret_cast<float*>(base + rows) + w.rank * (size + 16);
+    int64_t low, high;
+    share(r.tokens, w, &low, &high);
+    for (int64_t t = low; t < high; t++) do_token(r, t, q_norm, k_norm, row);
+  });
+  return kOk;
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+extern "C" int quire_rope_and_cache(
+    void* q, void* k, const void* v, int64_t q_stride, int64_t k_stride, int64_t v_stride,
+    const int64_t* positions, const float* cos_sin, int64_t max_position, void* key_cache,
+    void* value_cache, const int64_t* slots, int64_t slot_count, int64_t block_size,
+    const void* q_norm, const void* k_norm, int norm_dtype, float eps, int64_t tokens,
+    int64_t q_heads, int64_t kv_heads, int64_t head_size, int64_t rotary, int neox, int dtype,
+    int cache_dtype, int threads) {
+  const Rope r{q, k, v, q_stride, k_stride, v_stride, positions, cos_sin, max_position, key_cache,
+               value_cache, slots, slot_count, block_size, q_norm, k_norm, norm_dtype, eps, tokens,
+               q_heads, kv_heads, head_size, rotary, neox, dtype, cache_dtype};
+  return guarded([&] { return rope_and_cache(r, threads); });
+}

@@ -1,0 +1,73 @@
+#include "runtime.h"
+
+#include <cstdlib>
+#include <memory>
+
+namespace quire {
+
+namespace {
+struct Free {
+  void operator()(char* p) const { std::free(p); }
+};
+struct Block {
+  std::unique_ptr<char, Free> memory;
+  size_t bytes = 0;
+};
+thread_local Block blocks[4];
+}  // namespace
+
+char* Scratch::get(int slot, size_t bytes) {
+  Block& block = blocks[slot];
+  if (block.bytes < bytes) {
+    const size_t wanted = (bytes + bytes / 4 + 4095) & ~size_t{4095};
+    block.memory.reset();
+    block.bytes = 0;
+    block.memory.reset(static_cast<char*>(std::aligned_alloc(64, wanted)));
+    if (!block.memory) throw std::bad_alloc();
+    block.bytes = wanted;
+  }
+  return block.memory.get();
+}
+
+void read_row(float* out, const void* p, int64_t offset, int64_t n, int dtype) {
+  with_float(dtype, [&](auto* tag) {
+    const auto* in = static_cast<decltype(tag)>(const_cast<void*>(p)) + offset;
+    for_lanes(n, [&](int64_t i, int lanes) {
+      vstore_some(out + i, vload_some(in + i, lanes), lanes);
+    });
+    return 0;
+  });
+}
+
+void write_row(void* p, int64_t offset, const float* x, int64_t n, int dtype) {
+  with_float(dtype, [&](auto* tag) {
+    auto* out = static_cast<decltype(tag)>(p) + offset;
+    for_lanes(n, [&](int64_t i, int lanes) {
+      vstore_some(out + i, vload_some(x + i, lanes), lanes);
+    });
+    return 0;
+  });
+}
+
+}  // namespace quire
+
+extern "C" {
+// What the build was made for: 512, 256 or 128 bits, and which extras it may use.
+int quire_vector_bits() { return quire::W * 32; }
+int quire_has_bf16() {
+#ifdef __AVX512BF16__
+  return 1;
+#else
+  return 0;
+#endif
+}
+int quire_has_vnni() {
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+  return 1;
+#else
+  return 0;
+#endif
+}
+// Does nothing: what a call costs.
+int quire_nothing(const void*, const void*, int64_t, int64_t, float, int) { return 0; }
+}

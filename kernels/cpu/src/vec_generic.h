@@ -1,0 +1,90 @@
+// 4 lanes in GCC's vector extension: SSE2, NEON, or plain scalar code.
+#pragma once
+
+namespace quire {
+
+constexpr int W = 4;
+typedef float vf __attribute__((vector_size(16)));
+
+QUIRE_INLINE vf vset(float x) { return vf{x, x, x, x}; }
+template <class T>
+QUIRE_INLINE vf vload(const T* p) {
+  return vf{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
+}
+template <class T>
+QUIRE_INLINE vf vload_n(const T* p, int n) {
+  vf out = vset(0.0f);
+  for (int i = 0; i < n; i++) out[i] = to_float(p[i]);
+  return out;
+}
+template <class T>
+QUIRE_INLINE void vstore_n(T* p, vf x, int n) {
+  for (int i = 0; i < n; i++) p[i] = from_float<T>(x[i]);
+}
+template <class T>
+QUIRE_INLINE void vstore(T* p, vf x) {
+  vstore_n(p, x, 4);
+}
+
+template <class F>
+QUIRE_INLINE vf each(F&& f) {
+  return vf{f(0), f(1), f(2), f(3)};
+}
+QUIRE_INLINE vf vfma(vf a, vf b, vf c) {
+#ifdef __FP_FAST_FMAF
+  return each([&](int i) { return __builtin_fmaf(a[i], b[i], c[i]); });
+#else
+  return a * b + c;
+#endif
+}
+QUIRE_INLINE vf vmax(vf a, vf b) {
+  return each([&](int i) { return a[i] > b[i] ? a[i] : b[i]; });
+}
+QUIRE_INLINE vf vmin(vf a, vf b) {
+  return each([&](int i) { return a[i] < b[i] ? a[i] : b[i]; });
+}
+// Adding 1.5 * 2^23 leaves no bits behind the point; good for |x| < 2^22, all that vexp needs.
+QUIRE_INLINE vf vround(vf x) {
+  const vf magic = vset(12582912.0f);
+  return (x + magic) - magic;
+}
+QUIRE_INLINE vf vscale2(vf x, vf n) {
+  return each([&](int i) {
+    const int32_t whole = static_cast<int32_t>(n[i]), half = whole >> 1;
+    const int32_t bits[2] = {(half + 127) << 23, (whole - half + 127) << 23};
+    float power[2];
+    std::memcpy(power, bits, 8);
+    return x[i] * power[0] * power[1];
+  });
+}
+QUIRE_INLINE vf vzero_below(vf x, vf y, vf low) {
+  return each([&](int i) { return y[i] < low[i] ? 0.0f : x[i]; });
+}
+QUIRE_INLINE vf vabs(vf x) {
+  return each([&](int i) { return __builtin_fabsf(x[i]); });
+}
+QUIRE_INLINE vf vcopysign(vf magnitude, vf sign) {
+  return each([&](int i) { return __builtin_copysignf(magnitude[i], sign[i]); });
+}
+QUIRE_INLINE vf vfill(vf x, int n, float rest) {
+  return each([&](int i) { return i < n ? x[i] : rest; });
+}
+QUIRE_INLINE float vsum(vf x) { return (x[0] + x[2]) + (x[1] + x[3]); }
+QUIRE_INLINE float vmaximum(vf x) {
+  const float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];
+  return a > b ? a : b;
+}
+QUIRE_INLINE void vsum4(vf x0, vf x1, vf x2, vf x3, float* out) {
+  out[0] = vsum(x0), out[1] = vsum(x1), out[2] = vsum(x2), out[3] = vsum(x3);
+}
+QUIRE_INLINE void vtranspose(vf (&r)[4]) {
+  for (int i = 0; i < 4; i++) {
+    for (int j = i + 1; j < 4; j++) {
+      const float t = r[i][j];
+      r[i][j] = r[j][i];
+      r[j][i] = t;
+    }
+  }
+}
+
+}  // namespace quire

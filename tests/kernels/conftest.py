@@ -1,0 +1,42 @@
+"""Each test of a kernel runs on the reference and on every build that this CPU can run."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+import torch
+
+from kernels.cpu import CpuKernels
+from kernels.cpu.features import NEEDS, cpu_flags
+from kernels.interface import KernelSet
+from kernels.reference import ReferenceKernels
+
+RUNNABLE = [isa for isa, needs in NEEDS.items() if cpu_flags().issuperset(needs)]
+
+
+@cache
+def load(name: str) -> KernelSet:
+    """The kernel set of that name, once for all tests."""
+    return ReferenceKernels() if name == "reference" else CpuKernels(name)
+
+
+@pytest.fixture(params=["reference", *RUNNABLE])
+def kernels(request: pytest.FixtureRequest) -> KernelSet:
+    """Every implementation in turn."""
+    return load(request.param)
+
+
+@pytest.fixture(params=RUNNABLE)
+def compiled(request: pytest.FixtureRequest) -> KernelSet:
+    """Every compiled implementation in turn."""
+    return load(request.param)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest):
+    """Run with that many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

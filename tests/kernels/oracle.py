@@ -1,0 +1,63 @@
+"""Float64 versions of the kernels, written for plainness: a loop wherever a loop is clearest."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """One row at a time."""
+    rows = [row / math.sqrt(float((row * row).mean()) + eps) for row in x.double()]
+    return torch.stack(rows) * weight.double() if rows else x.double()
+
+
+def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, neox: bool) -> Tensor:
+    """Pairs of x [T, heads, D] as complex numbers, turned by cos + i sin."""
+    cos, sin = cos_sin.double()[positions].chunk(2, -1)
+    half = cos.shape[1]
+    index = torch.arange(half)
+    a, b = (index, index + half) if neox else (2 * index, 2 * index + 1)
+    out = x.double().clone()
+    turned = torch.complex(out[..., a], out[..., b]) * torch.complex(cos, sin)[:, None]
+    out[..., a], out[..., b] = turned.real, turned.imag
+    return out
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """One query at a time, its keys and values gathered and repeated for each head."""
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    block_size, group = key_cache.shape[2], q.shape[1] // key_cache.shape[1]
+    for s, length in enumerate(seq_lens.tolist()):
+        begin, end = query_start_loc[s : s + 2].tolist()
+        for t in range(begin, end):
+            position = length - (end - t)
+            low = max(0, position - sliding_window + 1) if sliding_window else 0
+            seen = torch.arange(low, position + 1)
+            blocks, offsets = block_tables[s, seen // block_size].long(), seen % block_size
+            keys = key_cache[blocks, :, offsets].double().repeat_interleave(group, 1)
+            values = value_cache[blocks, :, offsets].double().repeat_interleave(group, 1)
+            logits = torch.einsum("hd,khd->hk", q[t].double(), keys) * scale
+            if soft_cap:
+                logits = soft_cap * torch.tanh(logits / soft_cap)
+            if alibi_slopes is not None:
+                logits = logits + alibi_slopes.double()[:, None] * (seen - position)
+            if sinks is not None:
+                logits = torch.cat((logits, sinks.double()[:, None]), 1)
+            weights = torch.softmax(logits, 1)[:, : len(seen)]
+            out[t] = torch.einsum("hk,khd->hd", weights, values)
+    return out

@@ -1,0 +1,156 @@
+"""Paged attention against float64: ragged mixes of prefill, chunks and decode."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from tests.kernels import oracle
+from tests.kernels.batches import make_batch
+from tests.kernels.tolerance import assert_close
+
+MIX = [(1, 1), (7, 7), (1, 33), (15, 50), (1, 17), (16, 16), (0, 9), (33, 40), (2, 19)]
+
+
+def check(kernels, batch, slack=4.0, **options):
+    arguments = {**batch.arguments(), **options}
+    expected = oracle.paged_attention(**arguments)
+    assert_close(kernels.paged_attention(**arguments), expected, batch.q.dtype, slack)
+
+
+@pytest.mark.parametrize("size", [32, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (3, 1), (8, 2), (8, 1)])
+def test_head_sizes_and_groups(kernels, size, heads, kv_heads):
+    check(kernels, make_batch(MIX, size=size, heads=heads, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize("size", [8, 20, 72])
+def test_head_sizes_that_fill_no_vector(kernels, size):
+    check(kernels, make_batch(MIX, size=size))
+
+
+@pytest.mark.parametrize("block_size", [1, 4, 16, 32])
+def test_block_sizes(kernels, threads, block_size):
+    check(kernels, make_batch(MIX, block_size=block_size, seed=block_size))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_dtypes(kernels, dtype, cache_dtype):
+    check(kernels, make_batch(MIX, dtype=dtype, cache_dtype=cache_dtype))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 1},
+        {"sliding_window": 9},
+        {"sliding_window": 100},
+        {"soft_cap": 5.0},
+        {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
+        {"sinks": torch.tensor([-3.0, 0.0, 2.0, 9.0])},
+        {
+            "sliding_window": 20,
+            "soft_cap": 3.0,
+            "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4]),
+            "sinks": torch.tensor([0.5, -0.5, 1.0, 0.0]),
+        },
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_variations(kernels, threads, options):
+    check(kernels, make_batch(MIX), **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 200}])
+def test_long_sequences(kernels, threads, options):
+    lengths = [(1, 700), (1, 256), (1, 257), (150, 400), (1, 513), (40, 300)]
+    check(kernels, make_batch(lengths, heads=2, kv_heads=1, size=32), **options)
+
+
+def test_queries_may_be_strided(kernels):
+    batch = make_batch(MIX, strided=True)
+    assert not batch.q.is_contiguous()
+    check(kernels, batch)
+
+
+@pytest.mark.parametrize("sequences", [[], [(0, 5)], [(1, 1)], [(1, 300)]])
+def test_small_batches(kernels, threads, sequences):
+    check(kernels, make_batch(sequences, heads=1, kv_heads=1))
+
+
+def test_out_is_used(kernels):
+    batch = make_batch(MIX)
+    out = torch.empty(batch.q.shape)
+    assert kernels.paged_attention(**batch.arguments(), out=out).data_ptr() == out.data_ptr()
+    torch.testing.assert_close(out, kernels.paged_attention(**batch.arguments()))
+
+
+def test_blocks_that_left_the_window_are_not_read(kernels):
+    batch = make_batch([(1, 100), (5, 90), (30, 200)])
+    expected = oracle.paged_attention(**batch.arguments(), sliding_window=16)
+    for row, low in enumerate((84, 69, 154)):
+        gone = batch.block_tables[row, : low // 16].long()
+        batch.key_cache[gone] = float("nan")
+        batch.value_cache[gone] = float("inf")
+    got = kernels.paged_attention(**batch.arguments(), sliding_window=16)
+    assert_close(got, expected, torch.float32, 4.0)
+
+
+def test_a_decoded_row_does_not_depend_on_its_batch(compiled, threads):
+    batch = make_batch([(1, 700), (1, 90), (1, 300), (20, 60)], size=128)
+    whole = compiled.paged_attention(**batch.arguments())
+    for row in range(3):
+        alone = batch.arguments()
+        alone["q"] = batch.q[row : row + 1]
+        alone["block_tables"] = batch.block_tables[row : row + 1]
+        alone["seq_lens"] = batch.seq_lens[row : row + 1]
+        alone["query_start_loc"] = torch.tensor([0, 1], dtype=torch.int32)
+        assert torch.equal(compiled.paged_attention(**alone)[0], whole[row])
+
+
+def test_a_prompt_gives_the_same_however_it_is_cut(compiled):
+    whole = make_batch([(300, 300)], heads=6, kv_heads=2)
+    expected = compiled.paged_attention(**whole.arguments())
+    for cut in (2, 130, 255):
+        parts = []
+        for begin, end in ((0, cut), (cut, 300)):
+            part = whole.arguments()
+            part["q"] = whole.q[begin:end]
+            part["seq_lens"] = torch.tensor([end], dtype=torch.int32)
+            part["query_start_loc"] = torch.tensor([0, end - begin], dtype=torch.int32)
+            parts.append(compiled.paged_attention(**part))
+        assert torch.equal(torch.cat(parts), expected)
+
+
+def test_calls_from_two_threads_at_once(compiled):
+    batches = [make_batch(MIX, seed=1), make_batch([(1, 300), (60, 90)], seed=2)]
+    expected = [compiled.paged_attention(**batch.arguments()) for batch in batches]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(20):
+            calls = [pool.submit(compiled.paged_attention, **b.arguments()) for b in batches]
+            for call, right in zip(calls, expected):
+                assert torch.equal(call.result(), right)
+
+
+def test_what_contradicts_itself_is_refused(compiled):
+    def refused(words, **changes):
+        with pytest.raises(ValueError, match=words):
+            compiled.paged_attention(**{**make_batch(MIX).arguments(), **changes})
+
+    batch = make_batch(MIX)
+    tables = batch.block_tables.clone()
+    tables[3, 2] = 10_000
+    refused("block outside", block_tables=tables)
+    tables[3, 2] = -1
+    refused("block outside", block_tables=tables)
+    refused("contradict", block_tables=batch.block_tables[:, :2].contiguous())
+    refused("contradict", seq_lens=batch.seq_lens - 5)
+    refused("contradict", query_start_loc=batch.query_start_loc + 1)
+    refused("contradict", q=batch.q[:-1])
+    refused("seq_lens", seq_lens=batch.seq_lens.long())
+    refused("sinks", sinks=torch.zeros(3))
+    refused("share", q=batch.q[:, :3].contiguous())
+    refused("caches", value_cache=batch.value_cache[:-1])

@@ -1,0 +1,128 @@
+"""QK norm, rotation and the cache write against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.kernels import oracle
+from tests.kernels.tolerance import assert_close
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def table(positions: int, rotary: int) -> torch.Tensor:
+    """cos_sin [positions, rotary]."""
+    frequency = 10000.0 ** (-torch.arange(0, rotary, 2).float() / rotary)
+    angle = torch.arange(positions).float()[:, None] * frequency
+    return torch.cat((angle.cos(), angle.sin()), -1)
+
+
+class Step:
+    """q, k and v as views of one fused output, and caches full of a marker."""
+
+    def __init__(self, tokens, heads, kv_heads, size, dtype=torch.float32, cache_dtype=None):
+        torch.manual_seed(tokens * size)
+        fused = torch.randn(tokens, heads + 2 * kv_heads, size).to(dtype)
+        self.q, self.k, self.v = fused.split([heads, kv_heads, kv_heads], 1)
+        self.positions = torch.randint(0, 50, (tokens,))
+        shape = (9, kv_heads, 8, size)
+        self.keys = torch.full(shape, 7.0, dtype=cache_dtype or dtype)
+        self.values = torch.full(shape, 7.0, dtype=cache_dtype or dtype)
+        self.slots = torch.randperm(9 * 8)[:tokens]
+
+    def run(self, kernels, cos_sin, **options):
+        kernels.rope_and_cache(
+            self.q, self.k, self.v, self.positions, cos_sin, self.keys, self.values, self.slots,
+            **options,
+        )  # fmt: skip
+
+    def cached(self, cache, token):
+        slot = int(self.slots[token])
+        return cache[slot // 8, :, slot % 8]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("neox", [True, False])
+@pytest.mark.parametrize(("size", "rotary"), [(32, 32), (64, 16), (80, 32), (96, 96), (128, 128)])
+def test_rotates_in_place_and_writes(kernels, threads, dtype, neox, size, rotary):
+    step, cos_sin = Step(5, 4, 2, size, dtype), table(50, rotary)
+    q = oracle.rope(step.q, step.positions, cos_sin, neox)
+    k = oracle.rope(step.k, step.positions, cos_sin, neox)
+    v = step.v.clone()
+    step.run(kernels, cos_sin, neox=neox)
+    assert_close(step.q, q, dtype)
+    assert_close(step.k, k, dtype)
+    assert torch.equal(step.v, v)
+    for token in range(5):
+        assert torch.equal(step.cached(step.keys, token), step.k[token])
+        assert torch.equal(step.cached(step.values, token), v[token])
+    assert int((step.keys == 7.0).sum()) == (9 * 8 - 5) * 2 * size
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heads_are_normed_before_they_turn(kernels, dtype):
+    step, cos_sin = Step(3, 3, 1, 64, dtype), table(50, 64)
+    weights = [(1 + torch.rand(64)).to(dtype) for _ in range(2)]
+    expected = []
+    for x, weight in zip((step.q, step.k), weights):
+        normed = oracle.rms_norm(x.flatten(0, 1), weight, 1e-6).view(x.shape)
+        expected.append(oracle.rope(normed, step.positions, cos_sin, True))
+    step.run(kernels, cos_sin, q_norm_weight=weights[0], k_norm_weight=weights[1])
+    assert_close(step.q, expected[0], dtype)
+    assert_close(step.k, expected[1], dtype)
+
+
+def test_a_cache_of_another_dtype(kernels):
+    step = Step(4, 2, 2, 32, torch.float32, torch.bfloat16)
+    step.run(kernels, table(50, 32))
+    for token in range(4):
+        assert torch.equal(step.cached(step.keys, token), step.k[token].bfloat16())
+        assert torch.equal(step.cached(step.values, token), step.v[token].bfloat16())
+
+
+def test_without_a_table_nothing_turns(kernels):
+    step = Step(2, 2, 1, 32)
+    q = step.q.clone()
+    step.run(kernels, None)
+    assert torch.equal(step.q, q)
+    assert torch.equal(step.cached(step.keys, 1), step.k[1])
+
+
+def test_a_slot_of_minus_one_writes_nothing(kernels):
+    step = Step(3, 2, 1, 32)
+    step.slots = torch.full((3,), -1)
+    step.run(kernels, table(50, 32))
+    assert (step.keys == 7.0).all()
+    assert (step.values == 7.0).all()
+
+
+def test_no_tokens(kernels):
+    step = Step(0, 2, 1, 32)
+    step.run(kernels, table(50, 32))
+    assert (step.keys == 7.0).all()
+
+
+def test_what_lies_outside_is_refused_before_anything_is_written(compiled):
+    for name, value, words in (
+        ("positions", 50, "position"), ("positions", -1, "position"),
+        ("slots", 72, "slot"), ("slots", -2, "slot"),
+    ):  # fmt: skip
+        step = Step(3, 2, 1, 32)
+        before = step.q.clone()
+        getattr(step, name)[2] = value
+        with pytest.raises(ValueError, match=words):
+            step.run(compiled, table(50, 32))
+        assert torch.equal(step.q, before)
+        assert (step.keys == 7.0).all()
+
+
+def test_shapes_that_do_not_go_together_are_refused(compiled):
+    step, cos_sin = Step(3, 2, 1, 32), table(50, 32)
+    step.v = step.v[:2]
+    with pytest.raises(ValueError, match="don't go with"):
+        step.run(compiled, cos_sin)
+    with pytest.raises(ValueError, match="cos_sin"):
+        Step(3, 2, 1, 32).run(compiled, table(50, 64))
+    with pytest.raises(ValueError, match="norm weight"):
+        Step(3, 2, 1, 32).run(compiled, cos_sin, q_norm_weight=torch.ones(31))
