@@ -37,6 +37,12 @@ def redis_url(short_tmp: Path) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(autouse=True)
+def _cheap_passwords(settings: Any) -> None:
+    """Users are made by the dozen; a hash that is slow on purpose would cost seconds."""
+    settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
+
+
 @pytest.fixture
 def key_prefix() -> str:
     """A prefix that no other test uses."""

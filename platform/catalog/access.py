@@ -93,8 +93,8 @@ async def _tenant_cards(tenant_id: int) -> Cards:
 
 def _read_cards(tenant_id: int) -> Cards:
     allowed = Q(public=True) | Q(tenants=tenant_id)
-    loaded = ServedModel.objects.filter(allowed, desired_state=DesiredState.LOADED).distinct()
     try:
+        loaded = ServedModel.objects.filter(allowed, desired_state=DesiredState.LOADED).distinct()
         return {model.name: _card(model) for model in loaded}
     except (DatabaseError, InterfaceError) as error:
         raise ServiceUnavailable(

@@ -177,7 +177,7 @@ def _token(authorization: str | None, x_api_key: str | None) -> str | None:
         return x_api_key or None
     scheme, _, token = authorization[:MAX_HEADER].partition(" ")
     if scheme.lower() != "bearer" or len(authorization) > MAX_HEADER:
-        return authorization  # no key looks like this: it's looked up and not found
+        return f"\0{authorization[:MAX_HEADER]}"  # no key looks like this: it won't be found
     return token.strip(" ") or None
 
 

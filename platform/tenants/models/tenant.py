@@ -2,8 +2,10 @@
 
 import hashlib
 import hmac
+import math
 import secrets
 
+from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
@@ -13,6 +15,12 @@ SALT_BYTES = 32
 def new_salt() -> str:
     """256 random bits in hex."""
     return secrets.token_hex(SALT_BYTES)
+
+
+def check_finite(value: float) -> None:
+    """NaN is neither below a minimum nor above a maximum. Raises ValidationError."""
+    if not math.isfinite(value):
+        raise ValidationError("Must be a finite number.")
 
 
 class Tenant(models.Model):
@@ -35,7 +43,7 @@ class Tenant(models.Model):
     )
     weight = models.FloatField(
         default=1.0,
-        validators=[MinValueValidator(0.01), MaxValueValidator(1000.0)],
+        validators=[check_finite, MinValueValidator(0.01), MaxValueValidator(1000.0)],
         help_text="Share of the engine when it's busy, relative to other tenants (0.01 to 1000).",
     )
     max_priority = models.PositiveIntegerField(

@@ -1,0 +1,75 @@
+"""A small world: two tenants, one user of every kind, and outsiders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from catalog import access as catalog_access
+from tenants import actions, authentication
+from tenants.actors import SYSTEM
+from tenants.models import ApiKey, Role, Tenant, User
+
+
+@dataclass
+class World:
+    """Acme with one member of each role, and a rival tenant whose owner is Acme's outsider."""
+
+    acme: Tenant
+    rival: Tenant
+    owner: User
+    admin: User
+    member: User
+    viewer: User
+    outsider: User
+    operator: User
+    key: ApiKey  # the member's
+    secret: str
+    rival_key: ApiKey
+
+    def user(self, name: str) -> User:
+        """The user called so."""
+        return getattr(self, name)
+
+
+def make_world() -> World:
+    """All rows, made through the actions that the product uses."""
+    people = {
+        name: User.objects.create(username=name, email=f"{name}@example.org")
+        for name in ("owner", "admin", "member", "viewer", "outsider")
+    }
+    operator = User.objects.create_superuser("operator", "operator@example.org", "a long password")
+    acme = actions.create_tenant(actor=SYSTEM, name="Acme", owner=people["owner"])
+    rival = actions.create_tenant(actor=SYSTEM, name="Rival", owner=people["outsider"])
+    for role in (Role.ADMIN, Role.MEMBER, Role.VIEWER):
+        actions.add_member(actor=SYSTEM, tenant=acme, user=people[role.value], role=role)
+    made = actions.create_key(actor=people["member"], tenant=acme, name="laptop")
+    rival_key = actions.create_key(actor=people["outsider"], tenant=rival).key
+    return World(
+        acme=acme,
+        rival=rival,
+        operator=operator,
+        key=made.key,
+        secret=made.secret,
+        rival_key=rival_key,
+        **people,
+    )
+
+
+@pytest.fixture
+def world(db: Any) -> World:
+    """Acme, its people, and a rival."""
+    return make_world()
+
+
+@pytest.fixture(autouse=True)
+def _forget_cached_lookups() -> Iterator[None]:
+    """Tests start and end with empty caches."""
+    authentication.forget()
+    catalog_access.forget()
+    yield
+    authentication.forget()
+    catalog_access.forget()

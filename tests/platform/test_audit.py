@@ -1,0 +1,106 @@
+"""Audit rows come with the deed or not at all, and stay."""
+
+from unittest.mock import patch
+
+import pytest
+from django.db import DatabaseError, transaction
+
+from catalog import actions as catalog_actions
+from catalog.models import ServedModel
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.audit import record
+from tenants.models import ApiKey, AuditEntry, Tenant
+from tenants.models.audit_entry import AppendOnly
+from tests.platform.conftest import World
+
+database = pytest.mark.database
+
+
+@database
+@pytest.mark.django_db
+def test_a_deed_whose_audit_row_fails_does_not_happen(world: World) -> None:
+    keys, tenants = ApiKey.objects.count(), Tenant.objects.count()
+    with patch.object(AuditEntry, "save", side_effect=DatabaseError("disk full")):
+        with pytest.raises(DatabaseError):
+            actions.create_key(actor=world.owner, tenant=world.acme)
+        with pytest.raises(DatabaseError):
+            actions.revoke_key(actor=world.owner, key=world.key)
+        with pytest.raises(DatabaseError):
+            actions.create_tenant(actor=SYSTEM, name="New")
+        with pytest.raises(DatabaseError):
+            catalog_actions.load_model(actor=SYSTEM, name="m", source="hub/model")
+    assert (ApiKey.objects.count(), Tenant.objects.count()) == (keys, tenants)
+    assert ApiKey.objects.get(pk=world.key.pk).state() == "active"
+    assert not ServedModel.objects.exists()
+
+
+@database
+@pytest.mark.django_db
+def test_an_audit_row_goes_with_a_deed_that_is_rolled_back(world: World) -> None:
+    before = AuditEntry.objects.count()
+
+    def make_a_key_and_fail() -> None:
+        with transaction.atomic():
+            actions.create_key(actor=world.owner, tenant=world.acme)
+            raise RuntimeError("later")
+
+    with pytest.raises(RuntimeError, match="later"):
+        make_a_key_and_fail()
+    assert AuditEntry.objects.count() == before
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_audit_row_outside_a_transaction_is_refused(world: World) -> None:
+    with pytest.raises(RuntimeError, match="transaction"):
+        record(actor=SYSTEM, action="x", target=world.acme)
+
+
+@database
+@pytest.mark.django_db
+def test_secrets_are_refused(world: World) -> None:
+    with pytest.raises(ValueError, match="salt"):
+        record(actor=SYSTEM, action="x", target=world.acme, salt=world.acme.salt)
+
+
+@database
+@pytest.mark.django_db
+def test_rows_can_be_neither_changed_nor_deleted(world: World) -> None:
+    entry = AuditEntry.objects.first()
+    assert entry is not None
+    entry.action = "forged"
+    with pytest.raises(AppendOnly):
+        entry.save()
+    with pytest.raises(AppendOnly):
+        entry.delete()
+
+
+@database
+@pytest.mark.django_db
+def test_a_row_keeps_its_actors_name_when_the_user_is_gone(world: World) -> None:
+    actions.create_key(actor=world.admin, tenant=world.acme)
+    world.admin.delete()
+    entry = AuditEntry.objects.get(action="api_key.create", actor_label="admin")
+    assert entry.actor is None
+
+
+@database
+@pytest.mark.django_db
+def test_a_signal_follows_the_commit_and_not_a_rollback(
+    world: World, django_capture_on_commit_callbacks: object
+) -> None:
+    from tenants.events import key_changed
+
+    heard: list[ApiKey] = []
+
+    def listen(key: ApiKey, **_: object) -> None:
+        heard.append(key)
+
+    key_changed.connect(listen)
+    try:
+        with django_capture_on_commit_callbacks(execute=True):  # type: ignore[operator]
+            actions.revoke_key(actor=world.admin, key=world.key)
+            assert heard == []
+        assert heard == [world.key]
+    finally:
+        key_changed.disconnect(listen)

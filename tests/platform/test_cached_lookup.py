@@ -1,0 +1,137 @@
+"""A bounded cache in front of a look-up."""
+
+import asyncio
+
+import pytest
+
+from tenants.cached_lookup import CachedLookup
+
+
+class Clock:
+    """Time that tests turn by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+async def test_an_answer_is_looked_up_once_within_its_time(clock: Clock) -> None:
+    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10, clock=clock)
+    calls = 0
+
+    async def look_up() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    assert [await cache.get("k", look_up) for _ in range(3)] == [1, 1, 1]
+    clock.now += 2.1
+    assert await cache.get("k", look_up) == 2
+
+
+async def test_waiters_share_one_look_up() -> None:
+    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10)
+    started = asyncio.Event()
+    release = asyncio.Event()
+    calls = 0
+
+    async def look_up() -> int:
+        nonlocal calls
+        calls += 1
+        started.set()
+        await release.wait()
+        return 7
+
+    waiters = [asyncio.create_task(cache.get("k", look_up)) for _ in range(50)]
+    await started.wait()
+    release.set()
+    assert await asyncio.gather(*waiters) == [7] * 50
+    assert calls == 1
+
+
+async def test_a_waiter_that_leaves_does_not_fail_the_others() -> None:
+    cache: CachedLookup[str, int] = CachedLookup(ttl=2, size=10)
+    release = asyncio.Event()
+
+    async def look_up() -> int:
+        await release.wait()
+        return 7
+
+    first = asyncio.create_task(cache.get("k", look_up))
+    second = asyncio.create_task(cache.get("k", look_up))
+    await asyncio.sleep(0)
+    first.cancel()
+    release.set()
+    assert await second == 7
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_the_longest_unused_answer_leaves_first() -> None:
+    cache: CachedLookup[int, int] = CachedLookup(ttl=60, size=3)
+    for key in (1, 2, 3):
+        cache.put(key, key)
+    assert cache.fresh(1) == 1
+    cache.put(4, 4)
+    assert len(cache) == 3
+    assert cache.fresh(2) is None
+    assert [cache.fresh(key) for key in (1, 3, 4)] == [1, 3, 4]
+
+
+async def test_a_failed_look_up_reaches_every_waiter_and_is_not_kept() -> None:
+    cache: CachedLookup[str, int] = CachedLookup(ttl=60, size=3)
+
+    async def fail() -> int:
+        raise OSError("away")
+
+    results = await asyncio.gather(
+        *[cache.get("k", fail) for _ in range(3)], return_exceptions=True
+    )
+    assert all(isinstance(result, OSError) for result in results)
+
+    async def work() -> int:
+        return 1
+
+    assert await cache.get("k", work) == 1
+
+
+async def test_an_answer_that_was_on_its_way_when_the_cache_was_cleared_is_not_kept() -> None:
+    cache: CachedLookup[str, str] = CachedLookup(ttl=60, size=3)
+    release = asyncio.Event()
+
+    async def old() -> str:
+        await release.wait()
+        return "old"
+
+    waiter = asyncio.create_task(cache.get("k", old))
+    await asyncio.sleep(0)
+    cache.clear()
+    release.set()
+    assert await waiter == "old"
+    assert cache.fresh("k") is None
+
+
+def test_loops_of_their_own_do_not_wait_for_each_other() -> None:
+    cache: CachedLookup[str, int] = CachedLookup(ttl=60, size=3)
+
+    async def never() -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    async def abandon() -> None:
+        task = asyncio.create_task(cache.get("k", never))
+        await asyncio.sleep(0)
+        task.cancel()
+
+    async def work() -> int:
+        return 5
+
+    asyncio.run(abandon())
+    assert asyncio.run(cache.get("k", work)) == 5

@@ -1,0 +1,128 @@
+"""API keys: made, hashed, shown once, revoked."""
+
+from datetime import timedelta
+
+import pytest
+from django.utils import timezone
+
+from engine.errors import InvalidRequest
+from tenants import actions, secrets
+from tenants.actors import SYSTEM
+from tenants.errors import Conflict, NotFound, PermissionDenied
+from tenants.models import ApiKey, AuditEntry
+from tests.platform.conftest import World
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+
+
+def test_a_key_has_its_prefix_and_256_bits(world: World) -> None:
+    assert world.secret.startswith("sk-quire-")
+    secret = world.secret.removeprefix("sk-quire-" + world.key.public_id)
+    assert len(secret) == 43
+    assert secret.isalnum()
+    assert 62**43 > 2**256
+
+
+def test_the_database_holds_the_hash_alone(world: World) -> None:
+    row = ApiKey.objects.filter(pk=world.key.pk).values().get()
+    secret = world.secret.removeprefix("sk-quire-" + world.key.public_id)
+    assert not any(secret in str(value) for value in row.values())
+    assert row["digest"] == secrets.digest(world.secret)
+
+
+def test_neither_audit_nor_repr_show_the_secret(world: World) -> None:
+    made = actions.create_key(actor=world.member, tenant=world.acme)
+    assert made.secret not in repr(made)
+    for entry in AuditEntry.objects.all():
+        text = f"{entry} {entry.details} {entry.target_label}"
+        assert made.secret not in text
+        assert made.key.digest not in text
+
+
+def test_two_keys_share_nothing(world: World) -> None:
+    made = [actions.create_key(actor=SYSTEM, tenant=world.acme) for _ in range(20)]
+    assert len({new.secret for new in made}) == 20
+    assert len({new.key.public_id for new in made}) == 20
+
+
+def test_viewers_make_no_keys_and_outsiders_find_no_tenant(world: World) -> None:
+    with pytest.raises(PermissionDenied):
+        actions.create_key(actor=world.viewer, tenant=world.acme)
+    with pytest.raises(NotFound):
+        actions.create_key(actor=world.outsider, tenant=world.acme)
+
+
+@pytest.mark.parametrize("scopes", [[], ["inference", "root"], "inference", [3]])
+def test_unknown_scopes_are_refused(world: World, scopes: object) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        actions.create_key(actor=world.owner, tenant=world.acme, scopes=scopes)  # type: ignore[arg-type]
+    assert caught.value.param == "scopes"
+
+
+def test_the_operators_scope_is_the_operators_to_give(world: World) -> None:
+    with pytest.raises(PermissionDenied):
+        actions.create_key(actor=world.owner, tenant=world.acme, scopes=["operator"])
+    made = actions.create_key(actor=world.operator, tenant=world.acme, scopes=["operator"])
+    assert made.key.scopes == ["operator"]
+
+
+def test_a_key_must_expire_in_the_future(world: World) -> None:
+    past = timezone.now() - timedelta(seconds=1)
+    with pytest.raises(InvalidRequest) as caught:
+        actions.create_key(actor=world.owner, tenant=world.acme, expires_at=past)
+    assert caught.value.param == "expires_at"
+    soon = timezone.now() + timedelta(days=1)
+    key = actions.create_key(actor=world.owner, tenant=world.acme, expires_at=soon).key
+    assert key.state() == "active"
+    assert key.state(soon) == "expired"
+
+
+def test_a_tenant_that_is_off_gets_no_keys(world: World) -> None:
+    tenant = actions.set_tenant_active(actor=SYSTEM, tenant=world.acme, active=False)
+    with pytest.raises(Conflict):
+        actions.create_key(actor=SYSTEM, tenant=tenant)
+
+
+def test_members_revoke_their_own_keys_and_admins_any(world: World) -> None:
+    other = actions.create_key(actor=world.owner, tenant=world.acme).key
+    with pytest.raises(PermissionDenied):
+        actions.revoke_key(actor=world.member, key=other)
+    with pytest.raises(NotFound):
+        actions.revoke_key(actor=world.outsider, key=other)
+    assert actions.revoke_key(actor=world.member, key=world.key).state() == "revoked"
+    assert actions.revoke_key(actor=world.admin, key=other).state() == "revoked"
+
+
+def test_revoking_twice_keeps_the_first_time(world: World) -> None:
+    first = actions.revoke_key(actor=world.admin, key=world.key)
+    again = actions.revoke_key(actor=world.admin, key=world.key)
+    assert again.revoked_at == first.revoked_at
+    assert AuditEntry.objects.filter(action="api_key.revoke").count() == 1
+
+
+def test_the_prefix_is_enough_to_recognise_a_key_and_nothing_more(world: World) -> None:
+    assert world.secret.startswith(world.key.prefix.removesuffix("..."))
+    assert len(world.key.prefix) < 25
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "sk-quire-",
+        "sk-quire-" + "a" * 52,
+        "sk-quire-" + "a" * 54,
+        "sk-other-" + "a" * 53,
+        "sk-quire-" + "é" * 53,
+        "sk-quire-" + "a" * 52 + "\n",
+        "sk-quire-" + "a" * 52 + "\0",
+        "sk-quire-" + "a" * 10_000_000,
+    ],
+)
+def test_malformed_keys_have_no_public_id(text: str) -> None:
+    assert secrets.public_id_of(text) is None
+    assert len(secrets.digest(text)) == 64
+
+
+def test_a_lone_surrogate_is_hashed_like_anything_else() -> None:
+    assert len(secrets.digest("sk-quire-\ud800")) == 64

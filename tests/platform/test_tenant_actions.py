@@ -1,0 +1,112 @@
+"""Creating and changing tenants."""
+
+import pytest
+
+from engine.errors import InvalidRequest
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.errors import Conflict, NotFound, PermissionDenied
+from tenants.models import AuditEntry, Role, Tenant
+from tests.platform.conftest import World
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+
+
+def test_a_new_tenant_has_a_slug_an_owner_and_a_secret_salt(world: World) -> None:
+    tenant = actions.create_tenant(actor=world.operator, name="Blue Sky", owner=world.member)
+    assert tenant.slug == "blue-sky"
+    assert tenant.memberships.get().role == Role.OWNER
+    assert len(bytes.fromhex(tenant.salt)) == 32
+    assert tenant.salt != world.acme.salt
+
+
+def test_the_cache_namespace_is_stable_apart_and_tells_nothing_of_the_salt(world: World) -> None:
+    tenant = Tenant.objects.get(pk=world.acme.pk)
+    assert tenant.cache_namespace == world.acme.cache_namespace
+    assert len(tenant.cache_namespace) == 32
+    assert tenant.cache_namespace != world.rival.cache_namespace
+    assert tenant.salt not in tenant.cache_namespace
+    assert tenant.cache_namespace not in tenant.salt
+
+
+def test_a_new_salt_gives_a_new_namespace(world: World) -> None:
+    before = world.acme.cache_namespace
+    changed = actions.rotate_cache_salt(actor=world.owner, tenant=world.acme)
+    assert changed.cache_namespace != before
+    entry = AuditEntry.objects.first()
+    assert entry is not None
+    assert entry.action == "tenant.rotate_cache_salt"
+    assert changed.salt not in str(entry.details)
+
+
+def test_members_may_not_create_tenants(world: World) -> None:
+    with pytest.raises(PermissionDenied):
+        actions.create_tenant(actor=world.owner, name="Mine")
+
+
+def test_a_taken_slug_is_a_conflict_and_leaves_the_transaction_usable(world: World) -> None:
+    with pytest.raises(Conflict):
+        actions.create_tenant(actor=COMMAND_LINE, name="Other", slug="acme")
+    assert Tenant.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"name": "X", "slug": "Not A Slug"}, "slug"),
+        ({"name": "X", "slug": "-x"}, "slug"),
+        ({"name": "X", "slug": "x\n"}, "slug"),
+        ({"name": "X" * 201, "slug": "x"}, "name"),
+        ({"name": "", "slug": "x"}, "name"),
+        ({"name": "X", "weight": 0}, "weight"),
+        ({"name": "X", "weight": -1.0}, "weight"),
+        ({"name": "X", "weight": 1e9}, "weight"),
+        ({"name": "X", "weight": float("nan")}, "weight"),
+        ({"name": "X", "max_priority": 5000}, "max_priority"),
+        ({"name": "X", "requests_per_minute": -1}, "requests_per_minute"),
+        ({"name": "X", "tokens_per_minute": "many"}, "tokens_per_minute"),
+        ({"name": "X", "salt": "00"}, "salt"),
+        ({"name": "!!!"}, "slug"),
+    ],
+)
+def test_bad_values_are_refused_by_their_name(values: dict, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        actions.create_tenant(actor=COMMAND_LINE, **values)
+    assert caught.value.param == param
+    assert not Tenant.objects.exists()
+
+
+def test_admins_change_the_name_and_operators_the_limits(world: World) -> None:
+    tenant = actions.update_tenant(actor=world.admin, tenant=world.acme, name="Acme Inc")
+    assert tenant.name == "Acme Inc"
+    with pytest.raises(PermissionDenied):
+        actions.update_tenant(actor=world.owner, tenant=world.acme, weight=100.0)
+    tenant = actions.update_tenant(actor=world.operator, tenant=world.acme, weight=100.0)
+    assert tenant.weight == 100.0
+    entry = AuditEntry.objects.first()
+    assert entry is not None
+    assert entry.details == {"changes": {"weight": [1.0, 100.0]}}
+
+
+def test_an_update_that_changes_nothing_writes_no_audit_row(world: World) -> None:
+    before = AuditEntry.objects.count()
+    actions.update_tenant(actor=world.operator, tenant=world.acme, name="Acme")
+    assert AuditEntry.objects.count() == before
+
+
+def test_strangers_find_no_tenant_to_change(world: World) -> None:
+    with pytest.raises(NotFound):
+        actions.update_tenant(actor=world.outsider, tenant=world.acme, name="Hacked")
+    with pytest.raises(NotFound):
+        actions.rotate_cache_salt(actor=world.outsider, tenant=world.acme)
+
+
+def test_operators_switch_tenants_off_and_on(world: World) -> None:
+    assert not actions.set_tenant_active(
+        actor=world.operator, tenant=world.acme, active=False
+    ).active
+    with pytest.raises(PermissionDenied):
+        actions.set_tenant_active(actor=world.owner, tenant=world.acme, active=True)
+    assert actions.set_tenant_active(actor=world.operator, tenant=world.acme, active=True).active
+    verbs = list(AuditEntry.objects.values_list("action", flat=True)[:2])
+    assert verbs == ["tenant.activate", "tenant.deactivate"]
