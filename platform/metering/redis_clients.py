@@ -8,6 +8,7 @@ from django.conf import settings
 from redis import asyncio as aioredis
 
 TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 32
 
 
 class _Current(threading.local):
@@ -25,9 +26,15 @@ def async_client() -> aioredis.Redis:
     """The running loop's client. Connections are made when needed and kept."""
     loop = asyncio.get_running_loop()
     if _current.client is None or _current.loop is not loop or _current.url != settings.REDIS_URL:
-        _current.client = aioredis.Redis.from_url(
-            settings.REDIS_URL, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        # A burst waits for a connection; redis-py's plain pool would refuse it.
+        pool = aioredis.BlockingConnectionPool.from_url(
+            settings.REDIS_URL,
+            max_connections=MAX_CONNECTIONS,
+            timeout=TIMEOUT_S,
+            socket_timeout=TIMEOUT_S,
+            socket_connect_timeout=TIMEOUT_S,
         )
+        _current.client = aioredis.Redis.from_pool(pool)
         _current.loop, _current.url = loop, settings.REDIS_URL
     return _current.client
 

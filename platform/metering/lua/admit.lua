@@ -11,8 +11,10 @@ local levels, refused, wait = {}, 0, 0
 
 for i = 1, count do
   local capacity, cost = tonumber(ARGV[2 * i - 1]), tonumber(ARGV[2 * i])
-  local bucket = redis.call('HMGET', KEYS[i], 'level', 'at')
+  local bucket = redis.call('HMGET', KEYS[i], 'level', 'at', 'capacity')
   local level, at = tonumber(bucket[1] or capacity), tonumber(bucket[2] or now)
+  -- A limit that was changed holds at once: what was used of it is kept, not what was left.
+  level = level + capacity - tonumber(bucket[3] or capacity)
   -- A clock that was set back refills nothing, and counts from its new time on.
   local elapsed = math.max(0, now - at)
   level = math.min(capacity, level + elapsed * capacity / 60)
@@ -28,7 +30,8 @@ for i = 1, count do
   local capacity, cost = tonumber(ARGV[2 * i - 1]), tonumber(ARGV[2 * i])
   if refused == 0 then
     levels[i] = levels[i] - cost
-    redis.call('HSET', KEYS[i], 'level', tostring(levels[i]), 'at', tostring(now))
+    redis.call('HSET', KEYS[i], 'level', tostring(levels[i]), 'at', tostring(now),
+      'capacity', tostring(capacity))
     redis.call('EXPIRE', KEYS[i], 60 + math.ceil((capacity - levels[i]) * 60 / capacity))
     if i <= covered then
       redis.call('HSET', KEYS[count + 1], KEYS[i], cost .. ' ' .. capacity)

@@ -1,0 +1,123 @@
+"""When a replica is started again."""
+
+import sys
+import time
+
+import pytest
+
+from catalog.models import ReplicaState
+from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, STALLED_AFTER_S, Slot, backoff
+from engine.protocol import Heartbeat, ModelInfo
+
+
+class Clock:
+    """Time that tests turn by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def slot_with(code: str, clock: Clock) -> Slot:
+    return Slot("r", 1, [sys.executable, "-c", code], drain_seconds=1.0, clock=clock)
+
+
+def beat(slot: Slot, state: str, progress_at: float = 0.0) -> Heartbeat:
+    model = ModelInfo(name="m", path="", max_model_len=1, vocab_size=1, dtype="float32")
+    return Heartbeat(
+        replica_id="r",
+        incarnation="i",
+        state=state,
+        model=model,
+        at=progress_at,
+        progress_at=progress_at,
+        pid=slot.last_pid,
+    )
+
+
+def run_until_dead(slot: Slot) -> None:
+    assert slot.process is not None
+    assert slot.process.wait(20) is not None
+    slot.check()
+
+
+def test_the_wait_doubles_up_to_its_bound() -> None:
+    assert [backoff(n) for n in range(5)] == [0.0, 0.5, 1.0, 2.0, 4.0]
+    assert backoff(1000) == MAX_BACKOFF_S
+
+
+def test_a_replica_that_dies_early_waits_longer_each_time(clock: Clock) -> None:
+    slot = slot_with("raise SystemExit(1)", clock)
+    for failures in (1, 2, 3):
+        slot.start_if_due(occupied=False)
+        run_until_dead(slot)
+        assert slot.failures == failures
+        assert slot.state(None) == (ReplicaState.FAILED, "the replica exited with status 1")
+        slot.start_if_due(occupied=False)
+        assert slot.process is None
+        clock.now += backoff(failures) + 0.01
+    assert slot.restarts == 2
+
+
+def test_one_that_served_for_a_while_starts_at_once(clock: Clock) -> None:
+    slot = slot_with("import time; time.sleep(600)", clock)
+    slot.start_if_due(occupied=False)
+    assert slot.state(beat(slot, "ready"))[0] == ReplicaState.READY
+    clock.now += HEALTHY_AFTER_S
+    assert slot.process is not None
+    slot.process.kill()
+    slot.check()
+    assert slot.state(None) == (ReplicaState.PENDING, "the replica was killed by SIGKILL")
+    slot.start_if_due(occupied=False)
+    assert slot.process is not None
+    slot.kill()
+
+
+def test_a_heartbeat_of_an_earlier_process_says_nothing(clock: Clock) -> None:
+    slot = slot_with("import time; time.sleep(600)", clock)
+    slot.start_if_due(occupied=False)
+    old = beat(slot, "ready")
+    old.pid += 1
+    assert slot.state(old)[0] == ReplicaState.LOADING
+    slot.kill()
+
+
+def test_nothing_starts_where_another_process_serves(clock: Clock) -> None:
+    slot = slot_with("pass", clock)
+    slot.start_if_due(occupied=True)
+    assert slot.process is None
+    assert "another process" in slot.state(None)[1]
+
+
+def test_one_that_overstays_its_drain_is_killed(clock: Clock) -> None:
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    slot = slot_with(code, clock)
+    slot.start_if_due(occupied=False)
+    slot.drain()
+    assert slot.state(None)[0] == ReplicaState.DRAINING
+    clock.now += 100
+    slot.check()
+    run_until_dead(slot)
+    assert slot.ended
+    slot.start_if_due(occupied=False)
+    assert slot.process is None
+
+
+def test_fault_27_a_replica_whose_engine_stands_still_is_killed(clock: Clock) -> None:
+    slot = slot_with("import time; time.sleep(600)", clock)
+    slot.start_if_due(occupied=False)
+    now = time.time()
+    slot.kill_if_stalled(beat(slot, "ready", now - STALLED_AFTER_S + 1), now)
+    slot.kill_if_stalled(beat(slot, "loading", now - 10 * STALLED_AFTER_S), now)
+    assert slot.process is not None
+    assert slot.process.poll() is None
+    slot.kill_if_stalled(beat(slot, "ready", now - STALLED_AFTER_S - 1), now)
+    run_until_dead(slot)
+    assert slot.process is None

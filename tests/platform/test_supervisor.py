@@ -1,0 +1,208 @@
+"""The supervisor with replicas that speak the real protocol."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from django.db import OperationalError
+
+from catalog import actions
+from catalog.models import Replica, ReplicaState, ServedModel
+from catalog.supervisor import Supervisor, replica_id_of
+from tenants.actors import SYSTEM
+from tests.platform.test_processes import gone
+
+FAKE = [sys.executable, "-m", "tests.fakes.fake_replica"]
+
+pytestmark = [pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text("{}")
+    return str(tmp_path)
+
+
+@pytest.fixture
+def supervisor(live_redis: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    monkeypatch.setattr("catalog.supervisor.SYNC_S", 0.05)
+    made = Supervisor(program=FAKE, node="here", drain_seconds=1)
+    yield made
+    made.kill()
+
+
+def tick_until(supervisor: Supervisor, condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        if time.monotonic() > deadline:
+            rows = list(Replica.objects.values_list("replica_id", "state", "detail"))
+            pytest.fail(f"not within 30 s: {what}; rows {rows}")
+        supervisor.tick()
+        time.sleep(0.02)
+
+
+def states() -> list[str]:
+    return list(Replica.objects.values_list("state", flat=True))
+
+
+def ready(count: int = 1) -> Callable[[], bool]:
+    return lambda: states() == ["ready"] * count
+
+
+def test_a_loaded_model_gets_its_replicas_and_rows_that_tell_of_them(
+    supervisor: Supervisor, folder: str
+) -> None:
+    actions.load_model(actor=SYSTEM, name="org/m", source=folder, num_replicas=2)
+    tick_until(supervisor, ready(2), "two replicas are ready")
+    rows = list(Replica.objects.all())
+    assert [row.replica_id for row in rows] == [
+        replica_id_of(ServedModel.objects.get(), index, "here") for index in (0, 1)
+    ]
+    assert {row.host for row in rows} == {"here"}
+    assert all(row.pid and row.incarnation and row.last_seen for row in rows)
+    tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 2048, "the context")
+
+
+def test_a_killed_replica_comes_back_as_a_new_incarnation(
+    supervisor: Supervisor, folder: str
+) -> None:
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    before = Replica.objects.get()
+    assert before.pid is not None
+    os.kill(before.pid, signal.SIGKILL)
+    tick_until(
+        supervisor,
+        lambda: Replica.objects.filter(state="ready").exclude(incarnation=before.incarnation),
+        "another incarnation is ready",
+    )
+    after = Replica.objects.get()
+    assert after.replica_id == before.replica_id
+    assert (after.restarts, after.pid != before.pid) == (1, True)
+
+
+def test_unloading_drains_and_stops(supervisor: Supervisor, folder: str) -> None:
+    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    pid = Replica.objects.get().pid
+    assert pid is not None
+    actions.unload_model(actor=SYSTEM, model=model)
+    tick_until(supervisor, lambda: states() == ["stopped"], "the replica has stopped")
+    assert gone(pid)
+    assert supervisor.slots == {}
+    actions.load_model(actor=SYSTEM, name="m")
+    tick_until(supervisor, ready(), "it's ready again")
+
+
+def test_changed_settings_replace_the_process(supervisor: Supervisor, folder: str) -> None:
+    model = actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    first = Replica.objects.get().pid
+    actions.update_model(actor=SYSTEM, model=model, settings={"max_model_len": 99})
+    tick_until(supervisor, lambda: ServedModel.objects.get().max_model_len == 99, "the new context")
+    tick_until(supervisor, ready(), "it's ready again")
+    assert Replica.objects.get().pid != first
+
+
+def test_a_model_of_another_node_is_left_alone(supervisor: Supervisor, folder: str) -> None:
+    actions.load_model(actor=SYSTEM, name="elsewhere", source=folder, node="there")
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the one of this node is ready")
+    assert {slot.served_model_id for slot in supervisor.slots.values()} == {
+        ServedModel.objects.get(name="m").pk
+    }
+
+
+def test_stop_leaves_no_process_and_true_rows(supervisor: Supervisor, folder: str) -> None:
+    actions.load_model(actor=SYSTEM, name="m", source=folder, num_replicas=2)
+    tick_until(supervisor, ready(2), "two replicas are ready")
+    pids = list(Replica.objects.values_list("pid", flat=True))
+    supervisor.stop()
+    assert all(gone(pid) for pid in pids if pid is not None)
+    assert states() == ["stopped", "stopped"]
+
+
+def test_a_replica_that_fails_says_why_and_is_tried_again(
+    live_redis: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("catalog.supervisor.SYNC_S", 0.05)
+    broken = Supervisor(program=[sys.executable, "-c", "raise SystemExit(5)"], node="here")
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(broken, lambda: states() == ["failed"], "the failure shows")
+    assert Replica.objects.get().detail == "the replica exited with status 5"
+    tick_until(broken, lambda: Replica.objects.get().restarts >= 1, "it's tried again")
+    broken.kill()
+
+
+def test_with_the_database_away_replicas_go_on(
+    supervisor: Supervisor, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    pid = Replica.objects.get().pid
+    assert pid is not None
+
+    def away(*_: object, **__: object) -> None:
+        raise OperationalError("away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ServedModel.objects, "filter", away)
+        for _ in range(10):
+            supervisor.tick()
+            time.sleep(0.06)
+        assert not gone(pid)
+    tick_until(supervisor, ready(), "rows are written again")
+    assert Replica.objects.get().pid == pid
+
+
+def test_a_replica_started_by_hand_is_mirrored_but_not_managed(
+    supervisor: Supervisor, live_redis: str, key_prefix: str, folder: str
+) -> None:
+    from catalog.processes import spawn
+
+    actions.load_model(actor=SYSTEM, name="m", source=folder, managed=False)
+    hand = spawn(
+        [
+            *FAKE,
+            *("--replica-id", "by-hand", "--redis-url", live_redis),
+            *("--key-prefix", key_prefix, "--model-name", "m"),
+        ],
+        name="by hand",
+    )
+    try:
+        tick_until(supervisor, ready(), "its row is there")
+        row = Replica.objects.get()
+        assert (row.replica_id, row.pid) == ("by-hand", hand.pid)
+        assert supervisor.slots == {}
+    finally:
+        hand.stop()
+
+
+def test_a_second_supervisor_does_not_start_a_replica_that_runs(
+    supervisor: Supervisor, folder: str
+) -> None:
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    second = Supervisor(program=FAKE, node="here", drain_seconds=1)
+    for _ in range(5):
+        second.tick()
+        time.sleep(0.06)
+    (slot,) = second.slots.values()
+    assert slot.process is None
+    assert slot.state(None)[0] == ReplicaState.PENDING
+    second.kill()
+
+
+def test_replica_ids_are_plain_and_tell_models_apart() -> None:
+    odd = ServedModel(pk=1, name="org/ä b:c" * 20)
+    name = replica_id_of(odd, 0, "node")
+    assert name.isascii()
+    assert " " not in name
+    assert len(name) < 100
+    assert name != replica_id_of(ServedModel(pk=2, name=odd.name), 0, "node")

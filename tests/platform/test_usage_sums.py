@@ -1,0 +1,75 @@
+"""Sums over the ledger."""
+
+from datetime import UTC, date, datetime, timedelta, timezone
+
+import pytest
+
+from metering.access import access_all_usage, access_usage
+from metering.models import UsageEntry
+from tenants.models import Tenant
+from tests.platform.conftest import World
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+
+
+def used(tenant: Tenant, at: datetime, model: str = "m", tokens: int = 10) -> None:
+    UsageEntry.objects.create(
+        request_id=f"{tenant}-{model}-{at.isoformat()}-{UsageEntry.objects.count()}",
+        tenant=tenant,
+        endpoint="chat",
+        model=model,
+        prompt_tokens=tokens,
+        cached_tokens=tokens // 2,
+        completion_tokens=1,
+        status=200,
+        started_at=at,
+        duration_ms=1,
+        stream=False,
+    )
+
+
+def test_usage_is_summed_by_day_and_model(world: World) -> None:
+    for hour in (0, 12, 23):
+        used(world.acme, datetime(2026, 3, 1, hour, 30, tzinfo=UTC))
+    used(world.acme, datetime(2026, 3, 1, 5, tzinfo=UTC), model="other", tokens=4)
+    used(world.acme, datetime(2026, 3, 2, 0, tzinfo=UTC))
+    rows = access_usage(world.member, world.acme, first=date(2026, 3, 1), last=date(2026, 3, 2))
+    assert [(r.day.day, r.model, r.requests, r.prompt_tokens, r.cached_tokens) for r in rows] == [
+        (2, "m", 1, 10, 5),
+        (1, "m", 3, 30, 15),
+        (1, "other", 1, 4, 2),
+    ]
+    assert rows[1].total_tokens == 33
+
+
+def test_fault_35_days_are_utcs_whatever_daylight_saving_does(world: World) -> None:
+    """Berlin's clocks went forward on 2026-03-29; the months' ends fall on UTC's days too."""
+    summer = timezone(timedelta(hours=2))
+    used(world.acme, datetime(2026, 3, 29, 1, 59, tzinfo=summer))  # the 28th in UTC
+    used(world.acme, datetime(2026, 3, 29, 2, 1, tzinfo=summer))
+    used(world.acme, datetime(2026, 3, 31, 23, 59, 59, 999_999, tzinfo=UTC))
+    used(world.acme, datetime(2026, 4, 1, 0, 0, tzinfo=UTC))
+    march = access_usage(world.owner, world.acme, first=date(2026, 3, 1), last=date(2026, 3, 31))
+    april = access_usage(world.owner, world.acme, first=date(2026, 4, 1), last=date(2026, 4, 30))
+    assert [row.day.day for row in march] == [31, 29, 28]
+    assert [row.day.day for row in april] == [1]
+
+
+def test_by_default_the_last_thirty_days_count(world: World) -> None:
+    now = datetime.now(UTC)
+    used(world.acme, now)
+    used(world.acme, now - timedelta(days=29))
+    used(world.acme, now - timedelta(days=31))
+    assert sum(row.requests for row in access_usage(world.owner, world.acme)) == 2
+
+
+def test_operators_see_tenants_side_by_side(world: World) -> None:
+    now = datetime.now(UTC)
+    used(world.acme, now)
+    used(world.rival, now)
+    rows = access_all_usage(world.operator)
+    assert [(row.tenant, row.requests) for row in rows] == [("acme", 1), ("rival", 1)]
+
+
+def test_no_usage_is_an_empty_list(world: World) -> None:
+    assert access_usage(world.owner, world.acme) == []
