@@ -42,6 +42,14 @@ class KernelSet(ABC):
     PackedLinear: ClassVar[type[LinearLayer]]
 
     @abstractmethod
+    def use_threads(self, count: int) -> None:
+        """From now on the operations run on `count` threads of this process.
+
+        The compiled kernels have a pool of their own and leave torch one thread: the idle threads
+        of torch's pool spin, and would take the cores that the kernels need.
+        """
+
+    @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [T, H] / rms(x) * weight [H]."""
 

@@ -25,7 +25,7 @@ SOURCES = Path(__file__).parent / "src"
 # No contraction behind our back: each sum is fused or not as written, alike in every variant of a
 # kernel, which is what makes a row's result independent of its batch.
 FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-fopenmp", "-ffp-contract=off", "-fno-math-errno",
+    "-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno",
     "-fno-trapping-math", "-fno-gnu-unique", "-w",
 )  # fmt: skip
 TIMEOUT_S = 300
@@ -64,8 +64,10 @@ def library_for(variant: Variant) -> tuple[Path, str]:
 
 
 def find_compiler() -> str | None:
-    """$CXX, else g++ on the PATH. GCC alone: Clang would bring a second OpenMP runtime."""
-    return shutil.which(os.environ.get("CXX") or "g++")
+    """$CXX if set, else the first of g++, c++ and clang++ on the PATH."""
+    named = os.environ.get("CXX")
+    found = (shutil.which(name) for name in ([named] if named else ["g++", "c++", "clang++"]))
+    return next(filter(None, found), None)
 
 
 def _hash(text: str) -> str:
@@ -119,23 +121,9 @@ def _compile(compiler: str, variant: Variant, target: Path) -> None:
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             objects = list(pool.map(one, sorted(SOURCES.glob("*.cpp"))))
         linked = f"{folder}/library.so"
-        _run([compiler, *flags, "-shared", *objects, "-o", linked, *_openmp()])
+        _run([compiler, *flags, "-shared", *objects, "-o", linked])
         os.chmod(linked, 0o755)
         os.replace(linked, target)
-
-
-def _openmp() -> list[str]:
-    """The OpenMP runtime that torch brought into this process, to be linked by its own name.
-
-    Its file name may differ from the system's; a second runtime would mean a second pool of
-    threads. Empty when none is loaded: -fopenmp then links the compiler's.
-    """
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return []
-    paths = {line.split()[-1] for line in lines if "libgomp" in line or "libiomp" in line}
-    return sorted(paths)[:1]
 
 
 def _run(command: list[str]) -> str:
@@ -151,6 +139,4 @@ def _run(command: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    import torch  # noqa: F401  its OpenMP runtime is the one to link
-
     print(*library_for(choose()))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
 from kernels.cpu.linear import TorchLinear
+from kernels.cpu.threads import num_threads, use_threads
 from kernels.interface import KernelSet, LinearLayer
 
 GELU = {"none": 1, "tanh": 2}
@@ -32,6 +33,10 @@ class CpuKernels(KernelSet):
         self._rope_and_cache = library.rope_and_cache
         self._paged_attention = library.paged_attention
 
+    def use_threads(self, count: int) -> None:
+        """See `KernelSet.use_threads`. Raises ValueError unless count is at least 1."""
+        use_threads(count)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `KernelSet.rms_norm`."""
         if not x.is_contiguous():
@@ -40,7 +45,7 @@ class CpuKernels(KernelSet):
         width = _norm_width(x, weight)
         status = self._rms_norm(
             out.data_ptr(), x.data_ptr(), weight.data_ptr(), x.numel() // width, width, eps,
-            DTYPES[x.dtype], DTYPES[weight.dtype], torch.get_num_threads(),
+            DTYPES[x.dtype], DTYPES[weight.dtype], num_threads(),
         )  # fmt: skip
         if status:
             check(status)
@@ -58,7 +63,7 @@ class CpuKernels(KernelSet):
         status = self._add_rms_norm(
             out.data_ptr(), x.data_ptr(), residual.data_ptr(), weight.data_ptr(),
             x.numel() // width, width, eps, DTYPES[x.dtype], DTYPES[weight.dtype],
-            torch.get_num_threads(),
+            num_threads(),
         )  # fmt: skip
         if status:
             check(status)
@@ -82,7 +87,7 @@ class CpuKernels(KernelSet):
         out = torch.empty((rows, width // 2), dtype=x.dtype)
         status = self._gate_and_mul(
             out.data_ptr(), x.data_ptr(), rows, width // 2, kind, DTYPES[x.dtype],
-            torch.get_num_threads(),
+            num_threads(),
         )  # fmt: skip
         if status:
             check(status)
@@ -122,7 +127,7 @@ class CpuKernels(KernelSet):
             None if q_norm_weight is None else q_norm_weight.data_ptr(),
             None if k_norm_weight is None else k_norm_weight.data_ptr(), norm_dtype, eps, tokens,
             q_heads, kv_heads, size, rotary, neox, DTYPES[q.dtype], DTYPES[key_cache.dtype],
-            torch.get_num_threads(),
+            num_threads(),
         )  # fmt: skip
         if status:
             check(status)
@@ -163,7 +168,7 @@ class CpuKernels(KernelSet):
             block_tables.shape[1], seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
             tokens, scale, sliding_window, soft_cap,
             _per_head("alibi_slopes", alibi_slopes, q_heads),
-            _per_head("sinks", sinks, q_heads), q_heads, kv_heads, size, torch.get_num_threads(),
+            _per_head("sinks", sinks, q_heads), q_heads, kv_heads, size, num_threads(),
         )  # fmt: skip
         if status:
             check(status)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 
-# torch first: the library then shares its OpenMP runtime, so there is one pool of threads.
 import torch
 
 from kernels.cpu.build import library_for

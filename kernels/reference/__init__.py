@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import torch
+
 from kernels.interface import KernelSet, LinearLayer
 from kernels.reference import activation, attention, norm, rope
 from kernels.reference.linear import ReferenceLinear
@@ -21,6 +23,10 @@ class ReferenceKernels(KernelSet):
 
     def __init__(self, why: str = "asked for") -> None:
         self.why = why
+
+    def use_threads(self, count: int) -> None:
+        """See `KernelSet.use_threads`."""
+        torch.set_num_threads(count)
 
     rms_norm = staticmethod(norm.rms_norm)
     fused_add_rms_norm = staticmethod(norm.fused_add_rms_norm)

@@ -33,10 +33,17 @@ def compiled(request: pytest.FixtureRequest) -> KernelSet:
     return load(request.param)
 
 
-@pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest):
-    """Run with that many threads."""
+@pytest.fixture(autouse=True)
+def single_thread():
+    """One thread unless a test asks for more: torch's pool is slow to meet on a busy machine."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    torch.set_num_threads(1)
+    yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest, single_thread: None) -> int:
+    """Run with that many threads."""
+    torch.set_num_threads(request.param)
+    return request.param

@@ -18,9 +18,8 @@ template <int GATE, class T>
 int run(T* out, const T* x, int64_t rows, int64_t width, int threads) {
   constexpr int64_t kPiece = 2048;
   const int64_t pieces = (width + kPiece - 1) / kPiece;
-  parallel(worth(threads, rows * width, 8192), [&](const Worker& w) {
-    int64_t low, high;
-    share(rows * pieces, w, &low, &high);
+  const int team = worth(threads, rows * width, 8192);
+  deal_ranges(team, rows * pieces, 1, [&](int64_t low, int64_t high) {
     for (int64_t i = low; i < high; i++) {
       const int64_t row = i / pieces, from = i % pieces * kPiece;
       const int64_t count = width - from < kPiece ? width - from : kPiece;

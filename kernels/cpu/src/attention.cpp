@@ -76,30 +76,25 @@ int paged_attention(const Attention& a, int threads) {
   if (const int wrong = check(a)) return wrong;
   const Plan plan = make_plan(a);
   const int team = worth(threads, cost(a), 65536);
-  const size_t each = std::max(decode_scratch(a), prefill_scratch(a)) + 64;
+  const size_t each = (std::max(decode_scratch(a), prefill_scratch(a)) + 127) / 64 * 64;
   Layout layout;
   const size_t partials = layout.add(plan.partials * partial_size(a) * sizeof(float));
   const size_t scratch = layout.add(team * each);
   char* base = Scratch::get(0, layout.total());
   float* partial = reinterpret_cast<float*>(base + partials);
-  parallel(team, [&](const Worker& w) {
-    char* own = base + scratch + w.rank * (each / 64 * 64);
-    const int64_t items = static_cast<int64_t>(plan.items.size());
-    for (int64_t i = w.take(); i < items; i = w.take()) {
-      const Item& item = plan.items[i];
-      if (item.decodes) {
-        decode_item(a, item, own, partial + item.partial * partial_size(a));
-      } else {
-        prefill_item(a, item, own);
-      }
+  deal(team, static_cast<int64_t>(plan.items.size()), [&](int64_t i, int slot) {
+    const Item& item = plan.items[i];
+    char* own = base + scratch + slot * each;
+    if (item.decodes) {
+      decode_item(a, item, own, partial + item.partial * partial_size(a));
+    } else {
+      prefill_item(a, item, own);
     }
-    w.barrier();
-    const int64_t merges = static_cast<int64_t>(plan.merges.size());
-    for (int64_t i = w.take(); i < merges; i = w.take()) {
-      const Item& m = plan.merges[i];
-      merge_partials(a, m.seq, m.head, partial + m.from * partial_size(a), m.to - m.from,
-                     reinterpret_cast<float*>(own));
-    }
+  });
+  deal(team, static_cast<int64_t>(plan.merges.size()), [&](int64_t i, int slot) {
+    const Item& m = plan.merges[i];
+    float* own = reinterpret_cast<float*>(base + scratch + slot * each);
+    merge_partials(a, m.seq, m.head, partial + m.from * partial_size(a), m.to - m.from, own);
   });
   return kOk;
 }

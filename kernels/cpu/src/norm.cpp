@@ -51,9 +51,8 @@ void add_norm_row(T* out, const T* x, T* residual, const G* weight, int64_t widt
 
 template <class F>
 int over_rows(int threads, int64_t rows, int64_t width, F&& body) {
-  parallel(worth(threads, rows * width, 16384), [&](const Worker& w) {
-    int64_t low, high;
-    share(rows, w, &low, &high);
+  const int team = worth(threads, rows * width, 16384);
+  deal_ranges(team, rows, 1 + 4096 / width, [&](int64_t low, int64_t high) {
     for (int64_t row = low; row < high; row++) body(row * width);
   });
   return kOk;

@@ -98,16 +98,16 @@ int rope_and_cache(const Rope& r, int threads) {
   Layout layout;
   const size_t norms = layout.add(2 * size * sizeof(float));
   const size_t rows = layout.add(team * (size + 16) * sizeof(float));
+  const int64_t each = (r.tokens + 4 * team - 1) / (4 * team);
   char* base = Scratch::get(0, layout.total());
   float* q_norm = r.q_norm ? reinterpret_cast<float*>(base + norms) : nullptr;
   float* k_norm = r.k_norm ? reinterpret_cast<float*>(base + norms) + size : nullptr;
   if (q_norm) read_row(q_norm, r.q_norm, 0, size, r.norm_dtype);
   if (k_norm) read_row(k_norm, r.k_norm, 0, size, r.norm_dtype);
-  parallel(team, [&](const Worker& w) {
-    float* row = reinterpret_cast<float*>(base + rows) + w.rank * (size + 16);
-    int64_t low, high;
-    share(r.tokens, w, &low, &high);
-    for (int64_t t = low; t < high; t++) do_token(r, t, q_norm, k_norm, row);
+  deal(team, each ? (r.tokens + each - 1) / each : 0, [&](int64_t piece, int slot) {
+    float* row = reinterpret_cast<float*>(base + rows) + slot * (size + 16);
+    const int64_t end = std::min(r.tokens, (piece + 1) * each);
+    for (int64_t t = piece * each; t < end; t++) do_token(r, t, q_norm, k_norm, row);
   });
   return kOk;
 }

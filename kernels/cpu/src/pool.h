@@ -1,0 +1,47 @@
+// The threads that share the work of a call.
+//
+// A call deals out numbered pieces; whoever is free takes the next one. The caller works too, and
+// waits only for pieces that somebody has taken: a helper that the operating system keeps from
+// running holds nothing up. (An OpenMP region ends when every thread of the team has come and gone,
+// which on a busy machine means a time slice for each call.) Who does a piece never changes what it
+// computes.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+namespace quire {
+
+// What a piece of work is run by: body(context, piece, slot), slot in [0, threads) being nobody
+// else's at that moment.
+using Body = void (*)(void* context, int64_t piece, int slot);
+
+void deal_pieces(int threads, int64_t pieces, Body body, void* context);
+
+// Runs f(piece, slot) for each piece in [0, pieces), on at most `threads` threads, and returns when
+// all are done. f must not throw. Inside of f, or while another thread is dealing, it runs alone.
+template <class F>
+void deal(int threads, int64_t pieces, F&& f) {
+  if (threads <= 1 || pieces <= 1) {
+    for (int64_t i = 0; i < pieces; i++) f(i, 0);
+    return;
+  }
+  using Function = std::remove_reference_t<F>;
+  deal_pieces(
+      threads, pieces,
+      [](void* context, int64_t piece, int slot) { (*static_cast<Function*>(context))(piece, slot); },
+      const_cast<void*>(static_cast<const void*>(&f)));
+}
+
+// Runs f(from, to) over [0, count) in pieces of at least `least`, a few for each thread.
+template <class F>
+void deal_ranges(int threads, int64_t count, int64_t least, F&& f) {
+  const int64_t wanted = threads <= 1 ? 1 : 4 * threads;
+  const int64_t most = least < 1 ? count : (count + least - 1) / least;
+  const int64_t pieces = most < wanted ? most : wanted;
+  deal(threads, pieces, [&](int64_t piece, int) {
+    f(count * piece / pieces, count * (piece + 1) / pieces);
+  });
+}
+
+}  // namespace quire
