@@ -1,0 +1,1 @@
+"""Quire's data plane: the OpenAI-compatible gateway between clients and engine replicas."""

@@ -1,0 +1,218 @@
+"""ASGI for the data plane: Django's handler without what an API request doesn't need.
+
+Django's stock handler spools the body without a limit, fires request signals and runs each
+synchronous middleware in a thread: 2-4 ms a request on two cores, `docs/gateway.md` has the
+figures. This one resolves the same URLs to the same views, reads the body within limits, and
+cancels the view when the client goes away. It fires no request signals, so code below it that uses
+the ORM does so through `channels.db.database_sync_to_async`, which closes stale connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import aclosing
+from typing import Any
+
+from django.core.handlers.asgi import ASGIHandler
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.urls import get_resolver
+from django.urls.base import set_script_prefix
+
+from engine.errors import QuireError
+from inference.engine_client import close_engine_client, get_engine_client
+from inference.errors import PayloadTooLarge, RequestTimeout, error_response
+from inference.settings import gateway_settings
+from inference.web.streaming import EventStreamResponse
+
+logger = logging.getLogger(__name__)
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+URLCONF = "inference.urls"
+#: Paths that this handler serves; everything below /v1 too. `inference.urls` has the same.
+PATHS = frozenset({"/v1", "/health", "/ping", "/version", "/metrics", "/tokenize", "/detokenize"})
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class GatewayHandler(ASGIHandler):
+    """Serves `inference.urls`. Tested under uvicorn, granian and daphne."""
+
+    def load_middleware(self, is_async: bool = False) -> None:
+        """None: views authenticate, limit and render errors themselves."""
+        self._view_middleware: list[Any] = []
+        self._middleware_chain = self._get_response_async
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; return when the response is sent or the client is gone."""
+        set_script_prefix(scope.get("root_path", "") or "/")
+        try:
+            body = await read_body(scope, receive)
+        except ClientGone:
+            return
+        except QuireError as error:
+            response: HttpResponseBase = error_response(error)
+            # The rest of the body is not read: the connection can't be used again.
+            response["Connection"] = "close"
+            await self.send_response(response, send)
+            return
+        request, response = self.create_request(scope, io.BytesIO(body))
+        if request is None:
+            await self.send_response(response, send)
+            return
+        await self._serve_while_connected(request, receive, send)
+
+    async def _serve_while_connected(
+        self, request: HttpRequest, receive: Receive, send: Send
+    ) -> None:
+        """Run the view and send its response; cancel both when the client disconnects."""
+        task = asyncio.current_task()
+        gone = False
+
+        async def watch() -> None:
+            nonlocal gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone = True
+            if task is not None:
+                task.cancel()
+
+        watcher = asyncio.create_task(watch())
+        response = None
+        try:
+            response = await self.get_response_async(request)
+            await self.send_response(response, send)
+        except asyncio.CancelledError:
+            if not gone or task is None:
+                raise
+            # Ours: the connection is closed and there's nobody to tell.
+            task.uncancel()
+        except OSError:
+            # Some servers say that the client is gone by failing the write.
+            logger.debug("The client closed the connection while a response was sent.")
+        finally:
+            watcher.cancel()
+            if response is not None:
+                _release(response)
+
+    async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
+        """Resolve the URL and run its view."""
+        try:
+            match = get_resolver(URLCONF).resolve(request.path_info)
+            request.resolver_match = match
+            return await match.func(request, *match.args, **match.kwargs)
+        except Exception as error:
+            return error_response(error)
+
+    async def send_response(self, response: HttpResponseBase, send: Send) -> None:
+        """Streams are written chunk by chunk, each as soon as it's there."""
+        if not isinstance(response, EventStreamResponse):
+            await super().send_response(response, send)
+            return
+        headers = [(k.encode("ascii"), v.encode("latin1")) for k, v in response.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with aclosing(response.events) as events:
+            async for chunk in events:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body"})
+
+
+def _release(response: HttpResponseBase) -> None:
+    """Run the response's closers. Django's `close` would fire a signal besides."""
+    for closer in response._resource_closers:
+        closer()
+
+
+async def read_body(scope: Scope, receive: Receive) -> bytes:
+    """The whole body, refused as soon as it's known to be too large.
+
+    Raises:
+        PayloadTooLarge: more than `max_body_bytes`, announced or sent.
+        RequestTimeout: not complete within `body_timeout_s`.
+        ClientGone: the connection closed first.
+    """
+    settings = gateway_settings()
+    limit = settings.max_body_bytes
+    announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
+    if announced.isdigit() and int(announced[:20]) > limit:
+        raise _too_large(limit)
+    message = await _next_part(receive)
+    first: bytes = message.get("body", b"")
+    if not message.get("more_body"):
+        if len(first) > limit:
+            raise _too_large(limit)
+        return first
+    body = bytearray(first)
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            while message.get("more_body"):
+                message = await _next_part(receive)
+                body += message.get("body", b"")
+                if len(body) > limit:
+                    raise _too_large(limit)
+    except TimeoutError:
+        raise RequestTimeout(
+            f"The request body did not arrive within {settings.body_timeout_s:g} s."
+        ) from None
+    return bytes(body)
+
+
+async def _next_part(receive: Receive) -> MutableMapping[str, Any]:
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return message
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The request body is over the limit of {limit} bytes.")
+
+
+def is_gateway_path(scope: Scope) -> bool:
+    """Whether the data plane serves this path. The raw path decides nothing: views authenticate."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(root):
+        path = path[len(root) :]
+    return path in PATHS or path.startswith("/v1/")
+
+
+def http_application(django_application: Application) -> Application:
+    """The API to `GatewayHandler`, everything else to Django's own handler."""
+    gateway = GatewayHandler()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        chosen = gateway if is_gateway_path(scope) else django_application
+        await chosen(scope, receive, send)
+
+    return application
+
+
+async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
+    """ASGI's lifespan: the engine client starts with the server and is closed with it.
+
+    Servers without a lifespan (daphne) start it at the first request.
+    """
+    while True:
+        message = await receive()
+        if message["type"] == "lifespan.startup":
+            try:
+                await get_engine_client().start()
+            except Exception as error:
+                logger.exception("The engine client did not start.")
+                await send({"type": "lifespan.startup.failed", "message": str(error)})
+                return
+            await send({"type": "lifespan.startup.complete"})
+        elif message["type"] == "lifespan.shutdown":
+            await close_engine_client()
+            await send({"type": "lifespan.shutdown.complete"})
+            return

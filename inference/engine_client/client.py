@@ -1,0 +1,302 @@
+"""`EngineClient`: hands requests to replicas and their tokens back, whatever happens between."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections.abc import Coroutine
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from engine.errors import EngineUnavailable, QuireError
+from engine.protocol import AbortRequest, EngineRequest, OutboxBatch, TokenDelta
+from inference.engine_client.failover import Supervisor
+from inference.engine_client.fleet import Fleet, Replica
+from inference.engine_client.flight import Flight, LostTokens
+from inference.engine_client.inbox import InboxWriter
+from inference.engine_client.mailbox import Mailbox
+from inference.engine_client.outbox import BLOCK_MS, OutboxReader
+from inference.engine_client.routing import choose, prefix_key
+from inference.engine_client.submission import Submission
+from inference.errors import RemoteError
+from inference.metrics.flusher import flush, run_flusher
+from inference.settings import GatewaySettings, gateway_settings, redis_url
+
+logger = logging.getLogger(__name__)
+
+#: Of a command. A blocking read may take `BLOCK_MS` on top.
+SOCKET_TIMEOUT_S = 5.0
+
+
+class EngineClient:
+    """One an event loop. All methods are called on that loop.
+
+    Attributes:
+        gateway_id: this process's name; its outbox is called after it.
+        fleet: the replicas as last heard.
+        settings: the gateway's.
+    """
+
+    def __init__(self, url: str | None = None, settings: GatewaySettings | None = None) -> None:
+        self.settings = settings or gateway_settings()
+        self.gateway_id = uuid.uuid4().hex
+        self._redis = connect(url or redis_url())
+        prefix = self.settings.key_prefix
+        self.fleet = Fleet(self._redis, prefix)
+        self._inbox = InboxWriter(self._redis, prefix)
+        self._flights: dict[str, Flight] = {}
+        self._leaving: dict[str, Flight] = {}
+        self.supervisor = Supervisor(self)
+        self.outbox = OutboxReader(
+            self._redis, self.gateway_id, prefix, self._deliver, self.supervisor.doubt_redis
+        )
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._started: asyncio.Task[None] | None = None
+        self._closed = False
+
+    # -- life ---------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start reading. Idempotent; waits for the first look at the replicas."""
+        if self._started is None:
+            self._started = asyncio.create_task(self._start())
+        await asyncio.shield(self._started)
+
+    async def _start(self) -> None:
+        await self.supervisor.tick()
+        self.spawn(self.supervisor.run())
+        self.spawn(self.outbox.run())
+        self.spawn(run_flusher(self._redis, self.settings.key_prefix))
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run work in the background until it ends or the client is closed."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._retire)
+
+    def _retire(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("The engine client's background work failed.", exc_info=error)
+
+    async def close(self) -> None:
+        """Abort what is open and stop reading."""
+        if self._closed:
+            return
+        self._closed = True
+        for flight in list(self._flights.values()):
+            flight.mailbox.fail(EngineUnavailable("The gateway is shutting down."))
+            self.abandon(flight)
+        aborts = [task for task in self._tasks if task.get_name() == "abort"]
+        if aborts:
+            await asyncio.wait(aborts, timeout=1.0)
+        await self._inbox.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(
+            RedisError
+        ):  # metrics are a second old at most; the outbox expires
+            await flush(self._redis, self.settings.key_prefix)
+            await self.outbox.delete()
+        await self._redis.aclose()
+
+    # -- handing in ---------------------------------------------------------------------------
+
+    def submit(self, requests: list[EngineRequest], model: str) -> Submission:
+        """Hand in requests that belong together; pieces carry a request's place in the list.
+
+        Never fails by itself: without a replica the submission waits, and then raises
+        `EngineUnavailable` at its reader.
+        """
+        mailbox = Mailbox()
+        flights = []
+        for number, request in enumerate(requests):
+            request.gateway_id = self.gateway_id
+            key = prefix_key(request.prompt_token_ids, request.cache_namespace)
+            flights.append(Flight(request, number, mailbox, model, key))
+        for flight in flights:
+            self._flights[flight.request.request_id] = flight
+            self.try_place(flight)
+        return Submission(self, mailbox, flights)
+
+    def try_place(self, flight: Flight) -> bool:
+        """Give a waiting flight to a ready replica, if there's one."""
+        replica = choose(
+            self.fleet.of_model(flight.model), flight.key, self.settings.affinity_slack
+        )
+        if replica is None:
+            return False
+        self._flights.pop(flight.engine_id, None)
+        beat = replica.heartbeat
+        message = flight.place(beat.replica_id, beat.incarnation)
+        self._flights[flight.engine_id] = flight
+        replica.submitted += 1
+        self.spawn(self._send(flight, replica, message))
+        return True
+
+    async def _send(self, flight: Flight, replica: Replica, message: EngineRequest) -> None:
+        attempt = flight.attempt
+        try:
+            await self._inbox.send(replica.heartbeat.replica_id, message)
+        except RedisError as error:
+            logger.warning("Request %s could not be sent: %s", message.request_id, error)
+            if flight.attempt == attempt and flight.placed:
+                # Placed again after the next good look at Redis. No replica is to blame.
+                flight.excused += 1
+                self._leave_replica(flight, "Redis did not take it")
+
+    # -- tokens -------------------------------------------------------------------------------
+
+    def _deliver(self, batch: OutboxBatch) -> None:
+        for delta in batch.deltas:
+            flight = self._flights.get(delta.request_id)
+            if flight is None or not flight.placed:
+                self._take_farewell(delta)
+                continue
+            if flight.runs_at(batch):
+                self._take(flight, delta)
+            else:
+                # The replica restarted and took up what it had left. It begins anew, and without
+                # a seed its tokens differ: go on from the tokens that the client has.
+                self.fleet.forget(flight.replica_id)
+                self.orphan(flight, "its replica restarted")
+
+    def _take_farewell(self, delta: TokenDelta) -> None:
+        """Of an abandoned flight only the end matters; of an attempt that was given up nothing."""
+        flight = self._leaving.get(delta.request_id)
+        if flight is not None and delta.finish_reason:
+            del self._leaving[delta.request_id]
+            flight.leave(delta)
+
+    def _take(self, flight: Flight, delta: TokenDelta) -> None:
+        if delta.finish_reason == "error" or delta.error is not None:
+            self._take_error(flight, delta)
+            return
+        if delta.finish_reason == "abort" and not flight.finished[delta.index]:
+            self.fleet.forget(flight.replica_id)
+            self.orphan(flight, "its replica gave it up")
+            return
+        try:
+            piece = flight.accept(delta)
+        except LostTokens:
+            self.orphan(flight, "some of its output was lost")
+            return
+        if piece is not None:
+            flight.mailbox.put(piece)
+        if flight.done:
+            self._flights.pop(flight.engine_id, None)
+
+    def _take_error(self, flight: Flight, delta: TokenDelta) -> None:
+        info = delta.error
+        if info is not None and info.code == EngineUnavailable.code:
+            self.fleet.forget(flight.replica_id)
+            self.orphan(flight, f"its replica refused it: {info.message}")
+            return
+        error: QuireError = (
+            RemoteError(info)
+            if info is not None
+            else EngineUnavailable("The engine failed without saying why.")
+        )
+        self.fail(flight, error)
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def fail(self, flight: Flight, error: QuireError) -> None:
+        """End a flight with an error."""
+        self._flights.pop(flight.engine_id, None)
+        flight.finished = [True] * len(flight.finished)
+        flight.mailbox.fail(error)
+
+    def orphan(self, flight: Flight, reason: str) -> None:
+        """Take a flight away from its replica and look for another one."""
+        self._leave_replica(flight, reason)
+        self.supervisor.replace(flight)
+
+    def _leave_replica(self, flight: Flight, reason: str) -> None:
+        logger.warning("Request %s moves on: %s.", flight.engine_id, reason)
+        if flight.placed:
+            self.abort(flight.engine_id, flight.replica_id)
+        flight.orphan()
+
+    def abandon(self, flight: Flight) -> None:
+        """Nobody waits for it any more."""
+        if self._flights.pop(flight.engine_id, None) is None or flight.done:
+            return
+        if flight.placed:
+            self.abort(flight.engine_id, flight.replica_id)
+            if not flight.ran:
+                flight.heard_at = time.monotonic()
+                flight.leaving = asyncio.get_running_loop().create_future()
+                self._leaving[flight.engine_id] = flight
+        flight.finished = [True] * len(flight.finished)
+
+    def abort_output(self, flight: Flight, index: int, reason: str) -> None:
+        """End one output of a flight early."""
+        if flight.finished[index]:
+            return
+        flight.finished[index] = True
+        if flight.placed:
+            whole = None if flight.done else index
+            self.abort(flight.engine_id, flight.replica_id, whole, reason)
+        if flight.done:
+            self._flights.pop(flight.engine_id, None)
+
+    def abort(
+        self, engine_id: str, replica_id: str, index: int | None = None, reason: str = "abort"
+    ) -> None:
+        """Tell a replica to stop, without waiting for it."""
+        task = asyncio.create_task(self._abort(engine_id, replica_id, index, reason), name="abort")
+        self._tasks.add(task)
+        task.add_done_callback(self._retire)
+
+    async def _abort(
+        self, engine_id: str, replica_id: str, index: int | None = None, reason: str = "abort"
+    ) -> None:
+        message = AbortRequest(request_id=engine_id, index=index, finish_reason=reason)
+        try:
+            await self._inbox.send(replica_id, message)
+        except RedisError as error:
+            logger.warning("The abort of %s could not be sent: %s", engine_id, error)
+
+    def forget_leaving(self, older_than_s: float) -> None:
+        """Wait no more for engines that did not answer an abort."""
+        limit = time.monotonic() - older_than_s
+        for engine_id, flight in list(self._leaving.items()):
+            if flight.heard_at < limit:
+                del self._leaving[engine_id]
+                flight.leave(None)
+
+    # -- for the supervisor and the metrics -----------------------------------------------------
+
+    @property
+    def flights(self) -> list[Flight]:
+        """The open ones."""
+        return list(self._flights.values())
+
+    @property
+    def redis(self) -> Redis:
+        """The client for short commands on the gateway's own keys."""
+        return self._redis
+
+    def waited(self, flight: Flight) -> float:
+        """Seconds that a flight has been without a replica."""
+        return time.monotonic() - flight.waiting_since
+
+
+def connect(url: str) -> Redis:
+    """A Redis client that never repeats a command by itself: an XADD must not happen twice."""
+    return Redis.from_url(
+        url,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=SOCKET_TIMEOUT_S + BLOCK_MS / 1000,
+        socket_connect_timeout=SOCKET_TIMEOUT_S,
+        health_check_interval=0,
+    )

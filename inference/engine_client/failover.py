@@ -1,0 +1,154 @@
+"""`Supervisor`: watches replicas and Redis, and moves the requests of those that are lost.
+
+A replica is lost to a request when its heartbeat has stopped, its incarnation has changed, it says
+"failed", or its engine's loop stands still. The request then goes to a ready replica as prompt and
+tokens so far, at once or when one comes back within `failover_wait_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from redis.exceptions import RedisError
+
+from engine.errors import EngineFault, EngineUnavailable
+from engine.protocol import HEARTBEAT_INTERVAL_S
+from inference.engine_client.fleet import Replica
+from inference.engine_client.flight import Flight
+
+if TYPE_CHECKING:
+    from inference.engine_client.client import EngineClient
+
+logger = logging.getLogger(__name__)
+
+KEEP_ALIVE_EVERY_S = 15.0
+#: A replica that says it runs nothing, while a request of ours is out there unheard of for so long,
+#: never got it (a trimmed or lost inbox).
+UNHEARD_S = 10.0
+#: The same while it runs other requests, but queues none: longer than a prompt's computation takes.
+UNHEARD_BUSY_S = 180.0
+#: An abort that an engine did not answer for so long won't be answered.
+FAREWELL_S = 10.0
+
+
+class Supervisor:
+    """The client's watchman. `tick` is one look; `run` looks for ever."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        self._redis_run: str | None = None
+        self._redis_down = False
+        self._kept_alive_at = -KEEP_ALIVE_EVERY_S
+
+    @property
+    def redis_down(self) -> bool:
+        """Whether the last look failed."""
+        return self._redis_down
+
+    async def run(self) -> None:
+        """Look every heartbeat interval."""
+        while True:
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S)
+            try:
+                await self.tick()
+            except Exception:  # a watchman that dies of one bad look would leave all unwatched
+                logger.exception("The look at the replicas failed.")
+
+    def doubt_redis(self) -> None:
+        """A connection broke: at the next look, see whether it's still the same Redis."""
+        self._redis_down = True
+
+    async def tick(self) -> None:
+        """Read the heartbeats and move what is lost. While Redis is away nothing is judged."""
+        try:
+            await self._look()
+        except RedisError as error:
+            if not self._redis_down:
+                logger.error("Redis can't be reached: %s", error)
+            self._redis_down = True
+            self._kept_alive_at = -KEEP_ALIVE_EVERY_S
+        else:
+            self._redis_down = False
+            self.check()
+        self._give_up_waiting()
+        self._client.forget_leaving(FAREWELL_S)
+
+    async def _look(self) -> None:
+        client = self._client
+        if self._redis_down or self._redis_run is None:
+            await self._check_redis_run()
+        await client.fleet.refresh()
+        now = time.monotonic()
+        if now - self._kept_alive_at >= KEEP_ALIVE_EVERY_S:
+            await client.outbox.keep_alive()
+            self._kept_alive_at = now
+
+    async def _check_redis_run(self) -> None:
+        """After a pause: if it's another Redis process, streams may be lost or rolled back."""
+        info = await self._client.redis.info("server")
+        run = str(info["run_id"])
+        if self._redis_run not in (None, run):
+            logger.warning("Redis was restarted: open requests are sent again.")
+            self._client.outbox.restart()
+            for flight in self._client.flights:
+                if flight.placed:
+                    flight.excused += 1
+                    self._client.orphan(flight, "Redis was restarted")
+        self._redis_run = run
+
+    def check(self) -> None:
+        """Orphan flights whose replica is lost; place those that wait."""
+        for flight in self._client.flights:
+            if flight.placed:
+                replica = self._client.fleet.get(flight.replica_id)
+                reason = _lost(flight, replica)
+                if reason:
+                    self._client.orphan(flight, reason)
+            else:
+                self.replace(flight)
+
+    def replace(self, flight: Flight) -> None:
+        """Give a waiting flight to a replica, or end it when it has had its chances."""
+        if flight.attempt - flight.excused >= self._client.settings.max_attempts:
+            self._client.fail(
+                flight,
+                EngineFault(
+                    f"The request was given to {flight.attempt} replicas and none finished it."
+                ),
+            )
+            return
+        self._client.try_place(flight)
+
+    def _give_up_waiting(self) -> None:
+        limit = self._client.settings.failover_wait_s
+        for flight in self._client.flights:
+            if not flight.placed and self._client.waited(flight) > limit:
+                self._client.fail(
+                    flight,
+                    EngineUnavailable(
+                        f"No replica serves the model '{flight.model}' at the moment; "
+                        f"waited {limit:g} s."
+                    ),
+                )
+
+
+def _lost(flight: Flight, replica: Replica | None) -> str:
+    """Why the flight's replica is lost to it, or ""."""
+    if replica is None:
+        return "its replica's heartbeat stopped"
+    beat = replica.heartbeat
+    if beat.incarnation != flight.incarnation:
+        return "its replica restarted"
+    if beat.state == "failed":
+        return "its replica failed"
+    if replica.stalled:
+        return "its replica makes no progress"
+    unheard = time.monotonic() - flight.heard_at
+    if unheard > UNHEARD_S and not beat.stats.num_requests_waiting:
+        busy = beat.stats.num_requests_running > 0
+        if unheard > (UNHEARD_BUSY_S if busy else UNHEARD_S):
+            return "its replica does not know it"
+    return ""

@@ -1,0 +1,120 @@
+"""`Fleet`: what the replicas' heartbeats say, read every half second."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+from redis.asyncio import Redis
+
+from engine import protocol
+from engine.protocol import Heartbeat, ModelInfo
+
+logger = logging.getLogger(__name__)
+
+#: A model whose last replica vanished this long ago is still expected back.
+REMEMBER_MODEL_S = 120.0
+
+
+@dataclass(slots=True)
+class Replica:
+    """One replica as this gateway sees it.
+
+    Attributes:
+        heartbeat: the latest.
+        changed_at: when (monotonic) a heartbeat last differed from the one before. Clocks of two
+            machines are never compared.
+        submitted: requests that this gateway gave it since that heartbeat.
+    """
+
+    heartbeat: Heartbeat
+    changed_at: float
+    submitted: int = 0
+
+    @property
+    def stalled(self) -> bool:
+        """The process beats, but its engine's loop does not come round."""
+        beat = self.heartbeat
+        return beat.at - beat.progress_at > protocol.STALL_AFTER_S
+
+    @property
+    def ready(self) -> bool:
+        """Whether it takes new requests."""
+        return self.heartbeat.state == "ready" and not self.stalled
+
+    @property
+    def load(self) -> int:
+        """Requests it runs or queues, as far as this gateway knows."""
+        stats = self.heartbeat.stats
+        return stats.num_requests_running + stats.num_requests_waiting + self.submitted
+
+
+class Fleet:
+    """The live replicas. `refresh` is the only method that asks Redis."""
+
+    def __init__(self, redis: Redis, prefix: str) -> None:
+        self._redis, self._prefix = redis, prefix
+        self._replicas: dict[str, Replica] = {}
+        self._models: dict[str, tuple[float, ModelInfo]] = {}
+
+    async def refresh(self) -> None:
+        """Read all heartbeats. Raises redis.RedisError; then nothing has changed."""
+        ids: set[bytes] = await self._redis.smembers(  # type: ignore[assignment]
+            protocol.replicas_key(self._prefix)
+        )
+        names = sorted(replica_id.decode() for replica_id in ids)
+        keys = [protocol.replica_key(name, self._prefix) for name in names]
+        values: list[bytes | None] = await self._redis.mget(keys) if keys else []  # type: ignore[assignment]
+        self.update(dict(zip(names, values, strict=True)), time.monotonic())
+
+    def update(self, values: dict[str, bytes | None], now: float) -> None:
+        """Take in heartbeats by replica id; None for one whose key has expired."""
+        seen: dict[str, Replica] = {}
+        for replica_id, data in values.items():
+            if data is None:
+                continue
+            try:
+                beat = protocol.decode_heartbeat(data)
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                logger.warning("Replica %s sends heartbeats that can't be read.", replica_id)
+                continue
+            seen[replica_id] = self._merge(replica_id, beat, now)
+        self._replicas = seen
+
+    def _merge(self, replica_id: str, beat: Heartbeat, now: float) -> Replica:
+        known = self._replicas.get(replica_id)
+        if known is not None and known.heartbeat.at == beat.at:
+            return known
+        self._models[beat.model.name] = (now, beat.model)
+        return Replica(beat, now)
+
+    def forget(self, replica_id: str) -> None:
+        """Think it dead until the next refresh: what is known of it is out of date."""
+        self._replicas.pop(replica_id, None)
+
+    def __iter__(self) -> Iterator[Replica]:
+        """The live ones: a heartbeat without TTL that stands still is a dead one's."""
+        oldest = time.monotonic() - protocol.HEARTBEAT_TTL_S
+        return iter([r for r in self._replicas.values() if r.changed_at >= oldest])
+
+    def get(self, replica_id: str) -> Replica | None:
+        """The replica if it's alive."""
+        return next((r for r in self if r.heartbeat.replica_id == replica_id), None)
+
+    def of_model(self, name: str) -> list[Replica]:
+        """Live replicas that serve the model, ready or not."""
+        return [r for r in self if r.heartbeat.model.name == name]
+
+    def model(self, name: str) -> ModelInfo | None:
+        """What is known of a model that is served or was a moment ago."""
+        found = self._models.get(name)
+        if found is None or time.monotonic() - found[0] > REMEMBER_MODEL_S:
+            return None
+        return found[1]
+
+    def model_names(self) -> list[str]:
+        """Models that live replicas serve."""
+        return sorted({replica.heartbeat.model.name for replica in self})

@@ -1,0 +1,134 @@
+"""`Flight`: one engine request on its way, over as many replicas as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.protocol import EngineRequest, OutboxBatch, TokenDelta
+from inference.engine_client.mailbox import Mailbox, Piece, piece_of
+
+
+class LostTokens(Exception):
+    """An outbox entry never came: the tokens after what we have begin too late."""
+
+
+@dataclass(slots=True, eq=False)
+class Flight:
+    """A request, what it has produced so far, and where it runs now.
+
+    Each attempt has an id of its own (`<request id>~<attempt>` from the second on), so what an
+    earlier attempt still sends can't be taken for the present one's.
+
+    Attributes:
+        request: as first submitted. number: its place in the submission.
+        mailbox: where pieces go. model: the served model's name. key: for prefix affinity.
+        tokens: [num outputs][num tokens so far]. finished: [num outputs].
+        replica_id, incarnation: where it runs; "" while it waits for a replica.
+        attempt: how often it was given to a replica. excused: how many of these failed for no fault
+            of the replica.
+        waiting_since: monotonic, while it waits.
+        heard_at: monotonic, when it was placed or last heard of.
+        ran: whether an engine has computed anything for it.
+        leaving: set when it was abandoned; done when the engine has answered the abort.
+    """
+
+    request: EngineRequest
+    number: int
+    mailbox: Mailbox
+    model: str
+    key: bytes
+    tokens: list[list[int]] = field(default_factory=list)
+    finished: list[bool] = field(default_factory=list)
+    replica_id: str = ""
+    incarnation: str = ""
+    attempt: int = 0
+    excused: int = 0
+    waiting_since: float = 0.0
+    heard_at: float = 0.0
+    ran: bool = False
+    prompt_logprobs_seen: bool = False
+    leaving: asyncio.Future[None] | None = None
+
+    def __post_init__(self) -> None:
+        count = self.request.sampling.num_sequences
+        self.tokens = [[] for _ in range(count)]
+        self.finished = [False] * count
+        self.waiting_since = time.monotonic()
+
+    @property
+    def engine_id(self) -> str:
+        """The id under which the present attempt runs."""
+        base = self.request.request_id
+        return base if self.attempt <= 1 else f"{base}~{self.attempt}"
+
+    @property
+    def placed(self) -> bool:
+        """Whether a replica has it."""
+        return bool(self.replica_id)
+
+    @property
+    def done(self) -> bool:
+        """Whether every output has finished."""
+        return all(self.finished)
+
+    def place(self, replica_id: str, incarnation: str) -> EngineRequest:
+        """Begin an attempt there; the message to send: prompt and tokens so far."""
+        self.attempt += 1
+        self.replica_id, self.incarnation = replica_id, incarnation
+        self.heard_at = time.monotonic()
+        began = any(self.tokens) or any(self.finished)
+        return msgspec.structs.replace(
+            self.request,
+            request_id=self.engine_id,
+            resume_token_ids=[list(tokens) for tokens in self.tokens] if began else [],
+            skip_indices=[index for index, done in enumerate(self.finished) if done],
+        )
+
+    def orphan(self) -> None:
+        """No replica has it any more."""
+        self.replica_id = self.incarnation = ""
+        self.waiting_since = time.monotonic()
+
+    def accept(self, delta: TokenDelta) -> Piece | None:
+        """Take in a delta of the present attempt; the new part of it, or None if there's none.
+
+        Raises: `LostTokens` when tokens between are missing.
+        """
+        index = delta.index
+        if not 0 <= index < len(self.tokens) or self.finished[index]:
+            return None
+        tokens = self.tokens[index]
+        skip = len(tokens) - delta.start
+        if skip < 0:
+            raise LostTokens
+        if delta.token_ids and skip >= len(delta.token_ids) and not delta.finish_reason:
+            return None
+        self.heard_at = time.monotonic()
+        self.ran = True
+        piece = piece_of(delta, self.number, min(skip, len(delta.token_ids)))
+        tokens.extend(piece.token_ids)
+        if piece.prompt_logprobs is not None:
+            if self.prompt_logprobs_seen:
+                piece.prompt_logprobs = None
+            self.prompt_logprobs_seen = True
+        if self.attempt > 1:
+            # A resumed request finds its own earlier tokens in the cache: that is no saving.
+            piece.num_cached_tokens = 0
+        if delta.finish_reason:
+            self.finished[index] = True
+        return piece
+
+    def leave(self, delta: TokenDelta | None) -> None:
+        """The engine's last word after an abort, or None when it's waited for no more."""
+        record = delta.flight if delta is not None else None
+        self.ran = self.ran or (record is not None and record.num_steps > 0)
+        if self.leaving is not None and not self.leaving.done():
+            self.leaving.set_result(None)
+
+    def runs_at(self, batch: OutboxBatch) -> bool:
+        """Whether the batch comes from the very process that the flight was given to."""
+        return batch.replica_id == self.replica_id and batch.incarnation == self.incarnation

@@ -1,0 +1,121 @@
+"""`Mailbox`: tokens on their way from the reader to one consumer, merged while it is slow."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from engine.errors import QuireError
+from engine.protocol import FlightRecord, TokenDelta, TokenLogprobs
+
+
+@dataclass(slots=True)
+class Piece:
+    """New tokens of one output: a `TokenDelta` without duplicates, or several merged.
+
+    Attributes:
+        number: which of the submission's requests. index: which of the request's outputs.
+        token_ids: new tokens. logprobs: one entry a token when asked for.
+        prompt_logprobs: once, on the request's first piece.
+        finish_reason, stop_reason: set on an output's last piece.
+        num_cached_tokens: prompt tokens that the engine found in its cache; on first and last.
+        flight: the engine's record, on the last.
+    """
+
+    number: int
+    index: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    num_cached_tokens: int = 0
+    flight: FlightRecord | None = None
+
+    def merge(self, later: Piece) -> None:
+        """Append a later piece of the same output."""
+        self.token_ids.extend(later.token_ids)
+        if later.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + later.logprobs
+        self.prompt_logprobs = self.prompt_logprobs or later.prompt_logprobs
+        self.finish_reason = later.finish_reason
+        self.stop_reason = later.stop_reason
+        self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
+        self.flight = later.flight or self.flight
+
+
+def piece_of(delta: TokenDelta, number: int, skip: int) -> Piece:
+    """A delta without its first `skip` tokens, which the consumer has already."""
+    logprobs = delta.logprobs
+    return Piece(
+        number,
+        delta.index,
+        delta.token_ids[skip:] if skip else delta.token_ids,
+        logprobs[skip:] if logprobs and skip else logprobs,
+        delta.prompt_logprobs,
+        delta.finish_reason,
+        delta.stop_reason,
+        delta.num_cached_tokens,
+        delta.flight,
+    )
+
+
+class Mailbox:
+    """One consumer's pieces. The writer never waits; what a slow consumer leaves is merged.
+
+    At most one piece an output waits here, so memory is bounded by the tokens that the request may
+    have, whatever the consumer's speed. Not thread-safe: writer and consumer share a loop.
+    """
+
+    __slots__ = ("_error", "_pieces", "_waiter")
+
+    def __init__(self) -> None:
+        self._pieces: dict[tuple[int, int], Piece] = {}
+        self._error: QuireError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, piece: Piece) -> None:
+        """Add a piece and wake the consumer."""
+        key = (piece.number, piece.index)
+        waiting = self._pieces.get(key)
+        if waiting is None:
+            self._pieces[key] = piece
+        else:
+            waiting.merge(piece)
+        self._wake()
+
+    def fail(self, error: QuireError) -> None:
+        """Raise `error` at the consumer once it has taken what is here."""
+        self._error = self._error or error
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    async def get(self, wait_s: float | None = None) -> list[Piece]:
+        """What has come, at most one piece an output; [] after `wait_s` seconds without any.
+
+        Raises: the error that the writer left.
+        """
+        if not self._pieces and self._error is None:
+            await self._wait(wait_s)
+        if self._pieces:
+            pieces = list(self._pieces.values())
+            self._pieces = {}
+            return pieces
+        if self._error is not None:
+            raise self._error
+        return []
+
+    async def _wait(self, wait_s: float | None) -> None:
+        loop = asyncio.get_running_loop()
+        self._waiter = loop.create_future()
+        timer = None if wait_s is None else loop.call_later(wait_s, self._wake)
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            if timer is not None:
+                timer.cancel()

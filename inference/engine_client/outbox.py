@@ -1,0 +1,117 @@
+"""Reading this gateway's outbox: one task a process, entries trimmed once they are handed out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from engine import protocol
+from engine.protocol import OutboxBatch
+
+logger = logging.getLogger(__name__)
+
+READ_COUNT = 256
+BLOCK_MS = 5_000
+TRIM_EVERY_S = 0.5
+#: An outbox that nobody refreshes vanishes after so long.
+EXPIRE_S = 60
+RETRY_S = 0.2
+
+
+class OutboxReader:
+    """Reads `OutboxBatch`es and gives them to `deliver`, in order, each entry once.
+
+    Args:
+        redis: a client whose socket timeout allows for blocking reads.
+        deliver: called on the loop with each batch; must not block.
+        on_error: called when Redis could not be read.
+    """
+
+    def __init__(
+        self,
+        redis: Redis,
+        gateway_id: str,
+        prefix: str,
+        deliver: Callable[[OutboxBatch], None],
+        on_error: Callable[[], None],
+    ) -> None:
+        self._redis, self._deliver, self._on_error = redis, deliver, on_error
+        self.key = protocol.outbox_key(gateway_id, prefix)
+        self._last = b"0-0"
+        self._trimmed = b"0-0"
+        self._trimmed_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Read for ever. Redis may come and go."""
+        while True:
+            try:
+                await self._read()
+            except RedisError as error:
+                logger.warning("The outbox can't be read: %s. Trying again.", error)
+                self._on_error()
+                await asyncio.sleep(RETRY_S)
+
+    async def _read(self) -> None:
+        found: Any = await self._redis.xread({self.key: self._last}, READ_COUNT, BLOCK_MS)
+        for entry_id, fields in _entries(found):
+            self._last = entry_id
+            self._hand_out(fields.get(protocol.FIELD, b""))
+        if time.monotonic() - self._trimmed_at >= TRIM_EVERY_S and self._trimmed != self._last:
+            await self._trim()
+
+    def _hand_out(self, data: bytes) -> None:
+        try:
+            batch = protocol.decode_outbox(data)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            # The gap that this leaves is found by the tokens' positions and repaired.
+            logger.error("An outbox entry can't be read: %s", error)
+            return
+        try:
+            self._deliver(batch)
+        except Exception:  # one bad batch must not end every stream of this process
+            logger.exception("A batch of replica %s could not be handed out.", batch.replica_id)
+
+    async def _trim(self) -> None:
+        last = self._last
+        await self._redis.xtrim(self.key, minid=_next_id(last), approximate=False)
+        self._trimmed, self._trimmed_at = last, time.monotonic()
+
+    def restart(self) -> None:
+        """Read from the beginning: Redis lost the stream, and what is in it now is new."""
+        self._last = self._trimmed = b"0-0"
+
+    async def keep_alive(self) -> None:
+        """Make sure that the stream is there and expires unless this is called again."""
+        if not await self._redis.expire(self.key, EXPIRE_S):
+            # An empty entry makes the stream; the reader passes over it.
+            empty = protocol.encode(OutboxBatch(replica_id="", incarnation="", step=0))
+            await self._redis.xadd(self.key, {protocol.FIELD: empty})
+            await self._redis.expire(self.key, EXPIRE_S)
+
+    async def delete(self) -> None:
+        """Remove the stream."""
+        await self._redis.delete(self.key)
+
+
+def _entries(found: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    """Entries of XREAD's reply: a list of pairs, or with RESP3 a mapping of nested lists."""
+    if not found:
+        return []
+    streams = list(found.values()) if isinstance(found, dict) else [items for _, items in found]
+    entries = [entry for items in streams for entry in items]
+    if entries and isinstance(entries[0], list) and isinstance(entries[0][0], list | tuple):
+        entries = [entry for items in entries for entry in items]
+    return [(entry_id, fields) for entry_id, fields in entries if fields]
+
+
+def _next_id(entry_id: bytes) -> str:
+    """The smallest stream id after this one."""
+    milliseconds, _, sequence = entry_id.partition(b"-")
+    return f"{int(milliseconds)}-{int(sequence) + 1}"

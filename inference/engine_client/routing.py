@@ -1,0 +1,38 @@
+"""Choosing a replica: where the prompt's prefix probably is cached, unless that one is busy.
+
+Rendezvous hashing gives every gateway the same answer without talking: the prefix's hash ranks the
+replicas, and the first of them takes the request while it is at most `slack` requests ahead of the
+idlest one. When a replica joins or leaves, only the prefixes that were its own move.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Sequence
+
+from inference.engine_client.fleet import Replica
+
+#: Prompt tokens that are hashed: a few KV blocks, about a system prompt's beginning.
+PREFIX_TOKENS = 64
+
+
+def prefix_key(token_ids: Sequence[int], namespace: str) -> bytes:
+    """[16] bytes; equal for prompts that may share their first KV blocks."""
+    digest = hashlib.blake2b(namespace.encode(), digest_size=16)
+    digest.update(array("q", token_ids[:PREFIX_TOKENS]).tobytes())
+    return digest.digest()
+
+
+def choose(replicas: Sequence[Replica], key: bytes, slack: int) -> Replica | None:
+    """The replica for a request with this prefix, or None when none is ready."""
+    ready = [replica for replica in replicas if replica.ready]
+    if len(ready) <= 1:
+        return ready[0] if ready else None
+    limit = min(replica.load for replica in ready) + slack
+    affordable = [replica for replica in ready if replica.load <= limit]
+    return max(affordable, key=lambda replica: _rank(key, replica.heartbeat.replica_id))
+
+
+def _rank(key: bytes, replica_id: str) -> bytes:
+    return hashlib.blake2b(replica_id.encode(), key=key, digest_size=8).digest()

@@ -1,0 +1,52 @@
+"""`Submission`: what a caller holds of the requests that it handed in together."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from inference.engine_client.flight import Flight
+from inference.engine_client.mailbox import Mailbox, Piece
+
+if TYPE_CHECKING:
+    from inference.engine_client.client import EngineClient
+
+
+class Submission:
+    """One or more engine requests whose pieces come through one mailbox.
+
+    Close it in a `finally`: that aborts what still runs.
+    """
+
+    def __init__(self, client: EngineClient, mailbox: Mailbox, flights: list[Flight]) -> None:
+        self._client, self._mailbox, self._flights = client, mailbox, flights
+
+    async def get(self, wait_s: float | None = None) -> list[Piece]:
+        """The next pieces, at most one an output; [] after `wait_s` seconds without any.
+
+        Raises: `QuireError` of the engine, or `EngineUnavailable`.
+        """
+        return await self._mailbox.get(wait_s)
+
+    def num_tokens(self, number: int, index: int) -> int:
+        """Tokens of an output that have reached this gateway."""
+        return len(self._flights[number].tokens[index])
+
+    def ran(self, number: int) -> bool:
+        """Whether the engine has computed anything for this request, as far as is known."""
+        return self._flights[number].ran
+
+    def finish_output(self, number: int, index: int) -> None:
+        """The consumer needs no more of this output (a stop string was found): abort it."""
+        self._client.abort_output(self._flights[number], index, "stop")
+
+    def close(self) -> None:
+        """Abort what has not finished. Idempotent, never blocks."""
+        for flight in self._flights:
+            self._client.abandon(flight)
+
+    async def gone(self, timeout_s: float) -> None:
+        """After `close`: wait until the engine has answered the aborts, for at most so long."""
+        for flight in self._flights:
+            if flight.leaving is not None:
+                await asyncio.wait([flight.leaving], timeout=timeout_s)

@@ -1,0 +1,222 @@
+"""The one renderer of errors: `{"error": {"message", "type", "param", "code"}}` for everything.
+
+What Django, DRF, pydantic and our own code raise becomes a `QuireError` (`as_quire_error`), and a
+`QuireError` becomes a response (`error_response`), a server-sent event or a WebSocket frame.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from django.core import exceptions as django_exceptions
+from django.http import Http404, HttpResponse
+from pydantic import ValidationError
+from rest_framework import exceptions as drf
+
+from engine.errors import EngineFault, EngineUnavailable, InvalidRequest, QuireError
+from engine.protocol import ErrorInfo
+from inference.validation import describe_validation_error
+
+logger = logging.getLogger(__name__)
+
+_json = msgspec.json.Encoder()
+
+
+class PayloadTooLarge(InvalidRequest):
+    """The body is over the limit."""
+
+    status = 413
+    code = "request_too_large"
+
+
+class RequestTimeout(InvalidRequest):
+    """The body didn't arrive in time."""
+
+    status = 408
+    code = "request_timeout"
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The body is not JSON."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class NotAcceptable(InvalidRequest):
+    """`Accept` excludes what this endpoint answers with."""
+
+    status = 406
+    code = "not_acceptable"
+
+
+class NotFound(InvalidRequest):
+    """No such path or object."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path exists, the method doesn't."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class PermissionRefused(QuireError):
+    """The key is known, but may not do this."""
+
+    status = 403
+    code = "permission_denied"
+    error_type = "permission_error"
+
+
+class NotAuthenticated(QuireError):
+    """No usable key."""
+
+    status = 401
+    code = "invalid_api_key"
+    error_type = "authentication_error"
+
+
+class UnsupportedField(InvalidRequest):
+    """A field that Quire knows and doesn't support: refused by name, never ignored."""
+
+    code = "unsupported_parameter"
+
+
+class Overloaded(QuireError):
+    """This gateway has no room for more work of this kind."""
+
+    status = 503
+    code = "overloaded"
+
+
+class Internal(QuireError):
+    """A fault of ours; what exactly is in the log, under the request id."""
+
+
+class RemoteError(QuireError):
+    """An error that an engine replica sent."""
+
+    def __init__(self, info: ErrorInfo) -> None:
+        super().__init__(info.message, param=info.param, code=info.code)
+        self.status = info.status
+        self.error_type = info.error_type
+
+
+_DRF_KINDS: dict[type[drf.APIException], type[QuireError]] = {
+    drf.NotAuthenticated: NotAuthenticated,
+    drf.AuthenticationFailed: NotAuthenticated,
+    drf.PermissionDenied: PermissionRefused,
+    drf.NotFound: NotFound,
+    drf.MethodNotAllowed: MethodNotAllowed,
+    drf.NotAcceptable: NotAcceptable,
+    drf.UnsupportedMediaType: UnsupportedMediaType,
+    drf.ParseError: InvalidRequest,
+    drf.ValidationError: InvalidRequest,
+}
+
+
+def as_quire_error(error: BaseException) -> QuireError:
+    """The `QuireError` that tells a client of any exception. Faults of ours stay nameless."""
+    if isinstance(error, QuireError):
+        return error
+    if isinstance(error, ValidationError):
+        return InvalidRequest(**describe_validation_error(error))
+    if isinstance(error, drf.APIException):
+        return _from_drf(error)
+    if isinstance(error, Http404):
+        return NotFound("There is nothing here.")
+    if isinstance(error, django_exceptions.RequestDataTooBig):
+        return PayloadTooLarge("The request body is too large.")
+    if isinstance(error, django_exceptions.PermissionDenied):
+        return PermissionRefused("This is not permitted.")
+    if isinstance(error, django_exceptions.SuspiciousOperation | django_exceptions.BadRequest):
+        return InvalidRequest("The request is malformed.", code="bad_request")
+    return Internal("The server had an error while processing the request.")
+
+
+def _from_drf(error: drf.APIException) -> QuireError:
+    for kind, ours in _DRF_KINDS.items():
+        if isinstance(error, kind):
+            return ours(_flat(error.detail))
+    translated = QuireError(_flat(error.detail), code=str(error.default_code))
+    translated.status = error.status_code
+    if isinstance(error, drf.Throttled):
+        translated.error_type, translated.code = "rate_limit_error", "rate_limit_exceeded"
+        translated.retry_after = error.wait  # type: ignore[attr-defined]
+    return translated
+
+
+def _flat(detail: Any) -> str:
+    """DRF's nested details as one sentence."""
+    if isinstance(detail, dict):
+        return " ".join(f"{name}: {_flat(part)}" for name, part in detail.items())
+    if isinstance(detail, list | tuple):
+        return " ".join(map(_flat, detail))
+    return str(detail)
+
+
+def envelope(error: QuireError) -> dict[str, Any]:
+    """OpenAI's error object."""
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.error_type,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
+
+
+def error_headers(error: QuireError) -> dict[str, str]:
+    """`Retry-After` where waiting helps, `WWW-Authenticate` where a key is missing."""
+    headers: dict[str, str] = {}
+    wait = getattr(error, "retry_after", None)
+    if wait is None and error.status in (429, 503):
+        wait = 1.0
+    if wait is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(wait)))
+        headers["retry-after-ms"] = str(max(1, math.ceil(wait * 1000)))
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = 'Bearer realm="quire"'
+    return headers
+
+
+def encode_error(error: QuireError) -> bytes:
+    """The envelope as JSON. A message with a lone surrogate can't break it."""
+    error.message = error.message.encode("utf-8", "replace").decode("utf-8")
+    if error.param is not None:
+        error.param = error.param.encode("utf-8", "replace").decode("utf-8")
+    return _json.encode(envelope(error))
+
+
+def report(error: BaseException, request_id: str) -> None:
+    """Log what a client can't be told: faults with their traceback, an engine's failure by name."""
+    if isinstance(error, EngineFault | EngineUnavailable | RemoteError | Overloaded):
+        if error.status >= 500:
+            logger.warning("Request %s failed: %s", request_id, error.message)
+    elif not isinstance(error, QuireError) and as_quire_error(error).status >= 500:
+        logger.error("Request %s failed.", request_id, exc_info=error)
+
+
+def error_response(error: BaseException, request_id: str = "") -> HttpResponse:
+    """Any exception as an HTTP response, and in the log where it belongs there."""
+    report(error, request_id)
+    told = as_quire_error(error)
+    response = HttpResponse(encode_error(told), content_type="application/json", status=told.status)
+    for name, value in error_headers(told).items():
+        response[name] = value
+    return response
+
+
+def exception_handler(error: Exception, context: dict[str, Any]) -> HttpResponse:
+    """DRF's hook (`REST_FRAMEWORK["EXCEPTION_HANDLER"]`): any view's errors in the envelope."""
+    request = context.get("request")
+    return error_response(error, getattr(request, "request_id", ""))

@@ -1,0 +1,229 @@
+"""`Generation`: one job from admission to the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+
+from engine.errors import QuireError
+from inference.engine_client import Piece, Submission, get_engine_client
+from inference.errors import as_quire_error
+from inference.generation.background import spawn
+from inference.generation.job import Job
+from inference.generation.output import Increment, OutputState
+from inference.generation.usage import Usage
+from inference.metrics import recorder
+from metering.access import Admission, UsageRecord, admit, settle
+from tenants.authentication import check_still_valid
+
+logger = logging.getLogger(__name__)
+
+#: How often a running request's key is looked at again.
+RECHECK_KEY_S = 5.0
+#: How long the ledger waits to hear from the engine what an aborted request had run.
+GONE_TIMEOUT_S = 5.0
+CLIENT_LEFT = 499
+
+
+class Generation:
+    """A running job. Read increments with `next` until `finished`; `release` it in any case.
+
+    `release` may be called from any thread, at any time and more than once: it aborts what still
+    runs and settles the usage, exactly once.
+    """
+
+    def __init__(self, job: Job, admission: Admission) -> None:
+        self.job = job
+        self.admission = admission
+        self.outputs = [
+            [
+                OutputState(number, index, job.served.tokenizer, prompt, job.sampling)
+                for index in range(job.sampling.num_sequences)
+            ]
+            for number, prompt in enumerate(job.prompts)
+        ]
+        self.first_token_at: float | None = None
+        self._last_token_at = 0.0
+        self._unfinished = len(job.prompts) * job.sampling.num_sequences
+        self._cached = [0] * len(job.prompts)
+        self._error: QuireError | None = None
+        self._settled = False
+        self._loop = asyncio.get_running_loop()
+        self._key_checked_at = time.monotonic()
+        self._submission: Submission = get_engine_client().submit(
+            job.engine_requests(), job.served.name
+        )
+
+    @classmethod
+    async def start(cls, job: Job) -> Generation:
+        """Admit and submit a job that `Job.check` has passed.
+
+        Raises:
+            RateLimited: not now. ServiceUnavailable: the limits can't be read.
+        """
+        if job.sampling.seed is None:
+            # So that another replica goes on with the very tokens that the first would have made.
+            job.sampling.seed = secrets.randbits(63)
+        if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
+            job.sampling.logprobs = 0  # what the best of them are chosen by
+        await get_engine_client().start()
+        admission = await admit(
+            job.caller,
+            request_id=job.request_id,
+            endpoint=job.endpoint,
+            model=job.served.name,
+            prompt_tokens=job.prompt_tokens,
+            max_output_tokens=job.max_output_tokens,
+        )
+        return cls(job, admission)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every output has its end."""
+        return self._unfinished == 0
+
+    async def next(self, wait_s: float | None = None) -> list[Increment]:
+        """The next increments, at most one an output; [] after `wait_s` seconds without any.
+
+        Raises: what the engine or the gateway refuses or fails with. The generation is released.
+        """
+        try:
+            pieces = await self._submission.get(wait_s)
+            await self._check_key()
+        except QuireError as error:
+            self._error = error
+            self.release()
+            raise
+        increments = [inc for piece in pieces if (inc := self._push(piece)) is not None]
+        if self.finished:
+            self.release()
+        return increments
+
+    async def _check_key(self) -> None:
+        """A key that is revoked ends its streams. Cheap: a cached answer every few seconds."""
+        now = time.monotonic()
+        if now - self._key_checked_at >= RECHECK_KEY_S:
+            self._key_checked_at = now
+            await check_still_valid(self.job.caller)
+
+    def _push(self, piece: Piece) -> Increment | None:
+        output = self.outputs[piece.number][piece.index]
+        if output.finish_reason is not None:
+            return None
+        self._time(len(piece.token_ids))
+        if piece.num_cached_tokens:
+            cached = min(piece.num_cached_tokens, len(self.job.prompts[piece.number]))
+            self._cached[piece.number] = max(self._cached[piece.number], cached)
+        increment = output.push(piece)
+        if output.finish_reason is not None:
+            self._unfinished -= 1
+            if piece.finish_reason is None:
+                self._submission.finish_output(piece.number, piece.index)
+        return increment
+
+    def _time(self, num_tokens: int) -> None:
+        now = time.perf_counter()
+        if self.first_token_at is None:
+            self.first_token_at = now
+            recorder.observe(
+                "time_to_first_token_seconds", self.job.served.name, now - self.job.received
+            )
+        elif num_tokens:
+            recorder.observe(
+                "time_per_output_token_seconds",
+                self.job.served.name,
+                (now - self._last_token_at) / num_tokens,
+                num_tokens,
+            )
+        self._last_token_at = now
+
+    # -- counts -------------------------------------------------------------------------------
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return Usage(
+            prompt_tokens=self.job.prompt_tokens,
+            completion_tokens=sum(
+                output.num_tokens for outputs in self.outputs for output in outputs
+            ),
+            cached_tokens=sum(self._cached),
+        )
+
+    @property
+    def ttft_ms(self) -> float | None:
+        """Milliseconds from the request's arrival to its first token."""
+        if self.first_token_at is None:
+            return None
+        return (self.first_token_at - self.job.received) * 1000
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """Abort what runs and settle, once. Any thread."""
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            running = None
+        if running is self._loop:
+            self._release()
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._release)
+
+    def _release(self) -> None:
+        if self._settled:
+            return
+        self._settled = True
+        duration_ms = (time.perf_counter() - self.job.received) * 1000
+        self._submission.close()
+        spawn(self._settle(duration_ms))
+
+    async def _settle(self, duration_ms: float) -> None:
+        """Write the usage, after the engine said what an aborted request had run."""
+        job = self.job
+        await self._submission.gone(GONE_TIMEOUT_S)
+        usage = self._billed()
+        status = 200 if self.finished else CLIENT_LEFT
+        if self._error is not None:
+            status = as_quire_error(self._error).status
+        first = self.outputs[0][0]
+        reason = first.finish_reason or ("error" if self._error is not None else "abort")
+        recorder.request_ended(job, usage, reason, duration_ms / 1000, finished=self.finished)
+        await settle(
+            UsageRecord(
+                request_id=job.request_id,
+                tenant_id=job.caller.tenant_id,
+                key_id=job.caller.key_id,
+                user_id=job.caller.user_id,
+                endpoint=job.endpoint,
+                model=job.served.name,
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+                finish_reason=reason,
+                status=status,
+                started_at=job.started_at,
+                ttft_ms=self.ttft_ms,
+                duration_ms=duration_ms,
+                stream=job.stream,
+            )
+        )
+
+    def _billed(self) -> Usage:
+        """What ran: prompts that the engine began, and every token that reached this gateway."""
+        ran = [self._submission.ran(number) for number in range(len(self.job.prompts))]
+        return Usage(
+            prompt_tokens=sum(
+                len(p) for p, began in zip(self.job.prompts, ran, strict=True) if began
+            ),
+            completion_tokens=sum(
+                output.num_tokens
+                if output.finish_reason is not None
+                else self._submission.num_tokens(output.number, output.index)
+                for outputs in self.outputs
+                for output in outputs
+            ),
+            cached_tokens=sum(self._cached),
+        )

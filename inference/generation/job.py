@@ -1,0 +1,112 @@
+"""`Job`: a checked request, on its way from an endpoint to the engine."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+
+from engine.errors import InvalidRequest, KVPoolTooSmall
+from engine.protocol import EngineRequest
+from engine.sampling_params import SamplingParams
+from engine.text.bad_words import bad_word_ids
+from inference.generation.served import Served
+from tenants.authentication import Caller
+
+
+@dataclass(kw_only=True)
+class Job:
+    """What to generate, for whom.
+
+    Attributes:
+        request_id: ours, unique; usage is keyed by it.
+        endpoint: for the ledger, such as "chat.completions".
+        prompts: [num_prompts][num_tokens].
+        sampling: the same for every prompt.
+        stream: whether the client takes tokens as they come.
+        priority: smaller runs earlier.
+        cache_salt: the client's own, narrows the tenant's cache namespace.
+        received: `time.perf_counter()` when the request came in.
+    """
+
+    request_id: str
+    endpoint: str
+    caller: Caller
+    served: Served
+    prompts: list[list[int]]
+    sampling: SamplingParams
+    stream: bool = False
+    priority: int = 0
+    cache_salt: str = ""
+    received: float = field(default_factory=time.perf_counter)
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts."""
+        return sum(map(len, self.prompts))
+
+    @property
+    def max_output_tokens(self) -> int:
+        """The most that may be generated, over all prompts and outputs."""
+        limit, sequences = self.served.info.max_model_len, self.sampling.num_sequences
+        return sum(self.sampling.output_budget(len(p), limit) * sequences for p in self.prompts)
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
+        info = self.served.info
+        if self.sampling.bad_words and not self.sampling.bad_words_token_ids:
+            self.sampling.bad_words_token_ids = bad_word_ids(
+                self.served.tokenizer, self.sampling.bad_words
+            )
+        for prompt in self.prompts:
+            self.sampling.check_against_model(
+                vocab_size=info.vocab_size,
+                num_prompt_tokens=len(prompt),
+                max_model_len=info.max_model_len,
+                max_logprobs=info.max_logprobs,
+            )
+            self._check_pool(len(prompt))
+        if -self.priority > self.caller.max_priority:
+            raise InvalidRequest(
+                f"priority must be at least {-self.caller.max_priority} for this API key, "
+                f"got {self.priority}.",
+                param="priority",
+            )
+
+    def _check_pool(self, prompt_tokens: int) -> None:
+        capacity = self.served.info.kv_capacity_tokens
+        needed = prompt_tokens + (self.sampling.max_tokens or 1)
+        if capacity and needed > capacity:
+            raise KVPoolTooSmall(
+                f"The request needs room for {needed} tokens, but the replica's KV cache holds "
+                f"{capacity}.",
+                param="max_tokens",
+            )
+
+    def engine_requests(self) -> list[EngineRequest]:
+        """One a prompt. Identity is the caller's, whatever the body said."""
+        namespace = cache_namespace(self.caller, self.cache_salt)
+        several = len(self.prompts) > 1
+        return [
+            EngineRequest(
+                request_id=f"{self.request_id}-{number}" if several else self.request_id,
+                gateway_id="",
+                prompt_token_ids=prompt,
+                sampling=self.sampling,
+                arrival_time=self.started_at,
+                tenant=self.caller.tenant,
+                weight=self.caller.weight,
+                priority=self.priority,
+                cache_namespace=namespace,
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+
+
+def cache_namespace(caller: Caller, salt: str) -> str:
+    """The tenant's namespace, or a part of it that only this salt opens. Never a wider one."""
+    if not salt:
+        return caller.cache_namespace
+    digest = hashlib.sha256(f"{caller.cache_namespace}\0{salt}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,170 @@
+"""`OutputState`: one output's tokens turned into text, up to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from engine.protocol import TokenLogprobs
+from engine.sampling_params import SamplingParams
+from engine.text import IncrementalDetokenizer, StopChecker, Tokenizer
+from inference.engine_client import Piece
+
+
+@dataclass(slots=True)
+class TokenEntry:
+    """A token with its log probabilities and its place in the output's text.
+
+    `offset`: how many characters were complete before it.
+    """
+
+    token_id: int
+    logprobs: TokenLogprobs
+    offset: int
+
+
+@dataclass(slots=True)
+class Increment:
+    """What is new of one output, ready for an endpoint to write.
+
+    Attributes:
+        number, index: which prompt, which of its outputs.
+        text: never half a character, never a part of a stop string.
+        token_ids: tokens since the last increment. entries: theirs, when logprobs are asked for.
+        finish_reason: "stop" or "length" on the last one. stop_reason: the stop string or id.
+        prompt_logprobs: once, when asked for.
+    """
+
+    number: int
+    index: int
+    text: str
+    token_ids: list[int] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+
+class OutputState:
+    """Detokenises and looks for stop strings. The result does not depend on how tokens are grouped.
+
+    Attributes:
+        num_tokens: tokens so far, up to the end of a stop string.
+        sum_logprobs: of these, when the engine sends them.
+        finish_reason: None while running.
+    """
+
+    __slots__ = (
+        "_by_token",
+        "_detokenizer",
+        "_entries",
+        "_sampling",
+        "_stop",
+        "_text_len",
+        "_token_ids",
+        "finish_reason",
+        "index",
+        "num_tokens",
+        "number",
+        "stop_reason",
+        "sum_logprobs",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        index: int,
+        tokenizer: Tokenizer,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+    ) -> None:
+        self.number, self.index = number, index
+        self._sampling = sampling
+        self._detokenizer = IncrementalDetokenizer(
+            tokenizer,
+            prompt,
+            skip_special_tokens=sampling.skip_special_tokens,
+            spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+        )
+        self._stop = (
+            StopChecker(list(sampling.stop), sampling.include_stop_str_in_output)
+            if sampling.stop
+            else None
+        )
+        # Only these need to know which token made which text.
+        self._by_token = self._stop is not None or sampling.logprobs is not None
+        self._entries: list[TokenEntry] = []
+        self._token_ids: list[int] = []
+        self._text_len = 0
+        self.num_tokens = 0
+        self.sum_logprobs = 0.0
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    def push(self, piece: Piece) -> Increment | None:
+        """What a piece adds; None while there's nothing to show (a part of a character)."""
+        text = self._push_tokens(piece)
+        if self.finish_reason is None and piece.finish_reason is not None:
+            text += self._finish(piece)
+        if not text and self.finish_reason is None and piece.prompt_logprobs is None:
+            return None
+        increment = Increment(
+            self.number,
+            self.index,
+            text,
+            self._token_ids,
+            self._entries,
+            self.finish_reason,
+            self.stop_reason,
+            piece.prompt_logprobs,
+        )
+        self._token_ids, self._entries = [], []
+        return increment
+
+    def _push_tokens(self, piece: Piece) -> str:
+        token_ids = piece.token_ids
+        hidden = self._hidden_stop_token(piece)
+        if not self._by_token:
+            self._token_ids.extend(token_ids)
+            self.num_tokens += len(token_ids)
+            return self._detokenizer.push(token_ids[:-1] if hidden else token_ids)
+        text = ""
+        last = len(token_ids) - 1
+        for place, token in enumerate(token_ids):
+            self._note(token, piece.logprobs[place] if piece.logprobs else None)
+            new = "" if hidden and place == last else self._detokenizer.push((token,))
+            self._text_len += len(new)
+            text += self._check_stop(new)
+            if self.finish_reason is not None:
+                break
+        return text
+
+    def _note(self, token: int, logprobs: TokenLogprobs | None) -> None:
+        self.num_tokens += 1
+        self._token_ids.append(token)
+        if logprobs is not None:
+            self.sum_logprobs += logprobs.logprobs[0]
+            self._entries.append(TokenEntry(token, logprobs, self._text_len))
+
+    def _check_stop(self, text: str) -> str:
+        """The part of new text that may be shown; ends the output at a stop string."""
+        if self._stop is None:
+            return text
+        may_stop = self.num_tokens >= self._sampling.min_tokens
+        shown, matched = self._stop.push(text, may_stop)
+        if matched is not None:
+            self.finish_reason, self.stop_reason = "stop", matched
+        return shown
+
+    def _hidden_stop_token(self, piece: Piece) -> bool:
+        """Whether the piece ends with EOS, which never shows in the text."""
+        return piece.finish_reason == "stop" and piece.stop_reason is None and bool(piece.token_ids)
+
+    def _finish(self, piece: Piece) -> str:
+        """The engine has ended the output: what was held back comes out now."""
+        text = self._check_stop(self._detokenizer.flush())
+        if self.finish_reason is None:
+            self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        if self._stop is not None and self.stop_reason != self._stop.matched:
+            text += self._stop.flush()
+        return text

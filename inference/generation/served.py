@@ -1,0 +1,64 @@
+"""`Served`: a model as a request meets it: its card, its replicas' facts, its tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property
+
+from catalog.access import ModelCard, access_model
+from engine.errors import EngineUnavailable
+from engine.protocol import ModelInfo
+from engine.text import Tokenizer
+from inference.engine_client import get_engine_client
+from inference.rendering.tokenizers import tokenizers
+from tenants.authentication import Caller
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model, ready to be asked.
+
+    Attributes:
+        card: what the client may know. info: what the replicas say. tokenizer: the model's own.
+    """
+
+    card: ModelCard
+    info: ModelInfo
+    tokenizer: Tokenizer
+
+    @property
+    def name(self) -> str:
+        """The name that clients use."""
+        return self.card.id
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """OpenAI's `system_fingerprint`: changes when what computes the answer does."""
+        info = self.info
+        facts = f"{info.path}\0{info.dtype}\0{info.quantization}\0{info.max_model_len}"
+        return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
+
+
+async def find_served(caller: Caller, name: str) -> Served:
+    """The model under this name, for this caller.
+
+    Raises:
+        ModelNotFound: it isn't there, or isn't theirs (404, both look the same).
+        EngineUnavailable: no replica has served it lately (503).
+    """
+    card = await access_model(caller, name)
+    client = get_engine_client()
+    await client.start()
+    info = client.fleet.model(card.id)
+    if info is None:
+        raise EngineUnavailable(_why_unavailable(card.id))
+    return Served(card, info, await tokenizers.get(info.path))
+
+
+def _why_unavailable(name: str) -> str:
+    states = [r.heartbeat for r in get_engine_client().fleet.of_model(name)]
+    for beat in states:
+        if beat.state == "loading":
+            return f"The model '{name}' is loading ({beat.load_progress:.0%}). Try again soon."
+    return f"No replica serves the model '{name}' at the moment."

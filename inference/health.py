@@ -1,0 +1,107 @@
+"""`GET /health`: green only while every served model has a replica that makes progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from django.http.response import HttpResponseBase
+
+from catalog.access import served_model_names
+from engine.errors import QuireError
+from inference.engine_client import EngineClient, get_engine_client
+from inference.engine_client.fleet import Replica
+from inference.settings import gateway_settings
+from inference.web.views import GatewayRequest, GatewayView, json_response
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class Health:
+    """`reasons` is empty when all is well."""
+
+    reasons: list[str]
+    models: dict[str, dict[str, Any]]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every model can be asked."""
+        return not self.reasons
+
+
+async def check_health(client: EngineClient) -> Health:
+    """Look at Redis, the catalogue and the heartbeats as last read, half a second ago at most."""
+    reasons: list[str] = []
+    if client.supervisor.redis_down:
+        reasons.append("Redis can't be reached.")
+    try:
+        names = await served_model_names()
+    except QuireError as error:
+        reasons.append(error.message)
+        names = client.fleet.model_names()
+    models = {name: _model_health(client.fleet.of_model(name)) for name in names}
+    reasons += [
+        f"{name}: {model['reason']}" for name, model in models.items() if not model["ready"]
+    ]
+    return Health(reasons, models)
+
+
+def _model_health(replicas: list[Replica]) -> dict[str, Any]:
+    healthy = [r for r in replicas if r.ready and _progresses(r)]
+    return {
+        "ready": bool(healthy),
+        "replicas": len(replicas),
+        "ready_replicas": len(healthy),
+        "reason": "" if healthy else _reason(replicas),
+    }
+
+
+def _progresses(replica: Replica) -> bool:
+    beat = replica.heartbeat
+    return beat.at - beat.progress_at <= gateway_settings().health_grace_s
+
+
+def _reason(replicas: list[Replica]) -> str:
+    """Why none of the replicas can be asked."""
+    if not replicas:
+        return "no replica sends heartbeats."
+    for replica in replicas:
+        beat = replica.heartbeat
+        if beat.state == "ready":
+            standing = beat.at - beat.progress_at
+            return f"the engine has made no progress for {standing:.0f} s."
+    beat = replicas[0].heartbeat
+    detail = f" ({beat.load_progress:.0%})" if beat.state == "loading" else ""
+    return f"the replica is {beat.state}{detail}."
+
+
+class HealthView(GatewayView):
+    """200 when every served model can be asked, else 503; the body says why."""
+
+    public = True
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """The health of the whole installation, as this gateway sees it."""
+        client = get_engine_client()
+        await client.start()
+        health = await check_health(client)
+        body = {
+            "status": "ok" if health.ok else "unhealthy",
+            "reasons": health.reasons,
+            "models": health.models,
+        }
+        return json_response(_encode(body), 200 if health.ok else 503)
+
+
+class PingView(GatewayView):
+    """Whether this process answers; says nothing about engines."""
+
+    public = True
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """Always 200."""
+        return json_response(b'{"status":"ok"}')
+
+    post = get

@@ -1,0 +1,1 @@
+"""OpenAI's endpoints: one module a family, schemas beside them."""

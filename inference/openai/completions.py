@@ -1,0 +1,94 @@
+"""`POST /v1/completions`."""
+
+from __future__ import annotations
+
+import msgspec
+from django.http.response import HttpResponseBase
+
+from engine.errors import InvalidRequest
+from inference.generation import Generation, Job, Served, find_served
+from inference.openai.completion_answer import CompletionAnswer
+from inference.openai.completion_options import CompletionOptions
+from inference.openai.completion_stream import CompletionStreamWriter
+from inference.openai.schemas import CompletionRequest
+from inference.openai.serving import add_headers, collect, parse, renamed, stream_response
+from inference.rendering.prompts import checked_token_ids, text_token_ids, truncated
+from inference.web.negotiation import JSON_OR_EVENTS
+from inference.web.request_ids import new_id
+from inference.web.views import GatewayRequest, GatewayView, json_response
+
+_encode = msgspec.json.Encoder().encode
+
+
+class CompletionsView(GatewayView):
+    """Completes prompts, in one answer or as a stream."""
+
+    renderer_classes = JSON_OR_EVENTS
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """One completion request, of one or many prompts."""
+        completion = parse(CompletionRequest, self.read_json(request))
+        ignored = completion.ignored_fields()
+        served = await find_served(request.caller, completion.model)
+        job = await completion_job(request, completion, served)
+        options = CompletionOptions.of(completion, job)
+        generation = await Generation.start(job)
+        response: HttpResponseBase
+        if completion.stream:
+            writer = CompletionStreamWriter(generation, options)
+            response = await stream_response(generation, writer)
+        else:
+            answer = CompletionAnswer(generation, options)
+            await collect(generation, answer.take)
+            response = json_response(_encode(answer.body()))
+        add_headers(response, generation.admission, ignored)
+        return response
+
+
+async def completion_job(
+    request: GatewayRequest, completion: CompletionRequest, served: Served
+) -> Job:
+    """The prompts as token ids, with their sampling. Raises `InvalidRequest`."""
+    try:
+        sampling = completion.sampling_params(
+            served.info.default_sampling,
+            max_tokens=completion.output_limit,
+            logprobs=completion.logprobs,
+        )
+        if completion.echo and completion.logprobs is not None:
+            sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
+        prompts = [await _token_ids(prompt, completion, served) for prompt in completion.prompts]
+        job = Job(
+            request_id=new_id("cmpl"),
+            endpoint="completions",
+            caller=request.caller,
+            served=served,
+            prompts=prompts,
+            sampling=sampling,
+            stream=bool(completion.stream),
+            priority=completion.priority or 0,
+            cache_salt=completion.cache_salt or "",
+            received=request.received,
+        )
+        job.check()
+    except InvalidRequest as error:
+        # `echo` with logprobs asks for the prompt's under the same name.
+        raise renamed(error, {"prompt_logprobs": "logprobs"} if completion.echo else {}) from None
+    return job
+
+
+async def _token_ids(
+    prompt: str | list[int], completion: CompletionRequest, served: Served
+) -> list[int]:
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidRequest("prompt must not be empty.", param="prompt")
+        token_ids = await text_token_ids(
+            served.tokenizer,
+            served.info,
+            prompt,
+            add_special_tokens=completion.add_special_tokens is not False,
+        )
+    else:
+        token_ids = checked_token_ids(prompt, served.info)
+    return truncated(token_ids, completion.truncate_prompt_tokens)

@@ -1,0 +1,47 @@
+"""`GET /v1/models` and `GET /v1/models/{id}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from django.http.response import HttpResponseBase
+
+from catalog.access import ModelCard, access_model, access_models
+from inference.web.views import GatewayRequest, GatewayView, json_response
+
+_encode = msgspec.json.Encoder().encode
+
+
+def model_object(card: ModelCard) -> dict[str, Any]:
+    """OpenAI's `model` object, with vLLM's additions."""
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": card.owned_by,
+        "root": card.root,
+        "parent": None,
+        "max_model_len": card.max_model_len,
+    }
+
+
+class ModelsView(GatewayView):
+    """The models that the caller may use."""
+
+    required_scope = "models:read"
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """All of them, by name."""
+        cards = await access_models(request.caller)
+        return json_response(_encode({"object": "list", "data": list(map(model_object, cards))}))
+
+
+class ModelView(GatewayView):
+    """One model."""
+
+    required_scope = "models:read"
+
+    async def get(self, request: GatewayRequest, model: str) -> HttpResponseBase:
+        """404 for one that isn't there, or isn't the caller's."""
+        return json_response(_encode(model_object(await access_model(request.caller, model))))

@@ -1,0 +1,152 @@
+"""What all generating requests share: identity, streaming, and how to treat unknown fields."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+
+from engine.errors import InvalidRequest
+from inference.errors import UnsupportedField
+from inference.settings import gateway_settings
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+#: Fields that Quire knows and doesn't support, with the values that change nothing. Any other value
+#: is refused by name.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    # OpenAI's
+    "audio": (),
+    "function_call": ("none",),
+    "functions": ([],),
+    "metadata": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "prediction": (),
+    "reasoning_effort": (),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "verbosity": (),
+    "web_search_options": (),
+    # vLLM's
+    "early_stopping": (False,),
+    "guided_choice": (),
+    "guided_decoding_backend": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_whitespace_pattern": (),
+    "include_reasoning": (True,),
+    "kv_transfer_params": (),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "media_io_kwargs": (),
+    "mm_processor_kwargs": (),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "structured_outputs": (),
+    "thinking_token_budget": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": (),
+    # What SDKs take apart before they send.
+    "extra_body": (),
+}
+
+
+def _label(text: str) -> str:
+    if _CONTROL.search(text):
+        raise ValueError("must not hold control characters.")
+    return text
+
+
+#: A client's own word for something: bounded, one line.
+Label = Annotated[str, Field(max_length=512), AfterValidator(_label)]
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for name in self.model_extra or {}:
+            raise ValueError(f"'{name}' is no stream option.")
+        if self.include_obfuscation:
+            raise ValueError("include_obfuscation is not supported.")
+        return self
+
+
+class GenerateRequest(BaseModel):
+    """Fields of every request that generates text, except the prompt and sampling."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    user: Label | None = None
+    priority: int | None = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+    return_token_ids: bool | None = False
+    return_tokens_as_token_ids: bool | None = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unsupported(cls, data: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for name in UNSUPPORTED.keys() & data.keys():
+            value = data[name]
+            if value is not None and value not in UNSUPPORTED[name]:
+                # Raised as it is: pydantic lets exceptions pass that are no ValueError.
+                raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
+        return data
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise Refused(
+                InvalidRequest(
+                    "stream_options may only be set when stream is true.", param="stream_options"
+                )
+            )
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        """A last chunk with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Usage so far on every chunk."""
+        options = self.stream_options
+        return bool(options and options.include_usage and options.continuous_usage_stats)
+
+    def ignored_fields(self) -> list[str]:
+        """Unknown fields, by name. Raises `InvalidRequest` in strict mode."""
+        names = sorted(
+            name
+            for name in self.model_extra or {}
+            if name not in UNSUPPORTED and self.model_extra[name] is not None  # type: ignore[index]
+        )
+        if names and gateway_settings().strict:
+            raise InvalidRequest(
+                f"Unrecognized request argument supplied: {names[0][:100]}.",
+                param=names[0][:100],
+                code="unknown_parameter",
+            )
+        return names
+
+
+class Refused(Exception):
+    """Carries a `QuireError` through pydantic, which would swallow a ValueError."""
+
+    def __init__(self, error: InvalidRequest) -> None:
+        super().__init__(error.message)
+        self.error = error

@@ -1,0 +1,125 @@
+"""The body of `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from engine.errors import InvalidRequest
+from inference.errors import UnsupportedField
+from inference.openai.schemas.base import Refused
+from inference.openai.schemas.messages import Messages, Tools
+from inference.openai.schemas.sampling import SamplingFields
+from inference.settings import gateway_settings
+
+#: Names that `render_chat` gives a meaning of its own.
+RESERVED_KWARGS = frozenset(
+    {
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenizer",
+        "max_chars",
+    }
+)
+
+
+class ChatRequest(SamplingFields):
+    """A chat to go on with."""
+
+    messages: Messages
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = None
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    echo: bool | None = False
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    add_special_tokens: bool | None = False
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for check in (self._check_template, self._check_limits, self._check_tools):
+            try:
+                check()
+            except InvalidRequest as error:
+                raise Refused(error) from None
+        return self
+
+    def _check_template(self) -> None:
+        allowed = gateway_settings().request_chat_templates
+        if self.chat_template is not None and not allowed:
+            raise UnsupportedField(
+                "This server takes no chat templates from requests.", param="chat_template"
+            )
+        for name in self.chat_template_kwargs or {}:
+            if name == "chat_template":
+                raise UnsupportedField(
+                    "chat_template_kwargs can't hold a chat template.",
+                    param="chat_template_kwargs.chat_template",
+                )
+            if name in RESERVED_KWARGS or not name.isidentifier() or name.startswith("_"):
+                raise InvalidRequest(
+                    f"chat_template_kwargs can't hold {name[:50]!r}.", param="chat_template_kwargs"
+                )
+        if self.continue_final_message and self.add_generation_prompt:
+            if "add_generation_prompt" in self.model_fields_set:
+                raise InvalidRequest(
+                    "continue_final_message and add_generation_prompt exclude each other.",
+                    param="continue_final_message",
+                )
+            self.add_generation_prompt = False
+        if self.continue_final_message and self.messages[-1].role != "assistant":
+            raise InvalidRequest(
+                "continue_final_message needs an assistant's message at the end.",
+                param="continue_final_message",
+            )
+
+    def _check_limits(self) -> None:
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise InvalidRequest(
+                "max_tokens and max_completion_tokens contradict each other.", param="max_tokens"
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs needs logprobs to be true.", param="top_logprobs")
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise InvalidRequest("best_of over n can't be streamed.", param="best_of")
+
+    def _check_tools(self) -> None:
+        choice = self.tool_choice
+        if choice not in (None, "none", "auto"):
+            shown = choice if isinstance(choice, str) else "naming a function"
+            raise UnsupportedField(
+                f"tool_choice '{shown[:50]}' is not supported: 'auto' and 'none' are.",
+                param="tool_choice",
+            )
+        if choice == "auto" and not self.tools:
+            raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
+
+    @property
+    def tools_in_use(self) -> list[dict[str, Any]] | None:
+        """The tools to offer to the model, as they were sent; None when it shall call none."""
+        if not self.tools or self.tool_choice == "none":
+            return None
+        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+
+    @property
+    def output_limit(self) -> int | None:
+        """The most tokens of an answer, if the client named a number."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
+
+    @property
+    def logprobs_wanted(self) -> int | None:
+        """How many alternatives a token; None for no log probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None

@@ -1,0 +1,109 @@
+"""The body of `POST /v1/completions`."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import model_validator
+
+from engine.errors import InvalidRequest
+from inference.errors import UnsupportedField
+from inference.openai.schemas.base import Refused
+from inference.openai.schemas.sampling import SamplingFields
+from inference.settings import gateway_settings
+
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+class CompletionRequest(SamplingFields):
+    """Prompts to complete. `prompts` is what `prompt` was, as a list."""
+
+    prompt: Any = None
+    max_tokens: int | None = DEFAULT_MAX_TOKENS
+    logprobs: int | None = None
+    echo: bool | None = False
+    suffix: str | None = None
+    add_special_tokens: bool | None = True
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            self._prompts = split_prompts(self.prompt)
+            self._check_fields()
+        except InvalidRequest as error:
+            raise Refused(error) from None
+        return self
+
+    def _check_fields(self) -> None:
+        if self.suffix:
+            raise UnsupportedField("'suffix' is not supported.", param="suffix")
+        for name in ("chat_template", "chat_template_kwargs"):
+            if (self.model_extra or {}).get(name) is not None:
+                raise UnsupportedField(f"A completion has no '{name}'.", param=name)
+        if self.stream and (self.best_of or 1) > (self.n or 1):
+            raise InvalidRequest("best_of over n can't be streamed.", param="best_of")
+        choices = len(self._prompts) * max(self.best_of or 1, self.n or 1)
+        limit = gateway_settings().max_choices
+        if choices > limit:
+            raise InvalidRequest(
+                f"The request asks for {choices} outputs; at most {limit} may be.", param="n"
+            )
+
+    _prompts: list[Prompt] = []
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Each a text or a list of (unchecked) token ids."""
+        return self._prompts
+
+    @property
+    def scores_prompt_only(self) -> bool:
+        """`echo` with `max_tokens` 0: the prompt's log probabilities are all that is wanted."""
+        return bool(self.echo) and self.max_tokens == 0
+
+    @property
+    def output_limit(self) -> int | None:
+        """The most tokens of an output. One is made even where none is wanted."""
+        return 1 if self.scores_prompt_only else self.max_tokens
+
+
+def split_prompts(prompt: Any) -> list[Prompt]:
+    """A text, texts, token ids or lists of token ids, as a list of prompts.
+
+    Raises:
+        InvalidRequest: something else, nothing, or too many.
+    """
+    if prompt is None:
+        raise InvalidRequest(
+            "Missing required parameter: 'prompt'.",
+            param="prompt",
+            code="missing_required_parameter",
+        )
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        raise _wrong_type()
+    if not prompt:
+        raise InvalidRequest("prompt must not be empty.", param="prompt")
+    if not isinstance(prompt[0], str | list):
+        return [prompt]
+    limit = gateway_settings().max_prompts
+    if len(prompt) > limit:
+        raise InvalidRequest(
+            f"prompt holds {len(prompt)} prompts; at most {limit} may be sent at once.",
+            param="prompt",
+        )
+    kind = type(prompt[0])
+    if not all(type(item) is kind for item in prompt):
+        raise _wrong_type()
+    return prompt
+
+
+def _wrong_type() -> InvalidRequest:
+    return InvalidRequest(
+        "prompt must be a string, a list of strings, a list of token ids or a list of such lists.",
+        param="prompt",
+        code="invalid_type",
+    )

@@ -1,0 +1,107 @@
+"""Chat messages and tools, as far as they can be checked without the model."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+MAX_TOOLS = 128
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+class ContentPart(BaseModel):
+    """A part of a message's content. Only text is taken."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    text: str | None = None
+
+    @model_validator(mode="after")
+    def _text_only(self) -> Self:
+        if self.type != "text":
+            raise ValueError(f"content parts of type '{self.type[:50]}' are not supported.")
+        if self.text is None:
+            raise ValueError("a text part needs a text.")
+        return self
+
+
+class CalledFunction(BaseModel):
+    """A call's function: its name, and its arguments as JSON text."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    """A call that the assistant made earlier."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(BaseModel):
+    """One message of a chat. Fields beyond these reach the chat template as they are."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Role
+    content: str | list[str | ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+            raise ValueError(f"a message of role '{self.role}' needs content.")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise ValueError("a message of role 'tool' needs a tool_call_id.")
+        return self
+
+
+class FunctionDefinition(BaseModel):
+    """A function that the model may call. `parameters` is a JSON schema."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not TOOL_NAME.fullmatch(name):
+            raise ValueError("must be 1 to 64 letters, digits, '_', '-' or '.'.")
+        return name
+
+    @field_validator("strict")
+    @classmethod
+    def _not_strict(cls, strict: bool | None) -> bool | None:
+        if strict:
+            raise ValueError("strict schemas are not supported.")
+        return strict
+
+
+class Tool(BaseModel):
+    """A tool; only functions are there."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+Messages = Annotated[list[Message], Field(min_length=1)]
+Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]

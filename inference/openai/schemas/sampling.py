@@ -1,0 +1,99 @@
+"""Sampling fields of both endpoints, OpenAI's and vLLM's, and how they become `SamplingParams`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.errors import InvalidRequest
+from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from inference.openai.schemas.base import GenerateRequest
+
+#: Most entries of a list of token ids.
+MAX_TOKEN_LIST = 131_072
+#: Defaults that a model's generation_config.json may bring.
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+class SamplingFields(GenerateRequest):
+    """Ranges are `SamplingParams`' business; here are types alone. None: not given."""
+
+    n: int | None = 1
+    best_of: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    ignore_eos: bool | None = False
+    max_tokens: int | None = None
+    min_tokens: int | None = 0
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool | None = True
+    spaces_between_special_tokens: bool | None = True
+    include_stop_str_in_output: bool | None = False
+    truncate_prompt_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+    allowed_token_ids: list[int] | None = None
+
+    def sampling_params(
+        self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
+    ) -> SamplingParams:
+        """With the model's own defaults for what the client left out.
+
+        Raises:
+            InvalidRequest: with the field's name.
+        """
+        if self.prompt_logprobs is not None and self.stream:
+            raise InvalidRequest(
+                "prompt_logprobs are not available when stream is true.", param="prompt_logprobs"
+            )
+        values: dict[str, Any] = {
+            name: defaults[name]
+            for name in MODEL_DEFAULTS
+            if defaults.get(name) is not None and getattr(self, name) is None
+        }
+        for name in _PASSED_ON:
+            value = getattr(self, name)
+            if value is not None:
+                values[name] = value
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            _bound(name, values.get(name))
+        if self.logit_bias:
+            values["logit_bias"] = _logit_bias(self.logit_bias)
+        return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs)
+
+
+#: Fields that `SamplingParams` takes under the same name.
+_PASSED_ON = tuple(
+    name
+    for name in SamplingFields.model_fields
+    if name not in GenerateRequest.model_fields and name not in ("max_tokens", "logit_bias")
+)
+
+
+def _bound(name: str, values: list[int] | None) -> None:
+    if values is not None and len(values) > MAX_TOKEN_LIST:
+        raise InvalidRequest(f"{name} may hold at most {MAX_TOKEN_LIST} entries.", param=name)
+
+
+def _logit_bias(given: dict[str, float]) -> dict[int, float]:
+    """String keys to token ids."""
+    if len(given) > MAX_LOGIT_BIAS:
+        raise InvalidRequest(
+            f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(given)}.",
+            param="logit_bias",
+        )
+    result: dict[int, float] = {}
+    for key, bias in given.items():
+        if not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise InvalidRequest(
+                f"logit_bias has the key {key[:50]!r}, which is no token id.", param="logit_bias"
+            )
+        result[int(key)] = bias
+    return result

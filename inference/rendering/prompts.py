@@ -1,0 +1,89 @@
+"""Prompts to token ids: chats, texts and ready-made ids, with every bound checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.protocol import ModelInfo
+from engine.text import Tokenizer, render_chat
+from inference.rendering.pool import render_pool
+
+#: No vocabulary has longer pieces in characters: a longer text than this many a token of context
+#: can't fit, and isn't tokenised at all.
+MAX_PIECE_CHARS = 512
+
+
+async def chat_token_ids(
+    tokenizer: Tokenizer, model: ModelInfo, messages: Sequence[dict[str, Any]], **options: Any
+) -> list[int]:
+    """Token ids of a chat. Options are `engine.text.render_chat`'s.
+
+    Raises:
+        InvalidRequest, ContextLengthExceeded: what the chat template or the tokeniser refuses.
+    """
+    chars = _chars(messages) + _chars(options.get("tools")) + _chars(options.get("documents"))
+    _refuse_endless(chars, model, "messages")
+    token_ids = await render_pool().run(chars, render_chat, tokenizer, messages, **options)
+    if not token_ids:
+        raise InvalidRequest("The messages render to an empty prompt.", param="messages")
+    return token_ids
+
+
+async def text_token_ids(
+    tokenizer: Tokenizer, model: ModelInfo, text: str, *, add_special_tokens: bool = True
+) -> list[int]:
+    """Token ids of a plain prompt.
+
+    Raises:
+        InvalidRequest, ContextLengthExceeded: empty, or too long to fit in any case.
+    """
+    _refuse_endless(len(text), model, "prompt")
+    token_ids = await render_pool().run(
+        len(text), tokenizer.encode, text, add_special_tokens=add_special_tokens
+    )
+    if not token_ids:
+        raise InvalidRequest("prompt must not be empty.", param="prompt")
+    return token_ids
+
+
+def checked_token_ids(token_ids: Sequence[Any], model: ModelInfo) -> list[int]:
+    """A client's own token ids. Raises `InvalidRequest` for none, or one out of the vocabulary."""
+    if not token_ids:
+        raise InvalidRequest("prompt must not be empty.", param="prompt")
+    for token in token_ids:
+        if type(token) is not int:
+            raise InvalidRequest(f"prompt holds {token!r}, which is no token id.", param="prompt")
+    if min(token_ids) < 0 or max(token_ids) >= model.vocab_size:
+        wrong = next(t for t in token_ids if not 0 <= t < model.vocab_size)
+        raise InvalidRequest(
+            f"prompt holds token {wrong}, but the vocabulary has {model.vocab_size} entries.",
+            param="prompt",
+        )
+    return list(token_ids)
+
+
+def truncated(token_ids: list[int], limit: int | None) -> list[int]:
+    """The last `limit` tokens (`truncate_prompt_tokens`); all without a limit."""
+    return token_ids if limit is None or len(token_ids) <= limit else token_ids[-limit:]
+
+
+def _refuse_endless(chars: int, model: ModelInfo, param: str) -> None:
+    if chars > model.max_model_len * MAX_PIECE_CHARS:
+        raise ContextLengthExceeded(
+            f"The prompt has {chars} characters, which can't fit the model's context of "
+            f"{model.max_model_len} tokens.",
+            param=param,
+        )
+
+
+def _chars(value: Any) -> int:
+    """Characters of all strings in a JSON value, names of fields not counted."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(_chars, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(_chars, value))
+    return 0

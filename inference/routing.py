@@ -1,0 +1,7 @@
+"""WebSocket routes of the data plane, for `config.asgi`."""
+
+from django.urls import path
+
+from inference.consumers import PlaygroundConsumer
+
+websocket_urlpatterns = [path("ws/playground/", PlaygroundConsumer.as_asgi())]

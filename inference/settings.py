@@ -1,0 +1,82 @@
+"""The gateway's settings: `settings.QUIRE`, typed, with defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from django.conf import settings
+from django.core.signals import setting_changed
+
+from engine.protocol import KEY_PREFIX
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatewaySettings:
+    """Each field is a key of `settings.QUIRE` in capitals (`MAX_BODY_BYTES`).
+
+    Attributes:
+        key_prefix: of all keys in Redis.
+        max_body_bytes: a larger request body is refused with 413 while it comes in.
+        body_timeout_s: a body that takes longer to arrive is refused with 408.
+        max_json_depth: arrays and objects inside each other in a body.
+        strict: refuse unknown fields with 400 instead of naming them in a header.
+        request_chat_templates: let clients send `chat_template` in the body.
+        max_prompts: prompts in one completions request.
+        max_choices: prompts times `n` in one request.
+        failover_wait_s: how long a request waits for a replica to come (back).
+        max_attempts: how many replicas a request may be given to, one after the other.
+        stream_start_wait_s: a stream that has no token yet after so long sends its headers; until
+            then an error is still an HTTP status.
+        sse_heartbeat_s: a comment line after so long without a token; 0: none.
+        render_timeout_s: for one prompt's template and tokenisation.
+        render_threads: threads that render long prompts.
+        inline_render_chars: prompts up to this length are rendered on the event loop.
+        affinity_slack: requests that a replica may be ahead of the idlest and still be chosen for
+            the prefixes it holds.
+        health_grace_s: how long `progress_at` may stand still before `/health` is red.
+    """
+
+    key_prefix: str = KEY_PREFIX
+    max_body_bytes: int = 10 * MIB
+    body_timeout_s: float = 60.0
+    max_json_depth: int = 64
+    strict: bool = False
+    request_chat_templates: bool = False
+    max_prompts: int = 2048
+    max_choices: int = 2048
+    failover_wait_s: float = 30.0
+    max_attempts: int = 5
+    stream_start_wait_s: float = 10.0
+    sse_heartbeat_s: float = 15.0
+    render_timeout_s: float = 20.0
+    render_threads: int = 2
+    inline_render_chars: int = 4096
+    affinity_slack: int = 8
+    health_grace_s: float = 20.0
+
+
+@lru_cache(maxsize=1)
+def gateway_settings() -> GatewaySettings:
+    """What `settings.QUIRE` says; keys that belong to other apps are left alone."""
+    known = {spec.name for spec in dataclasses.fields(GatewaySettings)}
+    given = {key.lower(): value for key, value in getattr(settings, "QUIRE", {}).items()}
+    return GatewaySettings(**{key: given[key] for key in known & given.keys()})
+
+
+def redis_url() -> str:
+    """Where Redis is."""
+    return str(settings.REDIS_URL)
+
+
+def _forget(*, setting: str, **_: Any) -> None:
+    """Read the settings again after `override_settings`."""
+    if setting == "QUIRE":
+        gateway_settings.cache_clear()
+
+
+setting_changed.connect(_forget, dispatch_uid="inference.settings")

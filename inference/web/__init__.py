@@ -1,0 +1,1 @@
+"""HTTP for the gateway: Django's handler without its thread hops, DRF's policies, JSON, SSE."""

@@ -1,0 +1,24 @@
+"""A response of server-sent events that is always cleaned up, even if nobody reads it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+
+from django.http import StreamingHttpResponse
+
+
+class EventStreamResponse(StreamingHttpResponse):
+    """Server-sent events from an asynchronous generator of whole chunks.
+
+    An asynchronous generator that was never started runs no `finally`. So `release` is called when
+    the response is closed, whichever handler serves it and however far it came; it must be
+    idempotent and must not block.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], release: Callable[[], None]) -> None:
+        super().__init__(events, content_type="text/event-stream; charset=utf-8")
+        self.events = events
+        self._resource_closers.append(release)
+        self["Cache-Control"] = "no-cache"
+        # nginx would collect the stream before it passes it on.
+        self["X-Accel-Buffering"] = "no"

@@ -1,0 +1,116 @@
+"""`GatewayView`: DRF's `APIView` with a dispatch that never leaves the event loop.
+
+DRF's (and adrf's) dispatch runs authentication, permissions and throttling synchronously, which on
+an event loop means a hop into a thread and back for each request. The policies here are DRF's
+classes, awaited in place. `docs/gateway.md` has the measurements behind this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, ClassVar, cast
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.exceptions import MethodNotAllowed
+from rest_framework.renderers import BaseRenderer
+from rest_framework.views import APIView
+
+from inference.errors import NotFound, PayloadTooLarge, error_response
+from inference.settings import gateway_settings
+from inference.web.authentication import ApiKeyAuthentication, HasScope
+from inference.web.json_body import parse_object
+from inference.web.negotiation import JSON_ONLY, check_accept, check_content_type
+from inference.web.request_ids import clean_request_id
+from tenants.authentication import Caller
+
+Handler = Callable[..., Awaitable[HttpResponseBase]]
+
+
+class GatewayRequest(HttpRequest):
+    """What `GatewayView` adds to Django's request; for type checkers alone."""
+
+    request_id: str
+    received: float
+    caller: Caller
+
+
+class GatewayView(APIView):
+    """Base of the API's endpoints: every error leaves in OpenAI's envelope.
+
+    Attributes:
+        required_scope: what a key needs beside being valid; "" for nothing.
+        public: no key is asked for.
+    """
+
+    authentication_classes = (ApiKeyAuthentication,)
+    permission_classes = (HasScope,)
+    throttle_classes = ()
+    renderer_classes: ClassVar[tuple[type[BaseRenderer], ...]] = JSON_ONLY
+    required_scope: ClassVar[str] = "inference"
+    public: ClassVar[bool] = False
+
+    async def dispatch(  # type: ignore[override]
+        self, request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        """Negotiate, authenticate, permit, handle; turn any exception into a response."""
+        gateway_request = cast(GatewayRequest, request)
+        gateway_request.received = time.perf_counter()
+        gateway_request.request_id = clean_request_id(request.META.get("HTTP_X_REQUEST_ID"))
+        response: HttpResponseBase
+        try:
+            handler = self._handler(request)
+            check_accept(request.META.get("HTTP_ACCEPT"), self.renderer_classes)
+            if not self.public:
+                await self._admit(gateway_request)
+            response = await handler(gateway_request, *args, **kwargs)
+        except Exception as error:
+            response = error_response(error, gateway_request.request_id)
+            if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+                response["Allow"] = ", ".join(self.allowed_methods)
+        response["X-Request-Id"] = gateway_request.request_id
+        elapsed = time.perf_counter() - gateway_request.received
+        response["openai-processing-ms"] = str(round(elapsed * 1000))
+        return response
+
+    def _handler(self, request: HttpRequest) -> Handler:
+        method = (request.method or "").lower()
+        if method == "head" and not hasattr(self, "head"):
+            method = "get"
+        handler = getattr(self, method, None) if method in self.http_method_names else None
+        if handler is None or method == "options":
+            raise MethodNotAllowed(request.method or "")
+        return cast(Handler, handler)
+
+    async def _admit(self, request: GatewayRequest) -> None:
+        for authenticator in self.get_authenticators():
+            request.caller, _ = await authenticator.authenticate(request)
+        for permission in self.get_permissions():
+            permission.check(request.caller, self.required_scope)
+
+    def read_json(self, request: HttpRequest) -> dict[str, Any]:
+        """The body as a JSON object. Raises 413, 415 and 400 errors."""
+        check_content_type(request.content_type or "")
+        settings = gateway_settings()
+        body = request.body
+        if len(body) > settings.max_body_bytes:
+            raise PayloadTooLarge(
+                f"The request body is over the limit of {settings.max_body_bytes} bytes."
+            )
+        return parse_object(body, settings.max_json_depth)
+
+
+class NotFoundView(GatewayView):
+    """Any path of the API that doesn't exist, with any method."""
+
+    public = True
+
+    def _handler(self, request: HttpRequest) -> Handler:
+        raise NotFound(f"Unknown path: {request.path_info[:200]}.", code="unknown_url")
+
+
+def json_response(body: bytes, status: int = 200) -> HttpResponse:
+    """Encoded JSON as a response."""
+    return HttpResponse(body, content_type="application/json", status=status)

@@ -1,0 +1,140 @@
+"""A gateway in the test's own loop: real tenants, keys, catalogue, metering and Redis."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import asyncio as aioredis
+
+from catalog import access as catalog_access
+from catalog.models import DesiredState, ServedModel
+from engine.text import Tokenizer, load_tokenizer
+from inference.asgi import GatewayHandler
+from inference.engine_client import close_engine_client, get_engine_client
+from inference.generation import background
+from metering.records import UsageRecord, decode_record
+from metering.redis_clients import close_async_client
+from tenants import actions, authentication
+from tenants.actors import SYSTEM
+from tenants.models import ApiKey, Tenant
+from tests.fakes.fake_replica import FakeReplica
+from tests.inference.asgi_client import AsgiClient
+from tests.inference.scripted import Script, ScriptedReplica
+from tests.inference.tokenizer_folder import EOS, write_tokenizer
+
+VOCAB = 512
+
+
+@dataclass
+class Rows:
+    """What the tests find in the database."""
+
+    tenant: Tenant
+    key: ApiKey
+    secret: str
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with a tokenizer and no weights."""
+    return write_tokenizer(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def tokenizer(model_folder: Path) -> Tokenizer:
+    """The fake model's tokenizer."""
+    return load_tokenizer(model_folder)
+
+
+@pytest.fixture
+def rows(transactional_db: None) -> Iterator[Rows]:
+    """A tenant with a key, and the model "fake" in the catalogue.
+
+    Committed, not inside a transaction: the gateway looks from threads of its own.
+    """
+    authentication.forget()
+    catalog_access.forget()
+    tenant = actions.create_tenant(actor=SYSTEM, name="Gateway tests")
+    made = actions.create_key(actor=SYSTEM, tenant=tenant, name="test")
+    ServedModel.objects.create(
+        name="fake", source="fake", desired_state=DesiredState.LOADED, managed=False
+    )
+    yield Rows(tenant, made.key, made.secret)
+    authentication.forget()
+    catalog_access.forget()
+
+
+@dataclass
+class Gateway:
+    """The application and all around it."""
+
+    client: AsgiClient
+    redis: Any
+    redis_url: str
+    prefix: str
+    model_folder: Path
+    rows: Rows
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def fake(self, **options: Any) -> FakeReplica:
+        """A replica of the model "fake"; use it with `async with`."""
+        return FakeReplica(self.redis_url, **(self._options() | options))
+
+    def scripted(self, script: Script, **options: Any) -> ScriptedReplica:
+        """One that says what it's told."""
+        return ScriptedReplica(self.redis_url, script, **(self._options() | options))
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "key_prefix": self.prefix,
+            "model_name": "fake",
+            "model_path": str(self.model_folder),
+            "vocab_size": VOCAB,
+            "eos_token_ids": (EOS,),
+        }
+
+    @asynccontextmanager
+    async def serving(self, replica: FakeReplica) -> AsyncIterator[FakeReplica]:
+        """With this replica running, and known to the gateway."""
+        async with replica:
+            await self.look()
+            yield replica
+
+    async def look(self) -> None:
+        """Read the heartbeats now."""
+        client = get_engine_client()
+        await client.start()
+        await client.supervisor.tick()
+
+    async def usage(self) -> list[UsageRecord]:
+        """What was settled so far."""
+        await background.drain(10)
+        entries = await self.redis.xrange(f"{self.prefix}:usage")
+        return [decode_record(next(iter(fields.values()))) for _, fields in entries]
+
+
+@pytest.fixture
+async def gateway(
+    rows: Rows, live_redis: str, key_prefix: str, model_folder: Path, settings: Any
+) -> AsyncIterator[Gateway]:
+    """A gateway without replicas."""
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 5.0}
+    redis = aioredis.from_url(live_redis)
+    client = AsgiClient(GatewayHandler(), rows.secret)
+    yield Gateway(client, redis, live_redis, key_prefix, model_folder, rows)
+    await background.drain(10)
+    await close_engine_client()
+    await close_async_client()
+    await redis.aclose()
+
+
+@pytest.fixture
+async def served(gateway: Gateway) -> AsyncIterator[Gateway]:
+    """A gateway with one fake replica."""
+    async with gateway.serving(gateway.fake()):
+        yield gateway
