@@ -13,6 +13,7 @@ import queue
 import signal
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections import OrderedDict
@@ -342,7 +343,8 @@ def main(argv: list[str] | None = None) -> int:
     except ConfigError as error:
         log.error("%s", error.message)
         return 2
-    client = redis.Redis.from_url(args.redis_url, socket_keepalive=True, health_check_interval=15)
+    threading.excepthook = _die_with_thread
+    client = redis.Redis.from_url(args.redis_url, health_check_interval=15)
     service = EngineService(config, args.replica_id, client, args.key_prefix)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -354,6 +356,14 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
     return service.run(args.drain_timeout)
+
+
+def _die_with_thread(args: threading.ExceptHookArgs) -> None:
+    """A replica without one of its threads only looks alive: end it."""
+    name = args.thread.name if args.thread else "?"
+    log.critical("Thread %s failed; the replica ends.", name, exc_info=args.exc_value)
+    logging.shutdown()
+    os._exit(70)
 
 
 if __name__ == "__main__":

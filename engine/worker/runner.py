@@ -6,7 +6,8 @@ import torch
 
 from engine.models.decoder import NativeDecoder
 from engine.protocol import TokenLogprobs
-from engine.sampling.sampler import Sampler, prompt_logprobs
+from engine.sampling.logprobs import prompt_logprobs
+from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
 

@@ -96,8 +96,12 @@ class Gateway:
         return bool(deltas) and deltas[-1].finish_reason is not None
 
     def tokens(self, request_id: str) -> list[int]:
-        """All tokens of output 0 so far."""
-        return [t for d in self.deltas.get(request_id, []) if d.index == 0 for t in d.token_ids]
+        """All tokens of output 0 so far; what a former incarnation had sent already is dropped."""
+        found: list[int] = []
+        for delta in self.deltas.get(request_id, []):
+            if delta.index == 0:
+                found += delta.token_ids[max(0, len(found) - delta.start) :]
+        return found
 
     def heartbeat(self) -> Heartbeat | None:
         """The replica's heartbeat, if it has one."""

@@ -1,0 +1,150 @@
+"""Real processes killed, clients that vanish: nothing is lost, nothing leaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+
+import httpx
+import openai
+import pytest
+import redis
+
+from engine import protocol
+from tests.e2e.product import Product
+from tests.engine.replica import Gateway
+
+STREAMS = 64
+SECONDS = float(os.environ.get("QUIRE_TEST_STRESS_SECONDS", "60"))
+
+
+def replica_of(product: Product) -> Gateway:
+    """A protocol-level connection to the product's only replica."""
+    url = (product.data_dir / "redis.url").read_text().strip()
+    prefix = protocol.KEY_PREFIX
+    ids = redis.Redis.from_url(url).smembers(protocol.replicas_key(prefix))
+    for replica_id in ids:
+        gateway = Gateway(url, prefix, replica_id.decode())
+        if gateway.heartbeat() is not None:
+            return gateway
+    raise RuntimeError(f"No live replica among {ids}.")
+
+
+async def one_stream(client: httpx.AsyncClient, product: Product, rng: random.Random) -> bool:
+    """Start a stream and, as often as not, go away in the middle; True when it came to its end."""
+    body = {
+        "model": product.model,
+        "messages": [{"role": "user", "content": f"Tell me a story about {rng.random()}."}],
+        "stream": True,
+        "max_tokens": rng.randint(10, 150),
+        "ignore_eos": True,
+        "temperature": rng.choice([0, 1]),
+    }
+    leave_after = rng.randint(0, 40) if rng.random() < 0.5 else None
+    headers = {"Authorization": f"Bearer {product.api_key}"}
+    url = f"{product.base_url}/chat/completions"
+    async with client.stream("POST", url, json=body, headers=headers) as response:
+        assert response.status_code == 200, await response.aread()
+        seen = 0
+        async for line in response.aiter_lines():
+            assert "error" not in line[:20], line
+            seen += line.startswith("data:")
+            if leave_after is not None and seen > leave_after:
+                return False
+            if line == "data: [DONE]":
+                return True
+    raise AssertionError("The stream ended without [DONE].")
+
+
+async def test_64_streams_with_clients_that_vanish_leave_the_pool_whole(product: Product) -> None:
+    rng = random.Random(1)
+    end = time.monotonic() + SECONDS
+    finished = left = 0
+    limits = httpx.Limits(max_connections=STREAMS * 2)
+    async with httpx.AsyncClient(limits=limits, timeout=120) as client:
+
+        async def reader() -> None:
+            nonlocal finished, left
+            while time.monotonic() < end:
+                if await one_stream(client, product, rng):
+                    finished += 1
+                else:
+                    left += 1
+
+        await asyncio.gather(*(reader() for _ in range(STREAMS)))
+    assert finished > 20
+    assert left > 20
+    gateway = replica_of(product)
+    idle(gateway)
+    assert gateway.control("check_integrity").ok
+    stats = gateway.await_state("ready").stats
+    assert stats.num_free_blocks == stats.num_blocks
+
+
+def idle(gateway: Gateway) -> None:
+    """Wait until the replica has nothing to do."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        stats = gateway.await_state("ready").stats
+        if not stats.num_requests_running and not stats.num_requests_waiting:
+            time.sleep(2 * protocol.HEARTBEAT_INTERVAL_S)
+            return
+        time.sleep(0.1)
+    raise TimeoutError("The replica is still busy.")
+
+
+def test_fault_27_a_killed_engine_costs_a_stream_a_pause_and_no_token(
+    product: Product, client: openai.OpenAI
+) -> None:
+    def ask(kill: bool) -> tuple[str, str | None]:
+        pieces: list[str] = []
+        finish = None
+        stream = client.completions.create(
+            model=product.model,
+            prompt="Once upon a time",
+            max_tokens=900,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        for chunk in stream:
+            for choice in chunk.choices:
+                pieces.append(choice.text)
+                finish = choice.finish_reason or finish
+            if kill and len(pieces) == 20:
+                kill = False
+                heartbeat = replica_of(product).heartbeat()
+                assert heartbeat is not None
+                os.kill(heartbeat.pid, signal.SIGKILL)
+        return "".join(pieces), finish
+
+    calm = ask(kill=False)
+    assert ask(kill=True) == calm
+    assert calm[1] == "length"
+
+
+def test_health_is_green_while_it_serves_and_red_while_the_engine_is_away(product: Product) -> None:
+    def status() -> int:
+        return httpx.get(f"{product.url}/health", timeout=10).status_code
+
+    wait_for(lambda: status() == 200)
+    heartbeat = replica_of(product).heartbeat()
+    assert heartbeat is not None
+    os.kill(heartbeat.pid, signal.SIGSTOP)
+    try:
+        wait_for(lambda: status() == 503)
+    finally:
+        os.kill(heartbeat.pid, signal.SIGCONT)
+    wait_for(lambda: status() == 200)
+
+
+def wait_for(condition: object, timeout: float = 60.0) -> None:
+    """Until `condition()` holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            pytest.fail(f"Nothing changed in {timeout} s.")
+        time.sleep(0.2)
