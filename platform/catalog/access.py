@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from django.db import DatabaseError, InterfaceError
 from django.db.models import Q, QuerySet
@@ -23,6 +25,7 @@ __all__ = [
     "access_models",
     "access_replicas",
     "access_served_models",
+    "served_model_names",
 ]
 
 TTL_S = 2.0
@@ -45,6 +48,8 @@ class ModelCard:
 
 
 Cards = dict[str, ModelCard]
+T = TypeVar("T")
+_names: CachedLookup[str, list[str]] = CachedLookup(ttl=TTL_S, size=1)
 _cards: CachedLookup[int, Cards] = CachedLookup(ttl=TTL_S, size=10_000)
 
 
@@ -66,6 +71,14 @@ async def access_model(caller: Caller, name: str) -> ModelCard:
     return card
 
 
+async def served_model_names() -> list[str]:
+    """Names of all models that shall be loaded, whoever may use them: for health, not for callers.
+
+    Raises: `ServiceUnavailable` (503) when the database is away and nothing was known lately.
+    """
+    return await _remembered(_names, "all", _read_names)
+
+
 def access_served_models(tenant: Tenant) -> QuerySet[ServedModel]:
     """Rows of the models for a tenant, loaded or not."""
     allowed = Q(public=True) | Q(tenants=tenant)
@@ -79,16 +92,26 @@ def access_replicas(tenant: Tenant) -> QuerySet[Replica]:
 
 
 async def _tenant_cards(tenant_id: int) -> Cards:
-    found = _cards.fresh(tenant_id)
-    if found is not None:
-        return found
+    return await _remembered(_cards, tenant_id, lambda: _read_cards(tenant_id))
+
+
+async def _remembered(cache: CachedLookup[Any, T], name: object, read: Callable[[], T]) -> T:
+    """Ask the cache, then the database, then, while that is away, what was known lately."""
     try:
-        return await _cards.get(tenant_id, lambda: in_db_thread(_read_cards, tenant_id))
+        return await cache.get(name, lambda: in_db_thread(read))
     except ServiceUnavailable:
-        stale = _cards.within(tenant_id, STALE_S)
+        stale = cache.within(name, STALE_S)
         if stale is None:
             raise
         return stale
+
+
+def _read_names() -> list[str]:
+    loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
+    try:
+        return list(loaded.values_list("name", flat=True))
+    except (DatabaseError, InterfaceError) as error:
+        raise ServiceUnavailable("The catalogue can't be read right now.") from error
 
 
 def _read_cards(tenant_id: int) -> Cards:
@@ -115,6 +138,7 @@ def _card(model: ServedModel) -> ModelCard:
 def forget(**_: object) -> None:
     """Look everything up anew in this process."""
     _cards.clear()
+    _names.clear()
 
 
 served_model_changed.connect(forget, dispatch_uid="catalog.access")

@@ -9,6 +9,7 @@ from typing import Any
 from django.db import transaction
 from django.utils import timezone
 
+from catalog.control import send_control
 from catalog.errors import Conflict
 from catalog.events import served_model_changed
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
@@ -136,6 +137,20 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
     record(actor=actor, action="model.delete", target=model, source=model.source)
     transaction.on_commit(partial(served_model_changed.send, ServedModel, served_model=model))
     model.delete()
+
+
+def drain_replica(*, actor: Actor | User, replica: Replica) -> None:
+    """Let one replica finish its streams and end; a supervisor then starts it anew.
+
+    Raises: `PermissionDenied`; `Conflict` unless it's ready; `ServiceUnavailable` without Redis.
+    """
+    actor = as_actor(actor)
+    require_operator(actor)
+    if replica.state != ReplicaState.READY:
+        raise Conflict(f"{replica.replica_id} is {replica.state}: only a ready one can be drained.")
+    with transaction.atomic():
+        record(actor=actor, action="replica.drain", target=replica)
+        send_control(replica.replica_id, "drain")  # on failure the audit row goes too
 
 
 def check_source(source: str) -> str:
