@@ -54,6 +54,7 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "servestatic.runserver_nostatic",  # one way to serve static files, with or without DEBUG
+    "django.contrib.humanize",
     "django.contrib.staticfiles",
     "rest_framework",
     "adrf",
