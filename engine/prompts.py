@@ -22,9 +22,10 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several as a list. A list of ints is one prompt."""
     if isinstance(prompts, str | dict):
         return [prompts]
-    if isinstance(prompts, Sequence) and prompts and all(type(p) is int for p in prompts):
-        return [list(prompts)]  # type: ignore[arg-type]
-    return list(prompts)
+    entries: list[Any] = list(prompts)
+    if entries and all(type(entry) is int for entry in entries):
+        return [entries]
+    return entries
 
 
 def tokenise(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenPrompt:

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +28,7 @@ class WeightReader:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._handles = {}
+        self._handles: dict[Path, Any] = {}
         self._files: dict[str, Path] = {}
         self._read: set[str] = set()
         for path in _shards(self.folder):

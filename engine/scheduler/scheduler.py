@@ -53,7 +53,8 @@ class Scheduler:
         include the step's tokens.
         """
         self._num_steps += 1
-        plan, scheduled = StepPlan(self._num_steps), []
+        plan = StepPlan(self._num_steps)
+        scheduled: list[Sequence] = []
         head = self.waiting.peek()
         if head is None or not head.isolated or not self._admit(plan, scheduled, self.token_budget):
             budget = self._schedule_running(plan, scheduled)
