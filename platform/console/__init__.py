@@ -1,0 +1,1 @@
+"""The web console: login, playground, overview, and the look of every page."""

@@ -1,0 +1,124 @@
+"""The JSON behind the console's pages, for logged-in people. Errors have the API's envelope."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import redis
+from asgiref.sync import async_to_sync
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from catalog.access import access_models, access_replicas, access_served_models
+from catalog.models import DesiredState, Replica, ServedModel
+from console.replicas import live_replicas, model_state, replica_figures
+from console.usage import recent_usage
+from engine.errors import QuireError
+from engine.protocol import Heartbeat
+from inference.errors import error_response
+from tenants.access import access_tenants
+from tenants.actors import as_actor
+from tenants.authentication import AuthenticationFailed, caller_for_user
+from tenants.errors import PermissionDenied, ServiceUnavailable
+from tenants.models import User
+
+View = Callable[[HttpRequest], HttpResponse]
+
+
+def json_view(function: Callable[[User], dict[str, Any]]) -> View:
+    """A view of a function from the logged-in user to JSON; 401 for nobody."""
+
+    @require_safe
+    @never_cache
+    @functools.wraps(function)
+    def view(request: HttpRequest) -> HttpResponse:
+        try:
+            if not request.user.is_authenticated:
+                raise AuthenticationFailed("Log in first.", code="not_logged_in")
+            return JsonResponse(function(request.user))
+        except QuireError as error:
+            return error_response(error)
+        except redis.RedisError as error:
+            told = ServiceUnavailable("Redis can't be reached; replicas are unknown right now.")
+            told.__cause__ = error
+            return error_response(told)
+
+    return view
+
+
+@json_view
+def models(user: User) -> dict[str, Any]:
+    """The models that the playground may use as this user, with how each one is."""
+    try:
+        caller = async_to_sync(caller_for_user)(user)
+    except PermissionDenied:
+        return {"models": [], "tenant": None}
+    cards = async_to_sync(access_models)(caller)
+    names = [card.id for card in cards]
+    rows = Replica.objects.filter(served_model__name__in=names).select_related("served_model")
+    states = _states(names, live_replicas(), rows)
+    found = [
+        {"id": card.id, **state, "max_model_len": card.max_model_len or state["context"]}
+        for card in cards
+        for state in [states[card.id]]
+    ]
+    return {"models": found, "tenant": caller.tenant}
+
+
+@json_view
+def overview(user: User) -> dict[str, Any]:
+    """The models that the user's tenants may use, loaded or not, and the replicas behind them."""
+    operator = as_actor(user).is_operator
+    served, rows = _visible(user, operator)
+    names = {model.name for model in served}
+    beats = live_replicas()
+    if not operator:
+        beats = [beat for beat in beats if beat.model.name in names]
+    states = _states(names, beats, rows)
+    return {
+        "at": time.time(),
+        "models": [_model(model, states[model.name]) for model in served],
+        "replicas": [replica_figures(beat, operator=operator) for beat in beats],
+    }
+
+
+@json_view
+def usage(user: User) -> dict[str, Any]:
+    """The last days' usage by tenant and model."""
+    return recent_usage(user)
+
+
+def _visible(user: User, operator: bool) -> tuple[list[ServedModel], list[Replica]]:
+    """The models and replica rows that the user may see."""
+    if operator:
+        return list(ServedModel.objects.all()), list(Replica.objects.select_related("served_model"))
+    served, rows = ServedModel.objects.none(), Replica.objects.none()
+    for tenant in access_tenants(user):
+        served = served | access_served_models(tenant)
+        rows = rows | access_replicas(tenant)
+    return list(served.distinct()), list(rows.distinct())
+
+
+def _states(
+    names: Iterable[str], beats: Iterable[Heartbeat], rows: Iterable[Replica]
+) -> dict[str, dict[str, Any]]:
+    """`model_state` by model name."""
+    by_name: dict[str, list[Heartbeat]] = defaultdict(list)
+    for beat in beats:
+        by_name[beat.model.name].append(beat)
+    rows_by_name: dict[str, list[Replica]] = defaultdict(list)
+    for row in rows:
+        rows_by_name[row.served_model.name].append(row)
+    return {name: model_state(by_name[name], rows_by_name[name]) for name in names}
+
+
+def _model(model: ServedModel, state: dict[str, Any]) -> dict[str, Any]:
+    loaded = model.desired_state == DesiredState.LOADED
+    if not loaded and state["state"] == "offline":
+        state = {**state, "state": "unloaded"}
+    return {"id": model.name, **state, "max_model_len": model.max_model_len or state["context"]}

@@ -1,0 +1,95 @@
+"""Live replicas, from their heartbeats: what they are and what they do right now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+import redis
+from django.conf import settings
+
+from catalog.heartbeats import known_replicas, read_heartbeats
+from catalog.models import Replica, ReplicaState
+from engine.protocol import STALL_AFTER_S, Heartbeat
+
+TIMEOUT_S = 2.0
+#: From the best that a model's replicas can be to the worst.
+ORDER = ("ready", "draining", "loading", "stalled", "failed", "offline")
+_FROM_ROW = {
+    ReplicaState.PENDING: "loading",
+    ReplicaState.LOADING: "loading",
+    ReplicaState.FAILED: "failed",
+}
+
+
+@lru_cache(maxsize=4)
+def _client(url: str) -> redis.Redis:
+    """A client whose connections threads share."""
+    return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+
+
+def live_replicas() -> list[Heartbeat]:
+    """Every replica with a heartbeat, by id. Raises redis.RedisError."""
+    client, prefix = _client(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
+    beats = read_heartbeats(client, prefix, sorted(known_replicas(client, prefix)))
+    return list(beats.values())
+
+
+def state_of(beat: Heartbeat) -> str:
+    """The heartbeat's state, or "stalled": the process beats, but its engine does not move."""
+    if beat.state == "ready" and beat.at - beat.progress_at > STALL_AFTER_S:
+        return "stalled"
+    return beat.state if beat.state in ORDER else "failed"
+
+
+def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str, Any]:
+    """How a model is: the state of its best replica, by heartbeats and, failing those, by rows.
+
+    Returns: {"state", "load_progress" in [0, 1], "replicas" (live ones), "context" (tokens, or None
+    while no replica has said it)}.
+    """
+    live = list(beats)
+    states = [state_of(beat) for beat in live]
+    # Rows speak of replicas that don't beat: those still to be started, and those that died.
+    states += [_FROM_ROW[ReplicaState(row.state)] for row in rows if row.state in _FROM_ROW]
+    loading = [beat.load_progress for beat in live if beat.state == "loading"]
+    return {
+        "state": min(states, key=ORDER.index, default="offline"),
+        "load_progress": max(loading, default=0.0),
+        "replicas": len(live),
+        "context": max((beat.model.max_model_len for beat in live), default=None),
+    }
+
+
+def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:
+    """A replica's load as JSON. Where it runs and why it failed is for operators alone."""
+    stats = beat.stats
+    figures = {
+        "id": beat.replica_id,
+        "model": beat.model.name,
+        "state": state_of(beat),
+        "incarnation": beat.incarnation,
+        "at": beat.at,
+        "load_progress": beat.load_progress,
+        "dtype": beat.model.dtype,
+        "quantization": beat.model.quantization,
+        "max_model_len": beat.model.max_model_len,
+        "kv_capacity_tokens": beat.model.kv_capacity_tokens,
+        "running": stats.num_requests_running,
+        "waiting": stats.num_requests_waiting,
+        "kv_usage": stats.kv_cache_usage_perc,
+        "num_blocks": stats.num_blocks,
+        "num_free_blocks": stats.num_free_blocks,
+        "num_cached_blocks": stats.num_cached_blocks,
+        "preemptions": stats.num_preemptions_total,
+        "prompt_tokens": stats.prompt_tokens_total,
+        "generation_tokens": stats.generation_tokens_total,
+        "prefix_queries": stats.prefix_cache_queries_total,
+        "prefix_hits": stats.prefix_cache_hits_total,
+        "steps": stats.steps_total,
+        "last_step_ms": stats.last_step_ms,
+    }
+    if operator:
+        figures |= {"host": beat.host, "pid": beat.pid, "detail": beat.detail}
+    return figures

@@ -1,0 +1,42 @@
+/** Copying text, on pages without the clipboard API too (plain HTTP on another host than localhost). */
+
+import { el, icon } from "./dom.js";
+
+/** Copy, and say so on the button for a moment. */
+export async function copyFrom(button, text) {
+  if (button.dataset.saying) return;
+  button.dataset.saying = "yes";
+  const done = await copy(text);
+  const old = [...button.childNodes];
+  button.replaceChildren(icon(done ? "check" : "warning"));
+  button.setAttribute("aria-live", "polite");
+  button.append(el("span", { class: "visually-hidden" }, done ? "Copied" : "Copying failed"));
+  setTimeout(() => {
+    button.replaceChildren(...old);
+    delete button.dataset.saying;
+  }, 1400);
+}
+
+/** Whether the text is now on the clipboard. */
+export async function copy(text) {
+  if (navigator.clipboard && isSecureContext) {
+    try {
+      await navigator.clipboard.writeText(text);
+      return true;
+    } catch (error) {
+      console.warn("The clipboard was refused; trying the old way:", error);
+    }
+  }
+  return copyThroughSelection(text);
+}
+
+function copyThroughSelection(text) {
+  const holder = el("textarea", { class: "visually-hidden", value: text, readOnly: true });
+  const focused = document.activeElement;
+  document.body.append(holder);
+  holder.select();
+  const done = document.execCommand("copy");
+  holder.remove();
+  focused?.focus();
+  return done;
+}

@@ -1,0 +1,32 @@
+/** Figures for people. */
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const oneDigit = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+
+/** 12345 as "12,345"; nothing for what isn't a number. */
+export function count(value) {
+  return Number.isFinite(value) ? whole.format(value) : "–";
+}
+
+/** A rate: one digit after the point below 100. */
+export function rate(value) {
+  if (!Number.isFinite(value)) return "–";
+  return value < 100 ? oneDigit.format(value) : whole.format(value);
+}
+
+/** Milliseconds as "85 ms" or "1.2 s". */
+export function duration(milliseconds) {
+  if (!Number.isFinite(milliseconds)) return "–";
+  if (milliseconds < 1000) return `${whole.format(milliseconds)} ms`;
+  return `${oneDigit.format(milliseconds / 1000)} s`;
+}
+
+/** A fraction as "37 %". */
+export function percent(fraction) {
+  return Number.isFinite(fraction) ? `${whole.format(fraction * 100)} %` : "–";
+}
+
+/** "1 token", "2 tokens". */
+export function plural(value, word) {
+  return `${count(value)} ${word}${value === 1 ? "" : "s"}`;
+}

@@ -1,0 +1,66 @@
+/** Asking a JSON endpoint again and again, politely: not while nobody looks, slower after failures. */
+
+const SLOWEST = 30_000;
+
+export class Poll {
+  #url;
+  #interval;
+  #handlers;
+  #timer = null;
+  #failures = 0;
+  #aborter = null;
+
+  /**
+   * `interval`: milliseconds between answers, or a function of the last answer that gives them.
+   * `handlers`: `data(json)`, `failed(message)`, `loggedOut()`.
+   */
+  constructor(url, interval, handlers) {
+    this.#url = url;
+    this.#interval = typeof interval === "function" ? interval : () => interval;
+    this.#handlers = handlers;
+    document.addEventListener("visibilitychange", () => this.#visible());
+  }
+
+  /** Ask now, and from then on. */
+  async now() {
+    clearTimeout(this.#timer);
+    this.#aborter?.abort();
+    const aborter = new AbortController();
+    this.#aborter = aborter;
+    const wait = await this.#ask(aborter.signal);
+    if (aborter.signal.aborted || wait === null) return;
+    if (!document.hidden) this.#timer = setTimeout(() => this.now(), wait);
+  }
+
+  #visible() {
+    clearTimeout(this.#timer);
+    if (!document.hidden) this.now();
+  }
+
+  /** Milliseconds until the next time, or null for never. */
+  async #ask(signal) {
+    let response;
+    let data;
+    try {
+      response = await fetch(this.#url, { signal, headers: { Accept: "application/json" } });
+      data = response.status === 401 ? null : await response.json();
+    } catch (error) {
+      if (signal.aborted) return null;
+      return this.#fail(response ? `The server's answer is not JSON (${error.message}).` : null);
+    }
+    if (response.status === 401) {
+      this.#handlers.loggedOut?.();
+      return null;
+    }
+    if (!response.ok) return this.#fail(data?.error?.message ?? `HTTP ${response.status}.`);
+    this.#failures = 0;
+    this.#handlers.data(data);
+    return this.#interval(data);
+  }
+
+  #fail(message) {
+    this.#failures += 1;
+    this.#handlers.failed?.(message ?? "The server can't be reached.");
+    return Math.min(SLOWEST, 1000 * 2 ** this.#failures);
+  }
+}

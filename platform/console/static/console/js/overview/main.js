@@ -1,0 +1,92 @@
+/** The overview page: asks for figures and keeps the page up to date. */
+
+import { copyFrom } from "../lib/clipboard.js";
+import { byId, el } from "../lib/dom.js";
+import { plural } from "../lib/format.js";
+import { Poll } from "../lib/poll.js";
+import { ReplicaCard } from "./replica_card.js";
+import { modelRow, usageRow } from "./tables.js";
+
+const OVERVIEW_EVERY = 1500;
+const USAGE_EVERY = 15_000;
+
+const root = byId("overview");
+const { overviewUrl, usageUrl, loginUrl } = root.dataset;
+const cards = new Map();
+
+function showOverview({ models, replicas }) {
+  const loads = showReplicas(replicas);
+  const none = { running: 0, waiting: 0, speed: NaN };
+  const rows = models.map((model) => modelRow(model, loads.get(model.id) ?? none));
+  byId("models").replaceChildren(...rows);
+  byId("no-models").hidden = models.length > 0;
+  nameModel(models);
+  say("live", `Live: ${plural(replicas.length, "replica")}`);
+}
+
+/** The cards; gives the load of each model's replicas together. */
+function showReplicas(replicas) {
+  const loads = new Map();
+  const seen = new Set(replicas.map((replica) => replica.id));
+  for (const [id, card] of cards) {
+    if (!seen.has(id)) {
+      card.element.remove();
+      cards.delete(id);
+    }
+  }
+  for (const replica of replicas) {
+    const speed = card(replica.id).show(replica);
+    const load = loads.get(replica.model) ?? { running: 0, waiting: 0, speed: NaN };
+    load.running += replica.running;
+    load.waiting += replica.waiting;
+    if (Number.isFinite(speed)) load.speed = (Number.isFinite(load.speed) ? load.speed : 0) + speed;
+    loads.set(replica.model, load);
+  }
+  byId("no-replicas").hidden = replicas.length > 0;
+  return loads;
+}
+
+function card(id) {
+  if (!cards.has(id)) {
+    const made = new ReplicaCard(id);
+    cards.set(id, made);
+    byId("replicas").append(made.element);
+  }
+  return cards.get(id);
+}
+
+function showUsage({ days, rows }) {
+  byId("usage").replaceChildren(...rows.map((row) => usageRow(days, row)));
+  byId("usage-table").hidden = rows.length === 0;
+  byId("no-usage").hidden = rows.length > 0;
+}
+
+/** The examples call a model that would answer. */
+function nameModel(models) {
+  const best = models.find((model) => model.state === "ready") ?? models[0];
+  if (!best) return;
+  for (const span of root.querySelectorAll("[data-model-name]")) {
+    if (span.textContent !== best.id) span.textContent = best.id;
+  }
+}
+
+function say(state, ...words) {
+  const pulse = byId("pulse");
+  if (pulse.dataset.state === state && pulse.textContent === words[0]) return;
+  pulse.dataset.state = state;
+  pulse.replaceChildren(...words);
+}
+
+function loggedOut() {
+  say("stale", "Your session has ended. ", el("a", { href: loginUrl }, "Log in again"));
+}
+
+const failed = (message) => say("stale", `Out of date: ${message}`);
+
+for (const figure of root.querySelectorAll("[data-snippet]")) {
+  const button = figure.querySelector("[data-copy]");
+  button.addEventListener("click", () => copyFrom(button, figure.querySelector("code").textContent));
+}
+
+new Poll(overviewUrl, OVERVIEW_EVERY, { data: showOverview, failed, loggedOut }).now();
+new Poll(usageUrl, USAGE_EVERY, { data: showUsage, failed, loggedOut }).now();

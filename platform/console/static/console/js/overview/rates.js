@@ -1,0 +1,33 @@
+/** Rates from running totals: what a replica does now, from what it has done since it started. */
+
+const WINDOW = 5; // seconds
+const POINTS = 60;
+
+export class Rates {
+  #samples = [];
+  #incarnation = null;
+  history = []; // tokens a second, oldest first
+
+  /** Take in a replica's figures; gives its output tokens a second, or NaN while unknown. */
+  take(replica) {
+    if (replica.incarnation !== this.#incarnation) {
+      this.#incarnation = replica.incarnation; // it was restarted: its totals began anew
+      this.#samples = [];
+    }
+    const last = this.#samples.at(-1);
+    if (!last || replica.at > last.at) {
+      this.#samples.push({ at: replica.at, tokens: replica.generation_tokens });
+    }
+    while (this.#samples.length > 2 && this.#samples[0].at < replica.at - WINDOW) {
+      this.#samples.shift();
+    }
+    const rate = this.#rate();
+    if (Number.isFinite(rate)) this.history = [...this.history, rate].slice(-POINTS);
+    return rate;
+  }
+
+  #rate() {
+    const [first, last] = [this.#samples[0], this.#samples.at(-1)];
+    return last.at > first.at ? (last.tokens - first.tokens) / (last.at - first.at) : NaN;
+  }
+}

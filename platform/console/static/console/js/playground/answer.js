@@ -1,0 +1,95 @@
+/** An answer: growing Markdown, its figures below it, and what went wrong in its place. */
+
+import { copyFrom } from "../lib/clipboard.js";
+import { el, tool } from "../lib/dom.js";
+import { count, duration, plural, rate } from "../lib/format.js";
+import { MarkdownStream, renderMarkdown } from "../markdown/stream.js";
+import { errorNotice } from "./errors.js";
+
+const ENDINGS = {
+  length: "cut at the length limit",
+  abort: "stopped",
+  error: "failed",
+};
+
+export class AnswerView {
+  /** `actions`: `again()` asks anew; `errorActions(error)` gives the buttons for an error. */
+  constructor(turn, actions) {
+    this.turn = turn;
+    this.actions = actions;
+    this.stream = null;
+    this.prose = el("div", { class: "prose", dir: "auto" });
+    this.figures = el("p", { class: "colophon" });
+    this.errors = el("div", { class: "turn-error" });
+    const copy = tool("copy", "Copy the answer", () => copyFrom(copy, turn.text));
+    const again = tool("again", "Answer again", () => actions.again());
+    again.classList.add("only-last");
+    this.tools = el("div", { class: "turn-tools" }, copy, again);
+    this.who = el("h3", { class: "turn-who" }, turn.model ?? "Answer");
+    this.element = el(
+      "article",
+      { class: "turn answer", "aria-label": `Answer of ${turn.model}` },
+      this.who,
+      this.prose,
+      this.errors,
+      el("footer", { class: "turn-foot" }, this.figures, this.tools),
+    );
+    if (turn.state !== "streaming") renderMarkdown(this.prose, turn.text);
+    this.#show();
+  }
+
+  /** More text; it's drawn with the next `draw`. */
+  write(text) {
+    this.stream ??= new MarkdownStream(this.prose);
+    this.turn.text += text;
+    this.stream.write(text);
+    if (this.element.dataset.state === "waiting") this.#show();
+  }
+
+  /** Bring the page up to date: once a frame. */
+  draw() {
+    this.stream?.flush();
+  }
+
+  /** The answer is over; `turn` says how. */
+  finish() {
+    this.stream?.end();
+    this.stream = null;
+    this.#show();
+  }
+
+  #show() {
+    const { turn } = this;
+    const waiting = turn.state === "streaming" && turn.text === "";
+    this.element.dataset.state = waiting ? "waiting" : turn.state;
+    this.element.setAttribute("aria-busy", String(turn.state === "streaming"));
+    this.figures.replaceChildren(...figures(turn));
+    const actions = turn.error ? this.actions.errorActions(turn.error) : [];
+    this.errors.replaceChildren(...(turn.error ? [errorNotice(turn.error, actions)] : []));
+  }
+}
+
+function figures(turn) {
+  const parts = turn.stats ? statParts(turn.stats) : [];
+  const ending = turn.state === "stopped" ? "stopped" : ENDINGS[turn.stats?.finish_reason];
+  if (ending) parts.push(el("span", { class: "ending" }, ending));
+  return parts;
+}
+
+function statParts({ usage, ttft_ms: ttft, tokens_per_s: speed }) {
+  const part = (name, text, title) => el("span", { class: name, title }, text);
+  const parts = [];
+  if (usage) parts.push(part("tokens", plural(usage.completion_tokens, "token"), "Output tokens"));
+  if (Number.isFinite(speed)) parts.push(part("speed", `${rate(speed)} tok/s`, "Output tokens a second"));
+  if (Number.isFinite(ttft)) {
+    parts.push(part("ttft", `first after ${duration(ttft)}`, "Time to first token"));
+  }
+  if (usage) parts.push(part("prompt", promptText(usage), "Prompt tokens, and those found in the cache"));
+  return parts;
+}
+
+function promptText(usage) {
+  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+  const prompt = `prompt ${count(usage.prompt_tokens)}`;
+  return cached > 0 ? `${prompt}, ${count(cached)} cached` : prompt;
+}

@@ -1,0 +1,58 @@
+/** The connection in words, with a way to try again. */
+
+import { el } from "../lib/dom.js";
+import { noticeAction } from "./errors.js";
+
+const SHOW_AFTER = 400; // a reconnection that is quicker than this isn't worth a word
+
+export class ConnectionLine {
+  #slot;
+  #socket;
+  #loginUrl;
+  #timer = null;
+
+  constructor(slot, socket, loginUrl) {
+    this.#slot = slot;
+    this.#socket = socket;
+    this.#loginUrl = loginUrl;
+    socket.addEventListener("state", () => this.#changed());
+  }
+
+  /** The session is over, whoever noticed it. */
+  loggedOut() {
+    clearInterval(this.#timer);
+    const link = el("a", { href: this.#loginUrl }, "Log in again");
+    this.#say("closed", el("span", {}, "Your session has ended."), link);
+  }
+
+  #changed() {
+    const { state, reason } = this.#socket;
+    clearInterval(this.#timer);
+    this.#slot.dataset.state = state;
+    if (state === "open") {
+      this.#slot.replaceChildren();
+    } else if (state === "closed") {
+      if (reason.code === "logged_out") this.loggedOut();
+      else this.#say(state, el("span", {}, reason.message));
+    } else if (state === "waiting") {
+      this.#timer = setInterval(() => this.#countDown(), SHOW_AFTER);
+    }
+  }
+
+  #countDown() {
+    const seconds = Math.max(0, Math.ceil((this.#socket.retryAt - Date.now()) / 1000));
+    const text = seconds > 0 ? `Connection lost. Trying again in ${seconds} s.` : "Trying again…";
+    if (this.#slot.firstChild?.dataset?.text === text) return;
+    const again = noticeAction("Try now", () => this.#socket.retryNow());
+    // The count is for the eye; the live region speaks once.
+    const words = el("span", { "aria-hidden": "true", dataset: { text } }, text);
+    this.#say("waiting", words, again);
+  }
+
+  #say(state, ...children) {
+    this.#slot.dataset.state = state;
+    const spoken = state === "waiting" ? "Connection lost. Trying again." : null;
+    const voice = spoken ? el("span", { class: "visually-hidden" }, spoken) : null;
+    this.#slot.replaceChildren(...children, ...(voice ? [voice] : []));
+  }
+}

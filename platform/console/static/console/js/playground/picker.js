@@ -1,0 +1,168 @@
+/**
+ * The model picker: a button that opens a listbox (the ARIA "select-only combobox"), because a
+ * native select can't show how each model is.
+ */
+
+import { el } from "../lib/dom.js";
+import { count } from "../lib/format.js";
+
+const WORDS = {
+  ready: "ready",
+  loading: "loading",
+  draining: "draining",
+  failed: "failed",
+  stalled: "not responding",
+  offline: "no replica",
+};
+
+/** A model's state in words: "loading, 40 %". */
+export function stateWords(model) {
+  const word = WORDS[model.state] ?? model.state;
+  const loading = model.state === "loading" && model.load_progress > 0;
+  return loading ? `${word}, ${Math.round(model.load_progress * 100)} %` : word;
+}
+
+export class Picker {
+  models = [];
+  #button;
+  #list;
+  #value;
+  #active = -1;
+  #onChange;
+  #typed = "";
+  #typedAt = 0;
+
+  constructor(button, list, value, onChange) {
+    this.#button = button;
+    this.#list = list;
+    this.#value = value;
+    this.#onChange = onChange;
+    button.addEventListener("click", () => (this.#open() ? this.#hide() : this.#show()));
+    button.addEventListener("keydown", (event) => this.#key(event));
+    button.addEventListener("blur", () => this.#hide());
+    // Pressing an option must not take the focus from the button before the click arrives.
+    list.addEventListener("mousedown", (event) => event.preventDefault());
+    list.addEventListener("click", (event) => {
+      const option = event.target.closest("[role=option]");
+      if (option) this.#choose(Number(option.dataset.index));
+    });
+  }
+
+  /** The chosen model, or undefined while there's none. */
+  get model() {
+    return this.models.find((model) => model.id === this.#value);
+  }
+
+  /** New models or states. A choice that is gone falls to the first that is ready. */
+  update(models) {
+    this.models = models;
+    if (!this.model && models.length > 0) {
+      const best = models.find((model) => model.state === "ready") ?? models[0];
+      this.#value = best.id;
+      this.#onChange(best.id);
+    }
+    this.#render();
+  }
+
+  #render() {
+    const { model } = this;
+    const name = el("span", { class: "picker-name" }, model?.id ?? "No model");
+    this.#button.replaceChildren(name, ...(model ? [stateBadge(model)] : []));
+    this.#button.disabled = this.models.length === 0;
+    this.#list.replaceChildren(...this.models.map((each, index) => this.#option(each, index)));
+    this.#point(Math.min(this.#active, this.models.length - 1));
+  }
+
+  #option(model, index) {
+    const context = model.max_model_len ? `${count(model.max_model_len)} tokens` : "";
+    return el(
+      "li",
+      {
+        id: `model-${index}`,
+        role: "option",
+        class: "picker-option",
+        dataset: { index },
+        "aria-selected": String(model.id === this.#value),
+      },
+      el("span", { class: "picker-name" }, model.id),
+      stateBadge(model),
+      el("span", { class: "picker-context" }, context),
+    );
+  }
+
+  #open() {
+    return this.#button.getAttribute("aria-expanded") === "true";
+  }
+
+  #show() {
+    if (this.models.length === 0) return;
+    this.#button.setAttribute("aria-expanded", "true");
+    this.#list.hidden = false;
+    this.#point(this.models.findIndex((model) => model.id === this.#value));
+  }
+
+  #hide() {
+    this.#button.setAttribute("aria-expanded", "false");
+    this.#button.removeAttribute("aria-activedescendant");
+    this.#list.hidden = true;
+    this.#active = -1;
+  }
+
+  #choose(index) {
+    const model = this.models[index];
+    this.#hide();
+    if (!model || model.id === this.#value) return;
+    this.#value = model.id;
+    this.#onChange(model.id);
+    this.#render();
+  }
+
+  #point(index) {
+    this.#active = index;
+    for (const [at, option] of [...this.#list.children].entries()) {
+      option.classList.toggle("pointed", at === index);
+    }
+    const option = this.#open() ? this.#list.children[index] : null;
+    if (!option) return;
+    this.#button.setAttribute("aria-activedescendant", option.id);
+    option.scrollIntoView({ block: "nearest" });
+  }
+
+  #key(event) {
+    const last = this.models.length - 1;
+    const moves = {
+      ArrowDown: Math.min(last, this.#active + 1),
+      ArrowUp: Math.max(0, this.#active - 1),
+      Home: 0,
+      End: last,
+    };
+    if (event.key in moves) {
+      event.preventDefault();
+      if (this.#open()) this.#point(moves[event.key]);
+      else this.#show();
+    } else if ((event.key === "Enter" || event.key === " ") && this.#open()) {
+      event.preventDefault();
+      this.#choose(this.#active);
+    } else if (event.key === "Escape" && this.#open()) {
+      event.stopPropagation();
+      this.#hide();
+    } else if (event.key.length === 1 && event.key !== " " && !event.ctrlKey && !event.metaKey) {
+      this.#find(event.key);
+    }
+  }
+
+  /** Typing goes to the first model whose name begins so. */
+  #find(char) {
+    const now = Date.now();
+    this.#typed = (now - this.#typedAt > 800 ? "" : this.#typed) + char.toLowerCase();
+    this.#typedAt = now;
+    const index = this.models.findIndex((model) => model.id.toLowerCase().startsWith(this.#typed));
+    if (index < 0) return;
+    if (!this.#open()) this.#show();
+    this.#point(index);
+  }
+}
+
+function stateBadge(model) {
+  return el("span", { class: "state", dataset: { state: model.state } }, stateWords(model));
+}

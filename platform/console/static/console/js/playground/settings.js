@@ -1,0 +1,148 @@
+/**
+ * The sampling settings: the page's form, checked as it's typed. The ranges stand in the form's own
+ * attributes, put there by the server from the engine's; an empty field leaves the choice to the
+ * model and isn't sent.
+ */
+
+const ESCAPES = { n: "\n", t: "\t", r: "\r", "\\": "\\" };
+
+export class Settings {
+  #form;
+  #onChange;
+
+  /** `raw`: what the fields held when the page was left, by name. */
+  constructor(form, raw, onChange) {
+    this.#form = form;
+    this.#onChange = onChange;
+    for (const input of this.#inputs()) input.value = raw[input.name] ?? "";
+    for (const range of form.querySelectorAll("input[type=range]")) this.#link(range);
+    form.addEventListener("input", (event) => this.#changed(event.target));
+    form.addEventListener("submit", (event) => event.preventDefault());
+    form.querySelector("[data-reset]").addEventListener("click", () => this.reset());
+    this.check();
+  }
+
+  /** What to send as `sampling`; call `check` first. */
+  sampling() {
+    const found = {};
+    for (const input of this.#inputs()) {
+      const value = parse(input);
+      if (value !== undefined) found[input.name] = value;
+    }
+    return found;
+  }
+
+  /** The first field that is wrong, or null; all wrong ones are marked. */
+  check() {
+    let first = null;
+    for (const input of this.#inputs()) {
+      const problem = problemOf(input);
+      mark(input, problem);
+      if (problem) first ??= input;
+    }
+    return first;
+  }
+
+  /** Whether there's a field of this name. */
+  has(name) {
+    return Boolean(this.#input(name));
+  }
+
+  /** Mark the field that the server found wrong, if it's one of these. */
+  blame(name, message) {
+    const input = this.#input(name);
+    if (input) mark(input, message);
+  }
+
+  /** Put the reader at a field. */
+  focus(name) {
+    this.#input(name)?.focus();
+  }
+
+  /** All back to the model's own choice. */
+  reset() {
+    for (const input of this.#inputs()) {
+      input.value = "";
+      this.#changed(input);
+    }
+  }
+
+  #inputs() {
+    return [...this.#form.querySelectorAll("[data-kind]")];
+  }
+
+  #input(name) {
+    return this.#inputs().find((input) => input.name === name);
+  }
+
+  #changed(target) {
+    if (!target.dataset.kind) return; // a slider, which speaks through its field
+    mark(target, problemOf(target));
+    this.#followRange(target);
+    const raw = {};
+    for (const input of this.#inputs()) if (input.value) raw[input.name] = input.value;
+    this.#onChange(raw);
+  }
+
+  #link(range) {
+    const field = this.#form.elements[range.dataset.for];
+    range.addEventListener("input", () => {
+      field.value = range.value;
+      this.#changed(field);
+    });
+    this.#followRange(field);
+  }
+
+  /** The slider shows the field's value, or rests, pale, where the usual one is. */
+  #followRange(field) {
+    const range = this.#form.querySelector(`input[type=range][data-for="${field.name}"]`);
+    if (!range) return;
+    range.value = field.value === "" ? range.dataset.rest : field.value;
+    range.classList.toggle("at-rest", field.value === "");
+  }
+}
+
+function parse(input) {
+  if (input.dataset.kind === "strings") return parseStrings(input.value);
+  return input.value.trim() === "" ? undefined : Number(input.value);
+}
+
+/** One string a line; \n, \t and \\ stand for what they do in code. */
+function parseStrings(text) {
+  const strings = text.split("\n").filter((line) => line !== "");
+  if (strings.length === 0) return undefined;
+  return strings.map((line) => line.replace(/\\([ntr\\])/g, (_, letter) => ESCAPES[letter]));
+}
+
+function problemOf(input) {
+  const { kind } = input.dataset;
+  if (kind === "strings") return problemOfStrings(input);
+  // What a number field can't read it reports as empty, and the badInput flag.
+  if (input.validity.badInput) return "This is not a number.";
+  const text = input.value.trim();
+  if (text === "") return "";
+  const value = Number(text);
+  if (!Number.isFinite(value)) return "This is not a number.";
+  if (kind === "integer" && !Number.isInteger(value)) return "Must be a whole number.";
+  const { low, high, open } = input.dataset;
+  if (low !== undefined && (value < low || (open && value === Number(low)))) {
+    return open ? `Must be over ${low}.` : `Must be at least ${low}.`;
+  }
+  if (high !== undefined && value > Number(high)) return `Must be at most ${high}.`;
+  return "";
+}
+
+function problemOfStrings(input) {
+  const strings = parseStrings(input.value) ?? [];
+  const { most, chars } = input.dataset;
+  if (strings.length > most) return `At most ${most} strings.`;
+  if (strings.some((text) => text.length > chars)) return `At most ${chars} characters each.`;
+  return "";
+}
+
+function mark(input, problem) {
+  const slot = document.getElementById(`${input.id}-error`);
+  slot.textContent = problem;
+  slot.hidden = !problem;
+  input.setAttribute("aria-invalid", problem ? "true" : "false");
+}

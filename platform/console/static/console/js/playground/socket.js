@@ -1,0 +1,118 @@
+/**
+ * The WebSocket, kept open: reconnects with growing pauses, notices a dead connection by unanswered
+ * pings, and knows the closings after which trying again is no use.
+ *
+ * Events: "state" whenever `state` changes ("connecting", "open", "waiting", "closed"); "frame" with
+ * `detail` the parsed frame; "down" when an open connection is lost.
+ */
+
+const FIRST_PAUSE = 500;
+const LONGEST_PAUSE = 15_000;
+const PING_EVERY = 20_000;
+const PONG_WITHIN = 10_000;
+
+/** Closings that a new connection would only meet again. */
+const FINAL = {
+  4401: { code: "logged_out", message: "Your session has ended. Log in again to go on." },
+  4403: { code: "foreign_origin", message: "The server refuses connections from this address." },
+};
+
+export class PlaygroundSocket extends EventTarget {
+  state = "connecting";
+  reason = null; // {code, message} when closed for good
+  retryAt = 0;
+
+  #url;
+  #socket = null;
+  #failures = 0;
+  #retry = null;
+  #ping = null;
+  #pong = null;
+
+  constructor(path) {
+    super();
+    const url = new URL(path, location.href);
+    url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
+    this.#url = url.href;
+    addEventListener("online", () => this.retryNow());
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden) this.retryNow();
+    });
+  }
+
+  connect() {
+    clearTimeout(this.#retry);
+    this.#set("connecting");
+    const socket = new WebSocket(this.#url);
+    this.#socket = socket;
+    socket.addEventListener("open", () => this.#opened(socket));
+    socket.addEventListener("message", (event) => this.#received(socket, event.data));
+    socket.addEventListener("close", (event) => this.#closed(socket, event));
+  }
+
+  /** Send a frame. Whether it went out: only an open connection takes one. */
+  send(frame) {
+    if (this.state !== "open") return false;
+    this.#socket.send(JSON.stringify(frame));
+    return true;
+  }
+
+  /** Don't wait for the end of the pause. */
+  retryNow() {
+    if (this.state === "waiting") this.connect();
+  }
+
+  #set(state) {
+    this.state = state;
+    this.dispatchEvent(new Event("state"));
+  }
+
+  #opened(socket) {
+    if (socket !== this.#socket) return;
+    this.#failures = 0;
+    this.#ping = setInterval(() => this.#sendPing(), PING_EVERY);
+    this.#set("open");
+  }
+
+  #received(socket, data) {
+    if (socket !== this.#socket) return;
+    clearTimeout(this.#pong);
+    let frame;
+    try {
+      frame = JSON.parse(data);
+    } catch (error) {
+      console.error("A frame that isn't JSON:", error);
+      return;
+    }
+    if (frame.type !== "pong") this.dispatchEvent(new CustomEvent("frame", { detail: frame }));
+  }
+
+  #sendPing() {
+    this.send({ type: "ping" });
+    clearTimeout(this.#pong);
+    // A connection that died without a word (a suspended laptop, a lost route) never closes itself.
+    this.#pong = setTimeout(() => this.#closed(this.#socket, { code: 1006 }), PONG_WITHIN);
+  }
+
+  #closed(socket, { code }) {
+    if (socket !== this.#socket) return;
+    const wasOpen = this.state === "open";
+    clearInterval(this.#ping);
+    clearTimeout(this.#pong);
+    this.#socket = null;
+    socket.close();
+    this.reason = FINAL[code] ?? null;
+    if (this.reason) this.#set("closed");
+    else this.#waitAndRetry();
+    if (wasOpen) this.dispatchEvent(new CustomEvent("down", { detail: { code } }));
+  }
+
+  #waitAndRetry() {
+    const pause = Math.min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** this.#failures);
+    const wait = pause * (0.5 + Math.random() / 2); // so that clients don't come back all at once
+    this.#failures += 1;
+    this.retryAt = Date.now() + wait;
+    this.#retry = setTimeout(() => this.connect(), wait);
+    this.#set("waiting");
+  }
+}
