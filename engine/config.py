@@ -18,10 +18,9 @@ from engine.errors import ConfigError
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
-DEVICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu")
 POLICIES = ("fcfs", "priority")
 KV_DTYPES = ("auto", "float32", "bfloat16", "float16")
-BACKENDS = ("auto", "CPU_ATTN", "TORCH_SDPA", "TRITON_ATTN")
 
 
 def _option(default: Any, help: str, **extra: Any) -> Any:
@@ -43,7 +42,7 @@ class EngineConfig:
     load_format: str = _option("auto", "how weights are read", choices=LOAD_FORMATS)
     dtype: str = _option(
         "auto",
-        "weights and activations; auto: the checkpoint's, float32 becomes float16 on a GPU",
+        "of the weights (activations are float32 on a CPU); auto: the checkpoint's",
         choices=DTYPES,
     )
     kv_cache_dtype: str = _option("auto", "KV cache; auto: the model's", choices=KV_DTYPES)
@@ -54,9 +53,6 @@ class EngineConfig:
         False, "attend to everything and cap the context to the window"
     )
     seed: int = _option(0, "seed of requests that bring none", low=0)
-    gpu_memory_utilization: float = _option(
-        0.9, "share of the device's memory for weights and KV cache", low=0.01, high=1.0
-    )
     cpu_kvcache_space: float | None = _option(
         None, "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4", low=0.0001
     )
@@ -74,8 +70,6 @@ class EngineConfig:
         0, "most prompt tokens of one request in one step; 0: the budget", low=0
     )
     scheduling_policy: str = _option("fcfs", "order of the waiting queue", choices=POLICIES)
-    enforce_eager: bool = _option(False, "no CUDA graphs")
-    attention_backend: str = _option("auto", "force an attention backend", choices=BACKENDS)
     device: str = _option("auto", "where the model runs", choices=DEVICES)
     num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
     cpu_kernels: bool = _option(True, "use the compiled CPU kernels; off: plain torch")
@@ -89,9 +83,6 @@ class EngineConfig:
         choices=("auto", "vllm"),
     )
     disable_log_stats: bool = _option(False, "no periodic line of statistics")
-    max_num_finished_records: int = _option(
-        0, "flight records kept for inspection; 0: none", low=0, hidden=True
-    )
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
@@ -182,7 +173,7 @@ def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = froz
     """One flag a setting, `--like-this`; booleans also take `--no-like-this`."""
     group = parser.add_argument_group("engine settings")
     for spec in dataclasses.fields(EngineConfig):
-        if spec.name in skip or spec.metadata.get("hidden"):
+        if spec.name in skip:
             continue
         flag = "--" + spec.name.replace("_", "-")
         kind = _kind(str(spec.type))

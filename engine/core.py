@@ -132,16 +132,18 @@ class EngineCore:
     ) -> list[TokenDelta]:
         """Append what was sampled, find what has ended, and make the deltas."""
         deltas = []
-        for at, sequence in enumerate(scheduled):
+        special = bool(result.prompt_logprobs or result.errors)
+        for at, (sequence, token_id) in enumerate(zip(scheduled, result.token_ids, strict=True)):
             sequence.isolated = False
-            if scores := result.prompt_logprobs.get(sequence.seq_id):
-                sequence.prompt_logprobs = [*(sequence.prompt_logprobs or []), *scores]
-            if reason := result.errors.get(sequence.seq_id):
-                deltas.append(self._fail(sequence, reason))
-                continue
-            token_id = result.token_ids[at]
+            if special:
+                if scores := result.prompt_logprobs.get(sequence.seq_id):
+                    sequence.prompt_logprobs = [*(sequence.prompt_logprobs or []), *scores]
+                if reason := result.errors.get(sequence.seq_id):
+                    deltas.append(self._fail(sequence, reason))
+                    continue
             if token_id < 0:
                 continue
+            self.stats.generation_tokens_total += 1
             first = sequence.first_token_at == 0.0
             if first:
                 sequence.first_token_at = time.time()
@@ -151,18 +153,18 @@ class EngineCore:
             if ended is not None:
                 self._leave(sequence, *ended)
             deltas.append(delta_of(sequence, [token_id], logprobs, first=first))
-            self.stats.generation_tokens_total += 1
         return deltas
 
     def _ended(self, sequence: Sequence, token_id: int) -> tuple[str, int | None] | None:
         """(finish reason, stop token id) when this token ends the sequence."""
         params = sequence.request.message.sampling
-        if sequence.num_output_tokens >= params.min_tokens:
+        generated = len(sequence.token_ids) - sequence.num_prompt_tokens
+        if generated >= params.min_tokens:
             if token_id in self._eos and not params.ignore_eos:
                 return "stop", None
             if params.stop_token_ids and token_id in params.stop_token_ids:
                 return "stop", token_id
-        if sequence.num_output_tokens >= sequence.max_output_tokens:
+        if generated >= sequence.max_output_tokens:
             return "length", None
         return None
 

@@ -53,8 +53,6 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
     """Load the model that `config` names. Raises `ModelLoadError` or `ConfigError`."""
     started = time.perf_counter()
     folder = resolve_folder(config)
-    if config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available()):
-        raise ConfigError("This build runs models on CPUs only.", param="device")
     raw = _with_overrides(read_config(folder), config)
     _refuse_custom_code(raw, config, folder)
     spec = decoder_spec(raw)

@@ -106,12 +106,19 @@ class Scheduler:
             self.running.sort(key=lambda sequence: (sequence.request.priority, sequence.seq_id))
         budget, before = self.token_budget, self.num_preemptions
         index = 0
+        block_size = self.config.block_size
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
-            count = min(
-                sequence.num_tokens - sequence.num_computed_tokens, budget, self.chunk_limit
-            )
-            target = sequence.num_computed_tokens + count
+            computed = sequence.num_computed_tokens
+            pending = len(sequence.token_ids) - computed
+            if pending == 1 and computed % block_size not in (0, block_size - 1):
+                # The usual decode: it neither needs a block nor fills one.
+                self._deal(plan, scheduled, sequence, 1)
+                budget -= 1
+                index += 1
+                continue
+            count = min(pending, budget, self.chunk_limit)
+            target = computed + count
             if not self._make_room(sequence, target):
                 break
             fresh = self.kv.allocate(sequence, target, [])
@@ -194,7 +201,7 @@ class Scheduler:
         scheduled.append(sequence)
         sequence.num_computed_tokens += count
         sequence.flight.num_steps += 1
-        if sequence.num_output_tokens == 0:
+        if len(sequence.token_ids) == sequence.num_prompt_tokens:
             sequence.flight.prefill_chunks += 1
 
 
