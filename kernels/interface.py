@@ -9,7 +9,6 @@ dtypes, positions, slots or block ids raise ValueError before anything is writte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -23,13 +22,6 @@ class LinearLayer(ABC):
     """Bytes that one pass over the weight reads."""
 
     @abstractmethod
-    def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, quantization: str | None = None
-    ) -> None:
-        """`weight` [N, K] and `bias` [N] are not referred to afterwards (a packed copy is made),
-        or, in the reference, are kept as they are. `quantization`: None, "int8" or "int4"."""
-
-    @abstractmethod
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x [M, K] -> [M, N] in x's dtype. Rows may be strided; `out` must be contiguous."""
 
@@ -39,7 +31,40 @@ class KernelSet(ABC):
 
     name: str
     why: str
-    PackedLinear: ClassVar[type[LinearLayer]]
+
+    @abstractmethod
+    def PackedLinear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        quantization: str | None = None,
+        group_size: int | None = None,
+    ) -> LinearLayer:
+        """A linear layer of weight [N, K] and bias [N].
+
+        Nothing refers to `weight` afterwards where a packed copy is made, so the caller can free
+        it layer by layer. `quantization` is None, "int8" or "int4", with one scale for
+        `group_size` neighbours of a row: a multiple of 16 up to 256, by default 128 for int8 and
+        32 for int4.
+        """
+
+    @abstractmethod
+    def IntegerLinear(
+        self,
+        values: Tensor,
+        scales: Tensor,
+        minima: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        bits: int,
+    ) -> LinearLayer:
+        """A linear layer of weights that are quantised already.
+
+        values int8 [N, K], scales and minima [N, K / group]; bits 8: weight = scale * value with
+        values in [-127, 127]; bits 4: scale * (value - 8), or with minima scale * value - minimum,
+        with values in [0, 15]. Scales and minima are kept in float16.
+        """
 
     @abstractmethod
     def use_threads(self, count: int) -> None:

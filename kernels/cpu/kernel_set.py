@@ -6,13 +6,11 @@ those that keep C++ from reading or writing outside of a tensor.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
 from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
-from kernels.cpu.linear import TorchLinear
+from kernels.cpu.linear import integer_linear, packed_linear
 from kernels.cpu.threads import num_threads, use_threads
 from kernels.interface import KernelSet, LinearLayer
 
@@ -21,8 +19,6 @@ GELU = {"none": 1, "tanh": 2}
 
 class CpuKernels(KernelSet):
     """`KernelSet` of the compiled library. Raises `CpuKernelsUnavailable` where there is none."""
-
-    PackedLinear: ClassVar[type[LinearLayer]] = TorchLinear
 
     def __init__(self, isa: str | None = None) -> None:
         self._library = library = Library(isa)
@@ -36,6 +32,29 @@ class CpuKernels(KernelSet):
     def use_threads(self, count: int) -> None:
         """See `KernelSet.use_threads`. Raises ValueError unless count is at least 1."""
         use_threads(count)
+
+    def PackedLinear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        quantization: str | None = None,
+        group_size: int | None = None,
+    ) -> LinearLayer:
+        """See `KernelSet.PackedLinear`."""
+        return packed_linear(self._library, weight, bias, quantization, group_size)
+
+    def IntegerLinear(
+        self,
+        values: Tensor,
+        scales: Tensor,
+        minima: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        bits: int,
+    ) -> LinearLayer:
+        """See `KernelSet.IntegerLinear`."""
+        return integer_linear(self._library, values, scales, minima, bias, bits)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `KernelSet.rms_norm`."""

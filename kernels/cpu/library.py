@@ -30,7 +30,16 @@ SIGNATURES = {
     "quire_paged_attention": [
         P, P, L, N, P, P, P, P, N, L, L, P, L, P, P, L, L, F, L, F, P, P, L, L, L, N,
     ],
+    "quire_linear": [P, P, P, L, L, N, N],
 }  # fmt: skip
+"""Functions that give a status."""
+
+PACKING = {
+    "quire_pack": [P, L, N, L, L, P, N],
+    "quire_pack_quantized": [P, L, N, L, L, P, N, L, N],
+    "quire_pack_integers": [P, P, P, L, L, P, N, L, N],
+}
+"""Functions that give a handle to packed weights, null when memory runs out."""
 
 WRONG = {
     1: "dtypes that go together neither here nor anywhere",
@@ -59,6 +68,13 @@ class Library:
             function = getattr(handle, name)
             function.argtypes, function.restype = types, ctypes.c_int
             setattr(self, name.removeprefix("quire_"), function)
+        for name, types in PACKING.items():
+            function = getattr(handle, name)
+            function.argtypes, function.restype = types, P
+            setattr(self, name.removeprefix("quire_"), function)
+        self.free_packed, self.packed_bytes = handle.quire_free_packed, handle.quire_packed_bytes
+        self.free_packed.argtypes, self.free_packed.restype = [P], None
+        self.packed_bytes.argtypes, self.packed_bytes.restype = [P], L
         if handle.quire_vector_bits() != VECTOR_BITS[variant.isa]:
             raise CpuKernelsUnavailable(f"{path} was not compiled for {variant.isa}")
 

@@ -6,20 +6,17 @@ any device.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 
-from kernels.interface import KernelSet, LinearLayer
+from kernels.interface import KernelSet
 from kernels.reference import activation, attention, norm, rope
-from kernels.reference.linear import ReferenceLinear
+from kernels.reference.linear import ReferenceLinear, integer_linear
 
 
 class ReferenceKernels(KernelSet):
     """`KernelSet` made of the functions of this package."""
 
     name = "reference"
-    PackedLinear: ClassVar[type[LinearLayer]] = ReferenceLinear
 
     def __init__(self, why: str = "asked for") -> None:
         self.why = why
@@ -28,6 +25,8 @@ class ReferenceKernels(KernelSet):
         """See `KernelSet.use_threads`."""
         torch.set_num_threads(count)
 
+    PackedLinear = staticmethod(ReferenceLinear)
+    IntegerLinear = staticmethod(integer_linear)
     rms_norm = staticmethod(norm.rms_norm)
     fused_add_rms_norm = staticmethod(norm.fused_add_rms_norm)
     rope_and_cache = staticmethod(rope.rope_and_cache)

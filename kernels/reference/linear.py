@@ -6,27 +6,49 @@ import torch
 from torch import Tensor
 
 from kernels.interface import LinearLayer
+from kernels.quantization import check_integers, group_size_for
+from kernels.reference.quantization import dequantize, quantize
 
 
 class ReferenceLinear(LinearLayer):
-    """`torch.nn.functional.linear`; quantised weights are kept as values on their grid."""
+    """`torch.nn.functional.linear`; quantised weights are values on their grid, in their dtype."""
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None = None, *, quantization: str | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        quantization: str | None = None,
+        group_size: int | None = None,
     ) -> None:
-        if quantization is not None:
-            raise ValueError(f"the reference has no quantization {quantization!r}")
         self.out_features, self.in_features = weight.shape
         self.nbytes = weight.numel() * weight.element_size()
+        if quantization is not None:
+            group = group_size_for(quantization, group_size)
+            values, scales = quantize(weight, quantization, group)
+            rounded = dequantize(values, scales, None, int(quantization.removeprefix("int")))
+            weight = rounded[:, : self.in_features].to(weight.dtype)
         self.weight, self.bias = weight, bias
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        bias = self.bias
-        if self.weight.dtype == x.dtype:
-            result = torch.nn.functional.linear(x, self.weight, bias)
-        else:
-            wide_bias = None if bias is None else bias.float()
-            result = torch.nn.functional.linear(x.float(), self.weight.float(), wide_bias)
-        if out is None:
-            return result.to(x.dtype)
-        return out.copy_(result)
+        """See `LinearLayer.__call__`."""
+        weight, bias = self.weight, self.bias
+        if weight.dtype != x.dtype:
+            weight, bias = weight.float(), None if bias is None else bias.float()
+        if bias is not None and bias.dtype != weight.dtype:
+            bias = bias.to(weight.dtype)
+        result = torch.nn.functional.linear(x.to(weight.dtype), weight, bias)
+        return result.to(x.dtype) if out is None else out.copy_(result)
+
+
+def integer_linear(
+    values: Tensor,
+    scales: Tensor,
+    minima: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    bits: int,
+) -> ReferenceLinear:
+    """See `KernelSet.IntegerLinear`."""
+    check_integers(values, scales, minima, bits)
+    return ReferenceLinear(dequantize(values, scales, minima, bits), bias)

@@ -7,8 +7,7 @@
 
 namespace quire {
 
-// Two vectors of columns and as many rows as leave registers for B and for A's broadcast.
-constexpr int NR = 2 * W;
+// As many rows as leave registers for B and for A's broadcast.
 constexpr int MR = W == 16 ? 14 : W == 8 ? 6 : 4;
 
 // Row-major A has a fixed distance between rows: 128 values and a cache line, so that the rows of

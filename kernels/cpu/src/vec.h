@@ -78,6 +78,9 @@ QUIRE_INLINE bf16 from_float<bf16>(float x) {
 
 namespace quire {
 
+// Columns of a panel, what all the products work on: two vectors.
+constexpr int NR = 2 * W;
+
 // ---- functions in terms of the above ------------------------------------------------------------
 
 // e^x to 2 units in the last place; 0 below -87.33 (and for -inf), so that masked scores vanish.

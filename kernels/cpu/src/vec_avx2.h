@@ -17,6 +17,12 @@ QUIRE_INLINE vf vload(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
 
+QUIRE_INLINE void vload_pairs(const uint32_t* p, vf* even, vf* odd) {
+  const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
+  *even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
+  *odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000))));
+}
+
 QUIRE_INLINE __m256i first(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }

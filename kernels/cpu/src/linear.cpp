@@ -1,0 +1,168 @@
+// Deals the work of a linear layer: rows of x are loaded once, then panels times tiles of rows.
+#include "linear.h"
+
+namespace quire {
+namespace {
+
+// Rows that are loaded together; more are done in several rounds, each of which reads W again.
+constexpr int64_t kMostRows = 1024;
+// Rows and columns of one piece of work when there are many rows: what of x a panel meets must stay
+// in the L2 cache.
+constexpr int64_t kPieceRows = 256;
+constexpr int64_t kPiecePanels = 4;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+Kernel kernel_for(const Packed& w, int dtype) {
+  switch (w.format) {
+    case kFloat:
+      return kernel_f32();
+    case kBrain:
+      return kernel_bf16(dtype);
+    case kHalf:
+      return kernel_f16();
+    default:
+      return kernel_int(w);
+  }
+}
+
+struct Job {
+  const Packed& w;
+  Kernel kernel;
+  int64_t block_steps, blocks;
+  int64_t rows;
+  uint32_t* a;          // [blocks][rows][kRowUnits]
+  float* c;             // [slots][kPieceRows][kPiecePanels * NR]
+  char* out;
+  int64_t piece_rows, piece_panels;
+  int dtype;
+};
+
+void load_rows(const Job& job, const void* x, int64_t stride, int64_t low, int64_t high) {
+  const int64_t block_k = job.block_steps * job.w.step_k;
+  for (int64_t r = low; r < high; r++) {
+    for (int64_t i = 0; i < job.blocks; i++) {
+      const int64_t steps = std::min(job.block_steps, job.w.steps - i * job.block_steps);
+      const int64_t count = std::min(block_k, job.w.k - i * block_k);
+      job.kernel.load_row(job.a + (i * job.rows + r) * kRowUnits, x, r * stride + i * block_k,
+                          count, steps, job.dtype, job.w.group);
+    }
+  }
+}
+
+// Where the sums of a panel are kept: in `out` itself when it holds floats, else in scratch.
+struct Sums {
+  float* at;
+  int64_t ld;
+  bool direct;
+};
+
+Sums sums_for(const Job& job, int64_t row, int64_t panel, int64_t first_panel, int slot) {
+  if (job.dtype == kF32 && (panel + 1) * NR <= job.w.n) {
+    return {reinterpret_cast<float*>(job.out) + row * job.w.n + panel * NR, job.w.n, true};
+  }
+  const int64_t ld = job.piece_panels * NR;
+  float* own = job.c + slot * job.piece_rows * ld;
+  return {own + (panel - first_panel) * NR, ld, false};
+}
+
+// Adds the bias and writes sums that aren't in `out` yet.
+void finish(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t panel) {
+  const int64_t from = panel * NR, count = std::min<int64_t>(NR, job.w.n - from);
+  if (sums.direct && !job.w.bias) return;
+  for (int64_t r = 0; r < rows; r++) {
+    float* s = sums.at + r * sums.ld;
+    if (job.w.bias) {
+      for_lanes(count, [&](int64_t i, int n) {
+        vstore_some(s + i, vload_some(s + i, n) + vload_some(job.w.bias + from + i, n), n);
+      });
+    }
+    if (!sums.direct) write_row(job.out, (row + r) * job.w.n + from, s, count, job.dtype);
+  }
+}
+
+// One block of steps (or all of them) of one panel times the rows [row, row + rows).
+void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t panel,
+              int64_t block, int64_t blocks) {
+  const int64_t first = block * job.block_steps;
+  const int64_t steps = std::min(job.w.steps, (block + blocks) * job.block_steps) - first;
+  const int64_t tiles = ceil_div(rows, job.kernel.tile);
+  for (int64_t t = 0; t < tiles; t++) {
+    const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
+    job.kernel.micro[to - from - 1](MicroCall{
+        job.a + (block * job.rows + row + from) * kRowUnits, job.rows * kRowUnits, job.block_steps,
+        job.w.panel(panel) + first * job.w.step_bytes, steps, sums.at + from * sums.ld, sums.ld,
+        block > 0, job.w.group});
+  }
+}
+
+void do_piece(const Job& job, int64_t row, int64_t rows, int64_t panel, int64_t end, int slot) {
+  // A single tile of rows takes a panel in one go; more tiles share it block by block, while it is
+  // in the L1 cache.
+  const int64_t at_once = rows <= job.kernel.tile ? job.blocks : 1;
+  for (int64_t block = 0; block < job.blocks; block += at_once) {
+    for (int64_t p = panel; p < end; p++) {
+      const Sums sums = sums_for(job, row, p, panel, slot);
+      multiply(job, sums, row, rows, p, block, at_once);
+      if (block + at_once >= job.blocks) finish(job, sums, row, rows, p);
+    }
+  }
+}
+
+// Few rows: pieces of weights large enough to stream, small enough to share out evenly.
+int64_t panels_for_few_rows(const Packed& w, int threads) {
+  const int64_t panel_bytes = w.steps * w.step_bytes;
+  const int64_t wanted = std::max<int64_t>(65536, w.bytes / (16 * threads));
+  return std::max<int64_t>(1, std::min<int64_t>(wanted / panel_bytes, w.panels));
+}
+
+void run_rows(Job& job, const void* x, int64_t stride, int threads) {
+  const Packed& w = job.w;
+  deal_ranges(worth(threads, job.rows * w.k, 32768), job.rows, 1,
+              [&](int64_t low, int64_t high) { load_rows(job, x, stride, low, high); });
+  const int64_t row_pieces = ceil_div(job.rows, job.piece_rows);
+  const int64_t panel_pieces = ceil_div(w.panels, job.piece_panels);
+  deal(threads, row_pieces * panel_pieces, [&](int64_t piece, int slot) {
+    const int64_t row = piece % row_pieces * job.piece_rows;
+    const int64_t panel = piece / row_pieces * job.piece_panels;
+    do_piece(job, row, std::min(job.piece_rows, job.rows - row), panel,
+             std::min(w.panels, panel + job.piece_panels), slot);
+  });
+}
+
+}  // namespace
+
+int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
+           int threads) {
+  if (dtype > kF16) return kBadDType;
+  const Kernel kernel = kernel_for(w, dtype);
+  const int64_t block_steps = std::max<int64_t>(1, kBlockUnits / kernel.step_units);
+  const int64_t blocks = ceil_div(w.steps, block_steps), most = std::min(rows, kMostRows);
+  const int team = worth(threads, w.bytes * (1 + rows / 8), 32768);
+  const int64_t piece_rows = std::min(most, kPieceRows);
+  const int64_t piece_panels =
+      rows <= kernel.tile ? panels_for_few_rows(w, team) : kPiecePanels;
+  Layout layout;
+  const size_t a = layout.add(blocks * most * kRowUnits * sizeof(uint32_t));
+  const size_t c = layout.add(team * piece_rows * piece_panels * NR * sizeof(float));
+  char* base = Scratch::get(1, layout.total());
+  for (int64_t row = 0; row < rows; row += most) {
+    const int64_t size = static_cast<int64_t>(size_of(dtype));
+    Job job{w, kernel, block_steps, blocks, std::min(most, rows - row),
+            reinterpret_cast<uint32_t*>(base + a), reinterpret_cast<float*>(base + c),
+            static_cast<char*>(out) + row * w.n * size, piece_rows, piece_panels, dtype};
+    run_rows(job, static_cast<const char*>(x) + row * stride * size, stride, team);
+  }
+  return kOk;
+}
+
+}  // namespace quire
+
+using namespace quire;
+
+extern "C" int quire_linear(const void* packed, void* out, const void* x, int64_t stride,
+                            int64_t rows, int dtype, int threads) {
+  return guarded([&] {
+    return linear(*static_cast<const Packed*>(packed), out, x, stride, rows, dtype, threads);
+  });
+}

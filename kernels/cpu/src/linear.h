@@ -1,0 +1,78 @@
+// Linear layers with packed weights: y = x W^T + b.
+//
+// W [n, k] is cut into panels of NR rows of W, that is of NR columns of y; a panel holds its values
+// in the order in which the kernels read them, step after step along k. One microkernel serves every
+// number of rows of x: it keeps a tile of rows x NR sums in registers while the panel streams by.
+// Each sum is one chain of additions along k, so a row of y doesn't depend on the other rows of x.
+#pragma once
+
+#include "runtime.h"
+
+namespace quire {
+
+enum Format : int32_t {
+  kFloat = 0,     // step: 1 k;  [NR] float
+  kBrain = 1,     // step: 2 k;  [NR] pairs of bf16
+  kHalf = 2,      // step: 1 k;  [NR] f16
+  kInt8 = 3,      // step: a group of k;  see linear_int.h
+  kInt4 = 4,      // likewise
+  kInt4Min = 5,   // likewise, with a minimum for each group
+};
+
+struct Packed {
+  Format format;
+  int64_t n, k;
+  int64_t group;  // integers: values along k that share a scale
+  int64_t steps;  // along k
+  int64_t step_k;
+  int64_t step_bytes;
+  int64_t panels;
+  char* data;        // [panels][steps][step_bytes]
+  int64_t bytes;
+  float* bias;       // [n] or null
+
+  char* panel(int64_t p) const { return data + p * steps * step_bytes; }
+};
+
+// Rows of x as the microkernels read them: 32-bit units, in blocks of steps along k whose rows have
+// a constant distance. The blocks fit the L1 cache together with their part of a panel, and the odd
+// number of cache lines spreads the rows of a tile over its sets.
+constexpr int kBlockUnits = 256;
+constexpr int kRowUnits = kBlockUnits + 16;
+
+struct MicroCall {
+  const uint32_t* a;     // first row of the tile in its first block
+  int64_t block_stride;  // units from block to block
+  int64_t block_steps;   // steps in a block
+  const char* b;
+  int64_t steps;
+  float* c;  // [rows, NR], distance ldc
+  int64_t ldc;
+  bool add;       // whether c holds sums to go on from
+  int64_t group;
+};
+using LinearMicro = void (*)(const MicroCall& call);
+
+constexpr int kMostTile = 14;
+
+// How to multiply by weights of one format.
+struct Kernel {
+  int tile;              // most rows at a time
+  int64_t step_units;    // units of x that a step reads
+  LinearMicro micro[kMostTile];  // for 1, 2, ... rows
+  // Turns `count` values of x (of `dtype`) into `steps` steps of units.
+  void (*load_row)(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
+                   int dtype, int64_t group);
+};
+
+// The kernel for weights of `format` and rows of `dtype`.
+Kernel kernel_f32();
+Kernel kernel_bf16(int dtype);
+Kernel kernel_f16();
+Kernel kernel_int(const Packed& w);
+
+// out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`.
+int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
+           int threads);
+
+}  // namespace quire

@@ -1,0 +1,62 @@
+// bf16 weights, in pairs along k: widened to float32, or multiplied as they are where the CPU can
+// and x is bf16 too.
+#include "linear_float.h"
+
+namespace quire {
+namespace {
+
+struct Widened {
+  static constexpr int kStepUnits = 2;
+  static constexpr int kStepBytes = NR * 4;
+
+  template <int ROWS>
+  QUIRE_INLINE static void step(vf (&acc)[ROWS][2], const uint32_t* a, const char* b) {
+    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(b);
+    vf even[2], odd[2];
+    vload_pairs(pairs, &even[0], &odd[0]);
+    vload_pairs(pairs + W, &even[1], &odd[1]);
+    add_products(acc, a, 0, even[0], even[1]);
+    add_products(acc, a, 1, odd[0], odd[1]);
+  }
+  static void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
+                       int dtype, int64_t) {
+    load_floats(to, x, offset, count, 2 * steps, dtype);
+  }
+};
+
+#if defined(QUIRE_AVX512) && defined(__AVX512BF16__)
+#define QUIRE_BF16_DOT 1
+struct Paired {
+  static constexpr int kStepUnits = 1;
+  static constexpr int kStepBytes = NR * 4;
+
+  template <int ROWS>
+  QUIRE_INLINE static void step(vf (&acc)[ROWS][2], const uint32_t* a, const char* b) {
+    const __m512bh b0 = (__m512bh)_mm512_loadu_si512(b);
+    const __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + 64);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      const __m512bh x = (__m512bh)_mm512_set1_epi32(int(a[r * kRowUnits]));
+      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], x, b0);
+      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], x, b1);
+    }
+  }
+  static void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
+                       int, int64_t) {
+    to[steps - 1] = 0;
+    std::memcpy(to, static_cast<const bf16*>(x) + offset, count * sizeof(bf16));
+  }
+};
+#endif
+
+}  // namespace
+
+Kernel kernel_bf16(int dtype) {
+#ifdef QUIRE_BF16_DOT
+  if (dtype == kBF16) return float_kernel<Paired>();
+#endif
+  (void)dtype;
+  return float_kernel<Widened>();
+}
+
+}  // namespace quire

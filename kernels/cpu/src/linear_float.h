@@ -1,0 +1,72 @@
+// The microkernel for floating-point weights; a format says what one step does.
+#pragma once
+
+#include <utility>
+
+#include "linear.h"
+
+namespace quire {
+
+constexpr int kFloatTile = W == 16 ? 14 : W == 8 ? 6 : 4;
+// How far ahead of its use a panel is fetched from memory.
+constexpr int kAhead = 2048;
+
+template <class F, int ROWS>
+void float_micro(const MicroCall& call) {
+  vf acc[ROWS][2];
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) {
+    acc[r][0] = call.add ? vload(call.c + r * call.ldc) : vset(0.0f);
+    acc[r][1] = call.add ? vload(call.c + r * call.ldc + W) : vset(0.0f);
+  }
+  const char* b = call.b;
+  const uint32_t* block = call.a;
+  for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
+    const int64_t steps = left < call.block_steps ? left : call.block_steps;
+    const uint32_t* a = block;
+    for (int64_t i = 0; i < steps; i++) {
+#pragma GCC unroll 4
+      for (int line = 0; line < F::kStepBytes; line += 64) __builtin_prefetch(b + kAhead + line);
+      F::template step<ROWS>(acc, a, b);
+      a += F::kStepUnits;
+      b += F::kStepBytes;
+    }
+    block += call.block_stride;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) {
+    vstore(call.c + r * call.ldc, acc[r][0]);
+    vstore(call.c + r * call.ldc + W, acc[r][1]);
+  }
+}
+
+// acc[r] += x[r] * b for one k; `unit` of each row holds x as a float.
+template <int ROWS>
+QUIRE_INLINE void add_products(vf (&acc)[ROWS][2], const uint32_t* a, int unit, vf b0, vf b1) {
+  const float* x = reinterpret_cast<const float*>(a) + unit;
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) {
+    const vf by = vset(x[r * kRowUnits]);
+    acc[r][0] = vfma(by, b0, acc[r][0]);
+    acc[r][1] = vfma(by, b1, acc[r][1]);
+  }
+}
+
+// x as floats, a unit each; zeros up to the last step.
+inline void load_floats(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t units,
+                        int dtype) {
+  float* row = reinterpret_cast<float*>(to);
+  read_row(row, x, offset, count, dtype);
+  for (int64_t i = count; i < units; i++) row[i] = 0.0f;
+}
+
+template <class F, size_t... I>
+Kernel float_kernel(std::index_sequence<I...>) {
+  return Kernel{kFloatTile, F::kStepUnits, {float_micro<F, I + 1>...}, F::load_row};
+}
+template <class F>
+Kernel float_kernel() {
+  return float_kernel<F>(std::make_index_sequence<kFloatTile>{});
+}
+
+}  // namespace quire

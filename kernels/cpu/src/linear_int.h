@@ -1,0 +1,32 @@
+// int8 and int4 weights: groups of k share a scale, and x is quantised in the same groups.
+//
+// A step is one group of a panel: its quads of k, [group / 4][NR] four bytes each (int4: two quads in
+// the low and the high nibbles, [group / 8][NR]), then NR scales in f16, then, with minima, NR of
+// those. Weights are stored unsigned, with an offset; the kernel starts each sum at
+// -offset * sum(x) to make up for it.
+#pragma once
+
+#include "linear.h"
+
+namespace quire {
+
+constexpr int kMostGroup = 256;
+
+struct Scale {
+  float scale, minimum;
+};
+
+inline int64_t group_bytes(Format format, int64_t group) {
+  const int64_t values = format == kInt8 ? group * NR : group * NR / 2;
+  return values + NR * 2 * (format == kInt4Min ? 2 : 1);
+}
+
+inline int offset_of(Format format) { return format == kInt8 ? 128 : format == kInt4 ? 8 : 0; }
+
+// Rounds `count` values to integers on the best grid: int8 in [-127, 127], int4 in [0, 15].
+Scale quantize_group(Format format, const float* x, int64_t count, int8_t* q);
+
+// Writes column j of group g of a panel. int8 comes signed, int4 in [0, 15].
+void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_t* q, Scale scale);
+
+}  // namespace quire
