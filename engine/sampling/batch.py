@@ -1,0 +1,152 @@
+"""`Batch`: what the sampler derives from a list of sequences, kept while that list stays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from engine.sampling.constraints import Constraints
+from engine.sampling.filters import CANDIDATES, Filters
+from engine.sampling.penalties import Penalties, is_penalised
+from engine.sampling.processors import Processors
+from engine.sampling.state import SequenceSampling
+from engine.sampling.uniforms import uniforms
+from engine.sampling_params import SamplingParams
+
+#: Up to this top_k, rows are settled by their largest logits alone.
+SMALL_TOP_K = 256
+#: Positions whose random numbers are made at once.
+LOOKAHEAD = 32
+
+
+class Rows:
+    """Some rows of the logits. `index` is None where they are all of them, so nothing is copied."""
+
+    def __init__(self, rows: Sequence[int], total: int, device: torch.device) -> None:
+        self.rows = list(rows)
+        self.index: Tensor | None = None
+        if len(self.rows) != total:
+            self.index = torch.tensor(self.rows, dtype=torch.int64, device=device)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """These rows of `tensor`: itself, or a copy."""
+        return tensor if self.index is None else tensor[self.index]
+
+    def put(self, tensor: Tensor, values: Tensor) -> None:
+        """Write `values` to these rows of `tensor`."""
+        if self.index is None:
+            tensor.copy_(values)
+        else:
+            tensor[self.index] = values
+
+
+@dataclass(slots=True)
+class FilteredRows:
+    """Rows that are drawn from under filters."""
+
+    rows: Rows
+    filters: Filters
+
+
+def _is_filtered(params: SamplingParams, vocab_size: int) -> bool:
+    return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
+
+
+class Batch:
+    """A list of sequences, sorted by how each is sampled.
+
+    Attributes:
+        states: one a row.
+        greedy: rows that take the likeliest token.
+        free: random rows without filters, with `free_temperature` ([n, 1] float32; None if all 1).
+        filtered: random rows with filters, in groups that share a width.
+        logprobs: rows that want log probabilities; `num_logprobs` says how many each.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[SequenceSampling],
+        eos_token_ids: Sequence[int],
+        vocab_size: int,
+        device: torch.device,
+    ) -> None:
+        self.states = list(states)
+        self.vocab_size = vocab_size
+        self.device = device
+        params = [state.params for state in states]
+        rows = range(len(params))
+        self.constraints = Constraints(states, eos_token_ids, vocab_size, device)
+        self.processors = Processors(states)
+        penalised = [row for row in rows if is_penalised(states[row])]
+        self.penalties = Penalties(penalised, [states[row] for row in penalised])
+        self.penalised = bool(penalised)
+        self.greedy = self._rows([row for row in rows if params[row].greedy])
+        self.logprobs = self._rows([row for row in rows if params[row].logprobs is not None])
+        self.num_logprobs = [params[row].logprobs or 0 for row in self.logprobs.rows]
+        self._sort_random([row for row in rows if not params[row].greedy], params)
+        self._seeds = np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
+        self._table: NDArray[np.float64] = np.zeros((len(states), 0))
+        self._table_start: NDArray[np.int64] = np.zeros(len(states), dtype=np.int64)
+
+    def _rows(self, rows: Sequence[int]) -> Rows:
+        return Rows(rows, len(self.states), self.device)
+
+    def _sort_random(self, random: list[int], params: list[SamplingParams]) -> None:
+        """Split the random rows into free ones, and those with small and with wide filters."""
+        free = [row for row in random if not _is_filtered(params[row], self.vocab_size)]
+        self.free = self._rows(free)
+        self.free_temperature: Tensor | None = None
+        if any(params[row].temperature != 1.0 for row in free):
+            self.free_temperature = self._column([params[row].temperature for row in free])
+        filtered = [row for row in random if _is_filtered(params[row], self.vocab_size)]
+        small = [row for row in filtered if 0 < params[row].top_k <= SMALL_TOP_K]
+        wide = [row for row in filtered if not 0 < params[row].top_k <= SMALL_TOP_K]
+        self.filtered: list[FilteredRows] = []
+        if small:
+            width = max(params[row].top_k for row in small) + 1
+            self.filtered.append(self._filtered(small, params, width))
+        if wide:
+            self.filtered.append(self._filtered(wide, params, CANDIDATES))
+
+    def _column(self, values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=self.device)[:, None]
+
+    def _filtered(self, rows: list[int], params: list[SamplingParams], width: int) -> FilteredRows:
+        chosen = [params[row] for row in rows]
+        vocab = self.vocab_size
+        top_k = [vocab if p.top_k < 1 else min(p.top_k, vocab) for p in chosen]
+        filters = Filters(
+            temperature=self._column([p.temperature for p in chosen]),
+            top_k=torch.tensor(top_k, dtype=torch.int64, device=self.device),
+            top_p=torch.tensor([p.top_p for p in chosen], dtype=torch.float64, device=self.device),
+            min_p=torch.tensor([p.min_p for p in chosen], dtype=torch.float64, device=self.device),
+            width=width,
+            needs_mass=any(p.top_p < 1.0 and k >= width for p, k in zip(chosen, top_k)),
+        )
+        return FilteredRows(self._rows(rows), filters)
+
+    def uniform(self) -> Tensor:
+        """[rows] float64 in [0, 1), each of its sequence's seed and position alone."""
+        lengths = [len(state.output_token_ids) for state in self.states]
+        positions = np.array(lengths, dtype=np.int64)
+        place = positions - self._table_start
+        if not self._table.size or place.min() < 0 or place.max() >= LOOKAHEAD:
+            ahead = positions[:, None] + np.arange(LOOKAHEAD)
+            self._table = uniforms(self._seeds[:, None], ahead)
+            self._table_start = positions
+            place = np.zeros_like(positions)
+        numbers = self._table[np.arange(len(place)), place]
+        return torch.from_numpy(numbers).to(self.device)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether the logits are used as the model gave them."""
+        return self.constraints.empty and self.processors.empty and not self.penalised
