@@ -13,6 +13,7 @@ import openai
 import pytest
 import redis
 
+from config.redis_urls import socket_url
 from engine import protocol
 from tests.e2e.product import Product
 from tests.engine.replica import Gateway
@@ -23,7 +24,7 @@ SECONDS = float(os.environ.get("QUIRE_TEST_STRESS_SECONDS", "60"))
 
 def replica_of(product: Product) -> Gateway:
     """A protocol-level connection to the product's only replica."""
-    url = (product.data_dir / "redis.url").read_text().strip()
+    url = socket_url(product.data_dir)
     prefix = protocol.KEY_PREFIX
     ids = redis.Redis.from_url(url).smembers(protocol.replicas_key(prefix))
     for replica_id in ids:

@@ -1,0 +1,130 @@
+"""The commands of a running instance, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.e2e.product import ROOT, Product, clean_environment
+from tests.engine.models import make_model
+
+
+def test_a_model_is_loaded_served_listed_and_unloaded(
+    product: Product, client: openai.OpenAI, tmp_path: Path
+) -> None:
+    folder = make_model("qwen3", tmp_path / "tiny")
+    product.manage(
+        *("load_model", str(folder), "--name", "tiny", "--max-model-len", "256"),
+        *("--num-gpu-blocks-override", "32", "--wait"),
+    )
+    assert {model.id for model in client.models.list()} == {product.model, "tiny"}
+    answer = client.completions.create(model="tiny", prompt=[5, 6, 7], max_tokens=4, temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 4
+    assert "tiny" in product.manage("list_models")
+    product.manage("unload_model", "tiny", "--wait")
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="tiny", prompt=[5], max_tokens=1)
+    # The other model never noticed.
+    client.completions.create(model=product.model, prompt=[5], max_tokens=1)
+
+
+def test_a_folder_that_is_no_model_is_refused_with_the_reason(
+    product: Product, tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match="config"):
+        product.manage("load_model", str(tmp_path), "--name", "nothing", "--wait")
+
+
+def test_the_terminal_chat_streams_an_answer(product: Product) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "manage.py", "chat", "--data-dir", str(product.data_dir)),
+            *("--url", product.url, "--api-key", product.api_key),
+        ],
+        cwd=ROOT,
+        env=clean_environment(),
+        input="What is the capital of France?\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Paris" in done.stdout
+
+
+def test_every_request_is_in_the_ledger_once(product: Product, client: openai.OpenAI) -> None:
+    before = ledger(product)
+    for _ in range(3):
+        client.completions.create(model=product.model, prompt=[10, 11, 12], max_tokens=5)
+    stream = client.completions.create(
+        model=product.model, prompt=[10, 11, 12], max_tokens=5, stream=True
+    )
+    for _ in stream:
+        pass
+    deadline = time.monotonic() + 20
+    while ledger(product)[0] < before[0] + 4 and time.monotonic() < deadline:
+        time.sleep(0.5)
+    after = ledger(product)
+    assert after[0] == before[0] + 4
+    assert after[1] == before[1] + 12
+
+
+def ledger(product: Product) -> tuple[int, int]:
+    """(entries, prompt tokens) of the usage ledger."""
+    script = (
+        "from metering.models import UsageEntry as U; import json;"
+        "from django.db.models import Sum;"
+        "print(json.dumps([U.objects.count(),"
+        " U.objects.aggregate(s=Sum('prompt_tokens'))['s'] or 0]))"
+    )
+    out = product.manage("shell", "-c", script)
+    entries, tokens = json.loads(out.strip().splitlines()[-1])
+    return entries, tokens
+
+
+@pytest.mark.parametrize("form", ["latency", "throughput"])
+def test_bench_prints_figures_with_their_ceilings(form: str, tmp_path: Path) -> None:
+    flags = {
+        "latency": ["--input-len", "8", "--output-len", "4", "--repeats", "1"],
+        "throughput": ["--input-len", "8", "--output-len", "4", "--num-prompts", "3"],
+    }
+    out = tmp_path / "figures.json"
+    done = subprocess.run(
+        [
+            *(sys.executable, "manage.py", "bench", form, *flags[form], "--json", str(out)),
+            *("--num-gpu-blocks-override", "64"),
+        ],
+        cwd=ROOT,
+        env={**clean_environment(), "QUIRE_DATA_DIR": str(tmp_path / "data")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    row = json.loads(out.read_text())
+    assert row["benchmark"] == form
+    percent = "decode_bandwidth_percent" if form == "latency" else "sgemm_percent"
+    assert row[percent] > 0
+    assert percent in done.stdout
+
+
+def test_bench_serve_measures_the_running_server(product: Product, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    product.manage(
+        *("bench", "serve", "--url", product.url, "--model", product.model),
+        *("--api-key", product.api_key, "--concurrency", "1,4", "--num-prompts", "6"),
+        *("--input-len", "8-16", "--output-len", "4-8", "--json", str(out)),
+    )
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["concurrency"] for row in rows] == [1, 4]
+    assert all(row["completed"] == 6 and row["failed"] == 0 for row in rows)
+    assert all(row["itl_p99_ms"] > 0 for row in rows)
