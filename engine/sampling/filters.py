@@ -4,13 +4,13 @@ Tokens are ordered by (logit downwards, id upwards), so that ties have one answe
 a prefix of that order. min-p keeps tokens at least `min_p` times as likely as the likeliest; top-k
 the first k; top-p the shortest prefix that holds `top_p` of what min-p and top-k left.
 
-Rows are first tried on their largest few logits (`from_candidates`), which settles nearly all rows
-of a trained model; the rest goes through `radix`. Both give the same tokens.
+Rows are first tried on their largest few logits, which settles nearly all rows of a trained model,
+then on more of them, and the rest goes through `radix`. All three give the same tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from torch import Tensor
 from engine.sampling import radix
 from engine.sampling.draw import BROKEN, draw, draw_small
 
-#: Largest logits that rows without a top_k are tried on.
+#: Largest logits that rows without a small top_k are tried on, first and second.
 CANDIDATES = 64
+MORE_CANDIDATES = 2048
 
 
 @dataclass(slots=True)
@@ -75,10 +76,21 @@ def sample_filtered(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor
         return tokens
     tokens, settled = _from_candidates(logits, values, ids, filters, uniform)
     if not bool(settled.all()):
-        rest = (~settled).nonzero().squeeze(-1)
-        for rows in rest.split(radix.rows_at_once(logits.shape[-1])):
-            tokens[rows] = _from_whole_rows(logits[rows], filters.select(rows), uniform[rows])
+        rows = (~settled).nonzero().squeeze(-1)
+        tokens[rows] = _sample_unsettled(logits[rows], filters.select(rows), uniform[rows])
     return tokens
+
+
+def _sample_unsettled(logits: Tensor, filters: Filters, uniform: Tensor) -> Tensor:
+    """Tokens for rows whose first candidates weren't enough."""
+    vocab = logits.shape[-1]
+    if filters.width < MORE_CANDIDATES < vocab // 2:
+        wider = replace(filters, width=MORE_CANDIDATES)
+        return sample_filtered(logits, wider, uniform)
+    rows = torch.arange(len(logits), device=logits.device).split(radix.rows_at_once(vocab))
+    return torch.cat(
+        [_from_whole_rows(logits[part], filters.select(part), uniform[part]) for part in rows]
+    )
 
 
 def _mass(logits: Tensor, filters: Filters, best: Tensor) -> Tensor:

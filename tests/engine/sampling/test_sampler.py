@@ -8,13 +8,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from engine.sampling import Sampler, SequenceSampling, batch, radix
+from engine.sampling import Sampler, SequenceSampling, batch, filters, radix
 from engine.sampling_params import SamplingParams
 from tests.engine.sampling import reference
 
 EOS = (0, 3)
 MANY = settings(
-    max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
+    max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True
 )
 
 
@@ -65,10 +65,11 @@ def cases(draw, vocab):
 
 @pytest.mark.parametrize("vocab", [7, 97, 300, 700])
 @pytest.mark.parametrize("candidates", [2, 64])
-@given(data=st.data())
+@given(data=st.data(), more=st.sampled_from([9, 2048]))
 @MANY
-def test_mixed_batches_equal_the_reference(monkeypatch, vocab, candidates, data):
-    """With two candidates only, nearly every filter goes through the radix selection."""
+def test_mixed_batches_equal_the_reference(monkeypatch, vocab, candidates, data, more):
+    """With few candidates, nearly every filter goes through the radix selection."""
+    monkeypatch.setattr(filters, "MORE_CANDIDATES", more)
     monkeypatch.setattr(batch, "CANDIDATES", candidates)
     monkeypatch.setattr(batch, "SMALL_TOP_K", candidates)
     rows = data.draw(st.lists(cases(vocab), min_size=1, max_size=5))
