@@ -1,0 +1,72 @@
+"""What Quire's commands have in common: clear errors, tables, the data dir."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import redis
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db import OperationalError, ProgrammingError
+
+from engine.errors import QuireError
+from tenants.models import Tenant
+
+
+class QuireCommand(BaseCommand):
+    """Turns expected errors into one clear line, and takes `--data-dir`."""
+
+    requires_system_checks: Sequence[str] = ()
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        """Add what every command takes; `manage.py` itself acts on it."""
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.add_argument(
+            "--data-dir",
+            metavar="DIR",
+            help="where this instance keeps its files (default: QUIRE_DATA_DIR or .quire)",
+        )
+        return parser
+
+    def execute(self, *args: Any, **options: Any) -> Any:
+        """Run; refusals and missing services become a `CommandError`."""
+        try:
+            return super().execute(*args, **options)
+        except QuireError as error:
+            raise CommandError(error.message) from error
+        except redis.RedisError as error:
+            raise CommandError(f"Redis at {settings.REDIS_URL}: {error}") from error
+        except (OperationalError, ProgrammingError) as error:
+            explain_database(error)
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+        """Print columns."""
+        cells = [list(head), *([str(cell) for cell in row] for row in rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row in cells:
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            self.stdout.write(line.rstrip())
+
+    def note(self, text: str) -> None:
+        """Say something to the person, beside the output that a script may read."""
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def explain_database(error: Exception) -> NoReturn:
+    """Raise a `CommandError` that says what to do about a database error."""
+    text = str(error).lower()
+    if "no such table" in text or "does not exist" in text or "no such column" in text:
+        raise CommandError(
+            "The database is not set up yet: run `manage.py up`, or `manage.py migrate`."
+        ) from error
+    raise CommandError(f"The database can't be used: {error}") from error
+
+
+def find_tenant(slug: str) -> Tenant:
+    """The tenant, or a `CommandError` that names those there are."""
+    tenant = Tenant.objects.filter(slug=slug).first()
+    if tenant is None:
+        known = ", ".join(Tenant.objects.values_list("slug", flat=True)[:20]) or "none yet"
+        raise CommandError(f"There is no tenant {slug!r}. Tenants: {known}.")
+    return tenant

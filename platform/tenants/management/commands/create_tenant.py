@@ -1,0 +1,49 @@
+"""`manage.py create_tenant NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+from tenants.models import User
+
+
+class Command(QuireCommand):
+    """Add a tenant."""
+
+    help = "Add a tenant: whose requests, whose cache, whose bill. Keys come with create_key."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """The name, and what a tenant may have."""
+        parser.add_argument("name", help="its name, such as 'Acme Inc'")
+        parser.add_argument("--slug", default="", help="short name (default: from the name)")
+        parser.add_argument("--owner", metavar="USERNAME", help="a user who owns it")
+        parser.add_argument(
+            "--weight", type=float, help="share of a busy engine beside other tenants (default: 1)"
+        )
+        parser.add_argument(
+            "--max-priority", type=int, help="how far ahead of others it may ask to run"
+        )
+        parser.add_argument("--requests-per-minute", type=int, metavar="N")
+        parser.add_argument("--tokens-per-minute", type=int, metavar="N")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Create it and print its short name."""
+        owner = None
+        if options["owner"]:
+            owner = User.objects.filter(username=options["owner"]).first()
+            if owner is None:
+                raise CommandError(f"There is no user {options['owner']!r}.")
+        names = ("weight", "max_priority", "requests_per_minute", "tokens_per_minute")
+        limits = {name: options[name] for name in names if options[name] is not None}
+        tenant = actions.create_tenant(
+            actor=COMMAND_LINE,
+            name=options["name"],
+            slug=options["slug"],
+            owner=owner,
+            **limits,
+        )
+        self.stdout.write(tenant.slug)
+        self.note(f"Its first key: manage.py create_key --tenant {tenant.slug}")

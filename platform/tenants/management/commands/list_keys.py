@@ -1,0 +1,37 @@
+"""`manage.py list_keys`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from tenants.commands import QuireCommand, find_tenant
+from tenants.models import ApiKey
+
+
+class Command(QuireCommand):
+    """List API keys."""
+
+    help = "List API keys by their prefix. What was shown once can't be shown again."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which keys."""
+        parser.add_argument("--tenant", metavar="NAME", help="of this tenant alone")
+        parser.add_argument("--all", action="store_true", help="revoked and expired ones too")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print a table."""
+        keys = ApiKey.objects.select_related("tenant")
+        if options["tenant"]:
+            keys = keys.filter(tenant=find_tenant(options["tenant"]))
+        rows = [
+            (key.public_id, key.prefix, key.tenant, key.name, key.state(), *times(key))
+            for key in keys
+            if options["all"] or key.state() == "active"
+        ]
+        self.table(("ID", "KEY", "TENANT", "NAME", "STATE", "CREATED", "LAST USED"), rows)
+
+
+def times(key: ApiKey) -> tuple[str, str]:
+    """When it was made and last used."""
+    used = f"{key.last_used_at:%Y-%m-%d %H:%M}" if key.last_used_at else "never"
+    return f"{key.created_at:%Y-%m-%d %H:%M}", used
