@@ -83,6 +83,7 @@ def spawn(
     stdout: IO[bytes] | int | None = None,
     stderr: IO[bytes] | int | None = None,
     death_signal: signal.Signals = signal.SIGTERM,
+    pass_fds: Sequence[int] = (),
 ) -> ManagedProcess:
     """Start a child in a group of its own.
 
@@ -90,6 +91,7 @@ def spawn(
         env: added to this process's environment.
         death_signal: what the child gets when the thread that started it ends (Linux), so call
             this from a thread that lives as long as the child shall.
+        pass_fds: open files that the child keeps, under the same numbers.
     """
     popen = subprocess.Popen(
         list(command),
@@ -99,6 +101,7 @@ def spawn(
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
+        pass_fds=tuple(pass_fds),
         preexec_fn=_die_with_parent(death_signal),
     )
     return ManagedProcess(name, popen)

@@ -1,0 +1,63 @@
+"""`manage.py engine MODEL`."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import CommandParser
+
+from catalog import actions
+from catalog.engine_command import replica_command
+from catalog.engine_options import NAMED, given_settings
+from catalog.models import DesiredState, ServedModel
+from engine.config import add_cli_args
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Run one replica."""
+
+    help = (
+        "Run one replica of a model here, in the foreground, until Ctrl-C. It joins the gateways "
+        "through Redis (REDIS_URL); nothing starts it again when it ends."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """The model, and every setting of the engine."""
+        parser.usage = "%(prog)s model_or_name [--name NAME] [engine settings]"
+        parser.add_argument("model_or_name", help="a model's name in the catalogue, or a folder")
+        parser.add_argument("--name", help="what clients send as `model` (default: the folder's)")
+        parser.add_argument("--replica-id", help="unique (default: from model, host and process)")
+        add_cli_args(parser, skip=NAMED)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Make sure that the catalogue knows the model, then become the engine's process."""
+        model = self._model(options)
+        replica_id = options["replica_id"] or f"{model.pk}-{socket.gethostname()}-{os.getpid()}"
+        command = replica_command(
+            {**model.engine_settings, **given_settings(options)},
+            replica_id=replica_id,
+            redis_url=settings.REDIS_URL,
+            key_prefix=settings.QUIRE["KEY_PREFIX"],
+            drain_seconds=settings.QUIRE["DRAIN_SECONDS"],
+            program=settings.QUIRE["ENGINE_COMMAND"],
+        )
+        self.note(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")
+        os.chdir(settings.BASE_DIR)
+        os.execvp(command[0], command)
+
+    def _model(self, options: dict[str, Any]) -> ServedModel:
+        """The catalogue's row; a new one is marked as nobody's to start."""
+        given = options["model_or_name"]
+        name = options["name"] or given
+        known = ServedModel.objects.filter(name=name).first()
+        if known is None and options["name"] is None:
+            name = Path(given).resolve().name
+            known = ServedModel.objects.filter(name=name).first()
+        if known is not None and known.desired_state == DesiredState.LOADED:
+            return known
+        source = "" if known is not None else given
+        return actions.load_model(actor=COMMAND_LINE, name=name, source=source, managed=False)

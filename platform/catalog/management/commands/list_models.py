@@ -1,0 +1,42 @@
+"""`manage.py list_models`."""
+
+from typing import Any
+
+from catalog.models import ServedModel
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """List models and their replicas."""
+
+    help = "List the models of the catalogue, and how their replicas are."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print a table."""
+        models = ServedModel.objects.prefetch_related("replicas", "tenants")
+        self.table(
+            ("NAME", "STATE", "REPLICAS", "CONTEXT", "FOR", "SOURCE"),
+            [
+                (
+                    model.name,
+                    model.desired_state,
+                    replicas(model),
+                    model.max_model_len or "?",
+                    "everyone" if model.public else ",".join(t.slug for t in model.tenants.all()),
+                    model.source,
+                )
+                for model in models
+            ],
+        )
+        for model in models:
+            for replica in model.replicas.all():
+                if replica.detail:
+                    self.note(f"{replica.replica_id}: {replica.detail}")
+
+
+def replicas(model: ServedModel) -> str:
+    """Such as `1 ready, 1 loading`."""
+    states: dict[str, int] = {}
+    for replica in model.replicas.all():
+        states[replica.state] = states.get(replica.state, 0) + 1
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "none"

@@ -1,0 +1,68 @@
+"""`manage.py load_model PATH_OR_HUB_ID --name NAME`."""
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandParser
+from django.db import transaction
+
+from catalog import actions
+from catalog.engine_options import NAMED, given_settings
+from catalog.models import ServedModel
+from catalog.wait import wait_until_ready
+from engine.config import add_cli_args
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, find_tenant
+
+
+class Command(QuireCommand):
+    """Have a model served."""
+
+    help = (
+        "Have a model served. The supervisor (part of `manage.py up`, or `manage.py supervise`) "
+        "starts its replicas."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """The model, its name, and every setting of the engine."""
+        parser.usage = "%(prog)s source [--name NAME] [--wait] [engine settings]"
+        parser.add_argument(
+            "source", help="model folder or hub id; or the name of a model that was unloaded"
+        )
+        parser.add_argument("--name", help="what clients send as `model` (default: the folder's)")
+        parser.add_argument("--replicas", type=int, metavar="N", help="on each node (default: 1)")
+        parser.add_argument("--node", metavar="HOST", help="run it on this host alone")
+        parser.add_argument(
+            "--tenant",
+            action="append",
+            metavar="NAME",
+            help="serve it to this tenant alone; may be given several times",
+        )
+        parser.add_argument("--wait", action="store_true", help="return when it can be asked")
+        parser.add_argument(
+            "--timeout", type=float, default=600, metavar="S", help="of --wait (default: 600)"
+        )
+        add_cli_args(parser, skip=NAMED)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Write the wish down; wait if asked."""
+        source, name = options["source"], options["name"]
+        known = ServedModel.objects.filter(name=source).exists()
+        settings = given_settings(options)
+        tenants = [find_tenant(slug) for slug in options["tenant"] or []]
+        with transaction.atomic():
+            model = actions.load_model(
+                actor=COMMAND_LINE,
+                name=name or (source if known else Path(source).resolve().name),
+                source="" if known and name in (None, source) else source,
+                settings=settings if settings or not known else None,
+                num_replicas=options["replicas"],
+                node=options["node"],
+            )
+            if tenants:
+                actions.share_model(actor=COMMAND_LINE, model=model, tenants=tenants, public=False)
+        if options["wait"]:
+            wait_until_ready(model, options["timeout"], self.note)
+            self.stdout.write(f"{model.name} is ready.")
+        else:
+            self.stdout.write(f"{model.name} is being loaded. See manage.py list_models.")

@@ -1,0 +1,44 @@
+"""`manage.py supervise`."""
+
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from catalog.supervisor import TICK_S, Supervisor
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Run this node's replicas."""
+
+    help = (
+        "Run the replicas that the catalogue wants on this node, and start those anew that die. "
+        "One per node; `manage.py up` has one built in."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which node this is."""
+        parser.add_argument("--node", default="", help="this node's name (default: the host's)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Reconcile until told to stop; a second signal kills."""
+        supervisor = Supervisor(node=options["node"])
+        signals: list[int] = []
+
+        def on_signal(number: int, frame: FrameType | None) -> None:
+            signals.append(number)
+            if len(signals) > 1:
+                supervisor.kill()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, on_signal)
+        self.note(f"Supervising {supervisor.node}; Ctrl-C drains and ends its replicas.")
+        try:
+            while not signals:
+                supervisor.tick()
+                time.sleep(TICK_S)
+        finally:
+            supervisor.stop()

@@ -1,0 +1,34 @@
+"""`manage.py unload_model NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from catalog import actions
+from catalog.commands import find_model
+from catalog.wait import wait_until_gone
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Stop serving a model."""
+
+    help = "Stop serving a model: its replicas finish their streams and end."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which model."""
+        parser.add_argument("name", help="the model's name, see list_models")
+        parser.add_argument("--wait", action="store_true", help="return when it's gone")
+        parser.add_argument(
+            "--timeout", type=float, default=120, metavar="S", help="of --wait (default: 120)"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Write the wish down; wait if asked."""
+        model = actions.unload_model(actor=COMMAND_LINE, model=find_model(options["name"]))
+        if options["wait"]:
+            wait_until_gone(model, options["timeout"])
+            self.stdout.write(f"{model.name} is unloaded.")
+        else:
+            self.stdout.write(f"{model.name} is being unloaded.")

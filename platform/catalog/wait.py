@@ -1,0 +1,60 @@
+"""Waiting for a model to be served, or to be gone."""
+
+import time
+from collections.abc import Callable
+
+from django.db import close_old_connections
+
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from tenants.errors import Conflict, ServiceUnavailable
+
+POLL_S = 0.2
+#: A supervisor takes a new model up within a second; after this long there is none.
+PICKED_UP_S = 15.0
+
+
+def wait_until_ready(
+    model: ServedModel, timeout: float, say: Callable[[str], None] = lambda text: None
+) -> None:
+    """Block until a replica serves the model.
+
+    Raises: `Conflict` when its replicas fail or it's unloaded meanwhile, `ServiceUnavailable` when
+    no supervisor takes it up or the time is over.
+    """
+    started, told, last = time.monotonic(), False, ""
+    while True:
+        rows = _rows(model)
+        if any(row.state == ReplicaState.READY for row in rows):
+            return
+        failed = [row for row in rows if row.state == ReplicaState.FAILED]
+        if failed and len(failed) == len(rows):
+            raise Conflict(f"{model.name} can't be loaded: {failed[0].detail}")
+        if not ServedModel.objects.filter(pk=model.pk, desired_state=DesiredState.LOADED).exists():
+            raise Conflict(f"{model.name} was unloaded meanwhile.")
+        waited = time.monotonic() - started
+        alive = [row for row in rows if row.state != ReplicaState.STOPPED]
+        if not alive and waited > PICKED_UP_S and not told:
+            say("No supervisor has taken it up: is `manage.py up` or `supervise` running?")
+            told = True
+        if waited > timeout:
+            raise ServiceUnavailable(f"{model.name} is not ready after {timeout:.0f} s.")
+        now = ", ".join(f"{row.replica_id} is {row.state}" for row in alive)
+        if now and now != last:
+            say(now)
+            last = now
+        close_old_connections()
+        time.sleep(POLL_S)
+
+
+def wait_until_gone(model: ServedModel, timeout: float) -> None:
+    """Block until no replica holds the model. Raises `ServiceUnavailable` when time is over."""
+    deadline = time.monotonic() + timeout
+    gone = (ReplicaState.STOPPED, ReplicaState.FAILED)
+    while any(row.state not in gone for row in _rows(model)):
+        if time.monotonic() > deadline:
+            raise ServiceUnavailable(f"{model.name} still drains after {timeout:.0f} s.")
+        time.sleep(POLL_S)
+
+
+def _rows(model: ServedModel) -> list[Replica]:
+    return list(Replica.objects.filter(served_model=model))
