@@ -8,6 +8,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent
 
 
+def take_data_dir(arguments: list[str]) -> list[str]:
+    """Act on `--data-dir DIR`, which settings need before any command sees its options."""
+    rest = []
+    words = iter(arguments)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if name != "--data-dir":
+            rest.append(word)
+            continue
+        folder = value if equals else next(words, "")
+        if not folder or folder.startswith("-"):
+            raise SystemExit("--data-dir needs a folder.")
+        os.environ["QUIRE_DATA_DIR"] = folder
+    return rest
+
+
 def main() -> None:
     """Run one management command with the repository and `platform/` on the path."""
     # `platform/` is a source root, not a package: the standard library keeps its name.
@@ -15,13 +31,14 @@ def main() -> None:
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    arguments = take_data_dir(sys.argv)
     try:
         from django.core.management import execute_from_command_line
     except ImportError as error:
         raise SystemExit(
             f"Django can't be imported ({error}). Run `make up` or `make install` first."
         ) from error
-    execute_from_command_line(sys.argv)
+    execute_from_command_line(arguments)
 
 
 if __name__ == "__main__":

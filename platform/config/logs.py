@@ -76,5 +76,6 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
             "django.server": {"handlers": ["stderr"], "level": level, "propagate": False},
             "daphne": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},
+            "uvicorn": {"level": "WARNING"},
         },
     }

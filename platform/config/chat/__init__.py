@@ -1,0 +1,1 @@
+"""`manage.py chat`: a conversation in the terminal, over the same HTTP as every client."""

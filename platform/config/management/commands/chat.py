@@ -1,0 +1,86 @@
+"""`manage.py chat`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import CommandError, CommandParser
+
+from config.chat.api import ApiError, ChatApi
+from config.chat.conversation import Conversation
+from config.chat.terminal import Terminal
+from config.up.banner import INSTANCE_FILE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Chat in the terminal."""
+
+    help = (
+        "Chat with a model in the terminal, over HTTP. Finds the instance that `manage.py up` runs "
+        "in the data dir by itself; --url and --api-key talk to any other server."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whom to talk to, and how."""
+        parser.add_argument("message", nargs="*", help="one question; without it a conversation")
+        parser.add_argument("--url", help="of the server (default: QUIRE_URL, or the data dir's)")
+        parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")
+        parser.add_argument("--model", help="(default: the first that the server lists)")
+        parser.add_argument("--system", default="", help="system message")
+        parser.add_argument("--temperature", type=float)
+        parser.add_argument("--max-tokens", type=int)
+        parser.add_argument("--seed", type=int)
+        parser.add_argument("--insecure", action="store_true", help="accept any certificate")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Find the server, then talk."""
+        url, key = find_server(Path(settings.DATA_DIR), options["url"], options["api_key"])
+        api = ChatApi(url, key, verify=not options["insecure"])
+        names = ("temperature", "max_tokens", "seed")
+        sampling = {name: options[name] for name in names if options[name] is not None}
+        try:
+            models = api.models()
+            model = options["model"] or (models[0] if models else "")
+            if model not in models:
+                known = ", ".join(models) or "none"
+                raise CommandError(f"{api.url} has no model {model!r} for this key, but: {known}.")
+            self._talk(Terminal(api, model, Conversation(options["system"]), sampling), options)
+        except ApiError as error:
+            raise CommandError(str(error)) from error
+        finally:
+            api.close()
+
+    def _talk(self, terminal: Terminal, options: dict[str, Any]) -> None:
+        if options["message"]:
+            if not terminal.ask(" ".join(options["message"])):
+                raise SystemExit(1)
+            return
+        self.note(f"Talking to {terminal.model} at {terminal.api.url}. /help lists the commands.")
+        terminal.run()
+
+
+def find_server(data_dir: Path, url: str | None, api_key: str | None) -> tuple[str, str]:
+    """Address and key: as given, from the environment, or of the instance in the data dir.
+
+    A key from the data dir is only sent to that data dir's own address.
+    """
+    url = url or os.environ.get("QUIRE_URL")
+    api_key = api_key or os.environ.get("QUIRE_API_KEY")
+    try:
+        running = json.loads((data_dir / INSTANCE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        running = {}
+    if url is None:
+        if not running:
+            raise CommandError(
+                f"No instance runs in {data_dir}. Start one with `manage.py up`, or give --url."
+            )
+        url = str(running["url"])
+    if api_key is None and running.get("url") == url.rstrip("/").removesuffix("/v1"):
+        api_key = str(running["api_key"])
+    return url, api_key or ""

@@ -1,0 +1,152 @@
+"""`manage.py up`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management import call_command
+from django.core.management.base import CommandError, CommandParser
+
+from catalog.engine_options import NAMED, given_settings
+from catalog.supervisor import Supervisor
+from config.datadir import make_private
+from config.embedded_redis import EmbeddedRedisError
+from config.up.banner import INSTANCE_FILE, banner, write_ready_file
+from config.up.credentials import ensure_credentials
+from config.up.first_token import FirstToken
+from config.up.gateways import Gateways, listen, url_of
+from config.up.lock import InUse, exclusive
+from config.up.models import ensure_model
+from config.up.stack import Stack, StartFailed, Stopped
+from engine.config import add_cli_args
+from metering.drain import Drainer
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Run everything."""
+
+    help = (
+        "Run all of Quire in one group of processes: Redis (unless REDIS_URL is set), migrations, "
+        "an engine replica, the web server. Prints the address, a login, an API key and a curl to "
+        "paste once the first token can be served. Ctrl-C stops everything. Without --model it "
+        "serves the models that are loaded in the catalogue, or else the bundled demo model."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Where to listen, what to serve, whom to tell."""
+        parser.usage = "%(prog)s [--model PATH_OR_HUB_ID] [--port N] [engine settings]"
+        parser.add_argument(
+            "--host", default="127.0.0.1", help="to listen on (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--port", type=int, default=8000, help="0 picks a free one (default: %(default)s)"
+        )
+        parser.add_argument("--model", metavar="PATH_OR_HUB_ID", help="model to serve")
+        parser.add_argument(
+            "--served-model-name", metavar="NAME", help="what clients call it (default: the folder)"
+        )
+        parser.add_argument(
+            "--workers", type=int, default=1, metavar="N", help="gateway processes (default: 1)"
+        )
+        parser.add_argument(
+            "--asgi-server",
+            choices=("uvicorn", "daphne"),
+            default="uvicorn",
+            help="default: uvicorn",
+        )
+        parser.add_argument("--ssl-certfile", metavar="FILE", help="serve HTTPS with it")
+        parser.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
+        parser.add_argument(
+            "--ready-file",
+            metavar="FILE",
+            help="written, with mode 0600, once a first token can be served: JSON with url, "
+            "api_key, model, admin_url, admin_user and admin_password",
+        )
+        add_cli_args(parser, skip=NAMED)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Start, prove, tell, run, stop."""
+        check_options(options)
+        data_dir = make_private(Path(settings.DATA_DIR))
+        try:
+            with exclusive(data_dir), Stack(data_dir, settings.QUIRE["DRAIN_SECONDS"]) as stack:
+                self._serve(stack, data_dir, options)
+        except Stopped:
+            self.note("Stopped.")
+        except (InUse, StartFailed, EmbeddedRedisError) as error:
+            raise CommandError(str(error)) from error
+
+    def _serve(self, stack: Stack, data_dir: Path, options: dict[str, Any]) -> None:
+        engine = given_settings(options)
+        listener = self._listen(options)
+        url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
+        used = stack.start_redis()
+        self.note(f"Using {used} and {database_name()}.")
+        call_command("migrate", interactive=False, verbosity=0)
+        credentials = ensure_credentials(data_dir)
+        model = ensure_model(options["model"], options["served_model_name"], engine)
+        stack.gateways = Gateways(
+            listener,
+            options["workers"],
+            {
+                "server": options["asgi_server"],
+                "grace": settings.QUIRE["DRAIN_SECONDS"],
+                "ssl_certfile": options["ssl_certfile"],
+                "ssl_keyfile": options["ssl_keyfile"],
+            },
+        )
+        stack.supervisor = Supervisor()
+        if options["asgi_server"] == "daphne":  # which can't tell an application of its start
+            stack.drainer = Drainer()
+            stack.drainer.start()
+        self.note(f"Loading {model.name} from {model.source} ...")
+        stack.run_until_proven(FirstToken(url, credentials.api_key, model.name), model)
+        instance = data_dir / INSTANCE_FILE
+        write_ready_file(instance, url, model.name, credentials)
+        try:
+            self.stdout.write(banner(url, model.name, credentials, data_dir))
+            self.stdout.flush()
+            if options["ready_file"]:
+                path = Path(options["ready_file"])
+                write_ready_file(path, url, model.name, credentials)
+            stack.run()
+        finally:
+            instance.unlink(missing_ok=True)
+        self.note("Stopping ...")
+
+    def _listen(self, options: dict[str, Any]) -> Any:
+        try:
+            return listen(options["host"], options["port"])
+        except OSError as error:
+            raise CommandError(
+                f"Can't listen on {error.strerror}. Another --port, or --port 0 for a free one."
+            ) from error
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise `CommandError` for options that make no sense, before anything starts."""
+    if not 0 <= options["port"] <= 65535:
+        raise CommandError(f"--port must be in [0, 65535], got {options['port']}.")
+    if not 1 <= options["workers"] <= 64:
+        raise CommandError(f"--workers must be in [1, 64], got {options['workers']}.")
+    if bool(options["ssl_certfile"]) != bool(options["ssl_keyfile"]):
+        raise CommandError("--ssl-certfile and --ssl-keyfile go together.")
+    if options["ssl_certfile"]:
+        if options["asgi_server"] != "uvicorn":
+            raise CommandError("TLS needs --asgi-server uvicorn.")
+        os.environ["QUIRE_TLS"] = "direct"  # for the gateways: secure cookies
+    ready = options["ready_file"]
+    if ready and not Path(ready).absolute().parent.is_dir():
+        raise CommandError(f"--ready-file: there is no folder {Path(ready).absolute().parent}.")
+
+
+def database_name() -> str:
+    """Which database is used, without its password."""
+    default = settings.DATABASES["default"]
+    if default["ENGINE"].endswith("sqlite3"):
+        return f"SQLite in {Path(default['NAME']).parent}"
+    return f"{default['ENGINE'].rpartition('.')[2]} database {default['NAME']}"

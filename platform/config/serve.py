@@ -1,0 +1,74 @@
+"""One gateway process on a listening socket that it inherits: `python -m config.serve OPTIONS FD`.
+
+OPTIONS is a JSON object: `server` ("uvicorn" or "daphne"), `grace` (seconds that open requests get
+at the end), `ssl_certfile` and `ssl_keyfile` (files, or null).
+"""
+
+import json
+import socket
+import sys
+from typing import Any
+
+#: A frame of a WebSocket; consumers have lower limits of their own and say so in words.
+WS_MAX_BYTES = 4 * 1024 * 1024
+KEEP_ALIVE_S = 75
+BACKLOG = 2048
+
+
+def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
+    """uvicorn with httptools and uvloop."""
+    import uvicorn
+
+    from config import asgi
+
+    config = uvicorn.Config(
+        asgi.application,
+        lifespan="on",
+        log_config=None,  # Django's logging is set up, and holds for uvicorn's loggers too
+        access_log=False,
+        server_header=False,
+        proxy_headers=_behind_proxy(),
+        ws_max_size=WS_MAX_BYTES,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=options["grace"],
+        ssl_certfile=options.get("ssl_certfile"),
+        ssl_keyfile=options.get("ssl_keyfile"),
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+def serve_daphne(listener: socket.socket, options: dict[str, Any]) -> None:
+    """daphne. It has no lifespan: what needs one starts at the first request."""
+    from daphne.server import Server
+
+    from config import asgi
+
+    Server(
+        asgi.application,
+        endpoints=[f"fd:fileno={listener.fileno()}"],
+        server_name="",
+        signal_handlers=True,
+        websocket_timeout=-1,
+        proxy_forwarded_address_header="X-Forwarded-For" if _behind_proxy() else None,
+    ).run()
+
+
+def _behind_proxy() -> bool:
+    """Whether `X-Forwarded-*` comes from a proxy of ours and not from a client."""
+    from django.conf import settings
+
+    return settings.TLS == "proxy"
+
+
+SERVERS = {"uvicorn": serve_uvicorn, "daphne": serve_daphne}
+
+
+def main(arguments: list[str]) -> None:
+    """Serve until SIGTERM or SIGINT."""
+    options, number = json.loads(arguments[0]), int(arguments[1])
+    SERVERS[options["server"]](socket.socket(fileno=number), options)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""`manage.py up`: everything in one supervised group of processes."""

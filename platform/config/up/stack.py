@@ -1,0 +1,175 @@
+"""The processes of one instance, started in order and stopped in reverse."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+import redis
+from django.conf import settings
+from django.db import DatabaseError
+
+from catalog.models import Replica, ReplicaState, ServedModel
+from catalog.processes import ManagedProcess
+from catalog.slot import describe_exit
+from catalog.supervisor import TICK_S, Supervisor
+from config import embedded_redis
+from config.up.first_token import FirstToken
+from config.up.gateways import Gateways
+from metering.drain import Drainer, drain_once
+from metering.redis_clients import sync_client
+
+logger = logging.getLogger(__name__)
+
+#: XAUTOCLAIM came with this one.
+OLDEST_REDIS = (6, 2)
+
+
+class StartFailed(RuntimeError):
+    """Something that must run doesn't: the message says what and why."""
+
+
+class Stopped(Exception):
+    """Ctrl-C or SIGTERM came before everything was up."""
+
+
+class Stack:
+    """What `manage.py up` has started so far.
+
+    Use as a context manager: whatever happens inside, everything is stopped at the end.
+    """
+
+    def __init__(self, data_dir: Path, grace: float) -> None:
+        self.data_dir, self.grace = data_dir, grace
+        self.redis: ManagedProcess | None = None
+        self.gateways: Gateways | None = None
+        self.supervisor: Supervisor | None = None
+        self.drainer: Drainer | None = None
+        self.signals: list[int] = []
+        self._old_handlers: dict[int, object] = {}
+
+    def __enter__(self) -> Stack:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            self._old_handlers[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        for number, handler in self._old_handlers.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    # -- start --------------------------------------------------------------------------------
+
+    def start_redis(self) -> str:
+        """Start the embedded server, unless REDIS_URL names another; return what is used."""
+        if os.environ.get("REDIS_URL"):
+            check_redis(settings.REDIS_URL)
+            return "your Redis"
+        self.redis, url = embedded_redis.start(self.data_dir)
+        check_redis(url)
+        return "the embedded Redis"
+
+    # -- run ----------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Keep everything running. Raises `StartFailed` for what can't be mended, `Stopped`."""
+        if self.signals:
+            raise Stopped
+        if self.redis is not None and (status := self.redis.poll()) is not None:
+            logger.error("the embedded Redis %s; it starts again", describe_exit(status))
+            self.redis, _ = embedded_redis.start(self.data_dir)
+        if self.gateways is not None:
+            self.gateways.tick()
+            if self.gateways.broken:
+                raise StartFailed("The gateway ends at every start; its log above says why.")
+        if self.supervisor is not None:
+            self.supervisor.tick()
+
+    def run_until_proven(self, probe: FirstToken, model: ServedModel) -> None:
+        """Until a first token was served. Raises `StartFailed` when the model can't be loaded."""
+        try:
+            while not probe.proven.is_set():
+                self.tick()
+                if is_ready(model) and probe.ident is None:
+                    probe.start()
+                time.sleep(TICK_S)
+        finally:
+            probe.stop()
+
+    def run(self) -> None:
+        """Until Ctrl-C or SIGTERM."""
+        try:
+            while True:
+                self.tick()
+                time.sleep(TICK_S)
+        except Stopped:
+            return
+
+    # -- stop ---------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Gateways first, so that their streams can end; then replicas, usage, Redis."""
+        if self.gateways is not None:
+            self.gateways.stop(self.grace)
+        if self.supervisor is not None:
+            self.supervisor.stop()
+        if self.drainer is not None:
+            self.drainer.stop()
+        if self.redis is not None:
+            self._write_usage()
+            self.redis.stop(grace=10)
+        self.gateways = self.supervisor = self.drainer = self.redis = None
+
+    def _write_usage(self) -> None:
+        """What is still in the spool."""
+        client = sync_client()
+        try:
+            drain_once(client, claim_idle_ms=0)
+        except (redis.RedisError, DatabaseError) as error:
+            logger.warning("usage stays in the spool until the next start: %s", error)
+        finally:
+            client.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.signals.append(number)
+        if len(self.signals) == 1:
+            logger.info("stopping; once more kills")
+            return
+        # A second time: no more patience with streams.
+        if self.gateways is not None:
+            self.gateways.kill()
+        if self.supervisor is not None:
+            self.supervisor.kill()
+
+
+def check_redis(url: str) -> None:
+    """Raise `StartFailed` unless a server answers there that is new enough."""
+    client = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+    try:
+        version = str(client.info("server")["redis_version"])
+    except redis.RedisError as error:
+        raise StartFailed(f"Redis at {hide_password(url)} can't be used: {error}") from error
+    finally:
+        client.close()
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers < OLDEST_REDIS:
+        raise StartFailed(f"Redis {version} is too old: 6.2 or later is needed.")
+
+
+def hide_password(url: str) -> str:
+    """The address without what lets one in."""
+    return re.sub(r"//[^@/]*@", "//", url)
+
+
+def is_ready(model: ServedModel) -> bool:
+    """Whether a replica serves. Raises `StartFailed` when every one of them has failed to load."""
+    rows = list(Replica.objects.filter(served_model=model))
+    failed = [row for row in rows if row.state == ReplicaState.FAILED]
+    if failed and len(failed) == len(rows):
+        raise StartFailed(f"{model.name} can't be served: {failed[0].detail}")
+    return any(row.state == ReplicaState.READY for row in rows)

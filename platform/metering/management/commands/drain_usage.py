@@ -1,0 +1,37 @@
+"""`manage.py drain_usage`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from metering.drain import CLAIM_AFTER_MS, drain_once
+from metering.redis_clients import sync_client
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Empty the usage spool once."""
+
+    help = (
+        "Write the usage that waits in Redis into the ledger, once. Gateways do this all the time; "
+        "this is for when none runs."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whom to take work from."""
+        parser.add_argument(
+            "--claim-after",
+            type=float,
+            default=CLAIM_AFTER_MS / 1000,
+            metavar="S",
+            help="take over what another drainer has held this long (default: %(default)s)",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Drain and say how much."""
+        client = sync_client()
+        try:
+            count = drain_once(client, claim_idle_ms=int(options["claim_after"] * 1000))
+        finally:
+            client.close()
+        self.stdout.write(f"{count} records written.")
