@@ -19,7 +19,7 @@ from engine.errors import ConfigError
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 DEVICES = ("auto", "cpu")
-POLICIES = ("fcfs", "priority")
+POLICIES = ("fair", "fcfs", "priority")
 KV_DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -69,7 +69,11 @@ class EngineConfig:
     long_prefill_token_threshold: int = _option(
         0, "most prompt tokens of one request in one step; 0: the budget", low=0
     )
-    scheduling_policy: str = _option("fcfs", "order of the waiting queue", choices=POLICIES)
+    scheduling_policy: str = _option(
+        "fair",
+        "order of the waiting queue; fair: shares between tenants, by their weights",
+        choices=POLICIES,
+    )
     device: str = _option("auto", "where the model runs", choices=DEVICES)
     num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
     cpu_kernels: bool = _option(True, "use the compiled CPU kernels; off: plain torch")

@@ -133,6 +133,7 @@ class EngineCore:
         """Append what was sampled, find what has ended, and make the deltas."""
         deltas = []
         special = bool(result.prompt_logprobs or result.errors)
+        charge = self.scheduler.waiting.charge_output
         for at, (sequence, token_id) in enumerate(zip(scheduled, result.token_ids, strict=True)):
             sequence.isolated = False
             if special:
@@ -144,6 +145,7 @@ class EngineCore:
             if token_id < 0:
                 continue
             self.stats.generation_tokens_total += 1
+            charge(sequence)
             first = sequence.first_token_at == 0.0
             if first:
                 sequence.first_token_at = time.time()

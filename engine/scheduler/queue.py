@@ -31,6 +31,12 @@ class WaitingQueue(ABC):
     @abstractmethod
     def _drop_head(self) -> None: ...
 
+    def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
+        """A sequence starts and will compute `num_tokens` of its prompt. Fair policies count it."""
+
+    def charge_output(self, sequence: Sequence) -> None:  # noqa: B027
+        """A sequence got one output token. Fair policies count it."""
+
     def push(self, sequence: Sequence) -> None:
         """Queue a new sequence."""
         self._count += 1
@@ -98,8 +104,3 @@ class PriorityQueue(WaitingQueue):
 
     def _drop_head(self) -> None:
         heapq.heappop(self._heap)
-
-
-def make_queue(policy: str) -> WaitingQueue:
-    """The queue of a `scheduling_policy`."""
-    return PriorityQueue() if policy == "priority" else FCFSQueue()

@@ -12,7 +12,7 @@ import time
 from engine.config import EngineConfig
 from engine.kv_cache import KVCacheManager
 from engine.scheduler.plan import NewSequence, StepPlan
-from engine.scheduler.queue import make_queue
+from engine.scheduler.policies import make_queue
 from engine.scheduler.sequence import Sequence, Status
 
 
@@ -101,7 +101,7 @@ class Scheduler:
         After a preemption nothing new is admitted in the same step: it would take the blocks that
         were just freed for those who have waited longer.
         """
-        if self.config.scheduling_policy == "priority":
+        if self.config.scheduling_policy != "fcfs":
             # So that the one to preempt is always the last, here as with FCFS.
             self.running.sort(key=lambda sequence: (sequence.request.priority, sequence.seq_id))
         budget, before = self.token_budget, self.num_preemptions
@@ -189,6 +189,7 @@ class Scheduler:
             sequence.flight.num_cached_tokens = sequence.num_cached_tokens
             self.kv.num_query_tokens += sequence.num_tokens
             self.kv.num_hit_tokens += computed
+            self.waiting.charge_prompt(sequence, sequence.num_tokens - computed)
         sequence.status = Status.RUNNING
         sequence.num_computed_tokens = computed
 

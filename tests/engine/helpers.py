@@ -21,7 +21,14 @@ class Driver:
         self.count = 0
 
     def add(
-        self, prompt: list[int], *, priority: int = 0, namespace: str = "", max_tokens: int = 1000
+        self,
+        prompt: list[int],
+        *,
+        priority: int = 0,
+        namespace: str = "",
+        max_tokens: int = 1000,
+        tenant: str = "default",
+        weight: float = 1.0,
     ) -> Sequence:
         """Queue a prompt."""
         message = EngineRequest(
@@ -30,6 +37,8 @@ class Driver:
             prompt_token_ids=prompt,
             sampling=SamplingParams(max_tokens=max_tokens),
             priority=priority,
+            tenant=tenant,
+            weight=weight,
         )
         sequence = Sequence(
             seq_id=self.count,
@@ -55,6 +64,7 @@ class Driver:
                 and sequence.num_computed_tokens == sequence.num_tokens
             ):
                 sequence.token_ids.append(next_token)
+                self.scheduler.waiting.charge_output(sequence)
         self.scheduler.check_integrity()
         return plan
 

@@ -158,7 +158,7 @@ def test_a_failed_step_leaves_nothing_cached_and_its_sequences_run_alone() -> No
 
 
 def test_a_hundred_thousand_queued_requests_are_not_walked() -> None:
-    driver = Driver(num_blocks=50, max_num_seqs=2, max_waiting=200_000)
+    driver = Driver(num_blocks=50, max_num_seqs=2, scheduling_policy="fcfs")
     sequences = [driver.add([i % 97, 1]) for i in range(100_000)]
     queue = driver.scheduler.waiting
     before = len(queue._queue)  # type: ignore[attr-defined]
@@ -176,7 +176,7 @@ def test_a_hundred_thousand_queued_requests_are_not_walked() -> None:
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(4, 40),
     budget=st.integers(1, 40),
-    policy=st.sampled_from(["fcfs", "priority"]),
+    policy=st.sampled_from(["fair", "fcfs", "priority"]),
     caching=st.booleans(),
 )
 def test_any_mix_of_arrivals_aborts_and_preemptions_keeps_the_books_balanced(
@@ -197,7 +197,8 @@ def test_any_mix_of_arrivals_aborts_and_preemptions_keeps_the_books_balanced(
         action = rng.random()
         if action < 0.3:
             prompt = rng.choice(stems)[: rng.randint(1, min(40, capacity - 1))]
-            live.append(driver.add(prompt, priority=rng.randint(0, 3)))
+            tenant = rng.choice("abc")
+            live.append(driver.add(prompt, priority=rng.randint(0, 3), tenant=tenant))
         elif action < 0.4 and live:
             driver.scheduler.finish(live.pop(rng.randrange(len(live))), "abort")
         driver.step(next_token=rng.randint(0, 3))
