@@ -6,11 +6,11 @@ allocated. Checks that need the model (vocabulary, context) are in `check_agains
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgspec
 
+from engine.checks import integer, is_unicode, number, token_ids
 from engine.errors import ContextLengthExceeded, InvalidRequest
 
 GREEDY_EPS = 1e-5
@@ -19,27 +19,17 @@ MAX_STOP = 64
 MAX_STOP_CHARS = 4096
 MAX_LOGIT_BIAS = 4096
 MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_TOKENS = 4 * MAX_STOP_CHARS
+MAX_STOP_TOKEN_IDS = 1024
+MAX_ALLOWED_TOKEN_IDS = 65536
 MAX_SEED = 2**63 - 1
-_INT_LIMIT = 2**31 - 1
-
-
-def _number(name: str, value: Any, low: float, high: float, low_open: bool = False) -> None:
-    """A finite real number within [low, high] (or (low, high])."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise InvalidRequest(f"{name} must be a finite number, got {value!r}.", param=name)
-    if value < low or value > high or (low_open and value == low):
-        left = "(" if low_open else "["
-        raise InvalidRequest(
-            f"{name} must be in {left}{low:g}, {high:g}], got {value!r}.", param=name
-        )
-
-
-def _integer(name: str, value: Any, low: int, high: int = _INT_LIMIT) -> None:
-    """An int (no bool) within [low, high]."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be an integer, got {value!r}.", param=name)
-    if value < low or value > high:
-        raise InvalidRequest(f"{name} must be in [{low}, {high}], got {value}.", param=name)
+_FLAGS = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -100,27 +90,26 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        if self.top_k == 0:
-            self.top_k = -1
         self._check_counts()
         self._check_numbers()
         self._check_stops()
         self._check_token_lists()
-        for name in ("ignore_eos", "detokenize", "skip_special_tokens"):
+        self._check_processors()
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false.", param=name)
 
     def _check_counts(self) -> None:
-        _integer("n", self.n, 1, MAX_N)
+        integer("n", self.n, 1, MAX_N)
         if self.best_of is not None:
-            _integer("best_of", self.best_of, 1, MAX_N)
+            integer("best_of", self.best_of, 1, MAX_N)
             if self.best_of < self.n:
                 raise InvalidRequest(
                     f"best_of ({self.best_of}) must be at least n ({self.n}).", param="best_of"
                 )
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1)
-        _integer("min_tokens", self.min_tokens, 0)
+            integer("max_tokens", self.max_tokens, 1)
+        integer("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens ({self.min_tokens}) must not be over max_tokens ({self.max_tokens}).",
@@ -128,20 +117,22 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
             )
         for name in ("logprobs", "prompt_logprobs"):
             if (value := getattr(self, name)) is not None:
-                _integer(name, value, 0)
+                integer(name, value, 0)
         if self.truncate_prompt_tokens is not None:
-            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1)
+            integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1)
         if self.seed is not None:
-            _integer("seed", self.seed, 0, MAX_SEED)
-        _integer("top_k", self.top_k, -1)
+            integer("seed", self.seed, 0, MAX_SEED)
+        integer("top_k", self.top_k, -1)
+        if self.top_k == 0:
+            self.top_k = -1
 
     def _check_numbers(self) -> None:
-        _number("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, low_open=True)
-        _number("temperature", self.temperature, 0.0, 100.0)
-        _number("top_p", self.top_p, 0.0, 1.0, low_open=True)
-        _number("min_p", self.min_p, 0.0, 1.0)
+        number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        number("repetition_penalty", self.repetition_penalty, 0.0, 2.0, low_open=True)
+        number("temperature", self.temperature, 0.0, 100.0)
+        number("top_p", self.top_p, 0.0, 1.0, low_open=True)
+        number("min_p", self.min_p, 0.0, 1.0)
 
     def _check_stops(self) -> None:
         self._check_strings("stop", MAX_STOP)
@@ -160,25 +151,55 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
                 raise InvalidRequest(
                     f"{name} must hold strings of 1 to {MAX_STOP_CHARS} characters.", param=name
                 )
+            if not is_unicode(text):
+                raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)
 
     def _check_token_lists(self) -> None:
-        for token in self.stop_token_ids or ():
-            _integer("stop_token_ids", token, 0)
-        if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InvalidRequest("allowed_token_ids must not be empty.", param="allowed_token_ids")
-        for token in self.allowed_token_ids or ():
-            _integer("allowed_token_ids", token, 0)
-        if self.logit_bias is not None:
-            if len(self.logit_bias) > MAX_LOGIT_BIAS:
+        if self.stop_token_ids is not None:
+            token_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        if self.allowed_token_ids is not None:
+            token_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_TOKEN_IDS)
+            if not self.allowed_token_ids:
                 raise InvalidRequest(
-                    f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries.", param="logit_bias"
+                    "allowed_token_ids must not be empty.", param="allowed_token_ids"
                 )
-            for token, bias in self.logit_bias.items():
-                _integer("logit_bias", token, 0)
-                _number("logit_bias", bias, -100.0, 100.0)
-        for word in self.bad_words_token_ids or ():
+        if self.bad_words_token_ids is not None:
+            self._check_bad_word_ids(self.bad_words_token_ids)
+        if self.logit_bias is not None:
+            self._check_logit_bias(self.logit_bias)
+
+    @staticmethod
+    def _check_bad_word_ids(words: Any) -> None:
+        name = "bad_words_token_ids"
+        # A word given as text may have two spellings in tokens, with and without a space before it.
+        if not isinstance(words, list) or len(words) > 2 * MAX_BAD_WORDS:
+            raise InvalidRequest(
+                f"{name} must be a list of at most {2 * MAX_BAD_WORDS} lists.", param=name
+            )
+        for word in words:
+            token_ids(name, word, MAX_BAD_WORD_TOKENS)
             if not word:
-                raise InvalidRequest("bad_words must not be empty.", param="bad_words")
+                raise InvalidRequest(f"{name} must not hold an empty list.", param=name)
+
+    @staticmethod
+    def _check_logit_bias(biases: Any) -> None:
+        if not isinstance(biases, dict) or len(biases) > MAX_LOGIT_BIAS:
+            raise InvalidRequest(
+                f"logit_bias must be an object of at most {MAX_LOGIT_BIAS} entries.",
+                param="logit_bias",
+            )
+        for token, bias in biases.items():
+            integer("logit_bias", token, 0)
+            number("logit_bias", bias, -100.0, 100.0)
+
+    def _check_processors(self) -> None:
+        functions = self.logits_processors
+        if functions is None:
+            return
+        if not isinstance(functions, list) or not all(map(callable, functions)):
+            raise InvalidRequest(
+                "logits_processors must be a list of functions.", param="logits_processors"
+            )
 
     @property
     def greedy(self) -> bool:
@@ -218,6 +239,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         """The most tokens that may still be generated for a prompt of this length."""
         room = max_model_len - num_prompt_tokens
         return room if self.max_tokens is None else min(self.max_tokens, room)
+
+    def update_from_generation_config(
+        self, generation_config: dict[str, Any], model_eos_token_id: int | None = None
+    ) -> None:
+        """Make the further EOS ids of a `generation_config.json` stop token ids (not with
+        `ignore_eos`). The model's own EOS ends an output anyway and isn't listed.
+        """
+        eos = generation_config.get("eos_token_id")
+        if eos is None or self.ignore_eos:
+            return
+        further = [eos] if isinstance(eos, int) else list(eos)
+        listed = dict.fromkeys([*(self.stop_token_ids or ()), *further])
+        listed.pop(model_eos_token_id, None)
+        token_ids("stop_token_ids", list(listed), MAX_STOP_TOKEN_IDS)
+        self.stop_token_ids = list(listed) or None
 
     def clone(self) -> SamplingParams:
         """A deep copy, except that logits processors are shared."""
