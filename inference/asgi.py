@@ -40,6 +40,10 @@ URLCONF = "inference.urls"
 PATHS = frozenset({"/v1", "/health", "/ping", "/version", "/metrics", "/tokenize", "/detokenize"})
 
 
+#: How long a request whose client is gone gets to end before it's cancelled once more.
+CANCEL_AGAIN_S = 0.5
+
+
 class ClientGone(Exception):
     """The client closed the connection before its request was complete."""
 
@@ -83,8 +87,11 @@ class GatewayHandler(ASGIHandler):
             while (await receive())["type"] != "http.disconnect":
                 pass
             gone = True
-            if task is not None:
+            while task is not None:
                 task.cancel()
+                # Again until it ends: Python 3.11's wait_for, below the Redis client, swallows a
+                # cancellation that comes together with its result.
+                await asyncio.sleep(CANCEL_AGAIN_S)
 
         watcher = asyncio.create_task(watch())
         response = None
@@ -95,7 +102,8 @@ class GatewayHandler(ASGIHandler):
             if not gone or task is None:
                 raise
             # Ours: the connection is closed and there's nobody to tell.
-            task.uncancel()
+            while task.uncancel():
+                pass
         except OSError:
             # Some servers say that the client is gone by failing the write.
             logger.debug("The client closed the connection while a response was sent.")

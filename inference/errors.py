@@ -210,7 +210,9 @@ def error_response(error: BaseException, request_id: str = "") -> HttpResponse:
     """Any exception as an HTTP response, and in the log where it belongs there."""
     report(error, request_id)
     told = as_quire_error(error)
-    response = HttpResponse(encode_error(told), content_type="application/json", status=told.status)
+    body = encode_error(told)
+    response = HttpResponse(body, content_type="application/json", status=told.status)
+    response["Content-Length"] = str(len(body))
     for name, value in error_headers(told).items():
         response[name] = value
     return response

@@ -98,9 +98,11 @@ class EngineClient:
         if aborts:
             await asyncio.wait(aborts, timeout=1.0)
         await self._inbox.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Again and again: Python 3.11's wait_for, below the Redis client, may swallow a cancellation.
+        while pending := [task for task in self._tasks if not task.done()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=0.1)
         with contextlib.suppress(
             RedisError
         ):  # metrics are a second old at most; the outbox expires

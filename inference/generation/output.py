@@ -165,6 +165,6 @@ class OutputState:
         text = self._check_stop(self._detokenizer.flush())
         if self.finish_reason is None:
             self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
-        if self._stop is not None and self.stop_reason != self._stop.matched:
+        if self._stop is not None:
             text += self._stop.flush()
         return text

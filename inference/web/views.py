@@ -112,5 +112,7 @@ class NotFoundView(GatewayView):
 
 
 def json_response(body: bytes, status: int = 200) -> HttpResponse:
-    """Encoded JSON as a response."""
-    return HttpResponse(body, content_type="application/json", status=status)
+    """Encoded JSON as a response, with its length: no middleware adds it later."""
+    response = HttpResponse(body, content_type="application/json", status=status)
+    response["Content-Length"] = str(len(body))
+    return response

@@ -152,9 +152,11 @@ class FakeReplica:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        # Again and again: Python 3.11's wait_for, below the Redis client, may swallow a cancellation.
+        while pending := [task for task in self._tasks if not task.done()]:
+            for task in pending:
+                task.cancel()
+            await asyncio.wait(pending, timeout=0.1)
         if self.state != "dead":
             await self.redis.delete(protocol.replica_key(self.replica_id, self.prefix))
         await self.redis.aclose()

@@ -1,0 +1,192 @@
+"""`POST /v1/completions` before a replica that says what it's told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.text import Tokenizer
+from tests.fakes.fake_replica import expected_tokens
+from tests.inference.conftest import Gateway
+from tests.inference.scripted import byte_by_byte, says
+
+
+async def test_a_whole_answer_has_openais_shape(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "fox jumps"))):
+        reply = await gateway.client.complete("the quick")
+    body = reply.json()
+    assert body.pop("id").startswith("cmpl-")
+    assert body.pop("system_fingerprint").startswith("fp_")
+    assert isinstance(body.pop("created"), int)
+    prompt, completion = len(tokenizer.encode("the quick")), len(tokenizer.encode("fox jumps")) + 1
+    assert body == {
+        "object": "text_completion",
+        "model": "fake",
+        "choices": [
+            {
+                "index": 0,
+                "text": "fox jumps",
+                "logprobs": None,
+                "finish_reason": "stop",
+                "stop_reason": None,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        },
+    }
+
+
+async def test_sixteen_tokens_are_the_default(served: Gateway) -> None:
+    body = (await served.client.complete("hello")).json()
+    assert body["usage"]["completion_tokens"] == 16
+    assert body["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "count"),
+    [("hello", 1), (["hello"], 1), ([5, 6, 7], 1), ([[5, 6], [7], [8]], 3), (["a", "b"], 2)],
+)
+async def test_every_form_of_prompt(
+    served: Gateway, tokenizer: Tokenizer, prompt: Any, count: int
+) -> None:
+    body = (await served.client.complete(prompt, max_tokens=5, n=2)).json()
+    prompts = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
+    ids = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
+    assert len(ids) == count
+    expected = [
+        tokenizer.decode(expected_tokens(p, 5, index=index)) for p in ids for index in range(2)
+    ]
+    assert [choice["text"] for choice in body["choices"]] == expected
+    assert [choice["index"] for choice in body["choices"]] == list(range(2 * count))
+    assert body["usage"]["prompt_tokens"] == sum(map(len, ids))
+    assert body["usage"]["completion_tokens"] == 10 * count
+
+
+async def test_a_stream_of_several_prompts_adds_up_to_the_whole(
+    served: Gateway, tokenizer: Tokenizer
+) -> None:
+    fields: dict[str, Any] = {"max_tokens": 6, "n": 2}
+    whole = (await served.client.complete(["a", "b"], **fields)).json()
+    stream = await served.client.complete(
+        ["a", "b"], **fields, stream=True, stream_options={"include_usage": True}
+    )
+    texts = [""] * 4
+    reasons: dict[int, str] = {}
+    for event in stream.events[:-1]:
+        assert event["object"] == "text_completion"
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+            if choice["finish_reason"]:
+                reasons[choice["index"]] = choice["finish_reason"]
+    assert texts == [choice["text"] for choice in whole["choices"]]
+    assert reasons == dict.fromkeys(range(4), "length")
+    assert stream.events[-2]["usage"] == whole["usage"]
+    assert stream.events[-1] == "[DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_puts_the_prompt_first(
+    gateway: Gateway, tokenizer: Tokenizer, stream: bool
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, " fox"))):
+        for prompt, text in (("the quick", "the quick"), (tokenizer.encode("dog"), "dog")):
+            reply = await gateway.client.complete(prompt, echo=True, stream=stream)
+            if stream:
+                got = "".join(e["choices"][0]["text"] for e in reply.events[:-1])
+            else:
+                got = reply.json()["choices"][0]["text"]
+            assert got == text + " fox"
+
+
+def joined_logprobs(reply: Any, stream: bool) -> dict[str, list[Any]]:
+    """A choice's log probabilities, of a stream put together."""
+    if not stream:
+        value: dict[str, list[Any]] = reply.json()["choices"][0]["logprobs"]
+        return value
+    parts = [e["choices"][0]["logprobs"] for e in reply.events[:-1] if e["choices"][0]["logprobs"]]
+    return {name: [item for part in parts for item in part[name]] for name in parts[0]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_are_parallel_lists(
+    gateway: Gateway, tokenizer: Tokenizer, stream: bool
+) -> None:
+    async with gateway.serving(gateway.scripted(byte_by_byte(tokenizer, "a🙂b"))):
+        reply = await gateway.client.complete("x", logprobs=2, stream=stream)
+    found = joined_logprobs(reply, stream)
+    assert found["text_offset"] == [0, 1, 1, 1, 1, 2, 3]
+    assert found["tokens"][0] == "a"
+    assert found["tokens"][5] == "b"
+    assert len(found["token_logprobs"]) == len(found["top_logprobs"]) == 7
+    assert all(2 <= len(top) <= 3 or "�" in top for top in found["top_logprobs"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_with_log_probabilities_scores_the_prompt(
+    gateway: Gateway, tokenizer: Tokenizer, stream: bool
+) -> None:
+    prompt = tokenizer.encode("the dog")
+    async with gateway.serving(gateway.scripted(says(tokenizer, " fox"))):
+        reply = await gateway.client.complete("the dog", echo=True, logprobs=1, stream=stream)
+    found = joined_logprobs(reply, stream)
+    names = [tokenizer.token_text(t) for t in [*prompt, *tokenizer.encode(" fox"), 2]]
+    assert found["tokens"] == names
+    assert found["token_logprobs"][0] is None
+    assert found["top_logprobs"][0] is None
+    assert all(value is not None for value in found["token_logprobs"][1:])
+    offsets = [sum(map(len, names[:k])) for k in range(len(names))]
+    assert found["text_offset"] == offsets
+
+
+async def test_scoring_alone_generates_nothing_for_the_client(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, " fox"))):
+        reply = await gateway.client.complete("the dog", echo=True, logprobs=0, max_tokens=0)
+    body = reply.json()
+    assert body["choices"][0]["text"] == "the dog"
+    assert len(body["choices"][0]["logprobs"]["tokens"]) == len(tokenizer.encode("the dog"))
+    assert body["usage"]["completion_tokens"] == 0
+
+
+async def test_tokens_can_be_named_by_id(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "x"))):
+        reply = await gateway.client.complete("x", logprobs=0, return_tokens_as_token_ids=True)
+    tokens = reply.json()["choices"][0]["logprobs"]["tokens"]
+    assert tokens == [f"token_id:{t}" for t in [*tokenizer.encode("x"), 2]]
+
+
+async def test_token_ids_and_prompt_logprobs_on_request(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "x"))):
+        reply = await gateway.client.complete("the", return_token_ids=True, prompt_logprobs=1)
+    choice = reply.json()["choices"][0]
+    assert choice["prompt_token_ids"] == tokenizer.encode("the")
+    assert choice["token_ids"] == [*tokenizer.encode("x"), 2]
+    scores = choice["prompt_logprobs"]
+    assert scores[0] is None
+    assert all(
+        {"logprob", "rank", "decoded_token"} <= set(v) for s in scores[1:] for v in s.values()
+    )
+
+
+async def test_best_of(served: Gateway) -> None:
+    reply = await served.client.complete("x", n=1, best_of=3, max_tokens=4)
+    assert len(reply.json()["choices"]) == 1
+    assert reply.json()["usage"]["completion_tokens"] == 12
+    refused = await served.client.complete("x", n=1, best_of=3, stream=True)
+    assert (refused.status, refused.error["param"]) == (400, "best_of")
+    fewer = await served.client.complete("x", n=3, best_of=2)
+    assert (fewer.status, fewer.error["param"]) == (400, "best_of")
+
+
+async def test_suffix_is_refused_by_name(served: Gateway) -> None:
+    reply = await served.client.complete("x", suffix="y")
+    assert (reply.status, reply.error["param"]) == (400, "suffix")
+    assert reply.error["code"] == "unsupported_parameter"

@@ -1,0 +1,136 @@
+"""Which replica gets a request."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from engine import protocol
+from engine.protocol import EngineStats, Heartbeat, ModelInfo
+from inference.engine_client.fleet import Fleet, Replica
+from inference.engine_client.routing import choose, prefix_key
+
+
+def replica(name: str, *, running: int = 0, state: str = "ready", stalled: float = 0.0) -> Replica:
+    info = ModelInfo(name="m", path="", max_model_len=10, vocab_size=10, dtype="float32")
+    beat = Heartbeat(
+        replica_id=name,
+        incarnation=name,
+        state=state,
+        model=info,
+        at=1000.0,
+        progress_at=1000.0 - stalled,
+        stats=EngineStats(num_requests_running=running),
+    )
+    return Replica(beat, 0.0)
+
+
+def chosen(replicas: list[Replica], key: bytes, slack: int = 8) -> str:
+    found = choose(replicas, key, slack)
+    assert found is not None
+    return found.heartbeat.replica_id
+
+
+def test_prompts_with_the_same_beginning_go_to_the_same_replica() -> None:
+    replicas = [replica(f"r{i}") for i in range(5)]
+    system = list(range(100))
+    homes = {chosen(replicas, prefix_key([*system, i], "tenant")) for i in range(50)}
+    assert len(homes) == 1
+
+
+def test_prefixes_spread_and_namespaces_keep_apart() -> None:
+    replicas = [replica(f"r{i}") for i in range(4)]
+    homes = Counter(chosen(replicas, prefix_key([i] * 64, "tenant")) for i in range(400))
+    assert len(homes) == 4
+    assert min(homes.values()) > 50
+    assert prefix_key([1, 2], "a") != prefix_key([1, 2], "b")
+
+
+def test_when_a_replica_leaves_only_its_own_prefixes_move() -> None:
+    replicas = [replica(f"r{i}") for i in range(4)]
+    keys = [prefix_key([i], "t") for i in range(200)]
+    before = {key: chosen(replicas, key) for key in keys}
+    left = [r for r in replicas if r.heartbeat.replica_id != "r2"]
+    assert all(chosen(left, key) == home for key, home in before.items() if home != "r2")
+
+
+def test_a_busy_home_gives_way_to_an_idler_replica() -> None:
+    key = prefix_key([1], "t")
+    replicas = [replica("a"), replica("b")]
+    home = chosen(replicas, key)
+    other = "b" if home == "a" else "a"
+    busy = [replica(home, running=9), replica(other)]
+    assert chosen(busy, key) == other
+    assert chosen([replica(home, running=8), replica(other)], key) == home
+
+
+def test_what_was_just_given_counts_as_load() -> None:
+    key = prefix_key([1], "t")
+    replicas = [replica("a"), replica("b")]
+    homes = Counter()
+    for _ in range(40):
+        found = choose(replicas, key, 8)
+        assert found is not None
+        found.submitted += 1
+        homes[found.heartbeat.replica_id] += 1
+    assert abs(homes["a"] - homes["b"]) <= 9
+
+
+def test_only_ready_replicas_that_make_progress_are_chosen() -> None:
+    sick = [
+        replica("loading", state="loading"),
+        replica("draining", state="draining"),
+        replica("failed", state="failed"),
+        replica("stalled", stalled=protocol.STALL_AFTER_S + 1),
+    ]
+    assert choose(sick, b"k", 8) is None
+    assert chosen([*sick, replica("well", running=1000)], b"k") == "well"
+
+
+class _NoRedis:
+    """A fleet that is only told things asks nobody."""
+
+
+def beat(replica_id: str, at: float, incarnation: str = "1") -> bytes:
+    info = ModelInfo(name="m", path="", max_model_len=10, vocab_size=10, dtype="float32")
+    return protocol.encode(
+        Heartbeat(
+            replica_id=replica_id,
+            incarnation=incarnation,
+            state="ready",
+            model=info,
+            at=at,
+            progress_at=at,
+        )
+    )
+
+
+def test_a_fleet_follows_heartbeats() -> None:
+    import time
+
+    now = time.monotonic()
+    fleet = Fleet(_NoRedis(), "p")  # type: ignore[arg-type]
+    fleet.update({"a": beat("a", 1.0), "b": None, "c": b"nonsense"}, now)
+    assert [r.heartbeat.replica_id for r in fleet] == ["a"]
+    assert fleet.model_names() == ["m"]
+    first = fleet.get("a")
+    assert first is not None
+    first.submitted = 3
+    fleet.update({"a": beat("a", 1.0)}, now)
+    assert fleet.get("a") is first, "the same heartbeat is no news"
+    fleet.update({"a": beat("a", 2.0)}, now)
+    fresh = fleet.get("a")
+    assert fresh is not None
+    assert fresh.submitted == 0
+    fleet.forget("a")
+    assert fleet.get("a") is None
+    assert fleet.model("m") is not None, "a model is remembered when its replica has gone"
+
+
+def test_a_heartbeat_that_stands_still_is_a_dead_ones() -> None:
+    import time
+
+    now = time.monotonic()
+    fleet = Fleet(_NoRedis(), "p")  # type: ignore[arg-type]
+    fleet.update({"a": beat("a", 1.0)}, now - protocol.HEARTBEAT_TTL_S - 1)
+    fleet.update({"a": beat("a", 1.0)}, now)
+    assert list(fleet) == []

@@ -1,0 +1,116 @@
+"""Tool calls are read the same however the text is cut, and nothing is lost."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.tools import HermesParser, ParsedText, parser_for_template
+
+CALL = (
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}\n</tool_call>'
+)
+
+
+def parse(parts: list[str]) -> ParsedText:
+    parser, result = HermesParser(), ParsedText()
+    for part in parts:
+        result.add(parser.push(part))
+    result.add(parser.flush())
+    return result
+
+
+def calls(parsed: ParsedText) -> list[tuple[str, str]]:
+    return [(call.name, call.arguments) for call in parsed.calls]
+
+
+def test_a_call_is_read() -> None:
+    parsed = parse([CALL])
+    assert parsed.content == ""
+    assert calls(parsed) == [("weather", '{"city": "Köln", "days": [1, 2]}')]
+    assert parsed.calls[0].id.startswith("call_")
+
+
+def test_several_calls_and_text_around_them() -> None:
+    parsed = parse([f"Let me look. \n{CALL}\n{CALL}\nDone. "])
+    assert parsed.content == "Let me look.Done. "
+    assert [name for name, _ in calls(parsed)] == ["weather", "weather"]
+    assert len({call.id for call in parsed.calls}) == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "plain text",
+        " white space \n ",
+        "a < b and <tool",
+        "<tool_cal",
+        "<tool_call>not json</tool_call>",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        "<tool_call>[1]</tool_call>",
+        "<tool_call>" + "[" * 5000 + "</tool_call>",
+        "<tool_call>{unfinished",
+        "</tool_call>",
+        "",
+    ],
+)
+def test_what_is_no_call_stays_text(text: str) -> None:
+    assert parse([text]).content == text
+    assert parse(list(text)).content == text
+    assert parse([text]).calls == []
+
+
+def test_a_call_without_its_closing_tag_counts() -> None:
+    assert calls(parse(['<tool_call>{"name": "f", "arguments": {}}'])) == [("f", "{}")]
+
+
+def test_arguments_that_are_text_already_stay_so() -> None:
+    assert calls(parse(['<tool_call>{"name":"f","arguments":"{\\"a\\":1}"}</tool_call>'])) == [
+        ("f", '{"a":1}')
+    ]
+    assert calls(parse(['<tool_call>{"name":"f"}</tool_call>'])) == [("f", "{}")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"Hm.\n{CALL}\n\n{CALL} and <b> more\n",
+        f"<tool_call>oops</tool_call> {CALL}",
+        "x <to y",
+    ],
+)
+def test_any_split_gives_what_the_whole_gives(text: str) -> None:
+    whole = parse([text])
+    for cut in range(len(text) + 1):
+        parsed = parse([text[:cut], text[cut:]])
+        assert (parsed.content, calls(parsed)) == (whole.content, calls(whole))
+    parsed = parse(list(text))
+    assert (parsed.content, calls(parsed)) == (whole.content, calls(whole))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    pieces=st.lists(
+        st.sampled_from([CALL, "text", " ", "\n", "<tool_call>", "</tool_call>", "{", "<", "é🙂"]),
+        max_size=8,
+    ),
+    cuts=st.lists(st.integers(0, 400), max_size=12),
+)
+def test_any_cutting_of_any_text_gives_the_same(pieces: list[str], cuts: list[int]) -> None:
+    text = "".join(pieces)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
+    whole = parse([text])
+    cut_up = parse([text[a:b] for a, b in pairwise(places)])
+    assert (cut_up.content, calls(cut_up)) == (whole.content, calls(whole))
+    for _, arguments in calls(whole):
+        json.loads(arguments)
+
+
+def test_the_parser_is_told_by_the_template() -> None:
+    assert parser_for_template("... <tool_call> ...") is HermesParser
+    assert parser_for_template("[TOOL_CALLS]") is None
