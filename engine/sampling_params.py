@@ -171,10 +171,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     @staticmethod
     def _check_bad_word_ids(words: Any) -> None:
         name = "bad_words_token_ids"
-        # A word given as text may have two spellings in tokens, with and without a space before it.
-        if not isinstance(words, list) or len(words) > 2 * MAX_BAD_WORDS:
+        # A word given as text may have three spellings in tokens (see engine.text.bad_words).
+        if not isinstance(words, list) or len(words) > 3 * MAX_BAD_WORDS:
             raise InvalidRequest(
-                f"{name} must be a list of at most {2 * MAX_BAD_WORDS} lists.", param=name
+                f"{name} must be a list of at most {3 * MAX_BAD_WORDS} lists.", param=name
             )
         for word in words:
             token_ids(name, word, MAX_BAD_WORD_TOKENS)

@@ -173,7 +173,7 @@ def test_no_token_allowed_at_all_is_refused():
 def test_fault_09_bad_word_ids():
     for value in ([], [[1]], [[1, 2], [3]], None):
         assert SamplingParams(bad_words_token_ids=value).bad_words_token_ids == value
-    for value in ([[]], [1], [[1], []], [[-1]], [["a"]], [[True]], [(1,)], "ab", 5, [[1]] * 2049):
+    for value in ([[]], [1], [[1], []], [[-1]], [["a"]], [[True]], [(1,)], "ab", 5, [[1]] * 3073):
         refused("bad_words_token_ids", value)
     refused("bad_words_token_ids", [[1] * (limits.MAX_BAD_WORD_TOKENS + 1)])
 
