@@ -3,13 +3,10 @@
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.sampling.state import SequenceSampling
-from engine.sampling.uniforms import derive_seed, fresh_seed
 
 __all__ = [
     "Sampler",
     "SamplerOutput",
     "SequenceSampling",
-    "derive_seed",
-    "fresh_seed",
     "prompt_logprobs",
 ]

@@ -19,7 +19,7 @@ class SequenceSampling:
         output_token_ids: the live list; the runner appends to it. Its length is the position that
             the next token is drawn for, so a sequence that is resumed or recomputed goes on with
             the same random numbers.
-        seed: [0, 2**64); resolved (see `fresh_seed` and `derive_seed`).
+        seed: [0, 2**64); resolved, and another for each output of a request.
         counts: the sampler's cache for penalties.
     """
 

@@ -6,8 +6,6 @@ often a sequence was preempted, or on which process goes on with it.
 
 from __future__ import annotations
 
-import secrets
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,22 +43,3 @@ def uniforms(seeds: NDArray[np.uint64], positions: NDArray[np.int64]) -> NDArray
     )
     bits = ((low >> np.uint64(5)) << np.uint64(26)) | (high >> np.uint64(6))
     return bits.astype(np.float64) * 2.0**-53
-
-
-def derive_seed(seed: int, index: int) -> int:
-    """The seed of output `index` of a request with several; output 0 keeps the request's own."""
-    if index == 0:
-        return seed
-    word = np.array([seed], dtype=np.uint64)
-    place = np.array([index], dtype=np.uint64)
-    zero = np.zeros_like(word)
-    # The third counter word keeps these numbers apart from all that `uniforms` draws.
-    low, high, _, _ = philox4x32(
-        (place, zero, zero + np.uint64(1), zero), (word & _LOW, word >> _HALF)
-    )
-    return int((high[0] << _HALF | low[0]) & np.uint64(2**63 - 1))
-
-
-def fresh_seed() -> int:
-    """A seed for a request that brings none: [0, 2**63)."""
-    return secrets.randbits(63)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.sampling.uniforms import derive_seed, fresh_seed, philox4x32, uniforms
+from engine.sampling.uniforms import philox4x32, uniforms
 
 #: From the known-answer file of the Random123 library.
 KNOWN = [
@@ -45,18 +45,3 @@ def test_a_number_is_a_function_of_seed_and_position_alone():
     assert alone[0] == table[2, 77]
     far = uniforms(seeds[:1], np.array([2**40]))
     assert 0 <= far[0] < 1
-
-
-def test_seeds_of_a_requests_outputs():
-    seeds = [derive_seed(7, index) for index in range(128)]
-    assert seeds[0] == 7
-    assert len(set(seeds)) == 128
-    assert all(0 <= seed < 2**63 for seed in seeds)
-    assert seeds == [derive_seed(7, index) for index in range(128)]
-    assert not set(seeds) & {derive_seed(8, index) for index in range(128)}
-
-
-def test_fresh_seeds_are_in_range_and_differ():
-    seeds = {fresh_seed() for _ in range(100)}
-    assert len(seeds) == 100
-    assert all(0 <= seed < 2**63 for seed in seeds)
