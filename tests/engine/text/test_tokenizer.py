@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tokenizers import Tokenizer as Backend
@@ -153,3 +154,14 @@ def test_loading_needs_no_torch(folder_of):
         "assert not {'torch', 'transformers'} & set(sys.modules), 'heavy import'"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_threads_dont_disturb_each_other(tokenizer_of):
+    """Reading control tokens and not reading them go on at once, each as if alone."""
+    tokenizer = tokenizer_of("byte_level")
+    text = "a <|im_end|> b " * 20
+    expected = {flag: tokenizer.encode(text, parse_special=flag) for flag in (True, False)}
+    with ThreadPoolExecutor(8) as pool:
+        flags = [k % 2 == 0 for k in range(400)]
+        results = list(pool.map(lambda flag: tokenizer.encode(text, True, flag), flags))
+    assert all(ids == expected[flag] for flag, ids in zip(flags, results))
