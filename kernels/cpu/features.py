@@ -11,14 +11,15 @@ from pathlib import Path
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 NEEDS = {
-    "avx512": AVX512,
+    "avx512": (*AVX512, "avx512_vnni"),
+    "avx512_core": AVX512,
     "avx2_vnni": (*AVX2, "avx_vnni"),
     "avx2": AVX2,
     "scalar": (),
 }
 """CPU flags that each variant needs, best variant first. "scalar" runs anywhere (4 lanes)."""
 
-EXTRAS = {"avx512": ("avx512_vnni", "avx512_bf16")}
+EXTRAS = {"avx512": ("avx512_bf16",)}
 """CPU flags that a variant uses where it finds them."""
 
 COMPILER_FLAG = {"avx512_vnni": "avx512vnni", "avx512_bf16": "avx512bf16", "avx_vnni": "avxvnni"}

@@ -17,7 +17,7 @@ P, N, L, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CACHE_DTYPES = {**DTYPES, torch.int8: 3}
-VECTOR_BITS = {"avx512": 512, "avx2_vnni": 256, "avx2": 256, "scalar": 128}
+VECTOR_BITS = {"avx512": 512, "avx512_core": 512, "avx2_vnni": 256, "avx2": 256, "scalar": 128}
 
 SIGNATURES = {
     "quire_nothing": [P, P, L, L, F, N],

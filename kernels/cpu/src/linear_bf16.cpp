@@ -12,11 +12,10 @@ struct Widened {
   template <int ROWS>
   QUIRE_INLINE static void step(vf (&acc)[ROWS][2], const uint32_t* a, const char* b) {
     const uint32_t* pairs = reinterpret_cast<const uint32_t*>(b);
-    vf even[2], odd[2];
-    vload_pairs(pairs, &even[0], &odd[0]);
-    vload_pairs(pairs + W, &even[1], &odd[1]);
-    add_products(acc, a, 0, even[0], even[1]);
-    add_products(acc, a, 1, odd[0], odd[1]);
+    add_products(acc, a, 0, vload_even(pairs), vload_even(pairs + W));
+    // Loaded again from L1: kept in registers, the pairs would push sums out of theirs.
+    asm volatile("" ::: "memory");
+    add_products(acc, a, 1, vload_odd(pairs), vload_odd(pairs + W));
   }
   static void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
                        int dtype, int64_t) {

@@ -3,8 +3,6 @@
 
 #include <utility>
 
-#include "vec_int.h"
-
 namespace quire {
 namespace {
 
@@ -16,7 +14,7 @@ constexpr int kHead = 3;
 // sums[r] += quads of one group, for int8 and int4.
 template <int ROWS>
 QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, int64_t group) {
-  for (int64_t i = 0; i < group; i += 4, b += NR * 4, a += kQuadUnits) {
+  for (int64_t i = 0; i < group; i += 4, b += NR * 4, a++) {
 #pragma GCC unroll 4
     for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(b + kAhead + line);
     const Bytes b0 = load_bytes(b), b1 = load_bytes(b + W * 4);
@@ -31,13 +29,13 @@ QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
 
 template <int ROWS>
 QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, int64_t group) {
-  for (int64_t i = 0; i < group; i += 8, b += NR * 4, a += 2 * kQuadUnits) {
+  for (int64_t i = 0; i < group; i += 8, b += NR * 4, a += 2) {
 #pragma GCC unroll 4
     for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(b + kAhead + line);
     const Nibbles b0 = load_nibbles(b), b1 = load_nibbles(b + W * 4);
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) {
-      const Quad low = load_quad(a + r * kRowUnits), high = load_quad(a + r * kRowUnits + kQuadUnits);
+      const Quad low = load_quad(a + r * kRowUnits), high = load_quad(a + r * kRowUnits + 1);
       sums[r][0] = vdot_small(sums[r][0], b0, low, high);
       sums[r][1] = vdot_small(sums[r][1], b1, low, high);
     }
@@ -54,7 +52,7 @@ void int_micro(const MicroCall& call) {
   const char* b = call.b;
   const uint32_t* block = call.a;
   const int64_t group = call.group, values = FORMAT == kInt8 ? group * NR : group * NR / 2;
-  const int64_t step_units = kHead + group / 4 * kQuadUnits;
+  const int64_t step_units = kHead + group / 4;
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
     const int64_t steps = left < call.block_steps ? left : call.block_steps;
     const uint32_t* a = block;
@@ -117,13 +115,13 @@ void quantize_x(uint32_t* to, const float* x, int64_t group, int offset) {
   std::memcpy(to, &scale, 4);
   std::memcpy(to + 1, &start, 4);
   std::memcpy(to + 2, &scaled_sum, 4);
-  store_quads(to + kHead, q, group);
+  std::memcpy(to + kHead, q, group);
 }
 
 template <Format FORMAT>
 void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps, int dtype,
               int64_t group) {
-  const int64_t units = kHead + group / 4 * kQuadUnits;
+  const int64_t units = kHead + group / 4;
   for (int64_t i = 0; i < steps; i++) {
     float values[kMostGroup] = {};
     const int64_t n = std::min(group, count - i * group);
@@ -144,7 +142,7 @@ Kernel kernel_int(const Packed& w) {
   Kernel kernel = w.format == kInt8   ? make<kInt8>(tiles)
                   : w.format == kInt4 ? make<kInt4>(tiles)
                                       : make<kInt4Min>(tiles);
-  kernel.step_units = kHead + w.group / 4 * kQuadUnits;
+  kernel.step_units = kHead + w.group / 4;
   return kernel;
 }
 

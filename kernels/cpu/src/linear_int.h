@@ -2,11 +2,12 @@
 //
 // A step is one group of a panel: its quads of k, [group / 4][NR] four bytes each (int4: two quads in
 // the low and the high nibbles, [group / 8][NR]), then NR scales in f16, then, with minima, NR of
-// those. Weights are stored unsigned, with an offset; the kernel starts each sum at
-// -offset * sum(x) to make up for it.
+// those. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
+// up for it.
 #pragma once
 
 #include "linear.h"
+#include "vec_int.h"
 
 namespace quire {
 
@@ -21,7 +22,7 @@ inline int64_t group_bytes(Format format, int64_t group) {
   return values + NR * 2 * (format == kInt4Min ? 2 : 1);
 }
 
-inline int offset_of(Format format) { return format == kInt8 ? 128 : format == kInt4 ? 8 : 0; }
+inline int offset_of(Format format) { return format == kInt8 ? kInt8Offset : format == kInt4 ? 8 : 0; }
 
 // Rounds `count` values to integers on the best grid: int8 in [-127, 127], int4 in [0, 15].
 Scale quantize_group(Format format, const float* x, int64_t count, int8_t* q);

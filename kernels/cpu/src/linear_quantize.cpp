@@ -60,7 +60,7 @@ void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_
   uint8_t* out = reinterpret_cast<uint8_t*>(step);
   int64_t values = w.group;
   if (w.format == kInt8) {
-    for (int64_t i = 0; i < w.group; i++) out[i / 4 * NR * 4 + j * 4 + i % 4] = uint8_t(q[i] + 128);
+    for (int64_t i = 0; i < w.group; i++) out[i / 4 * NR * 4 + j * 4 + i % 4] = uint8_t(q[i] + kInt8Offset);
   } else {
     values = w.group / 2;
     for (int64_t i = 0; i < w.group; i += 8) {

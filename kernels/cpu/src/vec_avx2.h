@@ -17,10 +17,15 @@ QUIRE_INLINE vf vload(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
 }
 
-QUIRE_INLINE void vload_pairs(const uint32_t* p, vf* even, vf* odd) {
-  const __m256i pairs = _mm256_loadu_si256((const __m256i*)p);
-  *even = _mm256_castsi256_ps(_mm256_slli_epi32(pairs, 16));
-  *odd = _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000))));
+QUIRE_INLINE vf vload_even(const uint32_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)p), 16));
+}
+QUIRE_INLINE vf vload_odd(const uint32_t* p) {
+  // A zero made on the spot costs nothing; a mask kept in a register would cost a sum its place.
+  __m256i zero;
+  asm volatile("vpxor %0, %0, %0" : "=x"(zero));
+  return _mm256_castsi256_ps(
+      _mm256_blend_epi16(zero, _mm256_loadu_si256((const __m256i*)p), 0xaa));
 }
 
 QUIRE_INLINE __m256i first(int n) {

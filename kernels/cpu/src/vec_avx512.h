@@ -19,11 +19,12 @@ QUIRE_INLINE vf vload(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
 
-// Lane i gets the even and the odd one of the i-th pair of bf16.
-QUIRE_INLINE void vload_pairs(const uint32_t* p, vf* even, vf* odd) {
-  const __m512i pairs = _mm512_loadu_si512(p);
-  *even = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
-  *odd = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(int(0xffff0000))));
+// Lane i gets the first or the second one of the i-th pair of bf16.
+QUIRE_INLINE vf vload_even(const uint32_t* p) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(p), 16));
+}
+QUIRE_INLINE vf vload_odd(const uint32_t* p) {
+  return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(-65536)));
 }
 
 QUIRE_INLINE __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }

@@ -11,11 +11,15 @@ template <class T>
 QUIRE_INLINE vf vload(const T* p) {
   return vf{to_float(p[0]), to_float(p[1]), to_float(p[2]), to_float(p[3])};
 }
-QUIRE_INLINE void vload_pairs(const uint32_t* p, vf* even, vf* odd) {
-  for (int i = 0; i < 4; i++) {
-    (*even)[i] = to_float(bf16{static_cast<uint16_t>(p[i])});
-    (*odd)[i] = to_float(bf16{static_cast<uint16_t>(p[i] >> 16)});
-  }
+QUIRE_INLINE vf vload_even(const uint32_t* p) {
+  vf out = vset(0.0f);
+  for (int i = 0; i < 4; i++) out[i] = to_float(bf16{static_cast<uint16_t>(p[i])});
+  return out;
+}
+QUIRE_INLINE vf vload_odd(const uint32_t* p) {
+  vf out = vset(0.0f);
+  for (int i = 0; i < 4; i++) out[i] = to_float(bf16{static_cast<uint16_t>(p[i] >> 16)});
+  return out;
 }
 
 template <class T>

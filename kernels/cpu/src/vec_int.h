@@ -1,4 +1,7 @@
-// Dot products of unsigned weights and signed activations, four at a time into 32-bit lanes.
+// Dot products of weights and signed activations in bytes, four at a time into 32-bit lanes.
+//
+// int4 weights are unsigned nibbles. int8 weights are stored with an offset, kInt8Offset, that makes
+// them unsigned where the instructions want them so.
 #pragma once
 
 #include "vec.h"
@@ -21,7 +24,7 @@ QUIRE_INLINE vf vfloat(vi x) { return __builtin_convertvector(x, vf); }
 
 #if defined(QUIRE_AVX512) && defined(__AVX512VNNI__)
 
-constexpr int kQuadUnits = 1;
+constexpr int kInt8Offset = 128;
 using Bytes = vi;
 using Quad = vi;
 struct Nibbles {
@@ -40,7 +43,7 @@ QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
 
 #elif defined(QUIRE_AVX2) && defined(__AVXVNNI__)
 
-constexpr int kQuadUnits = 1;
+constexpr int kInt8Offset = 128;
 using Bytes = vi;
 using Quad = vi;
 struct Nibbles {
@@ -59,54 +62,56 @@ QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
 
 #elif defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
 
-// No dot product of bytes that can't overflow: 16-bit products instead. A quad of x is kept as two
-// pairs of 16-bit values, (0, 2) and (1, 3), for the even and the odd bytes of the weights.
-constexpr int kQuadUnits = 2;
+// Bytes are multiplied as magnitude times signed x: 2 * 127 * 127 fits the 16 bits of a pair's sum,
+// as 2 * 255 * 127 would not.
+constexpr int kInt8Offset = 0;
 struct Bytes {
-  vi even, odd;
+  vi signs, magnitudes;
 };
-struct Quad {
-  vi even, odd;
-};
+using Quad = vi;
 struct Nibbles {
-  Bytes low, high;
+  vi low, high;
 };
+QUIRE_INLINE Quad load_quad(const uint32_t* p) { return vset_int(int(*p)); }
 #if defined(QUIRE_AVX512)
 QUIRE_INLINE vi load_raw(const char* p) { return _mm512_loadu_si512(p); }
-QUIRE_INLINE Bytes split(vi b) {
-  return {_mm512_and_si512(b, _mm512_set1_epi16(255)), _mm512_srli_epi16(b, 8)};
-}
+QUIRE_INLINE Bytes load_bytes(const char* p) { return {load_raw(p), _mm512_abs_epi8(load_raw(p))}; }
 QUIRE_INLINE vi low_nibbles(vi b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
 QUIRE_INLINE vi high_nibbles(vi b) { return low_nibbles(_mm512_srli_epi16(b, 4)); }
-QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
-  sum = _mm512_add_epi32(sum, _mm512_madd_epi16(b.even, x.even));
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(b.odd, x.odd));
+QUIRE_INLINE vi signed_as(vi x, vi signs) {
+  return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(signs), _mm512_setzero_si512(), x);
+}
+QUIRE_INLINE vi pairs(vi b, vi x) { return _mm512_maddubs_epi16(b, x); }
+QUIRE_INLINE vi add_pairs(vi a, vi b) { return _mm512_add_epi16(a, b); }
+QUIRE_INLINE vi widen(vi sum, vi both) {
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(both, _mm512_set1_epi16(1)));
 }
 #else
 QUIRE_INLINE vi load_raw(const char* p) { return _mm256_loadu_si256((const __m256i*)p); }
-QUIRE_INLINE Bytes split(vi b) {
-  return {_mm256_and_si256(b, _mm256_set1_epi16(255)), _mm256_srli_epi16(b, 8)};
-}
+QUIRE_INLINE Bytes load_bytes(const char* p) { return {load_raw(p), _mm256_abs_epi8(load_raw(p))}; }
 QUIRE_INLINE vi low_nibbles(vi b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
 QUIRE_INLINE vi high_nibbles(vi b) { return low_nibbles(_mm256_srli_epi16(b, 4)); }
-QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
-  sum = _mm256_add_epi32(sum, _mm256_madd_epi16(b.even, x.even));
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(b.odd, x.odd));
+QUIRE_INLINE vi signed_as(vi x, vi signs) { return _mm256_sign_epi8(x, signs); }
+QUIRE_INLINE vi pairs(vi b, vi x) { return _mm256_maddubs_epi16(b, x); }
+QUIRE_INLINE vi add_pairs(vi a, vi b) { return _mm256_add_epi16(a, b); }
+QUIRE_INLINE vi widen(vi sum, vi both) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
 }
 #endif
-QUIRE_INLINE Bytes load_bytes(const char* p) { return split(load_raw(p)); }
 QUIRE_INLINE Nibbles load_nibbles(const char* p) {
   const vi both = load_raw(p);
-  return {split(low_nibbles(both)), split(high_nibbles(both))};
+  return {low_nibbles(both), high_nibbles(both)};
 }
-QUIRE_INLINE Quad load_quad(const uint32_t* p) { return {vset_int(int(p[0])), vset_int(int(p[1]))}; }
+QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
+  return widen(sum, pairs(b.magnitudes, signed_as(x, b.signs)));
+}
 QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
-  return vdot(vdot(sum, b.low, low), b.high, high);
+  return widen(sum, add_pairs(pairs(b.low, low), pairs(b.high, high)));
 }
 
 #else
 
-constexpr int kQuadUnits = 1;
+constexpr int kInt8Offset = 128;
 struct Bytes {
   const uint8_t* at;
 };
@@ -130,17 +135,5 @@ QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
 }
 
 #endif
-
-// Lays `count` values of x out as load_quad reads them.
-inline void store_quads(uint32_t* to, const int8_t* q, int64_t count) {
-  if (kQuadUnits == 1) {
-    std::memcpy(to, q, count);
-    return;
-  }
-  int16_t* out = reinterpret_cast<int16_t*>(to);
-  for (int64_t i = 0; i < count; i += 4, out += 4) {
-    out[0] = q[i], out[1] = q[i + 2], out[2] = q[i + 1], out[3] = q[i + 3];
-  }
-}
 
 }  // namespace quire

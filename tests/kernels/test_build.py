@@ -1,0 +1,164 @@
+"""How the library is built, found and done without."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import kernels
+from kernels.cpu import CpuKernels, CpuKernelsUnavailable, build, features
+from kernels.cpu.library import Library
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache, and a chooser that has chosen nothing yet."""
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(kernels, "_chosen", {})
+    return tmp_path
+
+
+@pytest.fixture
+def tiny(cache, monkeypatch):
+    """A library of one small source, so that building takes no time."""
+    sources = cache / "src"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('#include "two.h"\nextern "C" int one() { return TWO; }\n')
+    (sources / "two.h").write_text("#define TWO 2\n")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    return sources
+
+
+def works_without_the_library(caplog):
+    caplog.set_level(logging.INFO)
+    chosen = kernels.get("cpu")
+    assert chosen.name == "reference"
+    assert "plain torch" in caplog.text
+    x = torch.randn(2, 32)
+    torch.testing.assert_close(chosen.silu_and_mul(x).shape, (2, 16))
+    return chosen
+
+
+def test_a_broken_compiler_costs_only_speed(cache, monkeypatch, caplog):
+    broken = cache / "broken"
+    broken.write_text("#!/bin/sh\necho 'internal compiler error: out of luck' >&2\nexit 4\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv("CXX", str(broken))
+    chosen = works_without_the_library(caplog)
+    assert "out of luck" in chosen.why
+    assert "out of luck" in caplog.text
+    assert not list(cache.glob("*.so"))
+
+
+def test_a_missing_compiler_costs_only_speed(cache, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert "no C++ compiler" in works_without_the_library(caplog).why
+
+
+def test_a_cache_that_cannot_be_written_costs_only_speed(cache, monkeypatch, caplog):
+    (cache / "file").write_text("")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(cache / "file" / "below"))
+    assert "can't build" in works_without_the_library(caplog).why
+
+
+def test_a_damaged_library_costs_only_speed(cache, monkeypatch, caplog):
+    def damaged(variant):
+        path = cache / "damaged.so"
+        path.write_text("not a library")
+        return path, "from the cache"
+
+    monkeypatch.setattr("kernels.cpu.library.library_for", damaged)
+    assert "can't be loaded" in works_without_the_library(caplog).why
+
+
+def test_switched_off(cache):
+    chosen = kernels.get("cpu", use_compiled=False)
+    assert (chosen.name, chosen.why) == ("reference", "compiled kernels are switched off")
+    assert kernels.get("cpu", use_compiled=False) is chosen
+
+
+def test_it_is_built_once(tiny):
+    variant = features.choose("scalar")
+    path, how = build.library_for(variant)
+    assert how.startswith("built in")
+    assert build.library_for(variant) == (path, "from the cache")
+    assert not list(path.parent.glob("build-*"))
+
+
+def test_a_changed_source_is_built_anew(tiny):
+    variant = features.choose("scalar")
+    before = build.library_for(variant)[0]
+    (tiny / "two.h").write_text("#define TWO 3\n")
+    assert build.library_for(variant)[0] != before
+
+
+def test_a_library_built_before_needs_no_compiler(tiny, monkeypatch):
+    variant = features.choose("scalar")
+    path, _ = build.library_for(variant)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build.library_for(variant) == (path, "from the cache")
+
+
+def test_a_library_that_others_can_write_is_not_loaded(tiny):
+    variant = features.choose("scalar")
+    path, _ = build.library_for(variant)
+    path.chmod(0o777)
+    assert build.library_for(variant)[1].startswith("built in")
+    assert not path.stat().st_mode & 0o022
+
+
+def test_a_source_error_leaves_nothing_behind(tiny):
+    (tiny / "one.cpp").write_text("this is no C++\n")
+    with pytest.raises(CpuKernelsUnavailable, match="failed"):
+        build.library_for(features.choose("scalar"))
+    assert not list(build.cache_dir().glob("*.so"))
+
+
+def test_the_best_instruction_set_is_chosen(monkeypatch):
+    monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
+    for flags, isa in (
+        (set(features.NEEDS["avx512"]), "avx512"),
+        (set(features.AVX512), "avx512_core"),
+        ({*features.AVX2, "avx_vnni"}, "avx2_vnni"),
+        (set(features.AVX2), "avx2"),
+        ({"sse2"}, "scalar"),
+    ):
+        monkeypatch.setattr(features, "cpu_flags", lambda flags=flags: frozenset(flags))
+        assert features.choose().isa == isa
+
+
+def test_extras_are_used_where_the_cpu_has_them(monkeypatch):
+    flags = {*features.NEEDS["avx512"], "avx512_bf16"}
+    monkeypatch.setattr(features, "cpu_flags", lambda: frozenset(flags))
+    assert "-mavx512bf16" in features.choose("avx512").flags
+
+
+def test_an_instruction_set_can_be_forced(monkeypatch):
+    monkeypatch.setenv("QUIRE_CPU_ISA", "scalar")
+    assert Library().isa == "scalar"
+    assert CpuKernels().name == "cpu-scalar"
+
+
+def test_an_instruction_set_that_cannot_run_is_refused(monkeypatch):
+    monkeypatch.setenv("QUIRE_CPU_ISA", "avx1024")
+    with pytest.raises(ValueError, match="must be one of"):
+        features.choose()
+    monkeypatch.setattr(features, "cpu_flags", frozenset)
+    with pytest.raises(ValueError, match="lacks"):
+        features.choose("avx2")
+
+
+def test_it_can_be_built_ahead_of_time(tmp_path):
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && : >"$2"; shift; done\n')
+    compiler.chmod(0o755)
+    environment = {**os.environ, "QUIRE_CACHE_DIR": str(tmp_path), "CXX": str(compiler)}
+    command = [sys.executable, "-m", "kernels.cpu.build"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    (built,) = tmp_path.glob("kernels-*.so")
+    assert done.stdout.startswith(f"{built} built in")

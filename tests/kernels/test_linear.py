@@ -1,0 +1,175 @@
+"""Packed linear layers against float64, at shapes that fill no panel, tile or group."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from kernels.reference.quantization import dequantize, quantize
+from tests.kernels.tolerance import assert_close
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+ROWS = [0, 1, 2, 5, 7, 15, 16, 33]
+
+
+def product(x, weight, bias=None):
+    """x W^T + b in float64."""
+    result = x.double() @ weight.double().T
+    return result if bias is None else result + bias.double()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(1, 1), (15, 17), (33, 16), (64, 301), (100, 600)])
+def test_floating_weights(kernels, threads, dtype, weight_dtype, n, k):
+    torch.manual_seed(n * k)
+    weight, bias = torch.randn(n, k).to(weight_dtype), torch.randn(n)
+    layer = kernels.PackedLinear(weight, bias)
+    for rows in ROWS:
+        x = torch.randn(rows, k).to(dtype)
+        assert_close(layer(x), product(x, weight, bias), dtype, slack=8.0)
+
+
+def test_more_rows_than_one_round_holds(kernels, threads):
+    weight, x = torch.randn(40, 70), torch.randn(2500, 70)
+    assert_close(kernels.PackedLinear(weight)(x), product(x, weight), x.dtype, slack=8.0)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("group_size", [None, 16, 48, 256])
+def test_integer_weights(kernels, threads, quantization, group_size):
+    torch.manual_seed(3)
+    weight, bias = torch.randn(70, 301), torch.randn(70)
+    layer = kernels.PackedLinear(weight, bias, quantization=quantization, group_size=group_size)
+    allowed = {"int8": 0.012, "int4": 0.11}[quantization]
+    for rows in ROWS[1:]:
+        x = torch.randn(rows, 301)
+        expected = product(x, weight, bias)
+        assert float((layer(x) - expected).norm() / expected.norm()) < allowed
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounding_of_x_is_all_that_sets_integers_apart(compiled, quantization):
+    """What the library rounds weights to is what the reference rounds them to."""
+    torch.manual_seed(5)
+    weight = torch.randn(40, 256)
+    values, scales = quantize(weight, quantization, 32)
+    rounded = dequantize(values, scales, None, int(quantization[3:]))
+    layer = compiled.PackedLinear(weight, quantization=quantization, group_size=32)
+    # Multiples of the largest value over 127 are what x is rounded to: nothing is lost.
+    x = torch.randint(-127, 128, (9, 256)).float()
+    x[:, ::32] = 127
+    assert_close(layer(x), product(x, rounded), torch.float32, slack=8.0)
+
+
+def test_integers_with_scales_and_minima(kernels, threads):
+    torch.manual_seed(6)
+    values = torch.randint(0, 16, (50, 96), dtype=torch.int8)
+    scales, minima = torch.rand(50, 3).half(), torch.rand(50, 3).half()
+    weight = values.double() * scales.double().repeat_interleave(32, 1)
+    weight -= minima.double().repeat_interleave(32, 1)
+    layer = kernels.IntegerLinear(values, scales, minima, bits=4)
+    x = torch.randint(-127, 128, (9, 96)).float()
+    x[:, ::32] = 127
+    assert_close(layer(x), product(x, weight), torch.float32, slack=8.0)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_integers_with_scales(kernels, bits):
+    torch.manual_seed(7)
+    low, high = (-127, 128) if bits == 8 else (0, 16)
+    values = torch.randint(low, high, (33, 64), dtype=torch.int8)
+    scales, bias = torch.rand(33, 4), torch.randn(33)
+    weight = dequantize(values, scales, None, bits)
+    layer = kernels.IntegerLinear(values, scales, bias=bias, bits=bits)
+    x = torch.randint(-127, 128, (4, 64)).float()
+    x[:, ::16] = 127
+    assert_close(layer(x), product(x, weight, bias), torch.float32, slack=8.0)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_are_independent_of_the_batch(compiled, threads, quantization, dtype):
+    torch.manual_seed(8)
+    weight, x = torch.randn(96, 700).to(dtype), torch.randn(300, 700).to(dtype)
+    layer = compiled.PackedLinear(weight, quantization=quantization)
+    whole = layer(x)
+    for low, high in ((0, 1), (7, 9), (20, 33), (100, 250)):
+        assert torch.equal(layer(x[low:high]), whole[low:high])
+
+
+def test_strided_rows_and_given_out(kernels):
+    weight, x = torch.randn(24, 32), torch.randn(5, 100)[:, 10:42]
+    out = torch.empty(5, 24)
+    assert kernels.PackedLinear(weight)(x, out=out).data_ptr() == out.data_ptr()
+    assert_close(out, product(x, weight), torch.float32, slack=8.0)
+
+
+def test_a_view_of_a_weight_is_packed(kernels):
+    weight, x = torch.randn(48, 64), torch.randn(3, 32)
+    for part in (weight[8:40, :32], weight.T[:32, 8:40]):
+        assert_close(kernels.PackedLinear(part)(x), product(x, part), torch.float32, slack=8.0)
+
+
+def test_zero_weights_stay_zero(compiled):
+    for quantization in (None, "int8", "int4"):
+        layer = compiled.PackedLinear(torch.zeros(20, 64), quantization=quantization)
+        assert not layer(torch.randn(3, 64)).any()
+
+
+def test_sizes_in_memory(compiled):
+    weight = torch.randn(256, 1024)
+    bits = {
+        name: compiled.PackedLinear(weight, quantization=name).nbytes * 8 / weight.numel()
+        for name in ("int8", "int4")
+    }
+    assert bits == {"int8": 8.125, "int4": 4.5}
+    assert compiled.PackedLinear(weight.bfloat16()).nbytes == weight.numel() * 2
+
+
+def test_memory_is_given_back(compiled):
+    layer = compiled.PackedLinear(torch.randn(64, 64))
+    layer(torch.randn(1, 64))
+    del layer
+    gc.collect()
+
+
+def test_calls_from_two_threads_at_once(compiled, threads):
+    layers = [compiled.PackedLinear(torch.randn(300, 200)) for _ in range(2)]
+    inputs = [torch.randn(3, 200), torch.randn(40, 200)]
+    expected = [layer(x) for layer, x in zip(layers, inputs)]
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(50):
+            calls = [pool.submit(layer, x) for layer, x in zip(layers, inputs)]
+            assert all(torch.equal(call.result(), y) for call, y in zip(calls, expected))
+
+
+def test_what_does_not_fit_is_refused(kernels):
+    weight = torch.randn(16, 32)
+    with pytest.raises(ValueError, match="quantization"):
+        kernels.PackedLinear(weight, quantization="int3")
+    for group_size in (0, 8, 40, 512):
+        with pytest.raises(ValueError, match="group_size"):
+            kernels.PackedLinear(weight, quantization="int8", group_size=group_size)
+    values = torch.full((4, 32), 16, dtype=torch.int8)
+    with pytest.raises(ValueError, match="lie in"):
+        kernels.IntegerLinear(values, torch.ones(4, 1), bits=4)
+    with pytest.raises(ValueError, match="bits"):
+        kernels.IntegerLinear(values, torch.ones(4, 1), bits=5)
+    with pytest.raises(ValueError, match="don't fit"):
+        kernels.IntegerLinear(values, torch.ones(3, 1), bits=8)
+
+
+def test_what_does_not_fit_a_packed_layer_is_refused(compiled):
+    layer = compiled.PackedLinear(torch.randn(16, 32))
+    with pytest.raises(ValueError, match="dense rows of 32"):
+        layer(torch.randn(2, 31))
+    with pytest.raises(ValueError, match="out"):
+        layer(torch.randn(2, 32), out=torch.empty(2, 15))
+    with pytest.raises(ValueError, match="contiguous"):
+        layer(torch.randn(2, 32), out=torch.empty(16, 2).T)
+    with pytest.raises(ValueError, match="bias"):
+        compiled.PackedLinear(torch.randn(16, 32), torch.randn(15))
