@@ -98,7 +98,7 @@ class EngineClient:
         if aborts:
             await asyncio.wait(aborts, timeout=1.0)
         await self._inbox.close()
-        # Again and again: Python 3.11's wait_for, below the Redis client, may swallow a cancellation.
+        # Again and again: below the Redis client, Python 3.11's wait_for swallows some.
         while pending := [task for task in self._tasks if not task.done()]:
             for task in pending:
                 task.cancel()

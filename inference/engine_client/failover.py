@@ -142,8 +142,8 @@ def _lost(flight: Flight, replica: Replica | None) -> str:
     beat = replica.heartbeat
     if beat.incarnation != flight.incarnation:
         return "its replica restarted"
-    if beat.state == "failed":
-        return "its replica failed"
+    if beat.state not in ("ready", "draining"):
+        return f"its replica is {beat.state}"
     if replica.stalled:
         return "its replica makes no progress"
     unheard = time.monotonic() - flight.heard_at

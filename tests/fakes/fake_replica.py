@@ -152,11 +152,12 @@ class FakeReplica:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # Again and again: Python 3.11's wait_for, below the Redis client, may swallow a cancellation.
+        # Again and again: below the Redis client, Python 3.11's wait_for swallows some.
         while pending := [task for task in self._tasks if not task.done()]:
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=0.1)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.state != "dead":
             await self.redis.delete(protocol.replica_key(self.replica_id, self.prefix))
         await self.redis.aclose()
@@ -194,7 +195,7 @@ class FakeReplica:
 
     async def _heart(self) -> None:
         started = time.monotonic()
-        while True:
+        while self.state != "dead":
             if self.state == "loading" and time.monotonic() - started >= self.load_seconds:
                 self.state = "ready"
             await self._beat()
@@ -204,7 +205,7 @@ class FakeReplica:
 
     async def _read(self) -> None:
         cursor = "0"  # first what an earlier incarnation left pending, then what is new
-        while not self.stopping.is_set():
+        while not self.stopping.is_set() and self.state != "dead":
             found = await self.redis.xreadgroup(
                 protocol.CONSUMER_GROUP, "engine", {self.inbox: cursor}, count=64, block=100
             )

@@ -22,12 +22,19 @@ from metering.redis_clients import close_async_client
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, Tenant
-from tests.fakes.fake_replica import FakeReplica
+from tests.fakes.fake_replica import FakeReplica, expected_tokens
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.scripted import Script, ScriptedReplica
 from tests.inference.tokenizer_folder import EOS, write_tokenizer
 
 VOCAB = 512
+#: Fake replicas make tokens in [LOW, HIGH): one printable ASCII character each.
+LOW, HIGH = 10, 90
+
+
+def made_tokens(prompt: list[int], count: int, index: int = 0) -> list[int]:
+    """What a fake replica answers."""
+    return expected_tokens(prompt, count, index=index, low=LOW, high=HIGH)
 
 
 @dataclass
@@ -96,6 +103,8 @@ class Gateway:
             "model_path": str(self.model_folder),
             "vocab_size": VOCAB,
             "eos_token_ids": (EOS,),
+            "low": LOW,
+            "high": HIGH,
         }
 
     @asynccontextmanager

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from engine.text import Tokenizer
-from tests.fakes.fake_replica import expected_tokens
-from tests.inference.conftest import Gateway
+from tests.inference.conftest import Gateway, made_tokens
 from tests.inference.scripted import byte_by_byte, says
 
 
@@ -59,7 +58,7 @@ async def test_every_form_of_prompt(
     ids = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
     assert len(ids) == count
     expected = [
-        tokenizer.decode(expected_tokens(p, 5, index=index)) for p in ids for index in range(2)
+        tokenizer.decode(made_tokens(p, 5, index)) for p in ids for index in range(2)
     ]
     assert [choice["text"] for choice in body["choices"]] == expected
     assert [choice["index"] for choice in body["choices"]] == list(range(2 * count))

@@ -1,0 +1,422 @@
+"""Streams survive the engine: what one replica leaves, another goes on with. Nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from engine import protocol
+from engine.protocol import ErrorInfo, OutboxBatch, TokenDelta
+from engine.text import Tokenizer, render_chat
+from inference.engine_client import get_engine_client
+from tests.fakes.fake_replica import FakeReplica
+from tests.inference.asgi_client import Exchange, chat_body, parse_events
+from tests.inference.conftest import Gateway, made_tokens
+
+COUNT = 60
+
+
+def expected_text(tokenizer: Tokenizer, index: int = 0, count: int = COUNT) -> str:
+    prompt = render_chat(tokenizer, [{"role": "user", "content": "hello"}])
+    return tokenizer.decode(made_tokens(prompt, count, index))
+
+
+def start(gateway: Gateway, **fields: Any) -> Exchange:
+    body = chat_body(stream=True, max_tokens=COUNT, **fields)
+    return gateway.client.open("POST", "/v1/chat/completions", body)
+
+
+async def read(exchange: Exchange) -> list[Any]:
+    reply = await asyncio.wait_for(exchange.reply(), 30)
+    assert reply.status == 200, reply.body
+    return reply.events
+
+
+def text_of(events: list[Any], index: int = 0) -> str:
+    return "".join(
+        choice["delta"].get("content") or ""
+        for event in events
+        if isinstance(event, dict) and "choices" in event
+        for choice in event["choices"]
+        if choice["index"] == index
+    )
+
+
+async def until_dead(replica: FakeReplica) -> None:
+    async with asyncio.timeout(10):
+        while replica.state != "dead":
+            await asyncio.sleep(0.01)
+
+
+async def expire(gateway: Gateway, replica: FakeReplica) -> None:
+    """What the heartbeat's TTL does to a dead replica, without the wait."""
+    await gateway.redis.delete(protocol.replica_key(replica.replica_id, gateway.prefix))
+
+
+@pytest.mark.parametrize("die_after", [0, 1, 17, COUNT - 1])
+async def test_fault_27_a_killed_replicas_streams_go_on_elsewhere(
+    gateway: Gateway, tokenizer: Tokenizer, die_after: int
+) -> None:
+    first, second = gateway.fake(die_after=die_after), gateway.fake()
+    async with first, contextlib.AsyncExitStack() as stack:
+        await gateway.look()
+        exchange = start(gateway)
+        await until_dead(first)
+        await stack.enter_async_context(second)
+        await expire(gateway, first)
+        events = await read(exchange)
+    assert text_of(events) == expected_text(tokenizer)
+    assert events[-1] == "[DONE]"
+    (resumed,) = second.received
+    sent = [len(tokens) for tokens in resumed.resume_token_ids]
+    assert sent == ([die_after] if die_after else [])
+    (usage,) = await gateway.usage()
+    assert (usage.completion_tokens, usage.status) == (COUNT, 200)
+
+
+async def test_a_restarted_replica_goes_on_with_its_own_streams(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    first = gateway.fake(die_after=20, replica_id="only")
+    again = gateway.fake(replica_id="only")
+    async with first:
+        await gateway.look()
+        exchange = start(gateway, n=2)
+        await until_dead(first)
+        async with again:
+            events = await read(exchange)
+    assert [text_of(events, i) for i in range(2)] == [
+        expected_text(tokenizer, i) for i in range(2)
+    ]
+
+
+async def test_outputs_that_had_finished_are_not_made_again(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    prompt = render_chat(tokenizer, [{"role": "user", "content": "hello"}])
+    own, others = made_tokens(prompt, COUNT), made_tokens(prompt, COUNT, 1)
+    stop_at = next(token for token in own[:10] if token not in others[:25])
+    cut = others.index(stop_at) + 1 if stop_at in others else COUNT
+    first, second = gateway.fake(die_after=20), gateway.fake()
+    async with first:
+        await gateway.look()
+        exchange = start(gateway, n=2, stop_token_ids=[stop_at])
+        await until_dead(first)
+        async with second:
+            await expire(gateway, first)
+            events = await read(exchange)
+    (resumed,) = second.received
+    assert resumed.skip_indices == [0]
+    assert len(resumed.resume_token_ids[0]) == own.index(stop_at) + 1
+    assert text_of(events, 1) == tokenizer.decode(others[:cut])
+
+
+async def test_a_request_waits_for_a_replica_that_is_being_restarted(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    async with gateway.serving(gateway.fake()):
+        pass
+    await gateway.look()
+    exchange = start(gateway)
+    await asyncio.sleep(0.3)
+    async with gateway.fake():
+        assert text_of(await read(exchange)) == expected_text(tokenizer)
+
+
+async def test_without_a_replica_the_wait_ends_with_a_typed_error(
+    gateway: Gateway, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    async with gateway.serving(gateway.fake()):
+        pass
+    await gateway.look()
+    reply = await gateway.client.chat()
+    assert reply.status == 503
+    assert reply.error["code"] == "engine_unavailable"
+    assert int(reply.headers["retry-after"]) >= 1
+    (usage,) = await gateway.usage()
+    assert (usage.status, usage.prompt_tokens, usage.completion_tokens) == (503, 0, 0)
+
+
+async def test_a_model_that_no_replica_ever_served_is_refused_at_once(gateway: Gateway) -> None:
+    reply = await asyncio.wait_for(gateway.client.chat(), 2)
+    assert (reply.status, reply.error["code"]) == (503, "engine_unavailable")
+
+
+async def test_an_error_after_the_first_byte_is_the_streams_last_event(
+    gateway: Gateway, tokenizer: Tokenizer, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    replica = gateway.fake(die_after=9)
+    async with replica:
+        await gateway.look()
+        exchange = start(gateway)
+        await until_dead(replica)
+        await expire(gateway, replica)
+        status, _ = await exchange.head()
+        body = b"".join([chunk async for chunk in exchange.chunks()])
+    assert status == 200
+    events = parse_events(body)
+    assert text_of(events) == expected_text(tokenizer, count=9)
+    assert events[-1]["error"]["code"] == "engine_unavailable"
+    assert b"event: error\n" in body
+    assert b"[DONE]" not in body
+    (usage,) = await gateway.usage()
+    assert (usage.status, usage.completion_tokens, usage.finish_reason) == (503, 9, "error")
+    assert usage.prompt_tokens > 0
+
+
+async def test_a_request_that_kills_every_replica_is_given_up(
+    gateway: Gateway, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 3}
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(gateway.fake(die_after=0, replica_id="r0"))
+        await gateway.look()
+        asking = asyncio.create_task(gateway.client.chat())
+        for number in range(1, 8):
+            await asyncio.sleep(0.1)
+            if asking.done():
+                break
+            await expire(gateway, FakeReplica("redis://", replica_id=f"r{number - 1}"))
+            replica = gateway.fake(die_after=0, replica_id=f"r{number}")
+            await stack.enter_async_context(replica)
+            await gateway.look()
+        reply = await asking
+    assert (reply.status, reply.error["code"]) == (500, "engine_fault")
+    assert "3 replicas" in reply.error["message"]
+
+
+async def test_a_draining_replica_finishes_what_it_has(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    first = gateway.fake(token_delay=0.01, replica_id="a")
+    async with gateway.serving(first):
+        exchange = start(gateway)
+        while not first.running:
+            await asyncio.sleep(0.01)
+        first.drain()
+        await first._beat()
+        async with gateway.fake(replica_id="b") as second:
+            await gateway.look()
+            later = start(gateway)
+            assert text_of(await read(exchange)) == expected_text(tokenizer)
+            assert text_of(await read(later)) == expected_text(tokenizer)
+            assert len(second.received) == 1
+
+
+async def test_a_replica_that_refuses_sends_the_request_on(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    first = gateway.fake(replica_id="a")
+
+    async def refuse(entry_id: bytes, request: Any) -> None:
+        first.received.append(request)
+        info = ErrorInfo(message="draining", status=503, code="engine_unavailable")
+        delta = TokenDelta(request_id=request.request_id, finish_reason="error", error=info)
+        await first._write(request.gateway_id, [delta])
+        first.state = "draining"
+        await first._beat()
+
+    first._start = refuse  # type: ignore[method-assign]
+    async with gateway.serving(first):
+        exchange = start(gateway)
+        while not first.received:
+            await asyncio.sleep(0.01)
+        async with gateway.fake(replica_id="b"):
+            assert text_of(await read(exchange)) == expected_text(tokenizer)
+
+
+async def test_an_engines_own_error_is_raised_as_it_is(gateway: Gateway) -> None:
+    replica = gateway.fake()
+
+    async def refuse(entry_id: bytes, request: Any) -> None:
+        info = ErrorInfo(
+            message="Too many wait.", status=429, error_type="rate_limit_error", code="full"
+        )
+        delta = TokenDelta(request_id=request.request_id, finish_reason="error", error=info)
+        await replica._write(request.gateway_id, [delta])
+
+    replica._start = refuse  # type: ignore[method-assign]
+    async with gateway.serving(replica):
+        for stream in (False, True):
+            reply = await gateway.client.chat(stream=stream)
+            assert reply.status == 429
+            assert reply.error == {
+                "message": "Too many wait.",
+                "type": "rate_limit_error",
+                "param": None,
+                "code": "full",
+            }
+            assert "retry-after" in reply.headers
+
+
+# -- Redis ------------------------------------------------------------------------------------
+
+
+async def test_fault_28_an_entry_that_comes_twice_changes_nothing(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.fake()
+    original = replica._write
+
+    async def twice(*args: Any, **options: Any) -> None:
+        await original(*args, **options)
+        await original(*args, **options)
+
+    replica._write = twice  # type: ignore[method-assign]
+    async with gateway.serving(replica):
+        events = await read(start(gateway))
+    assert text_of(events) == expected_text(tokenizer)
+    (usage,) = await gateway.usage()
+    assert usage.completion_tokens == COUNT
+
+
+async def test_fault_28_a_lost_entry_is_made_good(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    replica = gateway.fake(token_delay=0.005)
+    original, writes = replica._write, 0
+
+    async def forgetful(*args: Any, **options: Any) -> None:
+        nonlocal writes
+        writes += 1
+        if writes != 7:
+            await original(*args, **options)
+
+    replica._write = forgetful  # type: ignore[method-assign]
+    async with gateway.serving(replica):
+        events = await read(start(gateway))
+    assert text_of(events) == expected_text(tokenizer)
+    first, second = replica.received
+    assert second.request_id == f"{first.request_id}~2"
+    assert len(second.resume_token_ids[0]) == 6
+    assert replica.aborted == [first.request_id]
+
+
+async def test_fault_28_entries_that_are_no_messages_do_no_harm(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    client = get_engine_client()
+    await client.start()
+    key = protocol.outbox_key(client.gateway_id, gateway.prefix)
+    for data in (b"", b"\xc1", b"{}", protocol.encode(_foreign_batch())):
+        await gateway.redis.xadd(key, {protocol.FIELD: data})
+    await gateway.redis.xadd(key, {b"x": b"y"})
+    async with gateway.serving(gateway.fake()):
+        assert text_of(await read(start(gateway))) == expected_text(tokenizer)
+
+
+def _foreign_batch() -> OutboxBatch:
+    deltas = [
+        TokenDelta(request_id="nobody's", token_ids=[1], start=99),
+        TokenDelta(request_id="", index=-5, finish_reason="error"),
+    ]
+    return OutboxBatch(replica_id="x", incarnation="y", step=1, deltas=deltas)
+
+
+async def test_fault_28_the_outbox_is_trimmed_and_expires(gateway: Gateway) -> None:
+    client = get_engine_client()
+    async with gateway.serving(gateway.fake()):
+        for _ in range(4):
+            await read(start(gateway))
+        key = protocol.outbox_key(client.gateway_id, gateway.prefix)
+        assert 0 < await gateway.redis.ttl(key) <= 60
+        client.outbox._trimmed_at = 0.0
+        await read(start(gateway))
+        assert await gateway.redis.xlen(key) < COUNT
+    await client.close()
+    assert not await gateway.redis.exists(key)
+
+
+async def test_fault_28_when_redis_forgets_everything_streams_go_on(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    """What a restart without persistence does, on a server that other tests share."""
+    replica = gateway.fake(token_delay=0.01, replica_id="only")
+    async with gateway.serving(replica):
+        exchange = start(gateway)
+        while replica.steps < 10:
+            await asyncio.sleep(0.01)
+        replica.running.clear()
+        client = get_engine_client()
+        await gateway.redis.delete(
+            protocol.outbox_key(client.gateway_id, gateway.prefix),
+        )
+        client.supervisor._redis_run = "the one before"
+        client.supervisor.doubt_redis()
+        assert text_of(await read(exchange)) == expected_text(tokenizer)
+
+
+async def test_a_request_that_a_replica_never_got_is_sent_again(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.fake()
+    original, dropped = replica._start, 0
+
+    async def deaf_once(entry_id: bytes, request: Any) -> None:
+        nonlocal dropped
+        dropped += 1
+        if dropped > 1:
+            await original(entry_id, request)
+
+    replica._start = deaf_once  # type: ignore[method-assign]
+    async with gateway.serving(replica):
+        exchange = start(gateway)
+        while not dropped:
+            await asyncio.sleep(0.01)
+        (flight,) = get_engine_client().flights
+        flight.heard_at -= 60
+        await gateway.look()
+        assert text_of(await read(exchange)) == expected_text(tokenizer)
+
+
+async def test_what_an_earlier_attempt_still_sends_is_ignored(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    slow, fast = gateway.fake(token_delay=0.02, replica_id="slow"), gateway.fake(replica_id="fast")
+    async with gateway.serving(slow):
+        exchange = start(gateway)
+        while slow.steps < 5:
+            await asyncio.sleep(0.01)
+        slow._abort = lambda message: None  # type: ignore[method-assign]
+        client = get_engine_client()
+        async with fast:
+            await gateway.look()
+            (flight,) = client.flights
+            client.fleet.forget("slow")
+            client.orphan(flight, "the test says so")
+            assert text_of(await read(exchange)) == expected_text(tokenizer)
+            # The first one goes on for a while, to nobody.
+            await asyncio.sleep(0.1)
+            assert slow.running
+
+
+async def test_without_a_seed_every_attempt_gets_the_same_one(gateway: Gateway) -> None:
+    first, second = gateway.fake(die_after=5), gateway.fake()
+    async with first:
+        await gateway.look()
+        exchange = start(gateway)
+        await until_dead(first)
+        async with second:
+            await expire(gateway, first)
+            await read(exchange)
+    seeds = [request.sampling.seed for request in (first.received[0], second.received[0])]
+    assert seeds[0] is not None
+    assert seeds[0] == seeds[1]
+
+
+async def test_two_gateways_do_not_get_each_others_tokens(
+    gateway: Gateway, tokenizer: Tokenizer, redis_url: str
+) -> None:
+    from inference.engine_client import EngineClient
+    from inference.settings import gateway_settings
+
+    other = EngineClient(redis_url, gateway_settings())
+    async with gateway.serving(gateway.fake(token_delay=0.005)):
+        await other.start()
+        exchange = start(gateway)
+        assert text_of(await read(exchange)) == expected_text(tokenizer)
+        assert other.gateway_id != get_engine_client().gateway_id
+    await other.close()
