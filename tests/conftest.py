@@ -68,3 +68,6 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
         path = tmp_path_factory.mktemp("database") / "test.sqlite3"
         default.setdefault("TEST", {})["NAME"] = str(path)
         default["OPTIONS"]["init_command"] += "; PRAGMA synchronous=OFF"
+    else:
+        # A pool would still hold connections when the test database is to be dropped.
+        default["OPTIONS"].pop("pool", None)

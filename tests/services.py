@@ -6,6 +6,7 @@ import glob
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,11 +45,24 @@ def redis_binary(kind: str) -> str | None:
 
 
 @contextmanager
-def running_postgresql(folder: Path) -> Iterator[str]:
+def running_postgresql() -> Iterator[str]:
     """A `DATABASE_URL` on a fresh cluster that listens on a Unix socket alone.
 
-    PostgreSQL refuses to run as root; then it runs as the `postgres` user of Debian's package.
+    It lives in memory where there's a file system for that: between tests every table is emptied,
+    and PostgreSQL makes new files for each. It refuses to run as root; then it runs as the
+    `postgres` user of Debian's package.
     """
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = Path(tempfile.mkdtemp(prefix="q-", dir=memory))
+    try:
+        with _cluster(folder) as url:
+            yield url
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _cluster(folder: Path) -> Iterator[str]:
     found = sorted(glob.glob(POSTGRES_BINARIES))
     if not found:
         missing("PostgreSQL's programs aren't in /usr/lib/postgresql (apt-get install postgresql)")

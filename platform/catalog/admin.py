@@ -94,7 +94,9 @@ class ServedModelAdmin(ActionsAdmin):
         obj.pk = made.pk
 
     def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
-        """Which tenants may use it, through the action."""
+        """Which tenants may use it, through the action. The replicas' rows are only shown."""
+        for formset in formsets:
+            self.save_formset(request, form, formset, change=change)
         if {"tenants", "public"} & set(form.changed_data):
             actions.share_model(
                 actor=request.user,

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-from django.db import close_old_connections
-
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from tenants.errors import Conflict, ServiceUnavailable
 
@@ -42,7 +40,6 @@ def wait_until_ready(
         if now and now != last:
             say(now)
             last = now
-        close_old_connections()
         time.sleep(POLL_S)
 
 

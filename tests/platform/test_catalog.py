@@ -56,7 +56,6 @@ async def test_callers_see_loaded_models_that_are_theirs(world: World) -> None:
     assert abs(card.created - timezone.now().timestamp()) < 60
 
 
-@database
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("name", ["rivals", "idle", "nothing", "", "x" * 10_000, "\0", "../m"])
 async def test_fault_23_a_strangers_model_is_404_like_one_that_is_not_there(

@@ -51,7 +51,6 @@ class ServedModel(models.Model):
     settings = models.JSONField(
         default=dict,
         blank=True,
-        validators=[check_engine_settings],
         help_text='Engine settings, such as {"max_model_len": 4096}.',
     )
     desired_state = models.CharField(
@@ -81,6 +80,13 @@ class ServedModel(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def clean(self) -> None:
+        """Check the engine's settings. As a validator this would miss `[]`, which counts as empty."""
+        try:
+            check_engine_settings(self.settings)
+        except ValidationError as error:
+            raise ValidationError({"settings": error.messages}) from error
 
     @property
     def engine_settings(self) -> dict[str, Any]:

