@@ -19,7 +19,7 @@ from engine.protocol import EngineRequest, TokenDelta, TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.text.bad_words import bad_word_ids
 from engine.text.chat_template import render_chat
-from engine.text.tokenizer import Tokenizer, load_tokenizer
+from engine.text.tokenizer import Tokenizer
 
 Messages = list[dict[str, Any]]
 
@@ -40,12 +40,7 @@ class LLM:
     def __init__(self, model: str, **settings: Any) -> None:
         self.config = EngineConfig.from_mapping({"model": model, **settings})
         self.core = EngineCore(self.config)
-        self._tokenizer: Tokenizer | None = None
-        if not self.config.skip_tokenizer_init:
-            folder = self.config.tokenizer or str(self.core.loaded.folder)
-            self._tokenizer = load_tokenizer(
-                folder, trust_remote_code=self.config.trust_remote_code
-            )
+        self._tokenizer = self.core.loaded.tokenizer
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Tokenizer:

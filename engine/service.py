@@ -293,7 +293,7 @@ class EngineService:
         loaded = core.loaded
         return ModelInfo(
             name=config.name,
-            path=str(loaded.folder if config.tokenizer is None else config.tokenizer),
+            path=str(loaded.tokenizer_folder),
             max_model_len=loaded.max_model_len,
             vocab_size=loaded.spec.vocab_size,
             dtype=str(loaded.dtype).removeprefix("torch."),

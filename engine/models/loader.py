@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import time
 from collections.abc import Callable
@@ -16,11 +15,14 @@ import torch
 import kernels
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
+from engine.generation_config import eos_ids, read_generation_config, sampling_defaults
 from engine.layers.rotary import RopeSpec
 from engine.models.decoder import NativeDecoder
 from engine.models.registry import decoder_spec, read_config
 from engine.models.spec import DecoderSpec
 from engine.models.weights import DummyWeights, WeightReader
+from engine.text.tokenizer import Tokenizer, load_tokenizer
+from engine.tokenizer_folder import tokenizer_folder
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +33,6 @@ _DTYPES = {
     "float": torch.float32,
     "float32": torch.float32,
 }
-#: What generation_config.json may preset for requests that don't say.
-_SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(slots=True)
@@ -44,6 +44,9 @@ class LoadedModel:
     folder: Path
     dtype: torch.dtype
     max_model_len: int
+    #: None with skip_tokenizer_init.
+    tokenizer: Tokenizer | None
+    tokenizer_folder: Path
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, Any]
     load_seconds: float
@@ -56,7 +59,9 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
     raw = _with_overrides(read_config(folder), config)
     _refuse_custom_code(raw, config, folder)
     spec = decoder_spec(raw)
-    generation = _generation_config(folder)
+    generation = read_generation_config(folder)
+    files = tokenizer_folder(config, folder)
+    tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
     max_model_len = _max_model_len(spec, config)
     if config.disable_sliding_window:
         spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
@@ -74,8 +79,18 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
         folder=folder,
         dtype=dtype,
         max_model_len=max_model_len,
-        eos_token_ids=_eos_ids(spec, generation),
-        default_sampling=_sampling_defaults(generation, config),
+        tokenizer=tokenizer,
+        tokenizer_folder=files,
+        eos_token_ids=tuple(
+            eos_ids(
+                generation,
+                (*spec.eos_token_ids, tokenizer.eos_token_id if tokenizer else None),
+                spec.vocab_size,
+            )
+        ),
+        default_sampling=(
+            {} if config.generation_config == "vllm" else sampling_defaults(generation)
+        ),
         load_seconds=time.perf_counter() - started,
     )
 
@@ -161,32 +176,3 @@ def _max_model_len(spec: DecoderSpec, config: EngineConfig) -> int:
             param="max_model_len",
         )
     return config.max_model_len
-
-
-def _generation_config(folder: Path) -> dict[str, Any]:
-    """generation_config.json, or {} when there is none."""
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ModelLoadError(f"{path} can't be read: {error}.", param="model") from error
-    return value if isinstance(value, dict) else {}
-
-
-def _eos_ids(spec: DecoderSpec, generation: dict[str, Any]) -> tuple[int, ...]:
-    """EOS ids of generation_config.json and config.json; the first named comes first."""
-    found = generation.get("eos_token_id")
-    ids = list(found) if isinstance(found, list) else [found] if found is not None else []
-    ids += [token for token in spec.eos_token_ids if token not in ids]
-    return tuple(token for token in ids if isinstance(token, int) and 0 <= token < spec.vocab_size)
-
-
-def _sampling_defaults(generation: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
-    """What requests get that don't say otherwise; none with `generation_config="vllm"`."""
-    if config.generation_config == "vllm":
-        return {}
-    return {
-        name: generation[name] for name in _SAMPLING_DEFAULTS if generation.get(name) is not None
-    }

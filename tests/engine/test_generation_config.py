@@ -1,0 +1,69 @@
+"""EOS ids and sampling defaults of a checkpoint; tokenizers that must be converted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.config import EngineConfig
+from engine.errors import ModelLoadError
+from engine.generation_config import eos_ids, read_generation_config, sampling_defaults
+from engine.tokenizer_folder import tokenizer_folder
+from tests.engine.models import make_model
+
+
+def test_eos_ids_of_all_three_places_are_taken_once() -> None:
+    assert eos_ids({"eos_token_id": [5, 2]}, (2, 7, None), vocab=10) == [5, 2, 7]
+    assert eos_ids({"eos_token_id": 3}, (11, -1), vocab=10) == [3]
+    assert eos_ids({}, (None,), vocab=10) == []
+
+
+def test_the_tokenizers_eos_ends_a_chat_whose_config_names_another(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "m", eos_token_id=0)
+    llm = LLM(str(folder), num_gpu_blocks_override=16, max_model_len=64)
+    assert set(llm.core.loaded.eos_token_ids) == {0, 2}
+
+
+def test_defaults_out_of_range_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    found = sampling_defaults({"temperature": 0.6, "top_p": 7, "top_k": 20, "do_sample": True})
+    assert found == {"temperature": 0.6, "top_k": 20}
+    assert "top_p" in caplog.text
+
+
+def test_a_broken_generation_config_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
+        read_generation_config(tmp_path)
+
+
+def test_defaults_apply_to_requests_that_bring_none(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "m")
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.25, "top_k": 3}))
+    settings = {"num_gpu_blocks_override": 16, "max_model_len": 64}
+    assert LLM(str(folder), **settings).get_default_sampling_params() == SamplingParams(
+        temperature=0.25, top_k=3
+    )
+    plain = LLM(str(folder), generation_config="vllm", **settings)
+    assert plain.get_default_sampling_params() == SamplingParams()
+
+
+def test_a_folder_with_tokenizer_json_is_used_as_it_is(
+    model_folder: Callable[[str], Path],
+) -> None:
+    folder = model_folder("llama")
+    assert tokenizer_folder(EngineConfig(model=str(folder)), folder) == folder
+
+
+def test_a_folder_without_any_tokenizer_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path / "cache"))
+    folder = make_model("llama", tmp_path / "m")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    with pytest.raises(ModelLoadError, match="tokenizer"):
+        tokenizer_folder(EngineConfig(model=str(folder)), folder)
