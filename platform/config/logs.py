@@ -61,18 +61,29 @@ class DebugFormatter(LineFormatter):
         return f"{line}\n{traceback}" if traceback else line
 
 
+class WithoutTraceback(logging.Filter):
+    """Leaves a record's message and drops its traceback."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.exc_info = record.exc_text = None
+        return True
+
+
 def logging_settings(level: str, style: str) -> dict[str, Any]:
     """`LOGGING` for a level ("INFO") and a style ("line", "json" or "debug")."""
     formatter = {"line": LineFormatter, "json": JsonFormatter, "debug": DebugFormatter}[style]
     return {
         "version": 1,
         "disable_existing_loggers": False,
+        "filters": {"without_traceback": {"()": WithoutTraceback}},
         "formatters": {"quire": {"()": formatter}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "quire"}},
         "root": {"handlers": ["stderr"], "level": level},
         "loggers": {
             # Each failing request would be told twice: the view's own logger says more.
             "django.request": {"level": "ERROR"},
+            # Any scanner can make one of these; where in Django it was noticed tells nothing.
+            "django.security.DisallowedHost": {"filters": ["without_traceback"]},
             "django.server": {"handlers": ["stderr"], "level": level, "propagate": False},
             "daphne": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},

@@ -28,6 +28,8 @@ import uuid
 from dataclasses import dataclass, field
 
 from redis import asyncio as aioredis
+from redis.asyncio.retry import Retry
+from redis.backoff import ConstantBackoff
 from redis.exceptions import ResponseError
 
 from engine import protocol
@@ -137,7 +139,8 @@ class FakeReplica:
     # -- life ---------------------------------------------------------------------------------
 
     async def __aenter__(self) -> FakeReplica:
-        self.redis = aioredis.from_url(self.redis_url)
+        # As the real one does, it outlives a restart of Redis.
+        self.redis = aioredis.from_url(self.redis_url, retry=Retry(ConstantBackoff(0.1), 100))
         self.inbox = protocol.inbox_key(self.replica_id, self.prefix)
         with contextlib.suppress(ResponseError):  # the group is there since the last incarnation
             await self.redis.xgroup_create(

@@ -285,9 +285,9 @@ def test_flags_come_back_as_the_same_settings() -> None:
         "served_model_name": "m",
         "dtype": "float32",
         "max_model_len": 64,
-        "gpu_memory_utilization": 0.5,
+        "cpu_kvcache_space": 0.5,
         "enable_prefix_caching": False,
-        "enforce_eager": True,
+        "disable_log_stats": True,
         "rope_scaling": {"type": "linear", "factor": 2.0},
         "revision": None,
     }

@@ -82,7 +82,7 @@ class ServedModel(models.Model):
         return self.name
 
     def clean(self) -> None:
-        """Check the engine's settings. As a validator this would miss `[]`, which counts as empty."""
+        """Check the engine settings. A validator would miss `[]`, which counts as empty."""
         try:
             check_engine_settings(self.settings)
         except ValidationError as error:

@@ -1,0 +1,151 @@
+"""A `manage.py up` in a process of its own, with a fake replica in the engine's place."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+
+from tests.platform.test_processes import gone
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = f"{sys.executable},-m,tests.fakes.fake_replica"
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_model_folder(folder: Path) -> Path:
+    """A folder with a byte-level tokenizer and no weights: all that a gateway reads of a model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {text: number for number, text in enumerate(specials + alphabet)}
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=[]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    made.add_special_tokens(specials)
+    made.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "chat_template": CHAT_TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"vocab_size": len(vocabulary)}))
+    return folder
+
+
+def environment(data_dir: Path, **extra: str) -> dict[str, str]:
+    """This process's environment without what belongs to another instance."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("QUIRE_", "REDIS_URL", "DATABASE_URL"))
+    }
+    return {
+        **kept,
+        "QUIRE_DATA_DIR": str(data_dir),
+        "QUIRE_ENGINE_COMMAND": FAKE,
+        "QUIRE_DRAIN_SECONDS": "3",
+        **extra,
+    }
+
+
+def manage(data_dir: Path, *words: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run another command on the instance's data dir."""
+    return subprocess.run(
+        [sys.executable, "manage.py", *words],
+        cwd=ROOT,
+        env=environment(data_dir),
+        capture_output=True,
+        text=True,
+        check=check,
+    )
+
+
+class Instance:
+    """One `manage.py up`."""
+
+    def __init__(self, data_dir: Path, *words: str, **extra: str) -> None:
+        self.data_dir = data_dir
+        self.ready_file = data_dir.parent / f"{data_dir.name}.ready.json"
+        self.ready_file.unlink(missing_ok=True)
+        self.log = data_dir.parent / f"{data_dir.name}.log"
+        command = [sys.executable, "manage.py", "up", "--port", "0"]
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [*command, "--ready-file", str(self.ready_file), *words],
+                cwd=ROOT,
+                env=environment(data_dir, **extra),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def ready(self) -> dict[str, str]:
+        """What the ready file says, once it's there."""
+        deadline = time.monotonic() + 120
+        while not self.ready_file.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                pytest.fail(f"not ready (status {self.process.returncode}): {self.text()}")
+            time.sleep(0.05)
+        return json.loads(self.ready_file.read_text())
+
+    def text(self) -> str:
+        """All that it printed."""
+        return self.log.read_text()
+
+    def family(self) -> list[int]:
+        """Ids of all processes that descend from it."""
+        parents: dict[int, int] = {}
+        for entry in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                fields = entry.read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents[int(entry.parent.name)] = int(fields[1])
+        found, new = [], [self.process.pid]
+        while new:
+            new = [pid for pid, parent in parents.items() if parent in new]
+            found += new
+        return found
+
+    def child(self, word: str) -> int:
+        """The child with this word in its command line."""
+        for pid in self.family():
+            try:
+                line = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+            except OSError:
+                continue
+            if word in line:
+                return pid
+        raise LookupError(word)
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, list[int]]:
+        """Signal it; return its status and those of its family that are still there."""
+        family = self.family()
+        self.process.send_signal(number)
+        status = self.process.wait(60)
+        deadline = time.monotonic() + 15
+        while (left := [pid for pid in family if not gone(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return status, left
+
+    def __enter__(self) -> Instance:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()

@@ -1,0 +1,195 @@
+"""The terminal chat against a small server that speaks the API."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from config.chat.api import ApiError, ChatApi
+from config.chat.conversation import Conversation
+from config.chat.terminal import Terminal, safe
+from config.management.commands.chat import find_server
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Lists two models, and answers with what the server's `replies` say."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._json(200, {"data": [{"id": "one"}, {"id": "two"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.seen.append((self.headers.get("Authorization"), body))  # type: ignore[attr-defined]
+        reply = self.server.replies.pop(0)  # type: ignore[attr-defined]
+        if isinstance(reply, dict):
+            self._json(429, reply)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for piece in reply:
+            event = (
+                piece if isinstance(piece, dict) else {"choices": [{"delta": {"content": piece}}]}
+            )
+            self.wfile.write(f": heartbeat\n\ndata: {json.dumps(event)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _json(self, status: int, value: object) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.seen, made.replies = [], []
+    made.url = f"http://127.0.0.1:{made.server_port}"
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def talk(server: Any, *lines: str, **sampling: Any) -> Terminal:
+    """A conversation in which the person types these lines."""
+    typed = iter(lines)
+
+    def read(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    terminal = Terminal(ChatApi(server.url, "k"), "one", Conversation(), sampling, read)
+    terminal.run()
+    terminal.api.close()
+    return terminal
+
+
+def test_answers_stream_and_the_conversation_grows(
+    server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies = [["Hel", "lo!"], ["Fine."]]
+    talk(server, "Hi", "", "How are you?", temperature=0)
+    assert capsys.readouterr().out == "Hello!\nFine.\n\n"
+    key, body = server.seen[1]
+    assert key == "Bearer k"
+    assert (body["model"], body["stream"], body["temperature"]) == ("one", True, 0)
+    assert [(m["role"], m["content"]) for m in body["messages"]] == [
+        ("user", "Hi"),
+        ("assistant", "Hello!"),
+        ("user", "How are you?"),
+    ]
+
+
+def test_commands_change_the_conversation(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    server.replies = [["a"], ["b"], ["c"]]
+    talk(server, "x", "/system Be brief.", "y", "/reset", "z", "/system", "/help", "/nonsense")
+    assert [m["content"] for m in server.seen[1][1]["messages"]] == ["Be brief.", "y"]
+    assert [m["content"] for m in server.seen[2][1]["messages"]] == ["Be brief.", "z"]
+    out = capsys.readouterr().out
+    assert "/system TEXT" in out
+    assert "There is no /nonsense" in out
+
+
+def test_another_model_starts_a_new_conversation(
+    server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies = [["a"], ["b"]]
+    terminal = talk(server, "x", "/model two", "y", "/model nope", "/exit", "never said")
+    assert (server.seen[1][1]["model"], len(server.seen[1][1]["messages"])) == ("two", 1)
+    assert "* two" in capsys.readouterr().out
+    assert terminal.model == "two"
+
+
+def test_a_refusal_is_told_and_its_question_forgotten(
+    server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies = [{"error": {"message": "Slow down."}}, ["fine"]]
+    talk(server, "x", "y")
+    assert "429: Slow down." in capsys.readouterr().out
+    assert [m["content"] for m in server.seen[1][1]["messages"]] == ["y"]
+
+
+def test_an_error_in_the_stream_keeps_what_came(
+    server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    server.replies = [["part", {"error": {"message": "engine died"}}]]
+    terminal = talk(server, "x")
+    assert "part\nengine died" in capsys.readouterr().out
+    assert terminal.talk.turns[-1] == {"role": "assistant", "content": "part"}
+
+
+def test_ctrl_c_stops_the_answer_and_the_conversation_goes_on(
+    server: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    def answer(*_: object) -> Iterator[str]:
+        try:
+            yield "half"
+            raise KeyboardInterrupt
+        finally:
+            closed.append(True)
+
+    terminal = Terminal(ChatApi(server.url, ""), "one", Conversation(), {})
+    monkeypatch.setattr(terminal.api, "answer", answer)
+    assert terminal.ask("x")
+    assert "half [stopped]" in capsys.readouterr().out
+    assert closed == [True]
+    assert terminal.talk.turns[-1]["content"] == "half"
+
+
+def test_fault_37_a_model_cannot_steer_the_terminal() -> None:
+    assert safe("a\x1b[2J\x9b31mb\x07\r\nc\td\r") == "a�[2J�31mb�\nc\td�"
+
+
+def test_one_question_on_the_command_line(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    server.replies = [["Rome."], {"error": {"message": "no"}}]
+    call_command("chat", "capital", "of", "Italy?", "--url", server.url, "--api-key", "k")
+    assert capsys.readouterr().out == "Rome.\n"
+    assert server.seen[0][1]["messages"][0]["content"] == "capital of Italy?"
+    with pytest.raises(SystemExit):
+        call_command("chat", "again", "--url", server.url)
+
+
+def test_an_unknown_model_is_refused_with_those_there_are(server: Any) -> None:
+    with pytest.raises(CommandError, match="but: one, two"):
+        call_command("chat", "x", "--url", server.url, "--model", "three")
+
+
+def test_a_server_that_is_not_there_is_said_so() -> None:
+    with pytest.raises(CommandError, match="Nothing answers at http://127"):
+        call_command("chat", "x", "--url", "http://127.0.0.1:9/v1")
+    with pytest.raises(ApiError):
+        list(ChatApi("http://127.0.0.1:9", "").answer("m", [], {}))
+
+
+def test_the_data_dirs_key_goes_to_its_own_address_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("QUIRE_URL", "QUIRE_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(CommandError, match="No instance runs"):
+        find_server(tmp_path, None, None)
+    (tmp_path / "instance.json").write_text('{"url": "http://here:1", "api_key": "secret"}')
+    assert find_server(tmp_path, None, None) == ("http://here:1", "secret")
+    assert find_server(tmp_path, "http://here:1/v1", None)[1] == "secret"
+    assert find_server(tmp_path, "http://elsewhere", None)[1] == ""
+    assert find_server(tmp_path, "http://elsewhere", "given")[1] == "given"
+    monkeypatch.setenv("QUIRE_API_KEY", "env")
+    assert find_server(tmp_path, None, None)[1] == "env"

@@ -1,0 +1,267 @@
+"""`manage.py up` as its users meet it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import stat
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from config.up.gateways import listen, url_of
+from config.up.lock import InUse, exclusive
+from tests.platform.instance import Instance, manage, tiny_model_folder
+from tests.platform.test_processes import gone
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def wait_until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within 60 s: {what}")
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def model(short_tmp: Path) -> str:
+    return str(tiny_model_folder(short_tmp / "tiny"))
+
+
+@pytest.fixture(scope="module")
+def data_dir(short_tmp: Path) -> Path:
+    return short_tmp / "up"
+
+
+@pytest.fixture(scope="module")
+def instance(data_dir: Path, model: str) -> Iterator[Instance]:
+    """One instance for all tests of a running one; the last of them stops it."""
+    with Instance(data_dir, "--model", model, "--served-model-name", "m", "--workers", "2") as up:
+        up.ready()
+        yield up
+
+
+@pytest.fixture
+def client(instance: Instance) -> Iterator[httpx.Client]:
+    ready = instance.ready()
+    headers = {"Authorization": f"Bearer {ready['api_key']}"}
+    with httpx.Client(base_url=ready["url"], headers=headers, timeout=30) as made:
+        yield made
+
+
+def complete(client: httpx.Client) -> httpx.Response:
+    return client.post("/v1/completions", json={"model": "m", "prompt": "Hi", "max_tokens": 3})
+
+
+def served(client: httpx.Client) -> bool:
+    try:
+        return complete(client).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+# -- a running instance -----------------------------------------------------------------------
+
+
+def test_the_ready_file_is_private_and_says_all(instance: Instance) -> None:
+    ready = instance.ready()
+    assert mode(instance.ready_file) == 0o600
+    assert set(ready) == {"url", "api_key", "model", "admin_url", "admin_user", "admin_password"}
+    assert ready["model"] == "m"
+    assert ready["admin_url"] == ready["url"] + "/admin/"
+    assert all(ready.values())
+
+
+def test_what_is_printed_can_be_pasted(instance: Instance) -> None:
+    ready, text = instance.ready(), instance.text()
+    for value in ready.values():
+        assert value in text
+    assert f"curl {ready['url']}/v1/chat/completions" in text
+    body = re.search(r"-d '(.*)'", text)
+    assert body
+    assert json.loads(body.group(1))["model"] == "m"
+
+
+def test_the_key_is_served_a_token(client: httpx.Client) -> None:
+    answer = complete(client)
+    assert answer.status_code == 200
+    assert answer.json()["usage"]["completion_tokens"] == 3
+    assert [m["id"] for m in client.get("/v1/models").json()["data"]] == ["m"]
+
+
+def test_the_login_opens_the_admin_with_its_styles(instance: Instance) -> None:
+    ready = instance.ready()
+    with httpx.Client(base_url=ready["url"], follow_redirects=True, timeout=30) as browser:
+        page = browser.get("/admin/")
+        token = re.search(r'name="csrfmiddlewaretoken" value="(\w+)"', page.text)
+        assert token
+        page = browser.post(
+            str(page.url),
+            data={
+                "username": ready["admin_user"],
+                "password": ready["admin_password"],
+                "csrfmiddlewaretoken": token.group(1),
+            },
+        )
+        assert "Installation" in page.text
+        style = re.search(r'href="(/static/admin/css/base[^"]*)"', page.text)
+        assert style
+        css = browser.get(style.group(1))
+        assert (css.status_code, css.headers["content-type"].split(";")[0]) == (200, "text/css")
+
+
+def test_usage_reaches_the_ledger(instance: Instance, client: httpx.Client) -> None:
+    complete(client)
+    code = "from metering.models import UsageEntry as U; print(U.objects.filter(model='m').count())"
+
+    def rows() -> int:
+        out = manage(instance.data_dir, "shell", "--no-imports", "-c", code).stdout
+        return int(out.splitlines()[-1])
+
+    wait_until(lambda: rows() >= 2, "rows for the first token and for this one")
+
+
+def test_other_commands_find_the_instance(instance: Instance) -> None:
+    assert "1 ready" in manage(instance.data_dir, "list_models").stdout
+    said = manage(instance.data_dir, "chat", "Hello", "--max-tokens", "4")
+    assert said.returncode == 0
+    assert len(said.stdout.strip()) > 0
+
+
+def test_a_second_instance_on_the_same_data_dir_is_refused(instance: Instance, model: str) -> None:
+    done = manage(instance.data_dir, "up", "--port", "0", "--model", model, check=False)
+    assert done.returncode == 1
+    assert f"already (process {instance.process.pid})" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_foreign_host_name_is_refused(instance: Instance) -> None:
+    answer = httpx.get(f"{instance.ready()['url']}/admin/", headers={"Host": "evil.example"})
+    assert answer.status_code == 400
+
+
+def test_killed_gateways_replicas_and_redis_come_back(
+    instance: Instance, client: httpx.Client
+) -> None:
+    for word in ("config.serve", "tests.fakes.fake_replica", "redis-server"):
+        pid = instance.child(word)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda pid=pid: gone(pid), f"{word} has ended")
+        wait_until(lambda: served(client), f"served again after {word} was killed")
+
+
+def test_sigterm_stops_all_and_leaves_true_rows(instance: Instance) -> None:
+    """The last test of the running instance."""
+    instance.ready()
+    status, left = instance.end(signal.SIGTERM)
+    assert (status, left) == (0, [])
+    assert not (instance.data_dir / "instance.json").exists()
+    listed = manage(instance.data_dir, "list_models").stdout
+    assert "1 stopped" in listed
+    assert "Traceback" not in instance.text(), re.findall(r".*Traceback.*", instance.text())
+
+
+# -- the next start ---------------------------------------------------------------------------
+
+
+def test_a_restart_keeps_its_secrets_and_a_kill_leaves_no_orphans(
+    instance: Instance, data_dir: Path
+) -> None:
+    first = instance.ready()
+    if instance.process.poll() is None:
+        instance.end()
+    assert mode(data_dir) == 0o700
+    assert mode(data_dir / "credentials.json") == 0o600
+    with Instance(data_dir, "--asgi-server", "daphne") as again:
+        second = again.ready()
+        names = ("api_key", "admin_user", "admin_password", "model")
+        assert {n: second[n] for n in names} == {n: first[n] for n in names}
+        headers = {"Authorization": f"Bearer {second['api_key']}"}
+        with httpx.Client(base_url=second["url"], headers=headers, timeout=30) as client:
+            assert served(client)
+        status, left = again.end(signal.SIGKILL)
+        assert status == -signal.SIGKILL
+        assert left == []
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_reason(
+    short_tmp: Path, model: str
+) -> None:
+    broken = f"{os.sys.executable},-c,raise SystemExit(3)"  # type: ignore[attr-defined]
+    with Instance(short_tmp / "bad", "--model", model, QUIRE_ENGINE_COMMAND=broken) as up:
+        assert up.process.wait(60) == 1
+        assert "tiny can't be served: the replica exited with status 3" in up.text()
+        assert "Traceback" not in up.text()
+        assert up.family() == []
+        assert not up.ready_file.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--port", "70000"), "--port must be in [0, 65535]"),
+        (("--workers", "0"), "--workers must be in [1, 64]"),
+        (("--ssl-certfile", "x"), "go together"),
+        (("--ready-file", "/no/such/folder/x"), "there is no folder /no/such/folder"),
+        (("--max-num-seqs", "0"), "max_num_seqs must be in"),
+        (("--model", "/no/such/model"), "There is no folder /no/such/model"),
+    ],
+)
+def test_mistakes_end_the_start_with_one_clear_line(
+    words: tuple[str, ...], message: str, short_tmp: Path, settings: object, monkeypatch: object
+) -> None:
+    from django.core.management import CommandError, call_command
+
+    settings.DATA_DIR = short_tmp / "never"  # type: ignore[attr-defined]
+    if words[0] == "--model":
+        done = manage(short_tmp / "never", "up", "--port", "0", *words, check=False)
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+        return
+    with pytest.raises(CommandError) as caught:
+        call_command("up", "--port", "0", *words)
+    assert message in str(caught.value)
+
+
+# -- parts ------------------------------------------------------------------------------------
+
+
+def test_a_port_in_use_is_said_so_with_its_number() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=rf"127\.0\.0\.1 port {port}: Address already in use"):
+            listen("127.0.0.1", port)
+
+
+def test_addresses_are_shown_as_a_browser_takes_them() -> None:
+    assert url_of("0.0.0.0", 80, tls=False) == "http://127.0.0.1:80"
+    assert url_of("::1", 8000, tls=True) == "https://[::1]:8000"
+    assert url_of("::", 1, tls=False) == "http://[::1]:1"
+    assert url_of("llm.local", 1, tls=False) == "http://llm.local:1"
+
+
+def test_an_ipv6_address_can_be_listened_on() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    try:
+        made = listen("::1", 0)
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    made.close()
+
+
+def test_a_data_dir_has_one_holder_at_a_time(tmp_path: Path) -> None:
+    with exclusive(tmp_path), pytest.raises(InUse, match=str(os.getpid())), exclusive(tmp_path):
+        pass
+    with exclusive(tmp_path):
+        pass
