@@ -87,7 +87,7 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
         await self.say(
             type="done",
             id=id_,
-            finish_reason="abort" if id_ in self.stopped else "stop",
+            finish_reason="stop",
             usage=usage,
             ttft_ms=84.6,
             tokens_per_s=tokens / max(seconds, 0.01),

@@ -17,6 +17,7 @@ export class BlockBuilder {
     this.containers = [{ type: "root", element: root }];
     this.leaf = null;
     this.trial = null;
+    this.spare = []; // what the last trial added and the next line may use again
   }
 
   /**
@@ -24,23 +25,29 @@ export class BlockBuilder {
    * `whole` did.
    */
   line(text, whole) {
+    this.#place(text, whole);
+    this.#dropSpare();
+  }
+
+  #place(text, whole) {
     const line = lines.expandTabs(text);
     const { matched, rest } = this.#match(line);
     const all = matched === this.containers.length;
-    if (this.leaf instanceof CodeLeaf && all) return this.#codeLine(rest, whole);
-    if (lines.isBlank(rest)) return this.#blank(matched);
-    const { depth, text: content } = this.#openContainers(matched, rest);
-    if (depth === matched && this.#continues(all, content, whole)) return undefined;
-    this.#closeTo(depth);
-    return this.#openLeaf(content, whole);
+    if (this.leaf instanceof CodeLeaf && all) {
+      this.#codeLine(rest, whole);
+    } else if (lines.isBlank(rest)) {
+      this.#blank(matched);
+    } else {
+      const { depth, text: content } = this.#openContainers(matched, rest);
+      if (depth === matched && this.#continues(all, content, whole)) return;
+      this.#closeTo(depth);
+      this.#openLeaf(content, whole);
+    }
   }
 
   /** More of the line that `line` began. */
   more(text) {
-    if (!this.leaf && text) {
-      this.leaf = new TextLeaf(el("p"));
-      this.#add(this.leaf.element);
-    }
+    if (!this.leaf && text) this.leaf = this.#textLeaf("p");
     this.leaf?.append(text);
   }
 
@@ -50,12 +57,12 @@ export class BlockBuilder {
     this.line(text, false);
   }
 
-  /** Forget the line that was tried out. */
+  /** Forget the line that was tried out. Its elements stay until the next line is placed. */
   takeBack() {
     if (!this.trial) return;
     const { containers, leaf, added } = this.trial;
     this.trial = null;
-    for (const element of added) element.remove();
+    this.spare = added;
     this.containers = containers;
     this.leaf = leaf;
     if (leaf) leaf.pending = "";
@@ -64,6 +71,7 @@ export class BlockBuilder {
   /** Close everything. */
   end() {
     this.takeBack();
+    this.#dropSpare();
     this.#closeTo(1);
   }
 
@@ -94,7 +102,7 @@ export class BlockBuilder {
       const quoted = lines.afterQuote(text);
       if (quoted !== null) {
         this.#closeTo(depth);
-        this.#push({ type: "quote", element: el("blockquote") });
+        this.#push({ type: "quote" }, "blockquote");
         text = quoted;
       } else {
         const item = this.#itemStart(depth, matched, text);
@@ -122,19 +130,43 @@ export class BlockBuilder {
     const current = this.containers.at(-1);
     if (current.type !== "list" || current.kind !== item.kind) {
       const start = item.kind === "ol" && item.number !== 1 ? { start: item.number } : {};
-      this.#push({ type: "list", kind: item.kind, element: el(item.kind, start) });
+      this.#push({ type: "list", kind: item.kind }, item.kind, start);
     }
-    this.#push({ type: "item", outer: item.outer, indent: item.indent, element: el("li") });
+    this.#push({ type: "item", outer: item.outer, indent: item.indent }, "li");
   }
 
-  #push(container) {
-    this.#add(container.element);
-    this.containers.push(container);
+  #push(container, tag, props = {}) {
+    const make = () => ({ element: el(tag, props) });
+    const { element } = this.#add(tag + JSON.stringify(props), make);
+    this.containers.push({ ...container, element });
   }
 
-  #add(element) {
-    this.containers.at(-1).element.append(element);
-    this.trial?.added.push(element);
+  /**
+   * What `make` gives ({element} or a leaf), at the end of the innermost container. The last trial's
+   * is taken instead if it's of the same kind and place: a line that grows keeps its elements.
+   */
+  #add(kind, make) {
+    const parent = this.containers.at(-1).element;
+    const spare = this.spare[0];
+    let added;
+    if (spare?.kind === kind && spare.made.element.parentNode === parent) {
+      added = this.spare.shift().made;
+      added.reset?.();
+    } else {
+      this.#dropSpare();
+      added = make();
+      parent.append(added.element);
+    }
+    this.trial?.added.push({ kind, made: added });
+    return added;
+  }
+
+  #dropSpare() {
+    for (const { made } of this.spare.splice(0)) made.element.remove();
+  }
+
+  #textLeaf(tag) {
+    return this.#add(tag, () => new TextLeaf(tag));
   }
 
   /** Close the leaf, and all containers but the first `depth`. */
@@ -176,7 +208,7 @@ export class BlockBuilder {
     if (leaf.heading) return false;
     if (whole && all && this.#becomesTable(text)) return true;
     // A paragraph goes on in the next line even without the marks of its quote or item.
-    if (!this.trial) leaf.line = null;
+    if (!this.trial) leaf.firstLine = null;
     return this.#give(`\n${text.trimStart()}`);
   }
 
@@ -187,7 +219,7 @@ export class BlockBuilder {
   }
 
   #becomesTable(text) {
-    const header = this.leaf.line;
+    const header = this.leaf.firstLine;
     if (!header?.includes("|") || !lines.isDelimiterRow(text)) return false;
     if (lines.cells(header).length !== lines.cells(text).length) return false;
     const table = new TableLeaf(header, text);
@@ -198,23 +230,21 @@ export class BlockBuilder {
 
   #openLeaf(text, whole) {
     if (this.#isRule(text, whole)) {
-      this.#add(el("hr"));
+      this.#add("hr", () => ({ element: el("hr") }));
       return;
     }
     const opening = lines.fence(text);
     const title = opening ? null : lines.heading(text);
     if (opening) {
-      this.leaf = new CodeLeaf(opening);
+      this.leaf = this.#add(JSON.stringify(opening), () => new CodeLeaf(opening));
     } else if (title) {
-      this.leaf = new TextLeaf(el(`h${title.level}`));
-      this.leaf.heading = true;
+      this.leaf = this.#textLeaf(`h${title.level}`);
       this.leaf.append(title.text);
     } else {
-      this.leaf = new TextLeaf(el("p"));
-      this.leaf.line = whole ? text : null;
+      this.leaf = this.#textLeaf("p");
+      this.leaf.firstLine = whole ? text : null;
       this.leaf.append(text.trimStart());
     }
-    this.#add(this.leaf.element);
   }
 
   #startsLeaf(text, whole) {

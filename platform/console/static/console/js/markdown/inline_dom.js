@@ -5,11 +5,12 @@ import { el } from "../lib/dom.js";
 /** A fragment with the tokens' nodes. */
 export function inlineNodes(tokens) {
   const fragment = document.createDocumentFragment();
-  for (const token of tokens) fragment.append(node(token));
+  for (const token of tokens) fragment.append(inlineNode(token));
   return fragment;
 }
 
-function node(token) {
+/** The one node of a token. */
+export function inlineNode(token) {
   switch (token.type) {
     case "text":
       return document.createTextNode(token.text);
@@ -18,7 +19,7 @@ function node(token) {
     case "code":
       return el("code", {}, token.text);
     case "plain":
-      return inlineNodes(token.children);
+      return el("span", {}, inlineNodes(token.children));
     case "link":
       return el(
         "a",

@@ -5,21 +5,28 @@
 
 import { copyFrom } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
-import { inlineNodes } from "./inline_dom.js";
+import { inlineNode, inlineNodes } from "./inline_dom.js";
 import { parseInline, settled } from "./inline.js";
 import { cells } from "./lines.js";
 
 /** A text is parsed again with each frame only from its last settled place on. */
 const SETTLE_OVER = 2000;
 
-/** A paragraph or heading. */
+/** A paragraph or heading. A frame touches only the nodes that its new text changes. */
 export class TextLeaf {
-  constructor(element) {
-    this.element = element;
+  constructor(tag) {
+    this.element = el(tag);
+    this.heading = tag !== "p";
+    this.reset();
+  }
+
+  /** As if new, but for what is on the page, which the next `render` goes on from. */
+  reset() {
     this.pending = "";
     this.tail = "";
     this.before = "";
-    this.fixed = 0; // how many of the element's nodes are settled
+    this.firstLine = null;
+    this.shown ??= []; // {token, key, node} of what isn't settled
   }
 
   append(text) {
@@ -30,23 +37,46 @@ export class TextLeaf {
     this.#settle();
     let text = this.tail + this.pending;
     if (live) text = text.replace(/(?<!\\)(?:[*_~`]{1,3}|!?\[)$/, "");
-    const tokens = parseInline(text.trimEnd(), { before: this.before, live });
-    while (this.element.childNodes.length > this.fixed) this.element.lastChild.remove();
-    this.element.append(inlineNodes(tokens));
+    this.#show(parseInline(text.trimEnd(), { before: this.before, live }));
+  }
+
+  #show(tokens) {
+    const keys = tokens.map((token) => JSON.stringify(token));
+    let same = 0;
+    while (same < keys.length && this.shown[same]?.key === keys[same]) same += 1;
+    const grown = this.shown[same];
+    if (grown && isText(grown.token) && isText(tokens[same])) {
+      setText(grown.node, tokens[same].text);
+      this.shown[same] = { token: tokens[same], key: keys[same], node: grown.node };
+      same += 1;
+    }
+    for (const { node } of this.shown.splice(same)) node.remove();
+    for (const [index, token] of tokens.slice(same).entries()) {
+      const node = inlineNode(token);
+      this.element.append(node);
+      this.shown.push({ token, key: keys[same + index], node });
+    }
   }
 
   #settle() {
     if (this.tail.length <= SETTLE_OVER) return;
-    const tokens = parseInline(this.tail, { before: this.before });
-    const cut = settled(tokens, this.tail);
+    const cut = settled(parseInline(this.tail, { before: this.before }), this.tail);
     if (cut === 0) return;
-    const done = parseInline(this.tail.slice(0, cut), { before: this.before });
-    while (this.element.childNodes.length > this.fixed) this.element.lastChild.remove();
-    this.element.append(inlineNodes(done));
-    this.fixed = this.element.childNodes.length;
+    this.#show(parseInline(this.tail.slice(0, cut), { before: this.before }));
+    this.shown = [];
     this.before = this.tail[cut - 1];
     this.tail = this.tail.slice(cut);
   }
+}
+
+function isText(token) {
+  return token?.type === "text";
+}
+
+/** Text that goes on is appended, so that a selection in it stays. */
+function setText(node, text) {
+  if (text.startsWith(node.data)) node.appendData(text.slice(node.data.length));
+  else node.data = text;
 }
 
 /** A code block: lines are appended to one text node, never rendered again. */

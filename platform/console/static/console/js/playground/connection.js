@@ -10,6 +10,7 @@ export class ConnectionLine {
   #socket;
   #loginUrl;
   #timer = null;
+  #words = null;
 
   constructor(slot, socket, loginUrl) {
     this.#slot = slot;
@@ -33,26 +34,27 @@ export class ConnectionLine {
       this.#slot.replaceChildren();
     } else if (state === "closed") {
       if (reason.code === "logged_out") this.loggedOut();
-      else this.#say(state, el("span", {}, reason.message));
+      else this.#say(state, el("span", {}, reason.message ?? "The server refuses the connection."));
     } else if (state === "waiting") {
       this.#timer = setInterval(() => this.#countDown(), SHOW_AFTER);
     }
   }
 
   #countDown() {
-    const seconds = Math.max(0, Math.ceil((this.#socket.retryAt - Date.now()) / 1000));
+    if (this.#slot.dataset.state !== "waiting" || !this.#words?.isConnected) {
+      this.#words = el("span", { "aria-hidden": "true" });
+      const again = noticeAction("Try now", () => this.#socket.retryNow());
+      // The count is for the eye; the live region speaks once.
+      const voice = el("span", { class: "visually-hidden" }, "Connection lost. Trying again.");
+      this.#say("waiting", this.#words, again, voice);
+    }
+    const seconds = Math.ceil((this.#socket.retryAt - Date.now()) / 1000);
     const text = seconds > 0 ? `Connection lost. Trying again in ${seconds} s.` : "Trying again…";
-    if (this.#slot.firstChild?.dataset?.text === text) return;
-    const again = noticeAction("Try now", () => this.#socket.retryNow());
-    // The count is for the eye; the live region speaks once.
-    const words = el("span", { "aria-hidden": "true", dataset: { text } }, text);
-    this.#say("waiting", words, again);
+    if (this.#words.textContent !== text) this.#words.textContent = text;
   }
 
   #say(state, ...children) {
     this.#slot.dataset.state = state;
-    const spoken = state === "waiting" ? "Connection lost. Trying again." : null;
-    const voice = spoken ? el("span", { class: "visually-hidden" }, spoken) : null;
-    this.#slot.replaceChildren(...children, ...(voice ? [voice] : []));
+    this.#slot.replaceChildren(...children);
   }
 }

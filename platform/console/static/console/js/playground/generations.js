@@ -7,6 +7,15 @@ const LOST = {
   message: "The connection was lost before the answer was complete.",
 };
 
+/** The server closes the connection on a frame of more than 2^20 characters. */
+const MAX_FRAME_CHARS = 1_000_000;
+const TOO_LONG = {
+  type: "invalid_request_error",
+  code: "message_too_large",
+  param: null,
+  message: "This conversation is too long to be sent. Clear it, or shorten the last message.",
+};
+
 export class Generations {
   #socket;
   #running = new Map();
@@ -28,7 +37,8 @@ export class Generations {
     const frame = { type: "generate", id, ...request };
     const generation = { id, frame, handlers, sent: false, stopped: false };
     this.#running.set(id, generation);
-    if (this.#socket.state === "closed") this.#end(id)?.failed(closedError(this.#socket.reason));
+    if (JSON.stringify(frame).length > MAX_FRAME_CHARS) this.#end(id).failed(TOO_LONG);
+    else if (this.#socket.state === "closed") this.#end(id).failed(closedError(this.#socket.reason));
     else generation.sent = this.#socket.send(frame);
     return { id, stop: () => this.#stop(generation) };
   }
@@ -37,7 +47,7 @@ export class Generations {
     if (generation.stopped || !this.#running.has(generation.id)) return;
     generation.stopped = true;
     if (generation.sent) this.#socket.send({ type: "stop", id: generation.id });
-    else this.#end(generation.id)?.done({ finish_reason: "abort" });
+    else this.#end(generation.id).done({ finish_reason: "stop" });
   }
 
   #end(id) {
@@ -63,11 +73,9 @@ export class Generations {
   }
 
   #down(code) {
-    const message = code === 4409 ? "The server closed the connection: too large a message." : null;
+    const error = code === 4409 ? TOO_LONG : LOST;
     for (const generation of [...this.#running.values()]) {
-      if (!generation.sent) continue;
-      const error = message ? { ...LOST, code: "message_too_large", message } : LOST;
-      this.#end(generation.id).failed(error);
+      if (generation.sent) this.#end(generation.id).failed(error);
     }
   }
 

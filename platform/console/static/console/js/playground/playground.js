@@ -4,7 +4,7 @@ import { noticeAction } from "./errors.js";
 
 export class Playground {
   #parts;
-  #running = null; // {generation, turn, view}
+  #running = null; // {generation, turn, view, stopped}
 
   /** `parts`: conversation, thread, generations, settings, panel, picker, composer, page. */
   constructor(parts) {
@@ -55,7 +55,9 @@ export class Playground {
 
   /** Stop the answer that is being written. */
   stop() {
-    this.#running?.generation.stop();
+    if (!this.#running) return;
+    this.#running.stopped = true;
+    this.#running.generation.stop();
   }
 
   /** An empty page; the old one can be brought back as long as nothing new was asked. */
@@ -110,13 +112,13 @@ export class Playground {
     const turn = { role: "assistant", text: "", model: request.model, state: "streaming" };
     const view = this.#add(turn);
     thread.follower.toEnd();
-    this.#running = { turn, view, generation: null };
+    this.#running = { turn, view, generation: null, stopped: false };
     this.#parts.composer.busy = true;
     const mine = this.#running;
     mine.generation = generations.start(request, {
       start: () => {},
       delta: (text) => this.#delta(mine, text),
-      done: (frame) => this.#end(mine, doneState(frame), frame),
+      done: (frame) => this.#end(mine, mine.stopped ? "stopped" : "done", frame),
       failed: (error) => this.#end(mine, "failed", null, error),
     });
   }
@@ -182,8 +184,4 @@ export class Playground {
 /** The setting that an error is about: the last part of "sampling.max_tokens". */
 function fieldOf(error) {
   return (error.param ?? "").split(".").at(-1);
-}
-
-function doneState(frame) {
-  return frame.finish_reason === "abort" ? "stopped" : "done";
 }

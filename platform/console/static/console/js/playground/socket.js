@@ -28,6 +28,7 @@ export class PlaygroundSocket extends EventTarget {
   #retry = null;
   #ping = null;
   #pong = null;
+  #refusal = null; // the server's last error that was about no request
 
   constructor(path) {
     super();
@@ -45,6 +46,7 @@ export class PlaygroundSocket extends EventTarget {
     this.#set("connecting");
     const socket = new WebSocket(this.#url);
     this.#socket = socket;
+    this.#refusal = null;
     socket.addEventListener("open", () => this.#opened(socket));
     socket.addEventListener("message", (event) => this.#received(socket, event.data));
     socket.addEventListener("close", (event) => this.#closed(socket, event));
@@ -84,6 +86,7 @@ export class PlaygroundSocket extends EventTarget {
       console.error("A frame that isn't JSON:", error);
       return;
     }
+    if (frame.type === "error" && frame.id == null) this.#refusal = frame.error;
     if (frame.type !== "pong") this.dispatchEvent(new CustomEvent("frame", { detail: frame }));
   }
 
@@ -101,7 +104,8 @@ export class PlaygroundSocket extends EventTarget {
     clearTimeout(this.#pong);
     this.#socket = null;
     socket.close();
-    this.reason = FINAL[code] ?? null;
+    // Before it closes, the server may say why: a user without a tenant isn't just logged out.
+    this.reason = FINAL[code] ? (this.#refusal ?? FINAL[code]) : null;
     if (this.reason) this.#set("closed");
     else this.#waitAndRetry();
     if (wasOpen) this.dispatchEvent(new CustomEvent("down", { detail: { code } }));

@@ -1,0 +1,180 @@
+"""A real browser before a live server.
+
+Everything here lives as long as this package's tests and no longer: while Playwright's loop runs in
+the main thread, Django's database and asyncio tests can't.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from engine import protocol
+from engine.protocol import Heartbeat
+from tests.console.beats import heartbeat
+from tests.console.browser.playground import PlaygroundPage
+from tests.console.live import ROOT, LiveServer, environment
+from tests.console.seed import PASSWORD
+
+CHROMIUM = os.environ.get("QUIRE_TEST_CHROMIUM", "/usr/bin/chromium")
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+DESKTOP = {"width": 1280, "height": 800}
+PHONE = {"width": 390, "height": 844}
+Open = Callable[..., Page]
+expect.set_options(timeout=20_000)  # a busy machine is no fault of the page's
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium."""
+    if not Path(CHROMIUM).exists():
+        if os.environ.get("QUIRE_TEST_REQUIRE_SERVICES"):
+            pytest.fail(f"{CHROMIUM} is missing, and QUIRE_TEST_REQUIRE_SERVICES is set.")
+        pytest.skip(f"{CHROMIUM} is missing (apt-get install chromium fonts-dejavu-core).")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="package")
+def instance(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of an instance with `tests.console.rows` in its database."""
+    data_dir = tmp_path_factory.mktemp("instance")
+    env = environment(data_dir, redis_url, f"c{uuid.uuid4().hex[:12]}")
+    subprocess.run(
+        [sys.executable, "-m", "tests.console.seed"], cwd=ROOT, env=env, check=True, timeout=60
+    )
+    return env
+
+
+@pytest.fixture(scope="package")
+def beat(instance: dict[str, str]) -> Iterator[Callable[[Heartbeat], None]]:
+    """Puts a heartbeat that stays into the instance's Redis."""
+    client: Any = redis.Redis.from_url(instance["REDIS_URL"])
+    prefix = instance["QUIRE_KEY_PREFIX"]
+
+    def write(beat: Heartbeat) -> None:
+        client.sadd(protocol.replicas_key(prefix), beat.replica_id)
+        key = protocol.replica_key(beat.replica_id, prefix)
+        client.set(key, protocol.encode(beat), px=600_000)
+
+    yield write
+    client.close()
+
+
+@pytest.fixture(scope="package")
+def server(
+    instance: dict[str, str], beat: Callable[[Heartbeat], None], tmp_path_factory: Any
+) -> Iterator[LiveServer]:
+    """The console, whose playground socket plays scripts (`tests.console.scripted_asgi`)."""
+    beat(heartbeat("quill-0"))
+    beat(heartbeat("acme-0", "acme-private", "loading", load_progress=0.4))
+    log = tmp_path_factory.mktemp("server") / "log"
+    running = LiveServer("tests.console.scripted_asgi:application", instance, log)
+    running.start()
+    yield running
+    running.stop()
+
+
+def log_in(page: Page, url: str, name: str) -> None:
+    """Through the login page, as a person does."""
+    page.goto(f"{url}/login/")
+    page.get_by_label("Username").fill(name)
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(f"{url}/")
+
+
+@pytest.fixture(scope="package")
+def sessions(browser: Browser, server: LiveServer) -> dict[str, Any]:
+    """Cookies of logged-in users, so that not every test logs in."""
+    found = {}
+    for name in ("ada", "root"):
+        context = browser.new_context()
+        log_in(context.new_page(), server.url, name)
+        found[name] = context.storage_state()
+        context.close()
+    return found
+
+
+@pytest.fixture(scope="package")
+def contexts(browser: Browser, sessions: dict[str, Any]) -> Iterator[dict[str, BrowserContext]]:
+    """A context for each user, shared between tests: its cache spares loading all scripts anew."""
+    made = {
+        name: browser.new_context(storage_state=state, viewport=DESKTOP, color_scheme="light")
+        for name, state in sessions.items()
+    }
+    yield made
+    for context in made.values():
+        context.close()
+
+
+@pytest.fixture
+def open_page(
+    browser: Browser,
+    server: LiveServer,
+    sessions: dict[str, Any],
+    contexts: dict[str, BrowserContext],
+) -> Iterator[Open]:
+    """Opens a page as a user, in a tab of its own; with options, in a context of its own.
+
+    A script's error or a refused policy fails the test.
+    """
+    opened: list[Page | BrowserContext] = []
+    problems: list[str] = []
+
+    def make(path: str = "/", user: str | None = "ada", **options: Any) -> Page:
+        if user in contexts and not options:
+            context = contexts[user]
+        else:
+            state = sessions[user] if user else None
+            options = {"viewport": DESKTOP, "color_scheme": "light"} | options
+            context = browser.new_context(storage_state=state, **options)
+            opened.append(context)
+        context.set_default_timeout(20_000)
+        page = context.new_page()
+        opened.append(page)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: _note(message, problems))
+        page.goto(server.url + path)
+        return page
+
+    yield make
+    for each in opened:
+        if isinstance(each, Page):
+            for page in each.context.pages:
+                page.evaluate("localStorage.clear()")
+                page.close()
+        else:
+            each.close()
+    assert problems == []
+
+
+def _note(message: Any, problems: list[str]) -> None:
+    if "Content Security Policy" in message.text or "TrustedHTML" in message.text:
+        problems.append(message.text)
+
+
+@pytest.fixture
+def playground(open_page: Open) -> PlaygroundPage:
+    """The playground, ready for a first message."""
+    return PlaygroundPage(open_page()).ready()

@@ -1,0 +1,193 @@
+"""Chatting: what is sent, how the answer grows, and what can be done with it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from playwright.sync_api import expect
+
+from tests.console.browser.conftest import Open
+from tests.console.browser.playground import PlaygroundPage
+
+LINES = "\n\n".join(f"This is paragraph {n} of a long answer." for n in range(60))
+
+
+def test_a_first_message_is_answered(playground: PlaygroundPage) -> None:
+    expect(playground.page.get_by_role("heading", name="A blank page")).to_be_visible()
+    answer = playground.answer_to("Hello")
+    expect(answer.locator(".prose")).to_have_text("You said: Hello")
+    expect(playground.questions.first).to_contain_text("Hello")
+    expect(playground.page.locator("#blank")).to_be_hidden()
+    expect(playground.prompt).to_have_value("")
+    expect(playground.prompt).to_be_focused()
+
+
+def test_the_answers_figures_are_shown(playground: PlaygroundPage) -> None:
+    figures = playground.answer_to("Hello").locator(".colophon")
+    expect(figures).to_contain_text(re.compile(r"\d+ tokens?"))
+    expect(figures).to_contain_text(re.compile(r"[\d,.]+ tok/s"))
+    expect(figures).to_contain_text("first after 85 ms")
+    expect(figures).to_contain_text("prompt 31, 16 cached")
+
+
+def test_tokens_are_shown_as_they_come(playground: PlaygroundPage) -> None:
+    answer = playground.play(text="one two three four five six seven eight", cut=4, pause=0.2)
+    expect(answer.locator(".prose")).to_contain_text("one two")
+    expect(answer).to_have_attribute("aria-busy", "true")
+    assert "eight" not in answer.inner_text()
+    playground.finished(answer)
+    expect(answer.locator(".prose")).to_contain_text("seven eight")
+
+
+def test_stop_keeps_what_came_so_far(playground: PlaygroundPage) -> None:
+    answer = playground.play(text="word " * 400, cut=5, pause=0.02)
+    expect(answer.locator(".prose")).to_contain_text("word word")
+    playground.page.get_by_role("button", name="Stop").click()
+    playground.finished(answer)
+    expect(answer).to_have_attribute("data-state", "stopped")
+    expect(answer.locator(".colophon")).to_contain_text("stopped")
+    assert len(answer.locator(".prose").inner_text().split()) < 400
+    expect(playground.page.get_by_role("button", name="Send", exact=True)).to_be_visible()
+
+
+def test_escape_stops_too(playground: PlaygroundPage) -> None:
+    answer = playground.play(text="word " * 400, cut=5, pause=0.02)
+    expect(answer.locator(".prose")).to_contain_text("word word")
+    playground.page.keyboard.press("Escape")
+    expect(answer).to_have_attribute("data-state", "stopped")
+
+
+def test_the_next_request_holds_the_conversation(playground: PlaygroundPage) -> None:
+    page = playground.page
+    page.get_by_label("System prompt").fill("Be brief.")
+    playground.answer_to("One")
+    answer = playground.finished(playground.play(echo=True))
+    expect(answer.locator(".prose")).to_contain_text("roles: system, user, assistant, user")
+
+
+def test_answering_again_replaces_the_answer(playground: PlaygroundPage) -> None:
+    answer = playground.answer_to("Once")
+    answer.hover()
+    answer.get_by_role("button", name="Answer again").click()
+    playground.finished(playground.answers.first)
+    expect(playground.answers).to_have_count(1)
+    expect(playground.questions).to_have_count(1)
+
+
+def test_an_edited_question_is_asked_anew_and_what_followed_goes(
+    playground: PlaygroundPage,
+) -> None:
+    playground.answer_to("First")
+    playground.answer_to("Second")
+    question = playground.questions.first
+    question.hover()
+    question.get_by_role("button", name="Edit").click()
+    field = question.get_by_role("textbox")
+    expect(field).to_have_value("First")
+    field.fill("Changed")
+    field.press("Enter")
+    expect(playground.answers.first.locator(".prose")).to_have_text("You said: Changed")
+    expect(playground.answers).to_have_count(1)
+
+
+def test_editing_can_be_given_up(playground: PlaygroundPage) -> None:
+    playground.answer_to("First")
+    question = playground.questions.first
+    question.hover()
+    question.get_by_role("button", name="Edit").click()
+    question.get_by_role("textbox").press("Escape")
+    expect(question.locator(".question-text")).to_have_text("First")
+    expect(playground.answers).to_have_count(1)
+
+
+def test_clearing_can_be_undone(playground: PlaygroundPage) -> None:
+    playground.answer_to("Hello")
+    playground.page.get_by_role("button", name="New").click()
+    expect(playground.answers).to_have_count(0)
+    expect(playground.page.locator("#blank")).to_be_visible()
+    playground.page.get_by_role("button", name="Undo").click()
+    expect(playground.answers).to_have_count(1)
+    expect(playground.answers.first.locator(".prose")).to_have_text("You said: Hello")
+
+
+def test_copying_gives_the_source(open_page: Open) -> None:
+    page = open_page(permissions=["clipboard-read", "clipboard-write"])
+    playground = PlaygroundPage(page).ready()
+    answer = playground.finished(playground.play(text="**bold** and\n\n```py\nx = 1\n```"))
+    answer.hover()
+    answer.get_by_role("button", name="Copy the answer").click()
+    expect(answer.get_by_text("Copied")).to_be_attached()
+    assert page.evaluate("navigator.clipboard.readText()").startswith("**bold** and")
+    answer.get_by_role("button", name="Copy this code").click()
+    expect(answer.locator(".code").get_by_text("Copied")).to_be_attached()
+    assert page.evaluate("navigator.clipboard.readText()") == "x = 1"
+
+
+def test_the_page_follows_the_answer_until_the_reader_scrolls_up(
+    playground: PlaygroundPage,
+) -> None:
+    page, scroller = playground.page, playground.page.locator("#scroller")
+    answer = playground.play(text=LINES, cut=40, pause=0.02)
+    to_end = page.get_by_role("button", name="To the latest")
+    expect(answer).to_contain_text("paragraph 25")
+    gap = "s => s.scrollHeight - s.scrollTop - s.clientHeight"
+    assert scroller.evaluate(gap) < 60
+    scroller.hover()
+    page.mouse.wheel(0, -400)
+    expect(to_end).to_be_visible()
+    at = scroller.evaluate("s => s.scrollTop")
+    expect(answer).to_contain_text("paragraph 40")
+    assert abs(scroller.evaluate("s => s.scrollTop") - at) < 5
+    to_end.click()
+    playground.finished(answer)
+    assert scroller.evaluate(gap) < 60
+    expect(to_end).to_be_hidden()
+
+
+def test_a_conversation_outlives_a_reload_of_its_tab_alone(playground: PlaygroundPage) -> None:
+    page = playground.page
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Temperature", exact=True).fill("0.3")
+    playground.answer_to("Hello")
+    page.reload()
+    playground.ready()
+    expect(playground.answers.first.locator(".prose")).to_have_text("You said: Hello")
+    expect(playground.answers.first.locator(".colophon")).to_contain_text("tok/s")
+    expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
+    expect(page.get_by_label("Temperature", exact=True)).to_have_value("0.3")
+    other = PlaygroundPage(page.context.new_page())
+    other.page.goto(page.url)
+    expect(other.ready().answers).to_have_count(0)
+
+
+def test_an_answer_cut_off_by_a_reload_stays_as_far_as_it_came(
+    playground: PlaygroundPage,
+) -> None:
+    answer = playground.play(text="word " * 400, cut=5, pause=0.02)
+    expect(answer.locator(".prose")).to_contain_text("word word")
+    playground.page.reload()
+    playground.ready()
+    expect(playground.answers.first).to_have_attribute("data-state", "stopped")
+    expect(playground.answers.first.locator(".prose")).to_contain_text("word word")
+
+
+def test_the_next_user_of_the_tab_does_not_find_the_conversation(
+    open_page: Open, sessions: dict[str, Any]
+) -> None:
+    page = open_page("/", "ada", locale="en-GB")
+    PlaygroundPage(page).ready().answer_to("a secret of Ada's")
+    page.reload()
+    expect(PlaygroundPage(page).ready().answers).to_have_count(1)
+    page.context.clear_cookies()
+    page.context.add_cookies(sessions["root"]["cookies"])
+    page.reload()
+    expect(page.locator(".reader-name")).to_have_text("root")
+    expect(PlaygroundPage(page).ready().answers).to_have_count(0)
+
+
+def test_a_starter_fills_the_field_and_waits(playground: PlaygroundPage) -> None:
+    playground.page.get_by_role("button", name="What is 17 + 25?").click()
+    expect(playground.prompt).to_have_value("What is 17 + 25?")
+    expect(playground.prompt).to_be_focused()
+    expect(playground.answers).to_have_count(0)

@@ -1,0 +1,103 @@
+"""The connection: lost, found again, refused."""
+
+from __future__ import annotations
+
+import time
+
+from playwright.sync_api import WebSocketRoute, expect
+
+from tests.console.browser.conftest import Open
+from tests.console.browser.playground import PlaygroundPage
+from tests.console.live import LiveServer
+
+
+def test_the_page_reconnects_when_the_server_is_back(
+    playground: PlaygroundPage, server: LiveServer
+) -> None:
+    page = playground.page
+    playground.answer_to("Before")
+    running = playground.play(text="word " * 400, cut=5, pause=0.02)
+    expect(running.locator(".prose")).to_contain_text("word word")
+    server.stop()
+    try:
+        playground.finished(running)
+        expect(running.locator(".prose")).to_contain_text("word word")
+        expect(playground.error).to_contain_text("connection_lost")
+        expect(page.locator("#connection")).to_contain_text("Connection lost")
+        # What is asked meanwhile waits.
+        waiting = playground.send("Meanwhile")
+        expect(waiting).to_have_attribute("data-state", "waiting")
+    finally:
+        server.start()
+    page.evaluate("dispatchEvent(new Event('online'))")  # or it would wait for its next attempt
+    expect(waiting.locator(".prose")).to_have_text("You said: Meanwhile")
+    expect(page.locator("#connection")).to_have_text("")
+    expect(playground.answers.first.locator(".prose")).to_have_text("You said: Before")
+
+
+def cut_off(playground: PlaygroundPage) -> list[float]:
+    """Drop the connection and refuse every new one; the times of the attempts, as they come."""
+    attempts: list[float] = []
+
+    def refuse(socket: WebSocketRoute) -> None:
+        attempts.append(time.monotonic())
+        socket.close(code=1012)
+
+    playground.page.route_web_socket("**/ws/playground/", refuse)
+    playground.finished(playground.play(text="Bye", close=1012))
+    return attempts
+
+
+def test_the_reader_can_have_it_tried_at_once(playground: PlaygroundPage) -> None:
+    page, attempts = playground.page, cut_off(playground)
+    page.wait_for_timeout(1500)  # a few attempts, after growing pauses
+    again = page.get_by_role("button", name="Try now")
+    again.focus()
+    count = len(attempts)
+    assert count >= 2
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(100)
+    assert len(attempts) == count + 1
+
+
+def test_a_question_that_waits_can_be_given_up(playground: PlaygroundPage) -> None:
+    cut_off(playground)
+    expect(playground.page.locator("#connection")).to_have_attribute("data-state", "waiting")
+    waiting = playground.send("Meanwhile")
+    expect(waiting).to_have_attribute("data-state", "waiting")
+    playground.page.get_by_role("button", name="Stop").click()
+    expect(waiting).to_have_attribute("data-state", "stopped")
+
+
+def test_a_session_that_ends_is_told_with_a_way_back(playground: PlaygroundPage) -> None:
+    answer = playground.finished(playground.play(text="So far", close=4401))
+    expect(answer.locator(".prose")).to_have_text("So far")
+    expect(playground.error).to_contain_text("Your session has ended")
+    link = playground.page.locator("#connection").get_by_role("link", name="Log in again")
+    expect(link).to_have_attribute("href", "/login/?next=/")
+
+
+def test_a_refused_origin_is_not_tried_again(playground: PlaygroundPage) -> None:
+    playground.finished(playground.play(close=4403))
+    expect(playground.page.locator("#connection")).to_have_attribute("data-state", "closed")
+    expect(playground.page.locator("#connection")).to_contain_text("refuses connections")
+    playground.finished(playground.send("Once more"))
+    expect(playground.error.last).to_contain_text("foreign_origin")
+
+
+def test_a_conversation_too_long_to_send_is_told_and_the_connection_stays(
+    playground: PlaygroundPage,
+) -> None:
+    playground.finished(playground.send("long " * 220_000))
+    expect(playground.error).to_contain_text("message_too_large")
+    expect(playground.page.locator("#connection")).to_have_attribute("data-state", "open")
+
+
+def test_a_session_that_ended_elsewhere_is_noticed_without_a_word_from_the_socket(
+    open_page: Open,
+) -> None:
+    page = open_page(locale="en-GB")
+    PlaygroundPage(page).ready()
+    page.context.clear_cookies()
+    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("#connection")).to_contain_text("Your session has ended")

@@ -1,0 +1,126 @@
+"""The look: widths, themes, motion."""
+
+from __future__ import annotations
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.console.browser.conftest import PHONE, Open
+from tests.console.browser.playground import PlaygroundPage
+
+WIDE_TEXT = (
+    "A very long word: " + "x" * 300 + "\n\n```\n" + "y" * 300 + "\n```\n\n"
+    "| a | b |\n|---|---|\n| "
+    + "z" * 200
+    + " | w |\n\n[link](https://example.org/"
+    + "q" * 200
+    + ")"
+)
+
+
+def overflow(page: Page) -> int:
+    """By how many pixels the page is wider than the window."""
+    return page.evaluate("document.documentElement.scrollWidth - innerWidth")
+
+
+def background(page: Page) -> int:
+    """The page's lightness, 0 to 255."""
+    rgb = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    return max(int(part) for part in rgb.removeprefix("rgb(").removesuffix(")").split(","))
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_no_width_needs_sideways_scrolling(open_page: Open, width: int) -> None:
+    page = open_page("/", "root", viewport={"width": width, "height": 800})
+    playground = PlaygroundPage(page).ready()
+    playground.shown(WIDE_TEXT)
+    assert overflow(page) <= 0
+    scroller = page.locator("#scroller")
+    assert scroller.evaluate("s => s.scrollWidth - s.clientWidth") <= 0
+    for path in ("/console/", "/account/password/", "/no/such/page"):
+        page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/")[2] + path)
+        page.wait_for_load_state("networkidle") if path != "/console/" else None
+        assert overflow(page) <= 0, path
+
+
+def test_the_login_page_fits_a_phone(open_page: Open) -> None:
+    page = open_page("/login/", None, viewport=PHONE)
+    assert overflow(page) <= 0
+
+
+def test_long_model_names_are_cut_not_spilled(open_page: Open) -> None:
+    page = open_page("/console/", viewport=PHONE)
+    model = {"id": "n" * 200, "state": "ready", "load_progress": 0, "max_model_len": 4096}
+    page.route(
+        "**/console/api/models", lambda r: r.fulfill(json={"models": [model], "tenant": "acme"})
+    )
+    page.goto(page.url.replace("/console/", "/"))
+    PlaygroundPage(page).ready()
+    assert overflow(page) <= 0
+    new = page.get_by_role("button", name="New conversation")
+    expect(new).to_be_in_viewport(ratio=1)
+
+
+@pytest.mark.parametrize(("scheme", "dark"), [("light", False), ("dark", True)])
+def test_the_systems_theme_is_followed(open_page: Open, scheme: str, dark: bool) -> None:
+    page = open_page("/login/", None, color_scheme=scheme)
+    assert (background(page) < 128) is dark
+
+
+def test_the_theme_can_be_chosen_and_is_kept_also_in_the_admin(open_page: Open) -> None:
+    page = open_page("/", "root")
+    assert background(page) > 128
+    toggle = page.get_by_role("button", name="Theme")
+    toggle.click()  # as the system -> light
+    toggle.click()  # -> dark
+    assert background(page) < 128
+    expect(toggle).to_have_attribute("aria-label", "Theme: dark. Change")
+    page.reload()
+    assert background(page) < 128
+    page.goto(page.url + "admin/")
+    assert background(page) < 128
+    toggle = page.get_by_role("button", name="Theme").or_(page.locator(".theme-toggle")).first
+    expect(toggle).to_be_visible()
+
+
+def test_on_a_phone_the_settings_lie_over_the_page(open_page: Open) -> None:
+    page = open_page(viewport=PHONE, has_touch=True, is_mobile=True)
+    PlaygroundPage(page).ready()
+    panel = page.get_by_role("dialog", name="Settings")
+    expect(panel).to_be_hidden()
+    page.get_by_role("button", name="Settings").click()
+    expect(panel).to_be_visible()
+    assert page.evaluate("document.getElementById('settings').matches(':modal')")
+    page.keyboard.press("Escape")
+    expect(panel).to_be_hidden()
+    expect(page.get_by_role("button", name="Settings")).to_be_focused()
+
+
+def test_on_a_desktop_the_settings_stand_beside_it_and_stay_closed_once_closed(
+    playground: PlaygroundPage,
+) -> None:
+    page = playground.page
+    panel = page.locator("#settings")
+    expect(panel).to_be_visible()
+    assert not panel.evaluate("d => d.matches(':modal')")
+    page.get_by_role("button", name="Close the settings").click()
+    expect(panel).to_be_hidden()
+    page.reload()
+    playground.ready()
+    expect(panel).to_be_hidden()
+
+
+def test_readers_who_want_less_motion_get_none(open_page: Open) -> None:
+    page = open_page(reduced_motion="reduce")
+    playground = PlaygroundPage(page).ready()
+    answer = playground.play(text="word " * 1000, cut=5, pause=0.05)
+    expect(answer.locator("p").first).to_contain_text("word word")
+    pen = "e => getComputedStyle(e, '::after').animationName"
+    assert answer.locator("p").first.evaluate(pen) == "none"
+
+
+def test_the_admin_runs_under_its_policy(open_page: Open) -> None:
+    page = open_page("/admin/", "root")
+    expect(page.get_by_role("link", name="Playground Chat with a model")).to_be_visible()
+    page.goto(page.url + "auth/group/add/")
+    expect(page.locator(".selector-available")).to_be_visible()  # built by the admin's scripts

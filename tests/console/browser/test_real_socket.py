@@ -1,0 +1,193 @@
+"""The page before the product's own socket: `config.asgi`, a gateway, and a replica in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from engine.protocol import EngineRequest
+from engine.text import load_tokenizer
+from tests.console.browser.conftest import log_in
+from tests.console.browser.playground import PlaygroundPage
+from tests.console.live import LiveServer
+from tests.inference.scripted import ScriptedReplica
+from tests.inference.tokenizer_folder import EOS, write_tokenizer
+
+TRICK = "<script>window.hit = 1</script> [x](javascript:window.hit=1) **bold**"
+
+
+class ReplicaThread:
+    """A scripted replica with an event loop of its own."""
+
+    def __init__(self, redis_url: str, prefix: str, folder: Path) -> None:
+        tokenizer = load_tokenizer(folder)
+
+        def script(request: EngineRequest, index: int) -> list[int]:
+            prompt = tokenizer.decode(request.prompt_token_ids)
+            text = TRICK if "trick" in prompt else "Hello from the replica."
+            if "long" in prompt:
+                text = "and so on " * 300
+            return tokenizer.encode(text, add_special_tokens=False)
+
+        self.replica = ScriptedReplica(
+            redis_url,
+            script,
+            key_prefix=prefix,
+            model_name="quill",
+            model_path=str(folder),
+            vocab_size=512,
+            eos_token_ids=(EOS,),
+            max_model_len=4096,
+            token_delay=0.01,
+        )
+        self.loop = asyncio.new_event_loop()
+        self.ended = asyncio.Event()
+        self.thread = threading.Thread(target=self.loop.run_until_complete, args=(self.run(),))
+
+    async def run(self) -> None:
+        async with self.replica:
+            await self.ended.wait()
+
+    def stop(self) -> None:
+        self.loop.call_soon_threadsafe(self.ended.set)
+        self.thread.join(10)
+        self.loop.close()
+
+
+@pytest.fixture(scope="module")
+def replica(instance: dict[str, str], tmp_path_factory: Any) -> Iterator[ReplicaThread]:
+    """A replica of "quill", under a prefix without the other tests' heartbeats."""
+    folder = write_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+    prefix = instance["QUIRE_KEY_PREFIX"] + "real"
+    running = ReplicaThread(instance["REDIS_URL"], prefix, folder)
+    running.thread.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="module")
+def product(
+    instance: dict[str, str], replica: ReplicaThread, tmp_path_factory: Any
+) -> Iterator[LiveServer]:
+    """The product's ASGI application under uvicorn."""
+    env = instance | {"QUIRE_KEY_PREFIX": replica.replica.prefix}
+    log = tmp_path_factory.mktemp("product") / "log"
+    running = LiveServer("config.asgi:application", env, log, lifespan="on")
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def page(browser: Browser, product: LiveServer, sessions: dict[str, Any]) -> Iterator[Page]:
+    """Logged in as Ada: sessions are in the database that both servers share."""
+    context = browser.new_context(storage_state=sessions["ada"])
+    opened = context.new_page()
+    opened.goto(product.url)
+    yield opened
+    context.close()
+
+
+@pytest.fixture
+def playground(page: Page) -> PlaygroundPage:
+    return PlaygroundPage(page).ready()
+
+
+def test_a_message_is_answered_by_the_replica(playground: PlaygroundPage) -> None:
+    expect(playground.page.get_by_role("combobox", name="Model")).to_contain_text("ready")
+    answer = playground.answer_to("Hi")
+    expect(answer.locator(".prose")).to_have_text("Hello from the replica.")
+    figures = answer.locator(".colophon")
+    for pattern in (r"\d+ tokens", r"[\d.,]+ tok/s", r"first after [\d.]+ m?s", r"prompt \d+"):
+        expect(figures).to_contain_text(re.compile(pattern))
+
+
+def test_settings_reach_the_engine(playground: PlaygroundPage, replica: ReplicaThread) -> None:
+    values = {"temperature": "0.3", "top_k": "7", "max_tokens": "5", "seed": "11", "stop": "END"}
+    for name, value in values.items():
+        playground.page.locator(f"#s-{name}").fill(value)
+    playground.page.get_by_label("System prompt").fill("You are a long poem.")
+    answer = playground.answer_to("Go on")
+    sampling = replica.replica.received[-1].sampling
+    assert (sampling.temperature, sampling.top_k, sampling.seed) == (0.3, 7, 11)
+    expect(answer.locator(".colophon")).to_contain_text("5 tokens")
+    expect(answer.locator(".ending")).to_have_text("cut at the length limit")
+
+
+def test_stopping_aborts_the_request_in_the_engine(
+    playground: PlaygroundPage, replica: ReplicaThread
+) -> None:
+    answer = playground.send("a long one")
+    expect(answer.locator(".prose")).to_contain_text("and so on and so on")
+    playground.page.get_by_role("button", name="Stop").click()
+    playground.finished(answer)
+    expect(answer).to_have_attribute("data-state", "stopped")
+    deadline = 200
+    while replica.replica.running and deadline:
+        playground.page.wait_for_timeout(50)
+        deadline -= 1
+    assert replica.replica.running == {}
+
+
+def test_fault_37_the_models_tokens_are_text(playground: PlaygroundPage) -> None:
+    prose = playground.answer_to("a trick").locator(".prose")
+    text = prose.evaluate("e => e.textContent")
+    assert text == TRICK.replace("**", "")
+    assert prose.locator("script, a").count() == 0
+    expect(prose.locator("strong")).to_have_text("bold")
+    assert playground.page.evaluate("window.hit") is None
+
+
+def test_an_error_of_the_gateway_is_shown_with_its_field(playground: PlaygroundPage) -> None:
+    playground.page.locator("#s-max_tokens").fill("4096")
+    playground.finished(playground.send("Hi"))
+    expect(playground.error).to_contain_text("context_length_exceeded")
+    expect(playground.error).to_contain_text("4096")
+    expect(playground.error.get_by_role("button", name="Change max_tokens")).to_be_visible()
+
+
+def test_fault_38_logging_out_elsewhere_closes_the_socket(
+    playground: PlaygroundPage, browser: Browser, product: LiveServer
+) -> None:
+    """Within seconds, and the page says why."""
+    other = browser.new_context()
+    tab = other.new_page()
+    log_in(tab, product.url, "olga")
+    olga = PlaygroundPage(tab).ready()
+    running = olga.send("a long one")
+    expect(running.locator(".prose")).to_contain_text("and so on")
+    state = other.storage_state()
+    again = browser.new_context(storage_state=state)
+    second = again.new_page()
+    second.goto(product.url)
+    second.get_by_label("Account: olga").click()
+    second.get_by_role("button", name="Log out").click()
+    second.wait_for_url(f"{product.url}/login/")
+    expect(tab.locator("#connection")).to_contain_text("Your session has ended")
+    again.close()
+    other.close()
+
+
+def test_a_user_without_a_tenant_is_told_so(browser: Browser, product: LiveServer) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    log_in(page, product.url, "nobody")
+    expect(page.locator("#connection")).to_contain_text("member of no active tenant")
+    expect(page.get_by_text("No model is loaded for you yet")).to_be_visible()
+    context.close()
+
+
+def test_an_api_path_answers_in_json_and_a_page_in_html(page: Page, product: LiveServer) -> None:
+    api = page.request.get(f"{product.url}/v1/no/such/endpoint")
+    assert api.status == 404
+    assert "error" in api.json()
+    html = page.request.get(f"{product.url}/no/such/page")
+    assert html.status == 404
+    assert "No such page" in html.text()

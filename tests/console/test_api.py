@@ -1,0 +1,233 @@
+"""What the console's JSON tells whom."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from django.test import Client
+from django.utils import timezone
+
+from catalog.models import Replica, ReplicaState, ServedModel
+from console.replicas import ORDER
+from engine.protocol import STALL_AFTER_S
+from metering.models import UsageEntry
+from tenants.models import Tenant
+from tests.console.beats import heartbeat
+from tests.console.conftest import Beat, Login
+
+ENDPOINTS = ["/console/api/models", "/console/api/overview", "/console/api/usage"]
+
+
+def models(client: Client) -> dict[str, dict[str, Any]]:
+    return {each["id"]: each for each in client.get("/console/api/models").json()["models"]}
+
+
+def overview(client: Client) -> dict[str, Any]:
+    response = client.get("/console/api/overview")
+    assert response.status_code == 200, response.content
+    return response.json()
+
+
+def names(found: list[dict[str, Any]]) -> set[str]:
+    return {each["id"] for each in found}
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_nobody_gets_401_in_the_envelope(db: None, client: Client, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 401
+    assert response.json()["error"]["code"] == "not_logged_in"
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_the_json_is_read_only_and_not_cached(login: Login, path: str) -> None:
+    client = login("ada")
+    assert client.post(path).status_code == 405
+    assert "no-store" in client.get(path)["Cache-Control"]
+
+
+@pytest.mark.usefixtures("committed")
+def test_the_playground_lists_loaded_models_of_the_users_tenant(login: Login) -> None:
+    assert set(models(login("ada"))) == {"quill", "acme-private"}
+    assert set(models(login("olga"))) == {"quill", "rival-private"}
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_user_without_a_tenant_sees_no_models(login: Login) -> None:
+    response = login("nobody").get("/console/api/models")
+    assert response.json() == {"models": [], "tenant": None}
+
+
+def test_an_outsider_sees_neither_foreign_models_nor_their_replicas(
+    login: Login, beat: Beat
+) -> None:
+    beat(heartbeat("q-0", "quill"))
+    beat(heartbeat("a-0", "acme-private"))
+    beat(heartbeat("r-0", "rival-private"))
+    seen = overview(login("olga"))
+    assert names(seen["models"]) == {"quill", "rival-private", "shelved"}
+    assert names(seen["replicas"]) == {"q-0", "r-0"}
+    assert "acme" not in str(seen)
+
+
+def test_an_operator_sees_everything(login: Login, beat: Beat) -> None:
+    beat(heartbeat("a-0", "acme-private"))
+    beat(heartbeat("r-0", "rival-private"))
+    beat(heartbeat("x-0", "no-row-of-this-name"))
+    seen = overview(login("root"))
+    assert names(seen["models"]) == {"quill", "acme-private", "rival-private", "shelved"}
+    assert names(seen["replicas"]) == {"a-0", "r-0", "x-0"}
+
+
+def test_where_a_replica_runs_is_for_operators(login: Login, beat: Beat) -> None:
+    beat(heartbeat("q-0", "quill", host="gpu-7", pid=4711, detail="out of memory on gpu-7"))
+    mine = overview(login("ada"))["replicas"][0]
+    assert not {"host", "pid", "detail"} & mine.keys()
+    theirs = overview(login("root"))["replicas"][0]
+    assert (theirs["host"], theirs["pid"]) == ("gpu-7", 4711)
+
+
+def test_a_user_without_a_tenant_sees_an_empty_overview(login: Login, beat: Beat) -> None:
+    beat(heartbeat("q-0", "quill"))
+    seen = overview(login("nobody"))
+    assert (seen["models"], seen["replicas"]) == ([], [])
+
+
+def test_load_is_told_as_the_heartbeat_has_it(login: Login, beat: Beat) -> None:
+    stats = {
+        "num_requests_running": 3,
+        "num_requests_waiting": 2,
+        "kv_cache_usage_perc": 0.25,
+        "num_blocks": 400,
+        "num_free_blocks": 300,
+        "generation_tokens_total": 1234,
+    }
+    beat(heartbeat("q-0", stats=stats))
+    replica = overview(login("ada"))["replicas"][0]
+    assert (replica["running"], replica["waiting"], replica["kv_usage"]) == (3, 2, 0.25)
+    assert (replica["num_blocks"], replica["num_free_blocks"]) == (400, 300)
+    assert replica["generation_tokens"] == 1234
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize("state", ["ready", "loading", "draining", "failed"])
+def test_a_model_is_as_its_replica_is(login: Login, beat: Beat, state: str) -> None:
+    beat(heartbeat("q-0", state=state, load_progress=0.4))
+    model = models(login("ada"))["quill"]
+    assert model["state"] == state
+    assert model["replicas"] == 1
+    assert model["max_model_len"] == 4096
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_model_is_as_its_best_replica(login: Login, beat: Beat) -> None:
+    for index, state in enumerate(("failed", "ready", "loading")):
+        beat(heartbeat(f"q-{index}", state=state))
+    assert models(login("ada"))["quill"]["state"] == "ready"
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_replica_that_beats_but_does_not_move_is_stalled(login: Login, beat: Beat) -> None:
+    now = time.time()
+    beat(heartbeat("q-0", at=now, progress_at=now - STALL_AFTER_S - 1))
+    assert models(login("ada"))["quill"]["state"] == "stalled"
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_model_without_a_replica_is_offline(login: Login) -> None:
+    assert models(login("ada"))["quill"] == {
+        "id": "quill",
+        "state": "offline",
+        "load_progress": 0.0,
+        "replicas": 0,
+        "context": None,
+        "max_model_len": None,
+    }
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        (ReplicaState.PENDING, "loading"),
+        (ReplicaState.FAILED, "failed"),
+        (ReplicaState.STOPPED, "offline"),
+        (ReplicaState.READY, "offline"),  # its heartbeat is gone: it's no longer what the row says
+    ],
+)
+def test_rows_speak_for_replicas_without_a_heartbeat(
+    login: Login, row: ReplicaState, expected: str
+) -> None:
+    quill = ServedModel.objects.get(name="quill")
+    Replica.objects.create(served_model=quill, replica_id="q-0", state=row)
+    assert models(login("ada"))["quill"]["state"] == expected
+
+
+def test_an_unknown_state_counts_as_a_failure(login: Login, beat: Beat) -> None:
+    beat(heartbeat("q-0", state="dancing"))
+    state = overview(login("ada"))["replicas"][0]["state"]
+    assert state == "failed"
+    assert state in ORDER
+
+
+def test_a_heartbeat_that_cannot_be_read_hides_no_other(
+    login: Login, beat: Beat, live_redis: str, key_prefix: str
+) -> None:
+    import redis
+
+    beat(heartbeat("good"))
+    client = redis.Redis.from_url(live_redis)
+    client.sadd(f"{key_prefix}:replicas", "bad")
+    client.set(f"{key_prefix}:replica:bad", b"\xc1 not msgpack", px=60_000)
+    assert names(overview(login("root"))["replicas"]) == {"good"}
+
+
+def test_without_redis_the_answer_is_503_in_the_envelope(login: Login, settings: Any) -> None:
+    client = login("ada")
+    settings.REDIS_URL = "redis://127.0.0.1:1/0"
+    response = client.get("/console/api/overview")
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "service_unavailable"
+
+
+def use(tenant: str, model: str, *, number: int, tokens: int) -> None:
+    UsageEntry.objects.create(
+        request_id=f"{tenant}-{model}-{number}",
+        tenant=Tenant.objects.get(slug=tenant),
+        endpoint="/v1/chat/completions",
+        model=model,
+        prompt_tokens=tokens,
+        cached_tokens=tokens // 2,
+        completion_tokens=10,
+        status=200,
+        started_at=timezone.now(),
+        duration_ms=5.0,
+        stream=False,
+    )
+
+
+def test_usage_is_summed_by_tenant_and_model_for_its_members_alone(login: Login) -> None:
+    use("acme", "quill", number=1, tokens=100)
+    use("acme", "quill", number=2, tokens=50)
+    use("rival", "quill", number=1, tokens=7)
+    found = login("ada").get("/console/api/usage").json()
+    assert len(found["days"]) == 14
+    (row,) = found["rows"]
+    assert (row["tenant"], row["model"], row["requests"]) == ("acme", "quill", 2)
+    assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (150, 75, 20)
+    assert row["by_day"] == [0] * 13 + [170]
+
+
+def test_operators_see_the_usage_of_all_tenants_most_tokens_first(login: Login) -> None:
+    use("acme", "quill", number=1, tokens=5)
+    use("rival", "quill", number=1, tokens=700)
+    rows = login("root").get("/console/api/usage").json()["rows"]
+    assert [row["tenant"] for row in rows] == ["rival", "acme"]
+
+
+def test_a_user_without_a_tenant_has_no_usage(login: Login) -> None:
+    use("acme", "quill", number=1, tokens=5)
+    assert login("nobody").get("/console/api/usage").json()["rows"] == []

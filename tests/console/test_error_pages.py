@@ -1,0 +1,59 @@
+"""Errors have the console's look in a browser."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from django.core.exceptions import PermissionDenied, SuspiciousOperation
+from django.http import HttpRequest
+from django.test import Client, RequestFactory
+from django.views import defaults
+
+from tests.console.markup import inline_code
+
+
+def request_of(user: object = None) -> HttpRequest:
+    request = RequestFactory().get("/somewhere")
+    request.user = user or SimpleNamespace(is_authenticated=False, is_staff=False)
+    return request
+
+
+def test_an_unknown_page_is_404_with_our_page(rows: None, client: Client) -> None:
+    response = client.get("/no/such/page")
+    assert response.status_code == 404
+    html = response.content.decode()
+    assert "No such page" in html
+    assert "To the playground" in html
+    assert inline_code(html) == []
+
+
+def test_the_404_page_does_not_repeat_the_address(rows: None, client: Client) -> None:
+    response = client.get("/%3Cscript%3Ealert(1)%3C/script%3E")
+    assert b"alert(1)" not in response.content
+
+
+def test_a_stale_form_is_explained(rows: None) -> None:
+    client = Client(enforce_csrf_checks=True)
+    response = client.post("/login/", {"username": "ada", "password": "x"})
+    assert response.status_code == 403
+    assert "This form has gone stale" in response.content.decode()
+    assert "Content-Security-Policy" in response
+
+
+@pytest.mark.parametrize(
+    ("view", "status", "words"),
+    [
+        (lambda r: defaults.permission_denied(r, PermissionDenied()), 403, "Not for you"),
+        (lambda r: defaults.bad_request(r, SuspiciousOperation()), 400, "made no sense"),
+        (defaults.server_error, 500, "Something broke"),
+    ],
+)
+def test_the_other_errors_have_pages_that_need_no_database(
+    view: object, status: int, words: str
+) -> None:
+    response = view(request_of())  # type: ignore[operator]
+    assert response.status_code == status
+    html = response.content.decode()
+    assert words in html
+    assert inline_code(html) == []

@@ -1,0 +1,106 @@
+"""Who may see the pages, and what every page carries."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+
+from tests.console.conftest import Login
+from tests.console.markup import foreign_addresses, inline_code
+from tests.console.seed import PASSWORD
+
+PAGES = ["/", "/console/", "/account/password/"]
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_anonymous_is_sent_to_the_login_page(client: Client, path: str) -> None:
+    response = client.get(path)
+    assert response.status_code == 302
+    assert response["Location"] == f"/login/?next={path}"
+
+
+@pytest.mark.parametrize("path", PAGES)
+@pytest.mark.parametrize("name", ["ada", "root"])
+def test_pages_have_no_inline_code_and_load_nothing_from_elsewhere(
+    login: Login, path: str, name: str
+) -> None:
+    response = login(name).get(path)
+    assert response.status_code == 200
+    html = response.content.decode()
+    assert inline_code(html) == []
+    assert foreign_addresses(html) == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/login/", "/admin/", "/no/such/page"])
+def test_every_page_has_the_policy(login: Login, path: str) -> None:
+    client = Client() if path == "/login/" else login("root")
+    policy = client.get(path)["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self';" in policy
+    assert "unsafe" not in policy
+    assert "connect-src 'self' ws://testserver" in policy
+
+
+def test_the_console_forbids_markup_from_strings_and_the_admin_does_not(login: Login) -> None:
+    client = login("root")
+    assert "require-trusted-types-for" in client.get("/")["Content-Security-Policy"]
+    assert "require-trusted-types-for" not in client.get("/admin/")["Content-Security-Policy"]
+
+
+def test_json_gets_no_page_policy(login: Login) -> None:
+    assert "Content-Security-Policy" not in login("ada").get("/console/api/usage")
+
+
+def test_secure_requests_name_the_secure_websocket(client: Client) -> None:
+    policy = client.get("/login/", secure=True)["Content-Security-Policy"]
+    assert "wss://testserver" in policy
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_pages_behind_the_login_are_not_kept_by_caches(login: Login, path: str) -> None:
+    assert "no-store" in login("ada").get(path)["Cache-Control"]
+
+
+def test_only_staff_is_led_to_the_admin(login: Login) -> None:
+    assert "/admin/" in login("root").get("/").content.decode()
+    assert "/admin/" not in login("ada").get("/").content.decode()
+
+
+def test_login_leads_to_the_page_that_was_asked_for(rows: None, client: Client) -> None:
+    form = {"username": "ada", "password": PASSWORD, "next": "/console/"}
+    response = client.post("/login/?next=/console/", form)
+    assert response["Location"] == "/console/"
+
+
+def test_login_does_not_lead_to_other_servers(rows: None, client: Client) -> None:
+    form = {"username": "ada", "password": PASSWORD, "next": "https://evil.example/"}
+    assert client.post("/login/", form)["Location"] == "/"
+
+
+def test_a_wrong_password_is_told_without_saying_whether_the_user_exists(
+    rows: None, client: Client
+) -> None:
+    for name in ("ada", "no-such-user"):
+        response = client.post("/login/", {"username": name, "password": "wrong"})
+        assert response.status_code == 200
+        assert "Please enter a correct username and password" in response.content.decode()
+
+
+def test_logging_out_takes_a_post(login: Login) -> None:
+    client = login("ada")
+    assert client.get("/logout/").status_code == 405
+    assert client.post("/logout/")["Location"] == "/login/"
+    assert client.get("/").status_code == 302
+
+
+def test_a_user_changes_their_password(login: Login) -> None:
+    client = login("ada")
+    new = "another quiet page"
+    form = {"old_password": PASSWORD, "new_password1": new, "new_password2": new}
+    assert client.post("/account/password/", form)["Location"] == "/"
+    assert Client().login(username="ada", password=new)
+
+
+@pytest.mark.parametrize("path", ["/", "/console/"])
+def test_pages_are_read_only(login: Login, path: str) -> None:
+    assert login("ada").post(path).status_code == 405
