@@ -53,8 +53,9 @@ const playground = new Playground({
   page,
 });
 
-function showModels({ models }) {
+function showModels({ models, tenant }) {
   picker.update(models);
+  byId("tenant").textContent = tenant ? `Counts for ${tenant}` : "";
   byId("no-models").hidden = models.length > 0;
   composer.blocked = models.length > 0 ? "" : "no model";
   root.dataset.models = "known";

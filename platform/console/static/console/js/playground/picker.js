@@ -65,29 +65,20 @@ export class Picker {
   }
 
   #render() {
-    const { model } = this;
+    const { model, models } = this;
     const name = el("span", { class: "picker-name" }, model?.id ?? "No model");
     this.#button.replaceChildren(name, ...(model ? [stateBadge(model)] : []));
-    this.#button.disabled = this.models.length === 0;
-    this.#list.replaceChildren(...this.models.map((each, index) => this.#option(each, index)));
-    this.#point(Math.min(this.#active, this.models.length - 1));
-  }
-
-  #option(model, index) {
-    const context = model.max_model_len ? `${count(model.max_model_len)} tokens` : "";
-    return el(
-      "li",
-      {
-        id: `model-${index}`,
-        role: "option",
-        class: "picker-option",
-        dataset: { index },
-        "aria-selected": String(model.id === this.#value),
-      },
-      el("span", { class: "picker-name" }, model.id),
-      stateBadge(model),
-      el("span", { class: "picker-context" }, context),
-    );
+    this.#button.disabled = models.length === 0;
+    // Options stay when only states change: one that went while it was pressed would lose the click.
+    const ids = models.map((each) => each.id).join("\n");
+    if (this.#list.dataset.ids !== ids) {
+      this.#list.dataset.ids = ids;
+      this.#list.replaceChildren(...models.map((_, index) => newOption(index)));
+    }
+    for (const [index, each] of models.entries()) {
+      fillOption(this.#list.children[index], each, each.id === this.#value);
+    }
+    this.#point(Math.min(this.#active, models.length - 1));
   }
 
   #open() {
@@ -161,6 +152,25 @@ export class Picker {
     if (!this.#open()) this.#show();
     this.#point(index);
   }
+}
+
+function newOption(index) {
+  return el(
+    "li",
+    { id: `model-${index}`, role: "option", class: "picker-option", dataset: { index } },
+    el("span", { class: "picker-name" }),
+    el("span", { class: "state" }),
+    el("span", { class: "picker-context" }),
+  );
+}
+
+function fillOption(option, model, selected) {
+  const [name, state, context] = option.children;
+  name.textContent = model.id;
+  state.textContent = stateWords(model);
+  state.dataset.state = model.state;
+  context.textContent = model.max_model_len ? `${count(model.max_model_len)} tokens` : "";
+  option.setAttribute("aria-selected", String(selected));
 }
 
 function stateBadge(model) {
