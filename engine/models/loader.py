@@ -152,8 +152,10 @@ def _resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:
 
 def derived_max_len(spec: DecoderSpec) -> int:
     """The longest context that the checkpoint is made for, rope scaling included."""
-    rope: RopeSpec = spec.rope
+    rope: RopeSpec | None = spec.rope
     length = spec.max_position_embeddings
+    if rope is None:
+        return length
     factor = float(rope.params.get("factor") or 1.0)
     if rope.kind in ("linear", "dynamic"):
         return int(length * factor)

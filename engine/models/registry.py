@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelLoadError
-from engine.layers.rotary import rope_spec
+from engine.models.families import gemma, gpt, layernorm, llama, moe, olmo
+from engine.models.families.family import Config, Family, SpecBuilder, common_fields
 from engine.models.spec import DecoderSpec
 
-SpecBuilder = Callable[[dict[str, Any]], dict[str, Any]]
+_FAMILIES: dict[str, Family] = {
+    **llama.FAMILIES,
+    **gemma.FAMILIES,
+    **olmo.FAMILIES,
+    **layernorm.FAMILIES,
+    **gpt.FAMILIES,
+    **moe.FAMILIES,
+}
+_POSITIVE = (
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
@@ -29,101 +46,59 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def decoder_spec(config: dict[str, Any]) -> DecoderSpec:
+def decoder_spec(config: Config) -> DecoderSpec:
     """The spec of a config.json. Raises `ModelLoadError` for what the native decoder can't run."""
     names = config.get("architectures") or []
     name = next((name for name in names if name in _FAMILIES), None)
     if name is None:
-        known = ", ".join(sorted(_FAMILIES))
+        known = ", ".join(known_architectures())
         raise ModelLoadError(
             f"The architecture {', '.join(names) or '(none)'} isn't supported. Known: {known}.",
             param="model",
         )
+    family = _FAMILIES[name]
     try:
-        return DecoderSpec(**_common(name, config), **_FAMILIES[name](config))
+        completed = family.complete(config)
+        spec = DecoderSpec(**{**common_fields(name, completed), **family.build(completed)})
     except KeyError as error:
         reason = f"config.json of {name} lacks {error.args[0]!r}."
         raise ModelLoadError(reason, param="model") from error
+    _check(spec)
+    return spec
 
 
-def register_decoder(name: str, builder: SpecBuilder) -> None:
-    """Teach the native decoder an architecture; `builder` maps config.json to extra spec fields."""
-    _FAMILIES[name] = builder
+def known_architectures() -> list[str]:
+    """Names that `config.json` may give as its architecture."""
+    return sorted(_FAMILIES)
 
 
-def _common(name: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Fields that every family of this shape has under the same names."""
-    heads = int(config["num_attention_heads"])
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
-    rotary_dim = int(head_dim * float(config.get("partial_rotary_factor") or 1.0))
-    activation = str(config.get("hidden_act", "silu"))
-    if activation not in ("silu", "swish"):
-        raise ModelLoadError(f"config.json: hidden_act {activation!r} isn't supported for {name}.")
-    return {
-        "architecture": name,
-        "hidden_size": int(config["hidden_size"]),
-        "num_layers": int(config["num_hidden_layers"]),
-        "num_heads": heads,
-        "num_kv_heads": int(config.get("num_key_value_heads") or heads),
-        "head_dim": head_dim,
-        "intermediate_size": int(config["intermediate_size"]),
-        "vocab_size": int(config["vocab_size"]),
-        "max_position_embeddings": int(config["max_position_embeddings"]),
-        "rope": rope_spec(config, rotary_dim),
-        "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
-        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
-        "eos_token_ids": _ids(config.get("eos_token_id")),
-        "bos_token_id": config.get("bos_token_id"),
-        "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32"),
-    }
+def register_decoder(
+    name: str, builder: SpecBuilder, defaults: dict[str, Any] | None = None
+) -> None:
+    """Teach the native decoder an architecture.
+
+    `builder` maps config.json (aliases resolved, `defaults` filled in) to the spec's fields that
+    aren't common to all families.
+    """
+    _FAMILIES[name] = Family(builder, defaults or {})
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    """An id, a list of ids or None as a tuple."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
-
-
-def _llama(config: dict[str, Any]) -> dict[str, Any]:
-    bias = bool(config.get("attention_bias", False))
-    return {
-        "qkv_bias": bias,
-        "o_bias": bias,
-        "mlp_bias": bool(config.get("mlp_bias", False)),
-        "windows": (0,) * int(config["num_hidden_layers"]),
-    }
-
-
-def _mistral(config: dict[str, Any]) -> dict[str, Any]:
-    window = int(config.get("sliding_window") or 0)
-    return {"windows": (window,) * int(config["num_hidden_layers"])}
-
-
-def _qwen2(config: dict[str, Any]) -> dict[str, Any]:
-    return {"qkv_bias": True, "windows": _qwen_windows(config)}
-
-
-def _qwen3(config: dict[str, Any]) -> dict[str, Any]:
-    bias = bool(config.get("attention_bias", False))
-    windows = _qwen_windows(config)
-    return {"qk_norm": True, "qkv_bias": bias, "o_bias": bias, "windows": windows}
-
-
-def _qwen_windows(config: dict[str, Any]) -> tuple[int, ...]:
-    """Qwen's windows: by `layer_types`, or on layers from `max_window_layers` on."""
-    layers = int(config["num_hidden_layers"])
-    window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
-    types = config.get("layer_types")
-    if types:
-        return tuple(window if kind == "sliding_attention" else 0 for kind in types)
-    first = int(config.get("max_window_layers", layers))
-    return tuple(window if layer >= first else 0 for layer in range(layers))
-
-
-_FAMILIES: dict[str, SpecBuilder] = {
-    "LlamaForCausalLM": _llama,
-    "MistralForCausalLM": _mistral,
-    "Qwen2ForCausalLM": _qwen2,
-    "Qwen3ForCausalLM": _qwen3,
-}
+def _check(spec: DecoderSpec) -> None:
+    """Sizes that can't be are refused before anything is read or allocated."""
+    for field in _POSITIVE:
+        if getattr(spec, field) < 1:
+            raise ModelLoadError(
+                f"config.json of {spec.architecture}: {field} must be at least 1.", param=field
+            )
+    if spec.num_heads % spec.num_kv_heads:
+        raise ModelLoadError(
+            f"config.json of {spec.architecture}: {spec.num_heads} heads can't share "
+            f"{spec.num_kv_heads} KV heads.",
+            param="num_key_value_heads",
+        )
+    if spec.moe is not None and not 0 < spec.moe.top_k <= spec.moe.num_experts:
+        raise ModelLoadError(
+            f"config.json of {spec.architecture}: num_experts_per_tok must be from 1 to "
+            f"{spec.moe.num_experts}.",
+            param="num_experts_per_tok",
+        )

@@ -3,16 +3,75 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from engine.layers.rotary import RopeSpec
+from engine.models.names import WeightNames
+
+Wiring = Literal["sequential", "parallel"]
+QKNorm = Literal["", "rms_head", "rms_full", "layer_shared", "layer_heads", "layer_list"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeSpec:
+    """A mixture of experts in place of an MLP. Sizes are in elements.
+
+    Attributes:
+        layers: for each layer, whether it has experts (else it has the decoder's plain MLP).
+        renormalize: divide the chosen experts' weights by their sum.
+        softmax_first: softmax over all experts, then choose; otherwise over the chosen ones only,
+            which is the same where `renormalize` holds.
+        router: name of the router's weight, relative to the layer.
+        layout: how the checkpoint keeps experts, see `engine.models.experts`.
+        experts: prefix of the experts' names, relative to the layer.
+        expert_names: gate, up and down in the layout with one tensor an expert.
+        shared_size: intermediate size of the expert that sees every token, 0: there is none.
+        shared_gate: name of that expert's sigmoid gate, "": it has none.
+    """
+
+    num_experts: int
+    top_k: int
+    intermediate_size: int
+    layers: tuple[bool, ...]
+    renormalize: bool = True
+    softmax_first: bool = True
+    router: str = "mlp.gate"
+    router_bias: bool = False
+    bias: bool = False
+    layout: Literal["split", "interleaved", "flat", "granite"] = "split"
+    experts: str = "mlp.experts."
+    expert_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    shared_size: int = 0
+    shared: str = "mlp.shared_expert."
+    shared_gate: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderSpec:
     """Shapes and switches of a decoder-only transformer. Lengths are in elements.
 
-    `windows[i]` is layer i's sliding window in tokens (a token sees itself and window - 1 before
-    it), 0 for full attention. Weight names are relative to the checkpoint; `{i}` is the layer.
+    Attributes:
+        wiring: "sequential": attention, then MLP; "parallel": both from the same residual.
+        norm: RMSNorm or LayerNorm (`norm_weight`, `norm_bias`: has it these), eps `norm_eps`.
+        norm_offset: what is added to norm weights at load (Gemma's 1 + w).
+        qk_norm: "": none; "rms_head": RMS of each head; "rms_full": RMS over all heads;
+            "layer_shared", "layer_heads", "layer_list": LayerNorm of each head, with one weight for
+            all heads, one weight [heads, head_dim], or one tensor a head.
+        qkv_layout: of a fused tensor: "stacked" queries, keys, values, or "grouped" by KV head:
+            its queries, its key, its value.
+        transposed: linear weights are kept as [in, out].
+        clip_qkv: queries, keys and values are clamped to +- this; 0: they aren't.
+        windows: layer i's sliding window in tokens (a token sees itself and window - 1 before it),
+            0 for full attention.
+        rope: rotary embedding of the layers; None: no rotation.
+        layer_ropes: rotary embedding by layer, where they differ.
+        rope_neox: rotate halves; otherwise neighbours.
+        alibi_slopes: by query head; (): no ALiBi.
+        sinks: each head has a learned logit that takes part in the softmax.
+        attention_scale: of q.k; 0: 1 / sqrt(head_dim).
+        num_positions, position_offset: learned positions, rows of the table and its first row.
+        activation: "silu", "gelu", "gelu_tanh", "relu", "relu2" or "swiglu_clamped".
+        gated: the MLP multiplies the activated half with another one.
     """
 
     architecture: str
@@ -24,21 +83,50 @@ class DecoderSpec:
     intermediate_size: int
     vocab_size: int
     max_position_embeddings: int
-    rope: RopeSpec
+    names: WeightNames = field(default_factory=WeightNames)
+    wiring: Wiring = "sequential"
+
+    norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-6
-    activation: str = "silu"
+    norm_weight: bool = True
+    norm_bias: bool = False
+    norm_offset: float = 0.0
+
     qkv_bias: bool = False
     o_bias: bool = False
-    mlp_bias: bool = False
-    qk_norm: bool = False
-    tie_embeddings: bool = False
+    qkv_layout: Literal["stacked", "grouped"] = "stacked"
+    transposed: bool = False
+    qk_norm: QKNorm = ""
+    qk_norm_bias: bool = False
+    clip_qkv: float = 0.0
+    rope: RopeSpec | None = None
+    layer_ropes: tuple[RopeSpec | None, ...] = ()
+    rope_neox: bool = True
     windows: tuple[int, ...] = ()
     attention_scale: float = 0.0
+    attention_soft_cap: float = 0.0
+    alibi_slopes: tuple[float, ...] = ()
+    sinks: bool = False
+
+    activation: str = "silu"
+    activation_limit: float = 0.0
+    activation_alpha: float = 1.702
+    gated: bool = True
+    mlp_bias: bool = False
+    moe: MoeSpec | None = None
+
+    num_positions: int = 0
+    position_offset: int = 0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_soft_cap: float = 0.0
+    tie_embeddings: bool = False
+    lm_head_bias: bool = False
+
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    prefix: str = "model."
     dtype: str = "float32"
-    extra: dict[str, float] = field(default_factory=dict)
 
     @property
     def q_size(self) -> int:
@@ -50,12 +138,23 @@ class DecoderSpec:
         """Columns of the key (and of the value) projection."""
         return self.num_kv_heads * self.head_dim
 
+    def rope_of(self, layer: int) -> RopeSpec | None:
+        """Rotary embedding of one layer."""
+        return self.layer_ropes[layer] if self.layer_ropes else self.rope
+
     @property
     def num_parameters(self) -> int:
-        """Parameters of the embedding, the layers and an untied head (norms left out)."""
-        layer = self.hidden_size * (2 * self.q_size + 2 * self.kv_size + 3 * self.intermediate_size)
-        tables = 1 if self.tie_embeddings else 2
-        return self.num_layers * layer + tables * self.vocab_size * self.hidden_size
+        """Parameters of the tables and the layers (norms and biases left out)."""
+        matrices = 3 if self.gated else 2
+        attention = 2 * self.q_size + 2 * self.kv_size
+        mlps = self.num_layers * matrices * self.intermediate_size
+        if self.moe is not None:
+            moe, with_experts = self.moe, sum(self.moe.layers)
+            experts = moe.num_experts * moe.intermediate_size + moe.shared_size
+            mlps += with_experts * matrices * (experts - self.intermediate_size)
+            mlps += with_experts * moe.num_experts
+        tables = (1 if self.tie_embeddings else 2) * self.vocab_size + self.num_positions
+        return (self.num_layers * attention + mlps + tables) * self.hidden_size
 
     def kv_bytes_per_token(self, element_size: int) -> int:
         """Bytes of KV cache that one token takes over all layers."""

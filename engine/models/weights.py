@@ -16,7 +16,7 @@ from engine.errors import ModelLoadError
 
 INDEX_NAME = "model.safetensors.index.json"
 #: Buffers that older checkpoints carry and that we compute ourselves.
-_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+_IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 
 
 class WeightReader:
@@ -88,9 +88,9 @@ class DummyWeights:
         return name not in self._absent
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """A random tensor, small enough that activations stay finite; norms are ones."""
+        """A random tensor, small enough that activations stay finite; norms are 1, biases 0."""
         if len(shape) == 1:
-            return torch.ones(shape) if "norm" in name else torch.zeros(shape)
+            return torch.ones(shape) if name.endswith(".weight") else torch.zeros(shape)
         scale = 1.0 / math.sqrt(shape[-1])
         return torch.randn(shape, generator=self._generator) * scale
 

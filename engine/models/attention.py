@@ -1,0 +1,122 @@
+"""Attention of one layer over the paged KV cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.models.context import AttentionContext
+from engine.models.norms import Step
+from kernels import KernelSet
+
+
+@dataclass(slots=True, kw_only=True)
+class Attention:
+    """What one layer's attention is made of, fixed at load.
+
+    Attributes:
+        project: hidden states to queries, keys and values side by side: [T, q + 2 kv].
+        output: what follows attention: [T, q] -> [T, hidden].
+        sizes: columns of queries, of keys, of values.
+        cos_sin: rotary table, None: no rotation.
+        q_norm, k_norm: float32 [head_dim] for an RMSNorm of each head.
+    """
+
+    ops: KernelSet
+    project: Step
+    output: Step
+    sizes: tuple[int, int, int]
+    head_dim: int
+    scale: float
+    eps: float
+    cos_sin: Tensor | None
+    neox: bool = True
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    window: int = 0
+    soft_cap: float = 0.0
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+
+    def __call__(
+        self, x: Tensor, context: AttentionContext, caches: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """[num_tokens, hidden] of the same. First writes the step's keys and values."""
+        ops, heads = self.ops, (-1, self.head_dim)
+        key_cache, value_cache = caches
+        q, k, v = self.project(x).split(self.sizes, dim=-1)
+        q, k, v = q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+        ops.rope_and_cache(
+            q,
+            k,
+            v,
+            context.positions,
+            self.cos_sin,
+            key_cache,
+            value_cache,
+            context.slot_mapping,
+            q_norm_weight=self.q_norm,
+            k_norm_weight=self.k_norm,
+            eps=self.eps,
+            neox=self.neox,
+        )
+        out = ops.paged_attention(
+            q,
+            key_cache,
+            value_cache,
+            context.block_tables,
+            context.seq_lens,
+            context.query_start_loc,
+            self.scale,
+            sliding_window=self.window,
+            soft_cap=self.soft_cap,
+            alibi_slopes=self.alibi_slopes,
+            sinks=self.sinks,
+        )
+        return self.output(out.flatten(1))
+
+
+def clamped(limit: float) -> Step:
+    """Clamps to +- limit in place."""
+    return lambda qkv: qkv.clamp_(-limit, limit)
+
+
+def full_width_norm(ops: KernelSet, q_weight: Tensor, k_weight: Tensor, eps: float) -> Step:
+    """RMSNorm over all of a token's queries, and over all of its keys."""
+    q_size, k_size = len(q_weight), len(k_weight)
+
+    def step(qkv: Tensor) -> Tensor:
+        q, k, v = qkv.split((q_size, k_size, qkv.shape[-1] - q_size - k_size), dim=-1)
+        q = ops.rms_norm(q.contiguous(), q_weight, eps)
+        k = ops.rms_norm(k.contiguous(), k_weight, eps)
+        return torch.cat((q, k, v), dim=-1)
+
+    return step
+
+
+@dataclass(slots=True)
+class HeadLayerNorm:
+    """LayerNorm of each head, in place, on the first columns of q, k and v side by side.
+
+    Attributes:
+        start, heads, head_dim: which columns.
+        weight: float32 [heads or 1, head_dim].
+        bias: float32 [head_dim] or None.
+    """
+
+    start: int
+    heads: int
+    head_dim: int
+    weight: Tensor
+    bias: Tensor | None
+    eps: float
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """qkv itself, with its columns normed."""
+        part = qkv[:, self.start : self.start + self.heads * self.head_dim]
+        part = part.unflatten(-1, (self.heads, self.head_dim))
+        normed = torch.nn.functional.layer_norm(part, (self.head_dim,), eps=self.eps) * self.weight
+        part.copy_(normed if self.bias is None else normed + self.bias)
+        return qkv

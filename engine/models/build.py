@@ -1,0 +1,260 @@
+"""From a checkpoint's tensors to the functions that a layer is made of."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.layers.rotary import RopeSpec, cos_sin_table
+from engine.models.attention import Attention, HeadLayerNorm, clamped, full_width_norm
+from engine.models.blocks import ParallelLayer, SequentialLayer
+from engine.models.experts import Weights, read_experts
+from engine.models.mlp import activation, gated_activation
+from engine.models.moe import GatedExpert, MixtureOfExperts, Router
+from engine.models.norms import LayerNorm, NoNorm, Norm, RMSNorm, Step, chain, scaled
+from engine.models.spec import DecoderSpec
+from kernels import KernelSet, LinearLayer
+
+Layer = SequentialLayer | ParallelLayer
+
+
+class ModelBuilder:
+    """Builds layers from weights, one at a time, so that never more than a layer is held twice.
+
+    Args:
+        spec: the architecture.
+        ops: kernels of the device.
+        dtype: in which linear weights are kept. Norms and biases are float32.
+        max_model_len: length of the rotary tables.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        ops: KernelSet,
+        dtype: torch.dtype,
+        max_model_len: int,
+        weights: Weights,
+    ) -> None:
+        self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
+        self._max_model_len = max_model_len
+        self._tables: list[tuple[RopeSpec, Tensor]] = []
+        optional = spec.names.optional_prefix
+        bare = f"{spec.names.embedding.removeprefix(optional)}.weight"
+        whole = f"{spec.names.embedding}.weight"
+        self._strip = optional if whole not in weights and bare in weights else ""
+
+    # -- tensors ------------------------------------------------------------------------------
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of the checkpoint, in its dtype, maybe backed by the mapped file."""
+        return self.weights.get(name.removeprefix(self._strip), shape)
+
+    def vector(self, name: str, *shape: int) -> Tensor:
+        """A small tensor of our own, in float32."""
+        return self.tensor(name, shape).float().clone()
+
+    def norm(self, name: str) -> Norm:
+        """The norm over hidden states of this name."""
+        return self._norm(name, self.spec.hidden_size)
+
+    def _norm(self, name: str, size: int) -> Norm:
+        spec = self.spec
+        weight = self._norm_weight(name, size) if spec.norm_weight else None
+        if spec.norm == "rms" and weight is not None:
+            return RMSNorm(self.ops, weight, spec.norm_eps)
+        bias = self.vector(f"{name}.bias", size) if spec.norm_bias else None
+        return LayerNorm(size, weight, bias, spec.norm_eps)
+
+    def _norm_weight(self, name: str, *shape: int) -> Tensor:
+        return self.vector(f"{name}.weight", *shape) + self.spec.norm_offset
+
+    def linear(
+        self, names: list[tuple[str, int]], columns: int, bias: bool, order: Tensor | None = None
+    ) -> LinearLayer:
+        """One linear layer of (name, rows) parts over each other, its rows taken in `order`."""
+        matrices = []
+        for name, rows in names:
+            shape = (columns, rows) if self.spec.transposed else (rows, columns)
+            matrix = self.tensor(f"{name}.weight", shape)
+            matrices.append(matrix.T if self.spec.transposed else matrix)
+        weight = torch.cat(matrices)
+        biases = [self.vector(f"{name}.bias", rows) for name, rows in names] if bias else []
+        added = torch.cat(biases) if biases else None
+        if order is not None:
+            weight, added = weight[order], added[order] if added is not None else None
+        return self.pack(weight, added)
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
+        """A linear layer of [rows, columns]."""
+        bias = bias.float() if bias is not None else None
+        return self.ops.PackedLinear(weight.to(self.dtype).contiguous(), bias)
+
+    # -- layers -------------------------------------------------------------------------------
+
+    def first_norm(self) -> Norm:
+        """What is between the embedding and the first layer."""
+        return self._input_norm(0)
+
+    def _input_norm(self, index: int) -> Norm:
+        """The norm before layer `index`, the final one after the last layer."""
+        names = self.spec.names
+        if index == self.spec.num_layers:
+            return self.norm(names.final_norm)
+        name = names.attention_norm
+        return self.norm(names.layer.format(index) + name) if name else NoNorm()
+
+    def layer(self, index: int) -> Layer:
+        """One layer, with the norm that follows it."""
+        names, at = self.spec.names, self.spec.names.layer.format(index)
+        attention = self._attention(index, at)
+        mlp_norm = self.norm(at + names.mlp_norm) if names.mlp_norm else None
+        mlp = self._finished(self._feed_forward(index, at), at, names.mlp_out_norm)
+        following = self._input_norm(index + 1)
+        nbytes = sum(
+            int(getattr(step, "nbytes", 0)) for step in (attention.project, attention.output, mlp)
+        )
+        if self.spec.wiring == "parallel":
+            return ParallelLayer(attention, mlp_norm, mlp, following, nbytes)
+        return SequentialLayer(attention, mlp_norm or NoNorm(), mlp, following, nbytes)
+
+    def _finished(self, step: Step, at: str, out_norm: str) -> Step:
+        """`step`, followed by the norm and the factor that its family puts before the residual."""
+        after: list[Step] = []
+        if out_norm:
+            after.append(self.norm(at + out_norm))
+        if self.spec.residual_scale != 1.0:
+            after.append(scaled(self.spec.residual_scale))
+        return chain(step, *after)
+
+    def _attention(self, index: int, at: str) -> Attention:
+        spec, names = self.spec, self.spec.names
+        slopes = spec.alibi_slopes
+        per_head = spec.qk_norm == "rms_head"
+        output = self.linear([(at + names.o, spec.hidden_size)], spec.q_size, spec.o_bias)
+        return Attention(
+            ops=self.ops,
+            project=chain(self._qkv(at), *self._after_qkv(at)),
+            output=self._finished(output, at, names.attention_out_norm),
+            sizes=(spec.q_size, spec.kv_size, spec.kv_size),
+            head_dim=spec.head_dim,
+            scale=spec.attention_scale or spec.head_dim**-0.5,
+            eps=spec.norm_eps,
+            cos_sin=self._table(spec.rope_of(index)),
+            neox=spec.rope_neox,
+            q_norm=self._norm_weight(at + names.q_norm, spec.head_dim) if per_head else None,
+            k_norm=self._norm_weight(at + names.k_norm, spec.head_dim) if per_head else None,
+            window=spec.windows[index] if spec.windows else 0,
+            soft_cap=spec.attention_soft_cap,
+            alibi_slopes=torch.tensor(slopes, dtype=torch.float32) if slopes else None,
+            sinks=self.vector(at + names.sinks, spec.num_heads) if spec.sinks else None,
+        )
+
+    def _table(self, rope: RopeSpec | None) -> Tensor | None:
+        """The rotary table, one for all layers with the same embedding."""
+        if rope is None:
+            return None
+        for known, table in self._tables:
+            if known == rope:
+                return table
+        table = cos_sin_table(rope, self._max_model_len)
+        self._tables.append((rope, table))
+        return table
+
+    def _qkv(self, at: str) -> LinearLayer:
+        spec, names = self.spec, self.spec.names.qkv
+        sizes = (spec.q_size, spec.kv_size, spec.kv_size)
+        if len(names) == 3:
+            parts = [(at + name, size) for name, size in zip(names, sizes, strict=True)]
+            return self.linear(parts, spec.hidden_size, spec.qkv_bias)
+        order = _ungrouped_rows(spec) if spec.qkv_layout == "grouped" else None
+        return self.linear([(at + names[0], sum(sizes))], spec.hidden_size, spec.qkv_bias, order)
+
+    def _after_qkv(self, at: str) -> list[Step]:
+        """What happens to queries, keys and values before they are rotated."""
+        spec, names = self.spec, self.spec.names
+        steps: list[Step] = []
+        if spec.qk_norm == "rms_full":
+            q_weight = self._norm_weight(at + names.q_norm, spec.q_size)
+            k_weight = self._norm_weight(at + names.k_norm, spec.kv_size)
+            steps.append(full_width_norm(self.ops, q_weight, k_weight, spec.norm_eps))
+        elif spec.qk_norm.startswith("layer_"):
+            steps.append(self._head_norm(at + names.q_norm, 0, spec.num_heads))
+            steps.append(self._head_norm(at + names.k_norm, spec.q_size, spec.num_kv_heads))
+        if spec.clip_qkv:
+            steps.append(clamped(spec.clip_qkv))
+        return steps
+
+    def _head_norm(self, name: str, start: int, heads: int) -> HeadLayerNorm:
+        spec, dim = self.spec, self.spec.head_dim
+        if spec.qk_norm == "layer_list":
+            rows = [self._norm_weight(f"{name}.norms.{head}", dim) for head in range(heads)]
+            weight = torch.stack(rows)
+        elif spec.qk_norm == "layer_heads":
+            weight = self._norm_weight(name, heads, dim)
+        else:
+            weight = self._norm_weight(name, dim).unsqueeze(0)
+        bias = self.vector(f"{name}.bias", dim) if spec.qk_norm_bias else None
+        return HeadLayerNorm(start, heads, dim, weight, bias, spec.norm_eps)
+
+    # -- feed-forward -------------------------------------------------------------------------
+
+    def _feed_forward(self, index: int, at: str) -> Step:
+        spec, names = self.spec, self.spec.names
+        if spec.moe is not None and spec.moe.layers[index]:
+            return self._experts(at)
+        up = [at + name for name in names.up]
+        return self._mlp(up, at + names.down, spec.intermediate_size)
+
+    def _mlp(self, up: list[str], down: str, inner: int) -> Step:
+        spec = self.spec
+        rows = inner * (2 if spec.gated else 1) // len(up)
+        first = self.linear([(name, rows) for name in up], spec.hidden_size, spec.mlp_bias)
+        second = self.linear([(down, spec.hidden_size)], inner, spec.mlp_bias)
+        return chain(first, self._activation(), second)
+
+    def _activation(self) -> Step:
+        spec = self.spec
+        if not spec.gated:
+            return activation(spec.activation)
+        return gated_activation(
+            self.ops, spec.activation, spec.activation_limit, spec.activation_alpha
+        )
+
+    def _experts(self, at: str) -> Step:
+        spec, moe = self.spec, self.spec.moe
+        if moe is None:
+            raise ValueError("the spec has no experts")
+        act = self._activation()
+        experts: list[Step] = [
+            chain(self.pack(up, up_bias), act, self.pack(down, down_bias))
+            for up, up_bias, down, down_bias in read_experts(
+                self.weights, at, moe, spec.hidden_size
+            )
+        ]
+        linear = self.linear(
+            [(at + moe.router, moe.num_experts)], spec.hidden_size, moe.router_bias
+        )
+        router = Router(linear, moe.top_k, moe.softmax_first, moe.renormalize)
+        return MixtureOfExperts(router, experts, self._shared_expert(at))
+
+    def _shared_expert(self, at: str) -> Step | None:
+        spec, moe = self.spec, self.spec.moe
+        if moe is None or not moe.shared_size:
+            return None
+        gate, up, down = (
+            f"{at}{moe.shared}{name}" for name in ("gate_proj", "up_proj", "down_proj")
+        )
+        expert = self._mlp([gate, up], down, moe.shared_size)
+        if not moe.shared_gate:
+            return expert
+        return GatedExpert(
+            expert, self.linear([(at + moe.shared_gate, 1)], spec.hidden_size, False)
+        )
+
+
+def _ungrouped_rows(spec: DecoderSpec) -> Tensor:
+    """Row numbers that bring [KV head][its queries, key, value] to all queries, keys, values."""
+    group, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
+    rows = torch.arange(spec.q_size + 2 * spec.kv_size).view(spec.num_kv_heads, group + 2, dim)
+    return torch.cat((rows[:, :group].flatten(), rows[:, group].flatten(), rows[:, -1].flatten()))

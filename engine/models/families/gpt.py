@@ -1,0 +1,264 @@
+"""Families with learned positions or ALiBi: GPT-2 and those after it, OPT, BLOOM, MPT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.layers.rotary import RopeSpec
+from engine.models.families.family import Config, Family, alibi_slopes, refuse
+from engine.models.names import WeightNames
+
+GPT2 = WeightNames(
+    optional_prefix="transformer.",
+    embedding="transformer.wte",
+    positions="transformer.wpe",
+    final_norm="transformer.ln_f",
+    layer="transformer.h.{}.",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    qkv=("attn.c_attn",),
+    o="attn.c_proj",
+    up=("mlp.c_fc",),
+    down="mlp.c_proj",
+)
+GPT_NEO = WeightNames(
+    optional_prefix="transformer.",
+    embedding="transformer.wte",
+    positions="transformer.wpe",
+    final_norm="transformer.ln_f",
+    layer="transformer.h.{}.",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    qkv=tuple(f"attn.attention.{name}_proj" for name in "qkv"),
+    o="attn.attention.out_proj",
+    up=("mlp.c_fc",),
+    down="mlp.c_proj",
+)
+GPTJ = WeightNames(
+    embedding="transformer.wte",
+    final_norm="transformer.ln_f",
+    layer="transformer.h.{}.",
+    attention_norm="ln_1",
+    mlp_norm="",
+    qkv=tuple(f"attn.{name}_proj" for name in "qkv"),
+    o="attn.out_proj",
+    up=("mlp.fc_in",),
+    down="mlp.fc_out",
+)
+OPT = WeightNames(
+    optional_prefix="model.",
+    embedding="model.decoder.embed_tokens",
+    positions="model.decoder.embed_positions",
+    final_norm="model.decoder.final_layer_norm",
+    layer="model.decoder.layers.{}.",
+    attention_norm="self_attn_layer_norm",
+    mlp_norm="final_layer_norm",
+    o="self_attn.out_proj",
+    up=("fc1",),
+    down="fc2",
+)
+BLOOM = WeightNames(
+    optional_prefix="transformer.",
+    embedding="transformer.word_embeddings",
+    embedding_norm="transformer.word_embeddings_layernorm",
+    final_norm="transformer.ln_f",
+    layer="transformer.h.{}.",
+    qkv=("self_attention.query_key_value",),
+    o="self_attention.dense",
+    up=("mlp.dense_h_to_4h",),
+    down="mlp.dense_4h_to_h",
+)
+MPT = WeightNames(
+    embedding="transformer.wte",
+    final_norm="transformer.norm_f",
+    layer="transformer.blocks.{}.",
+    attention_norm="norm_1",
+    mlp_norm="norm_2",
+    qkv=("attn.Wqkv",),
+    o="attn.out_proj",
+    up=("ffn.up_proj",),
+    down="ffn.down_proj",
+)
+_LAYER_NORM: dict[str, Any] = {"norm": "layer", "norm_bias": True, "gated": False}
+_BIASES: dict[str, Any] = {"qkv_bias": True, "o_bias": True, "mlp_bias": True}
+
+
+def gpt2(config: Config) -> dict[str, Any]:
+    """GPT-2: learned positions, linear weights kept as [in, out]."""
+    refuse(
+        config,
+        scale_attn_by_inverse_layer_idx=False,
+        add_cross_attention=False,
+        scale_attn_weights=True,
+    )
+    return {**_learned(config), **_LAYER_NORM, **_BIASES, "names": GPT2, "transposed": True}
+
+
+def gpt_bigcode(config: Config) -> dict[str, Any]:
+    """StarCoder 1: GPT-2 with one KV head, or with keys and values beside their queries."""
+    refuse(config, add_cross_attention=False, scale_attn_weights=True)
+    one = bool(config.get("multi_query", True))
+    return {
+        **_learned(config),
+        **_LAYER_NORM,
+        **_BIASES,
+        "names": GPT2,
+        "num_kv_heads": 1 if one else int(config["num_attention_heads"]),
+        "qkv_layout": "stacked" if one else "grouped",
+    }
+
+
+def gpt_neo(config: Config) -> dict[str, Any]:
+    """GPT-Neo: scores aren't scaled, every other layer sees a window."""
+    kinds = config.get("attention_layers")
+    if kinds is None:
+        types = config["attention_types"]
+        kinds = [kind for names, count in types for _ in range(count) for kind in names]
+    windows = {"global": 0, "local": int(config["window_size"])}
+    return {
+        **_learned(config),
+        **_LAYER_NORM,
+        "o_bias": True,
+        "mlp_bias": True,
+        "names": GPT_NEO,
+        "attention_scale": 1.0,
+        "windows": tuple(windows[kind] for kind in kinds),
+    }
+
+
+def gptj(config: Config) -> dict[str, Any]:
+    """GPT-J: parallel, neighbours are rotated, biases in the MLP and the head."""
+    head_dim = int(config["hidden_size"]) // int(config["num_attention_heads"])
+    positions = int(config["max_position_embeddings"])
+    return {
+        **_LAYER_NORM,
+        "wiring": "parallel",
+        "names": GPTJ,
+        "num_kv_heads": int(config["num_attention_heads"]),
+        "mlp_bias": True,
+        "lm_head_bias": True,
+        "rope": RopeSpec(
+            10000.0, int(config.get("rotary_dim") or head_dim), max_position_embeddings=positions
+        ),
+        "rope_neox": False,
+    }
+
+
+def opt(config: Config) -> dict[str, Any]:
+    """OPT: learned positions from row 2 on, ReLU."""
+    refuse(
+        config,
+        do_layer_norm_before=True,
+        _remove_final_layer_norm=False,
+        word_embed_proj_dim=config["hidden_size"],
+    )
+    bias = bool(config.get("enable_bias", True))
+    weighted = bool(config.get("layer_norm_elementwise_affine", True))
+    return {
+        **_learned(config, offset=2),
+        "norm": "layer",
+        "norm_weight": weighted,
+        "norm_bias": weighted,
+        "gated": False,
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "mlp_bias": bias,
+        "names": OPT,
+    }
+
+
+def bloom(config: Config) -> dict[str, Any]:
+    """BLOOM: ALiBi, a norm on the embedding."""
+    refuse(config, apply_residual_connection_post_layernorm=False)
+    return {
+        **_LAYER_NORM,
+        **_BIASES,
+        "names": BLOOM,
+        "num_kv_heads": int(config["num_attention_heads"]),
+        "rope": None,
+        "qkv_layout": "grouped",
+        "alibi_slopes": alibi_slopes(int(config["num_attention_heads"])),
+        "max_position_embeddings": int(config.get("seq_length") or 2048),
+    }
+
+
+def mpt(config: Config) -> dict[str, Any]:
+    """MPT: ALiBi, no biases at all."""
+    refuse(config, expansion_ratio=4, no_bias=True, logit_scale="none")
+    attention = {name: v for name, v in (config.get("attn_config") or {}).items() if v is not None}
+    refuse(attention, alibi=True, qk_ln=False, prefix_lm=False, attn_type="multihead_attention")
+    heads = int(config["num_attention_heads"])
+    return {
+        "norm": "layer",
+        "gated": False,
+        "names": MPT,
+        "num_kv_heads": int(config["num_attention_heads"]),
+        "rope": None,
+        "intermediate_size": 4 * int(config["hidden_size"]),
+        "attention_scale": float(attention.get("softmax_scale") or 0.0),
+        "clip_qkv": float(attention.get("clip_qkv") or 0.0),
+        "alibi_slopes": _mpt_slopes(heads, float(attention.get("alibi_bias_max", 8))),
+    }
+
+
+def _mpt_slopes(heads: int, bias_max: float) -> tuple[float, ...]:
+    """MPT's slopes: those of the next power of two, every second one first."""
+    whole = 1 << (heads - 1).bit_length()
+    slopes = alibi_slopes(whole, bias_max)
+    return slopes if whole == heads else (slopes[1::2] + slopes[::2])[:heads]
+
+
+def falcon_alibi(config: Config) -> dict[str, Any]:
+    """Falcon-RW's ALiBi: slopes rounded to bfloat16 and scaled as the scores are."""
+    heads = int(config["num_attention_heads"])
+    scale = (int(config["hidden_size"]) // heads) ** -0.5
+    rounded = torch.tensor(alibi_slopes(heads)).bfloat16().tolist()
+    return {"rope": None, "alibi_slopes": tuple(slope * scale for slope in rounded)}
+
+
+def _learned(config: Config, offset: int = 0) -> dict[str, Any]:
+    """Learned positions in place of rotation."""
+    positions = int(config["max_position_embeddings"])
+    return {
+        "rope": None,
+        "num_positions": positions + offset,
+        "position_offset": offset,
+        "num_kv_heads": int(config["num_attention_heads"]),
+    }
+
+
+_EPS = {"rms_norm_eps": 1e-5}
+_GPT = {**_EPS, "hidden_act": "gelu_new", "tie_word_embeddings": True}
+
+FAMILIES = {
+    "GPT2LMHeadModel": Family(gpt2, {**_GPT, "max_position_embeddings": 1024}),
+    "GPTBigCodeForCausalLM": Family(
+        gpt_bigcode,
+        {**_GPT, "hidden_act": "gelu_pytorch_tanh", "max_position_embeddings": 1024},
+    ),
+    "GPTNeoForCausalLM": Family(gpt_neo, {**_GPT, "window_size": 256}),
+    "GPTJForCausalLM": Family(
+        gptj, {**_EPS, "hidden_act": "gelu_new", "max_position_embeddings": 2048}
+    ),
+    "OPTForCausalLM": Family(opt, {**_EPS, "hidden_act": "relu", "tie_word_embeddings": True}),
+    "BloomForCausalLM": Family(
+        bloom,
+        {
+            **_EPS,
+            "hidden_act": "gelu_new",
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 2048,
+        },
+    ),
+    "MptForCausalLM": Family(
+        mpt,
+        {
+            **_EPS,
+            "hidden_act": "gelu",
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 2048,
+        },
+    ),
+}

@@ -1,0 +1,185 @@
+"""Mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.layers.rotary import rope_spec
+from engine.models.families.family import (
+    ACTIVATIONS,
+    Config,
+    Family,
+    every_nth_full,
+    refuse,
+    window_everywhere,
+    windows_by_type,
+)
+from engine.models.families.llama import granite, llama, qwen2, qwen3
+from engine.models.names import WeightNames
+from engine.models.spec import MoeSpec
+
+
+def mixtral(config: Config) -> dict[str, Any]:
+    """Mixtral: every layer has experts, weights of the chosen ones sum to 1."""
+    moe = MoeSpec(
+        num_experts=int(config["num_experts"]),
+        top_k=int(config["num_experts_per_tok"]),
+        intermediate_size=int(config["intermediate_size"]),
+        layers=_all_layers(config),
+        router="block_sparse_moe.gate",
+        experts="block_sparse_moe.experts.",
+        expert_names=("w1", "w3", "w2"),
+    )
+    return {"moe": moe, "windows": window_everywhere(config)}
+
+
+def qwen2_moe(config: Config) -> dict[str, Any]:
+    """Qwen 2 MoE: experts, and one more that every token goes through."""
+    moe = _qwen_experts(
+        config,
+        shared_size=int(config["shared_expert_intermediate_size"]),
+        shared_gate="mlp.shared_expert_gate",
+    )
+    return {**qwen2(config), "moe": moe}
+
+
+def qwen3_moe(config: Config) -> dict[str, Any]:
+    """Qwen 3 MoE."""
+    return {**qwen3(config), "windows": _qwen3_windows(config), "moe": _qwen_experts(config)}
+
+
+def olmoe(config: Config) -> dict[str, Any]:
+    """OLMoE: norms over all queries and all keys, which may be clipped."""
+    moe = MoeSpec(
+        num_experts=int(config["num_experts"]),
+        top_k=int(config["num_experts_per_tok"]),
+        intermediate_size=int(config["intermediate_size"]),
+        layers=_all_layers(config),
+        renormalize=bool(config.get("norm_topk_prob", False)),
+    )
+    return {
+        **llama(config),
+        "moe": moe,
+        "qk_norm": "rms_full",
+        "clip_qkv": float(config.get("clip_qkv") or 0.0),
+    }
+
+
+def granite_moe(config: Config) -> dict[str, Any]:
+    """Granite MoE: experts in two fused tensors, the softmax over the chosen ones."""
+    moe = MoeSpec(
+        num_experts=int(config["num_experts"]),
+        top_k=int(config["num_experts_per_tok"]),
+        intermediate_size=int(config["intermediate_size"]),
+        layers=_all_layers(config),
+        softmax_first=False,
+        router="block_sparse_moe.router.layer",
+        layout="granite",
+        experts="block_sparse_moe.",
+    )
+    return {**granite(config), "moe": moe}
+
+
+def dbrx(config: Config) -> dict[str, Any]:
+    """DBRX: LayerNorm without bias, clipped projections, experts stacked over each other."""
+    attention, ffn = config["attn_config"], config["ffn_config"]
+    refuse(ffn, moe_normalize_expert_weights=1)
+    act = (ffn.get("ffn_act_fn") or {}).get("name", "silu")
+    refuse({"ffn_act_fn": act}, ffn_act_fn=act if act in ACTIVATIONS else "silu")
+    inner = int(ffn["ffn_hidden_size"])
+    size = int(config["hidden_size"]) // int(config["num_attention_heads"])
+    moe = MoeSpec(
+        num_experts=int(ffn["moe_num_experts"]),
+        top_k=int(ffn["moe_top_k"]),
+        intermediate_size=inner,
+        layers=_all_layers(config),
+        renormalize=ffn.get("moe_normalize_expert_weights", 1.0) is not None,
+        router="ffn.router.layer",
+        layout="flat",
+        experts="ffn.experts.mlp.",
+        expert_names=("w1", "v1", "w2"),
+    )
+    theta = config.get("rope_theta") or attention.get("rope_theta") or 10000.0
+    return {
+        "moe": moe,
+        "rope": rope_spec({**config, "rope_theta": theta}, size),
+        "intermediate_size": inner,
+        "activation": ACTIVATIONS[act],
+        "num_kv_heads": int(attention["kv_n_heads"]),
+        "clip_qkv": float(attention.get("clip_qkv") or 0.0),
+        "norm": "layer",
+        "names": WeightNames(
+            embedding="transformer.wte",
+            final_norm="transformer.norm_f",
+            layer="transformer.blocks.{}.",
+            attention_norm="norm_attn_norm.norm_1",
+            mlp_norm="norm_attn_norm.norm_2",
+            qkv=("norm_attn_norm.attn.Wqkv",),
+            o="norm_attn_norm.attn.out_proj",
+        ),
+    }
+
+
+def gpt_oss(config: Config) -> dict[str, Any]:
+    """gpt-oss: attention sinks, every other layer a window, a clamped activation, biases."""
+    moe = MoeSpec(
+        num_experts=int(config["num_experts"]),
+        top_k=int(config["num_experts_per_tok"]),
+        intermediate_size=int(config["intermediate_size"]),
+        layers=_all_layers(config),
+        softmax_first=False,
+        router="mlp.router",
+        router_bias=True,
+        layout="interleaved",
+    )
+    return {
+        **llama(config),
+        "moe": moe,
+        "sinks": True,
+        "activation": "swiglu_clamped",
+        "activation_limit": float(config.get("swiglu_limit", 7.0)),
+        "activation_alpha": float(config.get("swiglu_alpha", 1.702)),
+        "windows": windows_by_type(config, every_nth_full(config, 2)),
+    }
+
+
+def _all_layers(config: Config) -> tuple[bool, ...]:
+    return (True,) * int(config["num_hidden_layers"])
+
+
+def _qwen_experts(config: Config, **shared: Any) -> MoeSpec:
+    """Experts on each `decoder_sparse_step`-th layer that isn't named as plain."""
+    step, plain = int(config.get("decoder_sparse_step", 1)), config.get("mlp_only_layers") or ()
+    return MoeSpec(
+        num_experts=int(config["num_experts"]),
+        top_k=int(config["num_experts_per_tok"]),
+        intermediate_size=int(config["moe_intermediate_size"]),
+        layers=tuple(
+            layer not in plain and (layer + 1) % step == 0
+            for layer in range(int(config["num_hidden_layers"]))
+        ),
+        renormalize=bool(config.get("norm_topk_prob", False)),
+        **shared,
+    )
+
+
+def _qwen3_windows(config: Config) -> tuple[int, ...]:
+    """Qwen 3 MoE has one window for all layers, where it's used at all."""
+    return window_everywhere(config if config.get("use_sliding_window") else _unwindowed(config))
+
+
+def _unwindowed(config: Config) -> Config:
+    return {**config, "sliding_window": 0, "layer_types": None}
+
+
+_OSS = {"rms_norm_eps": 1e-5, "sliding_window": 128, "attention_bias": True, "head_dim": 64}
+
+FAMILIES = {
+    "MixtralForCausalLM": Family(mixtral, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
+    "Qwen2MoeForCausalLM": Family(qwen2_moe),
+    "Qwen3MoeForCausalLM": Family(qwen3_moe),
+    "OlmoeForCausalLM": Family(olmoe, {"rms_norm_eps": 1e-5, "eos_token_id": 50279}),
+    "GraniteMoeForCausalLM": Family(granite_moe),
+    "DbrxForCausalLM": Family(dbrx, {"rms_norm_eps": 1e-5}),
+    "GptOssForCausalLM": Family(gpt_oss, _OSS),
+}
