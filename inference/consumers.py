@@ -37,6 +37,9 @@ _encode = msgspec.json.Encoder().encode
 class PlaygroundConsumer(AsyncWebsocketConsumer):
     """One browser tab. Up to `MAX_AT_ONCE` answers run at a time, each with an id of its own."""
 
+    # No groups and no messages between sockets: an idle one holds no subscription in Redis.
+    channel_layer_alias = "none"
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._answers: dict[str, Answer] = {}

@@ -30,6 +30,8 @@ KEEP_ALIVE_EVERY_S = 15.0
 UNHEARD_S = 10.0
 #: The same while it runs other requests, but queues none: longer than a prompt's computation takes.
 UNHEARD_BUSY_S = 180.0
+#: How long a draining replica gets for a first token before another one is asked.
+UNREAD_S = 2.0
 #: An abort that an engine did not answer for so long won't be answered.
 FAREWELL_S = 10.0
 
@@ -104,11 +106,20 @@ class Supervisor:
         for flight in self._client.flights:
             if flight.placed:
                 replica = self._client.fleet.get(flight.replica_id)
-                reason = _lost(flight, replica)
+                reason = _lost(flight, replica) or self._unread(flight)
                 if reason:
                     self._client.orphan(flight, reason)
             else:
                 self.replace(flight)
+
+    def _unread(self, flight: Flight) -> str:
+        """A draining replica reads nothing new: what it had not read by then goes elsewhere."""
+        replica = self._client.fleet.get(flight.replica_id)
+        if replica is None or replica.heartbeat.state != "draining" or flight.ran:
+            return ""
+        others = self._client.fleet.of_model(flight.model)
+        waited = time.monotonic() - flight.heard_at > UNREAD_S
+        return "its replica is draining" if waited and any(r.ready for r in others) else ""
 
     def replace(self, flight: Flight) -> None:
         """Give a waiting flight to a replica, or end it when it has had its chances."""

@@ -88,7 +88,8 @@ class Fleet:
         known = self._replicas.get(replica_id)
         if known is not None and known.heartbeat.at == beat.at:
             return known
-        self._models[beat.model.name] = (now, beat.model)
+        if beat.state in ("ready", "draining"):  # while it loads, it doesn't know itself
+            self._models[beat.model.name] = (now, beat.model)
         return Replica(beat, now)
 
     def forget(self, replica_id: str) -> None:

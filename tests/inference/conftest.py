@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,15 @@ from tests.inference.tokenizer_folder import EOS, write_tokenizer
 VOCAB = 512
 #: Fake replicas make tokens in [LOW, HIGH): one printable ASCII character each.
 LOW, HIGH = 10, 90
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until it holds; fail when it doesn't within ten seconds."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.fail("waited in vain")
+        await asyncio.sleep(0.005)
 
 
 def made_tokens(prompt: list[int], count: int, index: int = 0) -> list[int]:
@@ -144,6 +155,6 @@ async def gateway(
 
 @pytest.fixture
 async def served(gateway: Gateway) -> AsyncIterator[Gateway]:
-    """A gateway with one fake replica."""
-    async with gateway.serving(gateway.fake()):
+    """A gateway with one fake replica, whose answers have 20 tokens and EOS at most."""
+    async with gateway.serving(gateway.fake(eos_after=20)):
         yield gateway

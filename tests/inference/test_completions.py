@@ -57,9 +57,7 @@ async def test_every_form_of_prompt(
     prompts = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
     ids = [tokenizer.encode(p) if isinstance(p, str) else p for p in prompts]
     assert len(ids) == count
-    expected = [
-        tokenizer.decode(made_tokens(p, 5, index)) for p in ids for index in range(2)
-    ]
+    expected = [tokenizer.decode(made_tokens(p, 5, index)) for p in ids for index in range(2)]
     assert [choice["text"] for choice in body["choices"]] == expected
     assert [choice["index"] for choice in body["choices"]] == list(range(2 * count))
     assert body["usage"]["prompt_tokens"] == sum(map(len, ids))

@@ -14,7 +14,7 @@ from engine.text import Tokenizer, render_chat
 from inference.engine_client import get_engine_client
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body, parse_events
-from tests.inference.conftest import Gateway, made_tokens
+from tests.inference.conftest import Gateway, made_tokens, until
 
 COUNT = 60
 
@@ -46,9 +46,7 @@ def text_of(events: list[Any], index: int = 0) -> str:
 
 
 async def until_dead(replica: FakeReplica) -> None:
-    async with asyncio.timeout(10):
-        while replica.state != "dead":
-            await asyncio.sleep(0.01)
+    await until(lambda: replica.state == "dead")
 
 
 async def expire(gateway: Gateway, replica: FakeReplica) -> None:
@@ -88,9 +86,7 @@ async def test_a_restarted_replica_goes_on_with_its_own_streams(
         await until_dead(first)
         async with again:
             events = await read(exchange)
-    assert [text_of(events, i) for i in range(2)] == [
-        expected_text(tokenizer, i) for i in range(2)
-    ]
+    assert [text_of(events, i) for i in range(2)] == [expected_text(tokenizer, i) for i in range(2)]
 
 
 async def test_outputs_that_had_finished_are_not_made_again(
@@ -196,8 +192,7 @@ async def test_a_draining_replica_finishes_what_it_has(
     first = gateway.fake(token_delay=0.01, replica_id="a")
     async with gateway.serving(first):
         exchange = start(gateway)
-        while not first.running:
-            await asyncio.sleep(0.01)
+        await until(lambda: first.running)
         first.drain()
         await first._beat()
         async with gateway.fake(replica_id="b") as second:
@@ -206,6 +201,29 @@ async def test_a_draining_replica_finishes_what_it_has(
             assert text_of(await read(exchange)) == expected_text(tokenizer)
             assert text_of(await read(later)) == expected_text(tokenizer)
             assert len(second.received) == 1
+
+
+async def test_what_a_draining_replica_had_not_read_goes_elsewhere(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    first = gateway.fake(replica_id="a")
+
+    async def deaf(entry_id: bytes, request: Any) -> None:
+        first.received.append(request)
+
+    first._start = deaf  # type: ignore[method-assign]
+    async with gateway.serving(first):
+        exchange = start(gateway)
+        await until(lambda: first.received)
+        first.state = "draining"
+        await first._beat()
+        async with gateway.fake(replica_id="b"):
+            await gateway.look()
+            (flight,) = get_engine_client().flights
+            assert flight.replica_id == "a", "it gets a moment"
+            flight.heard_at -= 5
+            await gateway.look()
+            assert text_of(await read(exchange)) == expected_text(tokenizer)
 
 
 async def test_a_replica_that_refuses_sends_the_request_on(
@@ -224,8 +242,7 @@ async def test_a_replica_that_refuses_sends_the_request_on(
     first._start = refuse  # type: ignore[method-assign]
     async with gateway.serving(first):
         exchange = start(gateway)
-        while not first.received:
-            await asyncio.sleep(0.01)
+        await until(lambda: first.received)
         async with gateway.fake(replica_id="b"):
             assert text_of(await read(exchange)) == expected_text(tokenizer)
 
@@ -337,8 +354,7 @@ async def test_fault_28_when_redis_forgets_everything_streams_go_on(
     replica = gateway.fake(token_delay=0.01, replica_id="only")
     async with gateway.serving(replica):
         exchange = start(gateway)
-        while replica.steps < 10:
-            await asyncio.sleep(0.01)
+        await until(lambda: replica.steps >= 10)
         replica.running.clear()
         client = get_engine_client()
         await gateway.redis.delete(
@@ -364,8 +380,7 @@ async def test_a_request_that_a_replica_never_got_is_sent_again(
     replica._start = deaf_once  # type: ignore[method-assign]
     async with gateway.serving(replica):
         exchange = start(gateway)
-        while not dropped:
-            await asyncio.sleep(0.01)
+        await until(lambda: dropped)
         (flight,) = get_engine_client().flights
         flight.heard_at -= 60
         await gateway.look()
@@ -378,8 +393,7 @@ async def test_what_an_earlier_attempt_still_sends_is_ignored(
     slow, fast = gateway.fake(token_delay=0.02, replica_id="slow"), gateway.fake(replica_id="fast")
     async with gateway.serving(slow):
         exchange = start(gateway)
-        while slow.steps < 5:
-            await asyncio.sleep(0.01)
+        await until(lambda: slow.steps >= 5)
         slow._abort = lambda message: None  # type: ignore[method-assign]
         client = get_engine_client()
         async with fast:

@@ -44,11 +44,12 @@ class CompletionRequest(SamplingFields):
                 raise UnsupportedField(f"A completion has no '{name}'.", param=name)
         if self.stream and (self.best_of or 1) > (self.n or 1):
             raise InvalidRequest("best_of over n can't be streamed.", param="best_of")
-        choices = len(self._prompts) * max(self.best_of or 1, self.n or 1)
+        name = "best_of" if (self.best_of or 1) > (self.n or 1) else "n"
+        choices = len(self._prompts) * (getattr(self, name) or 1)
         limit = gateway_settings().max_choices
         if choices > limit:
             raise InvalidRequest(
-                f"The request asks for {choices} outputs; at most {limit} may be.", param="n"
+                f"The request asks for {choices} outputs; at most {limit} may be.", param=name
             )
 
     _prompts: list[Prompt] = []

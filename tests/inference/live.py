@@ -1,0 +1,146 @@
+"""Real servers: a gateway process, Redis, a database and a fake replica beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.inference.tokenizer_folder import write_tokenizer
+from tests.services import running_redis
+
+ROOT = Path(__file__).resolve().parents[2]
+START_TIMEOUT_S = 90.0
+
+#: Runs in a process with the instance's own settings.
+_MAKE_ROWS = """
+import django, json
+django.setup()
+from django.core.management import call_command
+call_command("migrate", verbosity=0)
+from catalog.models import DesiredState, ServedModel
+from tenants import actions
+from tenants.actors import SYSTEM
+tenant = actions.create_tenant(actor=SYSTEM, name="Live")
+ServedModel.objects.create(
+    name="m", source="m", desired_state=DesiredState.LOADED, managed=False
+)
+key = actions.create_key(actor=SYSTEM, tenant=tenant, name="free").secret
+limited = actions.create_key(actor=SYSTEM, tenant=tenant, name="limited", requests_per_minute=1)
+print(json.dumps({"key": key, "limited": limited.secret}))
+"""
+
+
+@dataclass
+class Instance:
+    """What the servers of one installation share.
+
+    Attributes:
+        key, limited: API keys, without a limit and with one request a minute.
+    """
+
+    folder: Path
+    redis_url: str
+    environment: dict[str, str]
+    key: str
+    limited: str
+    model_folder: Path
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def server_command(server: str, port: int) -> list[str]:
+    """The command line of one gateway process."""
+    app, python = "config.asgi:application", [sys.executable, "-m"]
+    if server == "uvicorn":
+        quiet = ["--no-access-log", "--log-level", "warning"]
+        return [*python, "uvicorn", app, "--host", "127.0.0.1", "--port", str(port), *quiet]
+    if server == "granian":
+        quiet = ["--interface", "asgi", "--log-level", "warning"]
+        return [*python, "granian", app, "--host", "127.0.0.1", "--port", str(port), *quiet]
+    return [*python, "daphne", "-b", "127.0.0.1", "-p", str(port), "-v", "0", app]
+
+
+@contextlib.contextmanager
+def process(command: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives as long as the block."""
+    child = subprocess.Popen(command, cwd=ROOT, env=environment)
+    try:
+        yield child
+    finally:
+        child.terminate()
+        try:
+            child.wait(10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+@contextlib.contextmanager
+def instance(folder: Path) -> Iterator[Instance]:
+    """Redis, a migrated database, a tenant with keys and the model "m" in the catalogue."""
+    with running_redis(folder / "redis") as url:
+        environment = os.environ | {
+            "QUIRE_DATA_DIR": str(folder / "data"),
+            "DJANGO_SETTINGS_MODULE": "config.settings",
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'platform'}",
+            "REDIS_URL": url,
+        }
+        environment.pop("DATABASE_URL", None)
+        made = subprocess.run(
+            [sys.executable, "-c", _MAKE_ROWS],
+            env=environment,
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        keys = json.loads(made.stdout.splitlines()[-1])
+        model = write_tokenizer(folder / "model")
+        yield Instance(folder, url, environment, keys["key"], keys["limited"], model)
+
+
+@contextlib.contextmanager
+def replica(of: Instance, module: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A fake replica process of the model "m"."""
+    command = [sys.executable, "-m", module, "--redis-url", of.redis_url, "--model-name", "m"]
+    command += ["--model-path", str(of.model_folder), *flags]
+    with process(command, of.environment) as child:
+        yield child
+
+
+@contextlib.contextmanager
+def gateway(of: Instance, server: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A gateway process; yields its port when `/health` is green."""
+    port = free_port()
+    with process(server_command(server, port), of.environment) as child:
+        wait_until_healthy(port)
+        yield port, child
+
+
+def wait_until_healthy(port: int) -> None:
+    """Until `/health` is green. Raises the last error after `START_TIMEOUT_S`."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while True:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as reply:
+                if reply.status == 200:
+                    return
+        except (urllib.error.URLError, OSError):
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)

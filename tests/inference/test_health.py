@@ -1,0 +1,173 @@
+"""`/health`, `/metrics` and their neighbours."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+from engine import protocol
+from inference.engine_client import get_engine_client
+from inference.metrics.definitions import HISTOGRAMS, buckets_1_2_5
+from inference.metrics.recorder import Recorder
+from tests.inference.asgi_client import AsgiClient
+from tests.inference.conftest import Gateway
+
+
+async def test_health_is_green_when_every_model_can_be_asked(served: Gateway) -> None:
+    reply = await AsgiClient(served.client.app).get("/health")
+    assert reply.status == 200
+    body = reply.json()
+    assert (body["status"], body["reasons"]) == ("ok", [])
+    assert body["models"]["fake"]["ready_replicas"] == 1
+
+
+async def test_health_is_red_without_a_replica_and_says_why(gateway: Gateway) -> None:
+    reply = await gateway.client.get("/health")
+    assert reply.status == 503
+    assert reply.json()["reasons"] == ["fake: no replica sends heartbeats."]
+
+
+async def test_health_is_red_while_a_replica_loads(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.fake(load_seconds=60)):
+        reply = await gateway.client.get("/health")
+        chat = await gateway.client.chat()
+    assert reply.status == 503
+    assert "loading" in reply.json()["reasons"][0]
+    assert chat.status == 503
+    assert "loading" in chat.error["message"]
+
+
+async def test_fault_27_health_is_red_when_the_engine_stands_still_behind_its_heartbeats(
+    gateway: Gateway,
+) -> None:
+    replica = gateway.fake()
+    async with gateway.serving(replica):
+        stuck = time.time() - 30
+        original = protocol.encode
+
+        def stale(message: Any) -> bytes:
+            if isinstance(message, protocol.Heartbeat):
+                message.progress_at = stuck
+            return original(message)
+
+        protocol.encode = stale  # type: ignore[assignment]
+        try:
+            await replica._beat()
+            await gateway.look()
+            reply = await gateway.client.get("/health")
+        finally:
+            protocol.encode = original  # type: ignore[assignment]
+    assert reply.status == 503
+    assert "no progress for 30 s" in reply.json()["reasons"][0]
+
+
+async def test_health_is_red_without_redis(served: Gateway) -> None:
+    get_engine_client().supervisor.doubt_redis()
+    reply = await served.client.get("/health")
+    assert reply.status == 503
+    assert "Redis" in reply.json()["reasons"][0]
+
+
+async def test_ping_and_version(gateway: Gateway) -> None:
+    client = AsgiClient(gateway.client.app)
+    assert (await client.get("/ping")).status == 200
+    assert (await client.post("/ping")).status == 200
+    assert re.match(r"\d+\.\d+", (await client.get("/version")).json()["version"])
+
+
+async def test_metrics_have_vllms_names(served: Gateway) -> None:
+    for _ in range(3):
+        await served.client.chat(max_tokens=5)
+    await served.usage()
+    reply = await AsgiClient(served.client.app).get("/metrics")
+    assert reply.status == 200
+    text = reply.body.decode()
+    assert reply.headers["content-type"].startswith("text/plain")
+    for name in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "num_requests_swapped",
+        "gpu_cache_usage_perc",
+        "cpu_cache_usage_perc",
+        "num_preemptions_total",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "cache_config_info",
+        *(f"{name}_bucket" for name in HISTOGRAMS),
+    ):
+        assert f"\nvllm:{name}" in text, name
+    assert 'vllm:request_success_total{finished_reason="length",model_name="fake"} 3.0' in text
+    assert 'vllm:time_to_first_token_seconds_count{model_name="fake"} 3.0' in text
+    assert 'vllm:request_generation_tokens_bucket{le="5.0",model_name="fake"} 3.0' in text
+    assert 'vllm:request_generation_tokens_bucket{le="2.0",model_name="fake"} 0.0' in text
+    assert 'vllm:time_per_output_token_seconds_count{model_name="fake"} 12.0' in text
+
+
+async def test_metrics_are_the_sum_over_all_gateways(served: Gateway) -> None:
+    await served.client.chat(max_tokens=5)
+    await served.usage()
+    await served.client.get("/metrics")
+    # What another process has added.
+    key = f"{served.prefix}:metrics"
+    await served.redis.hincrbyfloat(key, "c|request_success|fake|length", 41)
+    text = (await served.client.get("/metrics")).body.decode()
+    assert 'vllm:request_success_total{finished_reason="length",model_name="fake"} 42.0' in text
+
+
+async def test_an_aborted_request_counts_as_such(gateway: Gateway) -> None:
+    replica = gateway.fake(token_delay=0.01)
+    async with gateway.serving(replica):
+        exchange = gateway.client.open(
+            "POST", "/v1/completions", {"model": "fake", "prompt": "x", "max_tokens": 400}
+        )
+        while replica.steps < 3:
+            await gateway.look()
+        await exchange.leave()
+        await gateway.usage()
+        text = (await gateway.client.get("/metrics")).body.decode()
+    assert 'vllm:request_failure_total{model_name="fake",reason="abort"} 1.0' in text
+
+
+def test_increments_are_taken_once_and_can_be_given_back() -> None:
+    recorder = Recorder()
+    recorder.observe("time_to_first_token_seconds", "m", 0.3)
+    recorder.observe("time_to_first_token_seconds", "m", 1000.0, 2)
+    recorder.count("request_success", "m", "stop")
+    first = recorder.take()
+    assert recorder.take() == {}
+    recorder.give_back(first)
+    recorder.count("request_success", "m", "stop")
+    second = recorder.take()
+    assert second.pop("c|request_success|m|stop") == 2
+    first.pop("c|request_success|m|stop")
+    assert second == first
+    assert first["h|time_to_first_token_seconds|m|16"] == 2
+    assert first["h|time_to_first_token_seconds|m|sum"] == 2000.3
+
+
+def test_buckets_are_vllms() -> None:
+    assert buckets_1_2_5(100) == (1, 2, 5, 10, 20, 50, 100)
+    assert HISTOGRAMS["time_to_first_token_seconds"].buckets[:3] == (0.001, 0.005, 0.01)
+
+
+async def test_tokenize_and_detokenize(served: Gateway, tokenizer: Any) -> None:
+    reply = await served.client.post(
+        "/tokenize", {"model": "fake", "prompt": "the fox", "return_token_strs": True}
+    )
+    body = reply.json()
+    assert body["tokens"] == tokenizer.encode("the fox")
+    assert (body["count"], body["max_model_len"]) == (len(body["tokens"]), 2048)
+    assert "".join(body["token_strs"]) == "the fox"
+    chat = await served.client.post(
+        "/tokenize", {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
+    )
+    back = await served.client.post(
+        "/detokenize", {"model": "fake", "tokens": chat.json()["tokens"]}
+    )
+    assert back.json()["prompt"] == ("<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    for bad in ({"model": "fake"}, {"model": "fake", "prompt": "x", "messages": []}):
+        assert (await served.client.post("/tokenize", bad)).status == 400
+    for tokens in ([-1], [10**9], ["x"], [True]):
+        reply = await served.client.post("/detokenize", {"model": "fake", "tokens": tokens})
+        assert reply.status == 400

@@ -1,0 +1,241 @@
+"""The gateway under uvicorn, granian and daphne, asked by the real `openai` SDK."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import redis
+from openai import AsyncOpenAI, OpenAI
+
+from engine.text import Tokenizer, render_chat
+from tests.inference import live
+from tests.inference.conftest import HIGH, LOW, made_tokens
+
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture(scope="module")
+def installation(short_tmp: Path) -> Iterator[live.Instance]:
+    """One installation with a fake replica, for all servers."""
+    flags = ["--token-delay", "0.002", "--low", str(LOW), "--high", str(HIGH)]
+    folder = short_tmp / "live"
+    folder.mkdir()
+    with (
+        live.instance(folder) as of,
+        live.replica(of, "tests.fakes.fake_replica", *flags, "--vocab-size", "512"),
+    ):
+        yield of
+
+
+@pytest.fixture(scope="module")
+def ports(installation: live.Instance) -> Iterator[dict[str, int]]:
+    """All three servers, side by side: three gateways of one installation."""
+    with ExitStack() as stack:
+        found = {}
+        for server in ("uvicorn", "granian", "daphne"):
+            found[server] = live.free_port()
+            command = live.server_command(server, found[server])
+            stack.enter_context(live.process(command, installation.environment))
+        for port in found.values():
+            live.wait_until_healthy(port)
+        yield found
+
+
+@pytest.fixture
+def client(installation: live.Instance, ports: dict[str, int]) -> Iterator[OpenAI]:
+    """The SDK before uvicorn."""
+    with sdk(installation, ports["uvicorn"]) as made:
+        yield made
+
+
+def sdk(of: live.Instance, port: int, key: str | None = None) -> OpenAI:
+    url = f"http://127.0.0.1:{port}/v1"
+    return OpenAI(base_url=url, api_key=key or of.key, max_retries=0, timeout=30)
+
+
+def expected(tokenizer: Tokenizer, count: int, index: int = 0) -> str:
+    return tokenizer.decode(made_tokens(render_chat(tokenizer, HELLO), count, index))
+
+
+# -- the SDK ------------------------------------------------------------------------------------
+
+
+def test_whole_answers(client: OpenAI, tokenizer: Tokenizer) -> None:
+    chat = client.chat.completions.create(model="m", messages=HELLO, max_tokens=12, n=2)
+    assert [c.message.content for c in chat.choices] == [
+        expected(tokenizer, 12, index) for index in range(2)
+    ]
+    assert chat.choices[0].finish_reason == "length"
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens == 24
+    assert chat.usage.prompt_tokens_details is not None
+    assert chat._request_id is not None
+    assert chat._request_id.startswith("req-")
+    assert client.models.list().data[0].id == "m"
+    assert client.models.retrieve("m").id == "m"
+
+
+def test_streams(client: OpenAI, tokenizer: Tokenizer) -> None:
+    stream = client.chat.completions.create(
+        model="m",
+        messages=HELLO,
+        max_tokens=12,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    chunks = list(stream)
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == expected(tokenizer, 12)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 12
+
+
+def test_stop_and_log_probabilities(client: OpenAI, tokenizer: Tokenizer) -> None:
+    text = expected(tokenizer, 40)
+    stop = text[20:23]
+    chat = client.chat.completions.create(
+        model="m", messages=HELLO, max_tokens=40, stop=[stop], logprobs=True, top_logprobs=2
+    )
+    (choice,) = chat.choices
+    assert choice.message.content == text[: text.index(stop)]
+    assert choice.finish_reason == "stop"
+    assert choice.logprobs is not None
+    assert choice.logprobs.content is not None
+    assert len(choice.logprobs.content) == text.index(stop) + 3
+    assert len(choice.logprobs.content[0].top_logprobs) == 2
+
+
+def test_completions_of_token_ids(client: OpenAI, tokenizer: Tokenizer) -> None:
+    prompts = [[5, 6, 7], [8, 9]]
+    done = client.completions.create(model="m", prompt=prompts, max_tokens=6, logprobs=1)
+    assert [c.text for c in done.choices] == [
+        tokenizer.decode(made_tokens(prompt, 6)) for prompt in prompts
+    ]
+    assert done.choices[0].logprobs is not None
+    assert done.choices[0].logprobs.text_offset == [0, 1, 2, 3, 4, 5]
+    echoed = client.completions.create(model="m", prompt="the", max_tokens=2, echo=True)
+    assert echoed.choices[0].text.startswith("the")
+    extra = client.completions.create(
+        model="m", prompt="x", max_tokens=3, extra_body={"top_k": 5, "min_tokens": 1}
+    )
+    assert extra.usage is not None
+    assert extra.usage.completion_tokens == 3
+
+
+async def test_the_asynchronous_client(
+    installation: live.Instance, ports: dict[str, int], tokenizer: Tokenizer
+) -> None:
+    url = f"http://127.0.0.1:{ports['uvicorn']}/v1"
+    async with AsyncOpenAI(base_url=url, api_key=installation.key, max_retries=0) as client:
+        chat = await client.chat.completions.create(model="m", messages=HELLO, max_tokens=9)
+        assert chat.choices[0].message.content == expected(tokenizer, 9)
+        stream = await client.chat.completions.create(
+            model="m", messages=HELLO, max_tokens=9, stream=True
+        )
+        parts = [chunk.choices[0].delta.content or "" async for chunk in stream]
+        assert "".join(parts) == expected(tokenizer, 9)
+
+
+def test_error_classes(installation: live.Instance, ports: dict[str, int]) -> None:
+    port = ports["uvicorn"]
+    with sdk(installation, port) as client:
+        with pytest.raises(openai.NotFoundError) as missing:
+            client.chat.completions.create(model="nothing", messages=HELLO)
+        assert missing.value.code == "model_not_found"
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.chat.completions.create(model="m", messages=HELLO, temperature=-1)
+        assert bad.value.param == "temperature"
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(model="m", messages=HELLO, stream=True, n=0)
+    with sdk(installation, port, "sk-quire-wrong") as client:
+        with pytest.raises(openai.AuthenticationError) as unknown:
+            client.models.list()
+        assert unknown.value.code == "invalid_api_key"
+    with sdk(installation, port, installation.limited) as client:
+        client.completions.create(model="m", prompt="x", max_tokens=1)
+        with pytest.raises(openai.RateLimitError) as limited:
+            client.completions.create(model="m", prompt="x", max_tokens=1)
+        assert float(limited.value.response.headers["retry-after"]) >= 1
+
+
+# -- every server -------------------------------------------------------------------------------
+
+SERVERS = pytest.mark.parametrize("server", ["uvicorn", "granian", "daphne"])
+
+
+@SERVERS
+def test_every_server_answers_and_streams(
+    installation: live.Instance, ports: dict[str, int], tokenizer: Tokenizer, server: str
+) -> None:
+    with sdk(installation, ports[server]) as client:
+        chat = client.chat.completions.create(model="m", messages=HELLO, max_tokens=8)
+        assert chat.choices[0].message.content == expected(tokenizer, 8)
+        stream = client.chat.completions.create(
+            model="m", messages=HELLO, max_tokens=200, stream=True
+        )
+        started, first = time.monotonic(), 0.0
+        parts = []
+        for chunk in stream:
+            first = first or time.monotonic() - started
+            parts.append(chunk.choices[0].delta.content or "")
+        assert "".join(parts) == expected(tokenizer, 200)
+        assert len(parts) > 10, "it came in pieces"
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(model="m", messages=HELLO, n=0)
+
+
+@SERVERS
+def test_every_server_aborts_what_its_client_leaves(
+    installation: live.Instance, ports: dict[str, int], server: str
+) -> None:
+    body = json.dumps({"model": "m", "messages": HELLO, "max_tokens": 2000, "stream": True})
+    with socket.create_connection(("127.0.0.1", ports[server])) as raw:
+        raw.sendall(_http(installation.key, body.encode()))
+        assert b"200" in raw.recv(4096)
+        assert running(installation) == 1
+    deadline = time.monotonic() + 10
+    while running(installation) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert running(installation) == 0
+
+
+@SERVERS
+def test_fault_01_every_server_refuses_fifty_megabytes(
+    installation: live.Instance, ports: dict[str, int], server: str
+) -> None:
+    with socket.create_connection(("127.0.0.1", ports[server]), timeout=10) as raw:
+        # Daphne passes a request on when it has all of it; the others ask as it comes in.
+        body = b" " * (11 << 20) if server == "daphne" else b""
+        raw.sendall(_http(installation.key, body, length=len(body) or 50 << 20))
+        answer = raw.recv(65536)
+    assert b" 413 " in answer.split(b"\r\n")[0], answer
+
+
+def _http(key: str, body: bytes, length: int | None = None) -> bytes:
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+        f"Authorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(body) if length is None else length}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def running(of: live.Instance) -> int:
+    """Requests that the replica runs, by its heartbeat, which is at most 50 ms old."""
+    from engine import protocol
+
+    time.sleep(0.12)
+    with redis.Redis.from_url(of.redis_url) as client:
+        (name,) = client.smembers(protocol.replicas_key())
+        beat = client.get(protocol.replica_key(name.decode()))
+    assert beat is not None
+    return protocol.decode_heartbeat(beat).stats.num_requests_running

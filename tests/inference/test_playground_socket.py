@@ -1,0 +1,279 @@
+"""The playground's WebSocket: who gets in, what it says, when it's closed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.auth import AuthMiddlewareStack
+from channels.routing import URLRouter
+from channels.testing import WebsocketCommunicator
+from django.conf import settings as django_settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+
+from engine.text import Tokenizer
+from inference.engine_client import get_engine_client
+from inference.routing import websocket_urlpatterns
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.models import Role, User
+from tests.inference.conftest import Gateway, until
+from tests.inference.scripted import byte_by_byte, says
+
+APP = AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def session_key(rows: Any) -> str:
+    """A logged-in member of the tenant."""
+    user = User.objects.create(username="ada")
+    actions.add_member(actor=SYSTEM, tenant=rows.tenant, user=user, role=Role.MEMBER)
+    store = import_module(django_settings.SESSION_ENGINE).SessionStore()
+    store[SESSION_KEY] = str(user.pk)
+    store[BACKEND_SESSION_KEY] = django_settings.AUTHENTICATION_BACKENDS[0]
+    store[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    store.create()
+    return str(store.session_key)
+
+
+def headers(
+    session: str | None, origin: str | None = "http://localhost:8000", host: str = "localhost:8000"
+) -> list[tuple[bytes, bytes]]:
+    found = [(b"host", host.encode())]
+    if origin is not None:
+        found.append((b"origin", origin.encode()))
+    if session:
+        found.append((b"cookie", f"{django_settings.SESSION_COOKIE_NAME}={session}".encode()))
+    return found
+
+
+@asynccontextmanager
+async def socket(session: str | None, **where: Any) -> AsyncIterator[WebsocketCommunicator]:
+    communicator = WebsocketCommunicator(APP, "/ws/playground/", headers=headers(session, **where))
+    accepted, _ = await communicator.connect(timeout=5)
+    assert accepted
+    yield communicator
+    await communicator.disconnect(timeout=5)
+
+
+async def closed_with(communicator: WebsocketCommunicator) -> int:
+    while True:
+        message = await communicator.receive_output(timeout=5)
+        if message["type"] == "websocket.close":
+            return int(message["code"])
+
+
+async def frames_until(communicator: WebsocketCommunicator, *kinds: str) -> list[dict[str, Any]]:
+    frames = []
+    while not frames or frames[-1]["type"] not in kinds:
+        frames.append(await communicator.receive_json_from(timeout=10))
+    return frames
+
+
+def generate(name: str = "c1", **fields: Any) -> dict[str, Any]:
+    return {"type": "generate", "id": name, "model": "fake", "messages": HELLO, **fields}
+
+
+async def test_an_answer_comes_in_frames(
+    gateway: Gateway, tokenizer: Tokenizer, session_key: str
+) -> None:
+    replica = gateway.scripted(byte_by_byte(tokenizer, "Grüße 🙂"))
+    async with gateway.serving(replica), socket(session_key) as page:
+        await page.send_json_to({"type": "ping"})
+        assert await page.receive_json_from() == {"type": "pong"}
+        await page.send_json_to(generate(sampling={"temperature": 0.5, "max_tokens": 50}))
+        start, *deltas, done = await frames_until(page, "done", "error")
+    assert (start["type"], start["id"], start["model"]) == ("start", "c1", "fake")
+    assert start["request_id"].startswith("chatcmpl-")
+    assert {frame["type"] for frame in deltas} == {"delta"}
+    assert "".join(frame["text"] for frame in deltas) == "Grüße 🙂"
+    assert (done["type"], done["id"], done["finish_reason"]) == ("done", "c1", "stop")
+    usage = done["usage"]
+    assert usage["completion_tokens"] == len("Grüße 🙂".encode()) + 1
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+    assert done["ttft_ms"] > 0
+    assert done["tokens_per_s"] > 0
+    (record,) = await gateway.usage()
+    assert (record.endpoint, record.key_id, record.stream) == ("playground", None, True)
+    assert record.user_id is not None
+    (request,) = replica.received
+    assert (request.sampling.temperature, request.tenant) == (0.5, gateway.rows.tenant.slug)
+
+
+async def test_stop_ends_an_answer_with_what_there_is(gateway: Gateway, session_key: str) -> None:
+    replica = gateway.fake(token_delay=0.01)
+    async with gateway.serving(replica), socket(session_key) as page:
+        await page.send_json_to(generate(sampling={"max_tokens": 1000}))
+        await frames_until(page, "delta")
+        await page.send_json_to({"type": "stop", "id": "c1"})
+        await page.send_json_to({"type": "stop", "id": "unknown"})
+        done = (await frames_until(page, "done", "error"))[-1]
+        assert (done["type"], done["finish_reason"]) == ("done", "stop")
+        assert 0 < done["usage"]["completion_tokens"] < 1000
+        await page.send_json_to({"type": "ping"})
+        assert await page.receive_json_from() == {"type": "pong"}
+        (record,) = await gateway.usage()
+    assert record.status == 499
+    assert record.completion_tokens >= done["usage"]["completion_tokens"]
+    assert get_engine_client().flights == []
+
+
+async def test_several_answers_run_at_a_time_by_id(gateway: Gateway, session_key: str) -> None:
+    async with gateway.serving(gateway.fake(token_delay=0.005)), socket(session_key) as page:
+        for name in ("a", "b", "c", "d"):
+            await page.send_json_to(generate(name, sampling={"max_tokens": 30}))
+        await page.send_json_to(generate("a"))
+        await page.send_json_to(generate("e"))
+        ends: dict[str, str] = {}
+        errors = []
+        while len(ends) < 4 or len(errors) < 2:
+            frame = await page.receive_json_from(timeout=10)
+            if frame["type"] == "done":
+                ends[frame["id"]] = frame["finish_reason"]
+            if frame["type"] == "error":
+                errors.append((frame["id"], frame["error"]["param"]))
+    assert ends == dict.fromkeys("abcd", "length")
+    assert errors == [("a", "id"), ("e", "id")]
+
+
+async def test_errors_are_frames_with_the_envelope(
+    gateway: Gateway, tokenizer: Tokenizer, session_key: str
+) -> None:
+    cases: list[tuple[dict[str, Any], str | None]] = [
+        ({"model": "nothing"}, "model"),
+        ({"model": None}, "model"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"sampling": {"temperature": -1}}, "temperature"),
+        ({"sampling": {"model": "other"}}, "model"),
+        ({"sampling": {"stream": False}}, "stream"),
+        ({"sampling": {"nonsense": 1}}, "nonsense"),
+        ({"sampling": {"chat_template": "x"}}, "chat_template"),
+    ]
+    async with gateway.serving(gateway.scripted(says(tokenizer, "x"))), socket(session_key) as page:
+        for fields, param in cases:
+            await page.send_json_to(generate(**fields))
+            frame = await page.receive_json_from()
+            assert (frame["type"], frame["id"]) == ("error", "c1"), frame
+            assert set(frame["error"]) == {"message", "type", "param", "code"}
+            assert frame["error"]["param"] == param
+        await page.send_json_to(generate())
+        assert (await frames_until(page, "done", "error"))[-1]["type"] == "done"
+
+
+async def test_without_a_session_the_socket_is_closed(gateway: Gateway) -> None:
+    for session in (None, "nonsense", "x" * 1000):
+        async with socket(session) as page:
+            assert await closed_with(page) == 4401
+
+
+async def test_fault_38_another_origin_is_refused(gateway: Gateway, session_key: str) -> None:
+    for where in (
+        {"origin": "http://evil.example"},
+        {"origin": "http://localhost:8001"},
+        {"origin": "null"},
+        {"origin": None},
+        {"origin": "http://localhost:nonsense"},
+        {"origin": "ftp://localhost:8000"},
+        # A name that somebody bound to our address.
+        {"origin": "http://evil.example:8000", "host": "evil.example:8000"},
+    ):
+        async with socket(session_key, **where) as page:
+            assert await closed_with(page) == 4403, where
+    for where in (
+        {"origin": "http://127.0.0.1", "host": "127.0.0.1"},
+        {"origin": "https://localhost", "host": "localhost:443"},
+        {"origin": "http://[::1]:8000", "host": "[::1]:8000"},
+    ):
+        async with socket(session_key, **where) as page:
+            await page.send_json_to({"type": "ping"})
+            assert (await page.receive_json_from())["type"] == "pong", where
+
+
+async def test_fault_38_a_session_that_ends_closes_the_socket(
+    gateway: Gateway, session_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.consumers.RECHECK_SESSION_S", 0.0)
+
+    @sync_to_async
+    def log_out() -> None:
+        import_module(django_settings.SESSION_ENGINE).SessionStore(session_key).delete()
+
+    replica = gateway.fake(token_delay=0.01)
+    async with gateway.serving(replica), socket(session_key) as page:
+        await page.send_json_to(generate(sampling={"max_tokens": 1000}))
+        await frames_until(page, "delta")
+        await log_out()
+        assert await closed_with(page) == 4401
+    async with socket(session_key) as page:
+        assert await closed_with(page) == 4401
+    assert get_engine_client().flights == []
+
+
+async def test_fault_38_a_user_who_is_switched_off_is_out(
+    gateway: Gateway, session_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.consumers.RECHECK_SESSION_S", 0.0)
+
+    @sync_to_async
+    def switch_off() -> None:
+        User.objects.filter(username="ada").update(is_active=False)
+
+    async with socket(session_key) as page:
+        await switch_off()
+        await page.send_json_to(generate())
+        assert await closed_with(page) == 4401
+
+
+async def test_what_is_no_message_is_refused_and_then_too_much(
+    gateway: Gateway, session_key: str
+) -> None:
+    bad = ["nonsense", "[]", '{"type":"x"}', '{"type":"stop"}', '{"type":"generate","id":5}']
+    async with socket(session_key) as page:
+        for text in bad:
+            await page.send_to(text_data=text)
+        frames = [await page.receive_json_from() for _ in bad]
+        assert {frame["type"] for frame in frames} == {"error"}
+        assert await closed_with(page) == 4409
+    for data in ({"text_data": "x" * (2 << 20)}, {"bytes_data": b"{}"}):
+        async with socket(session_key) as page:
+            await page.send_to(**data)
+            assert await closed_with(page) == 4409
+
+
+async def test_a_page_that_is_closed_aborts_its_answers(gateway: Gateway, session_key: str) -> None:
+    replica = gateway.fake(token_delay=0.01)
+    async with gateway.serving(replica):
+        async with socket(session_key) as page:
+            await page.send_json_to(generate("a", sampling={"max_tokens": 1000}))
+            await page.send_json_to(generate("b", sampling={"max_tokens": 1000}))
+            await frames_until(page, "delta")
+            await until(lambda: len(replica.running) >= 2)
+        await until(lambda: not replica.running)
+        usage = await gateway.usage()
+    assert [record.status for record in usage] == [499, 499]
+    assert get_engine_client().flights == []
+
+
+async def test_a_viewer_may_look_but_not_generate(gateway: Gateway, rows: Any) -> None:
+    @sync_to_async
+    def viewer() -> str:
+        user = User.objects.create(username="vera")
+        actions.add_member(actor=SYSTEM, tenant=rows.tenant, user=user, role=Role.VIEWER)
+        store = import_module(django_settings.SESSION_ENGINE).SessionStore()
+        store[SESSION_KEY] = str(user.pk)
+        store[BACKEND_SESSION_KEY] = django_settings.AUTHENTICATION_BACKENDS[0]
+        store[HASH_SESSION_KEY] = user.get_session_auth_hash()
+        store.create()
+        return str(store.session_key)
+
+    async with gateway.serving(gateway.fake()), socket(await viewer()) as page:
+        await page.send_json_to(generate())
+        frame = await page.receive_json_from()
+    assert frame["error"]["type"] == "permission_error"
