@@ -8,14 +8,18 @@ import time
 from collections.abc import Callable
 
 from engine.config import EngineConfig
-from engine.errors import EngineOverloaded, InvalidRequest, KVPoolTooSmall
+from engine.errors import EngineOverloaded, InvalidRequest, KVPoolTooSmall, QuireError
 from engine.executor.single import SingleExecutor
 from engine.kv_cache.hashing import extra_key
-from engine.outputs import delta_of, error_delta
+from engine.outputs import delta_of, error_delta, refusal_delta
 from engine.protocol import EngineRequest, EngineStats, TokenDelta
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan, StepResult
+from engine.structured.manager import StructuredOutputs
 
 log = logging.getLogger(__name__)
+
+#: How long a step waits for a grammar when there is nothing else to do.
+_GRAMMAR_WAIT_S = 0.01
 
 
 class EngineCore:
@@ -37,6 +41,9 @@ class EngineCore:
         self.stats = EngineStats(num_blocks=self.executor.num_blocks)
         self._eos = frozenset(self.loaded.eos_token_ids)
         self._next_seq_id = 0
+        self.structured = StructuredOutputs(
+            self.loaded.tokenizer, self.loaded.spec.vocab_size, self.loaded.eos_token_ids
+        )
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -77,9 +84,16 @@ class EngineCore:
                 sequence.prompt_logprobs = [None]
             self._next_seq_id += 1
             request.sequences.append(sequence)
-            self.scheduler.add(sequence)
+        if self.structured.admit(request):
+            self._queue(request)
         self.requests[message.request_id] = request
         return request
+
+    def _queue(self, request: Request) -> None:
+        """Hand a request's sequences to the scheduler."""
+        for sequence in request.sequences:
+            if not sequence.finished:
+                self.scheduler.add(sequence)
 
     def abort(
         self, request_id: str, index: int | None = None, reason: str = "abort"
@@ -102,7 +116,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self.structured.num_waiting > 0
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while any request holds blocks."""
@@ -117,14 +131,30 @@ class EngineCore:
     def step(self) -> list[TokenDelta]:
         """Schedule, execute, update: new tokens of all sequences that got one."""
         started = time.perf_counter()
+        refused = self._take_compiled() if self.structured.num_waiting else []
         plan, scheduled = self.scheduler.schedule()
+        plan.mask = self.structured.begin_masks()
         try:
             result = self.executor.execute(plan)
         except Exception as error:
-            return self._recover(plan, scheduled, error)
-        deltas = self._update(plan, scheduled, result)
+            if plan.mask is not None:
+                plan.mask.exception()  # its thread mustn't still be at work on the next step
+            return refused + self._recover(plan, scheduled, error)
+        deltas = refused + self._update(plan, scheduled, result)
         self.stats.steps_total += bool(scheduled)
         self.stats.last_step_ms = (time.perf_counter() - started) * 1000
+        return deltas
+
+    def _take_compiled(self) -> list[TokenDelta]:
+        """Queue the requests whose grammar is there now; answer those whose grammar is bad."""
+        deltas = []
+        wait = 0.0 if self.scheduler.has_work else _GRAMMAR_WAIT_S
+        for request, error in self.structured.take_ready(wait):
+            if error is None:
+                self._queue(request)
+            else:
+                left = [sequence for sequence in request.sequences if not sequence.finished]
+                deltas += [self._refuse(sequence, error) for sequence in left]
         return deltas
 
     def _update(
@@ -144,23 +174,32 @@ class EngineCore:
                     continue
             if token_id < 0:
                 continue
-            self.stats.generation_tokens_total += 1
+            token_ids = [token_id]
+            if sequence.grammar is not None:
+                try:
+                    token_ids = self.structured.follow(sequence, token_id, plan)
+                except QuireError as error:
+                    deltas.append(self._refuse(sequence, error))
+                    continue
+            self.stats.generation_tokens_total += len(token_ids)
             charge(sequence)
             first = sequence.first_token_at == 0.0
             if first:
                 sequence.first_token_at = time.time()
-            sequence.token_ids.append(token_id)
+            sequence.token_ids += token_ids
             logprobs = result.logprobs[at] if result.logprobs else None
-            ended = self._ended(sequence, token_id)
+            ended = self._ended(sequence, token_ids[-1])
             if ended is not None:
                 self._leave(sequence, *ended)
-            deltas.append(delta_of(sequence, [token_id], logprobs, first=first))
+            deltas.append(delta_of(sequence, token_ids, logprobs, first=first))
         return deltas
 
     def _ended(self, sequence: Sequence, token_id: int) -> tuple[str, int | None] | None:
         """(finish reason, stop token id) when this token ends the sequence."""
         params = sequence.request.message.sampling
         generated = len(sequence.token_ids) - sequence.num_prompt_tokens
+        if sequence.grammar is not None and token_id in self._eos and sequence.grammar.complete:
+            return "stop", None
         if generated >= params.min_tokens:
             if token_id in self._eos and not params.ignore_eos:
                 return "stop", None
@@ -189,6 +228,11 @@ class EngineCore:
         self._leave(sequence, "error")
         return error_delta(sequence, reason)
 
+    def _refuse(self, sequence: Sequence, error: QuireError) -> TokenDelta:
+        """End a sequence for a reason that lies in its request."""
+        self._leave(sequence, "error")
+        return refusal_delta(sequence, error)
+
     def _finish(self, sequence: Sequence, reason: str) -> TokenDelta:
         """End a sequence from outside."""
         self._leave(sequence, reason)
@@ -197,6 +241,7 @@ class EngineCore:
     def _leave(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
         """Take a sequence out; forget its request when it was the last."""
         self.scheduler.finish(sequence, reason, stop_reason)
+        self.structured.leave(sequence)
         self._account(sequence, reason)
         request = sequence.request
         if request.finished:
@@ -245,8 +290,9 @@ class EngineCore:
             raise InvalidRequest(f"There is no adapter {message.adapter!r}.", param="model")
         self._check_resumption(message)
         self._check_pool(len(prompt), params.max_tokens)
-        if len(self.scheduler.waiting) + params.num_sequences > self.config.max_waiting:
-            raise EngineOverloaded(f"{len(self.scheduler.waiting)} requests wait already.")
+        waiting = len(self.scheduler.waiting) + self.structured.num_waiting
+        if waiting + params.num_sequences > self.config.max_waiting:
+            raise EngineOverloaded(f"{waiting} requests wait already.")
 
     def _check_resumption(self, message: EngineRequest) -> None:
         """What another replica had generated must be consistent with the request."""
@@ -296,7 +342,7 @@ class EngineCore:
         """Load and totals as of now."""
         stats, scheduler = self.stats, self.scheduler
         stats.num_requests_running = len(scheduler.running)
-        stats.num_requests_waiting = len(scheduler.waiting)
+        stats.num_requests_waiting = len(scheduler.waiting) + self.structured.num_waiting
         stats.kv_cache_usage_perc = scheduler.kv.pool.usage
         stats.num_free_blocks = scheduler.kv.pool.num_free
         stats.num_cached_blocks = scheduler.kv.pool.num_cached

@@ -182,7 +182,8 @@ class LLM:
     def _take(self, collector: _Collector, delta: TokenDelta) -> bool:
         """Hand a delta to its collector; True when that finished the request."""
         if delta.error is not None:
-            raise EngineFault(delta.error.message)
+            kind = InvalidRequest if delta.error.status == 400 else EngineFault
+            raise kind(delta.error.message, param=delta.error.param, code=delta.error.code)
         if collector.push(delta):
             self.core.abort(delta.request_id, delta.index, "stop")
         return collector.just_finished()

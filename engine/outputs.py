@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.errors import QuireError
 from engine.protocol import ErrorInfo, FlightRecord, TokenDelta, TokenLogprobs
 from engine.scheduler.sequence import Sequence
 
@@ -37,6 +38,19 @@ def error_delta(sequence: Sequence, reason: str) -> TokenDelta:
     delta = delta_of(sequence, [], None, first=False)
     delta.error = ErrorInfo(
         message=f"The engine failed on this request: {reason}", code="engine_fault"
+    )
+    return delta
+
+
+def refusal_delta(sequence: Sequence, error: QuireError) -> TokenDelta:
+    """The end of a sequence whose request turned out to be one that can't be served."""
+    delta = delta_of(sequence, [], None, first=False)
+    delta.error = ErrorInfo(
+        message=error.message,
+        status=error.status,
+        error_type=error.error_type,
+        code=error.code,
+        param=error.param,
     )
     return delta
 

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.checks import integer, is_unicode, number, token_ids
 from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.structured.params import StructuredOutputsParams
 
 GREEDY_EPS = 1e-5
 MAX_N = 128
@@ -53,6 +54,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         detokenize, skip_special_tokens, spaces_between_special_tokens: of the text.
         truncate_prompt_tokens: None or >= 1; keep only the last k prompt tokens.
         logit_bias: {token id: [-100, 100]}. allowed_token_ids: only these may be generated.
+        structured_outputs: what the output must look like (a schema, a regex, choices, a grammar).
         logits_processors: offline only, callables on (generated ids, logits).
 
     Raises:
@@ -85,6 +87,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words_token_ids: list[list[int]] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     logits_processors: Any = None
 
     def __post_init__(self) -> None:
@@ -95,6 +98,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         self._check_stops()
         self._check_token_lists()
         self._check_processors()
+        self._check_structured_outputs()
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false.", param=name)
@@ -199,6 +203,13 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         if not isinstance(functions, list) or not all(map(callable, functions)):
             raise InvalidRequest(
                 "logits_processors must be a list of functions.", param="logits_processors"
+            )
+
+    def _check_structured_outputs(self) -> None:
+        given = self.structured_outputs
+        if given is not None and not isinstance(given, StructuredOutputsParams):
+            raise InvalidRequest(
+                "structured_outputs must be a StructuredOutputsParams.", param="structured_outputs"
             )
 
     @property

@@ -14,6 +14,7 @@ from engine.sampling.draw import BROKEN, draw
 from engine.sampling.filters import sample_filtered
 from engine.sampling.logprobs import RawLogprobs
 from engine.sampling.state import SequenceSampling
+from engine.sampling.token_mask import MaskedRows
 
 NOT_FINITE = "No token can be chosen: the logits hold NaN or infinity, or every token is forbidden."
 
@@ -38,8 +39,8 @@ class Sampler:
     """Chooses tokens. One instance serves one engine; it keeps what it derived of the last batch.
 
     The order of things: raw log probabilities; allowed_token_ids; bad words; min_tokens;
-    logit_bias; logits processors; penalties; then greedy rows take the maximum, and the others
-    temperature, min-p, top-k, top-p and a draw.
+    logit_bias; logits processors; penalties; grammar masks; then greedy rows take the maximum, and
+    the others temperature, min-p, top-k, top-p and a draw.
 
     Args:
         eos_token_ids: what `min_tokens` holds back unless `ignore_eos`.
@@ -50,13 +51,19 @@ class Sampler:
         self._batch: Batch | None = None
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, states: Sequence[SequenceSampling]) -> SamplerOutput:
+    def sample(
+        self,
+        logits: Tensor,
+        states: Sequence[SequenceSampling],
+        mask: MaskedRows | None = None,
+    ) -> SamplerOutput:
         """The next token of each sequence.
 
         Args:
             logits: [rows, vocab], any float type. May be overwritten.
             states: [rows]. While the same objects come in the same order, what was derived from
                 them is used again.
+            mask: what grammars allow, for some of the rows.
 
         Raises:
             ValueError: the number of rows and of states differ.
@@ -66,16 +73,19 @@ class Sampler:
         if not len(states):
             return SamplerOutput(torch.empty(0, dtype=torch.int64, device=logits.device), [])
         batch = self._batch_of(states, logits)
-        if batch.untouched and len(batch.greedy) == len(states) and not len(batch.logprobs):
+        untouched = batch.untouched and mask is None
+        if untouched and len(batch.greedy) == len(states) and not len(batch.logprobs):
             return self._output(_greedy(logits), {}, None, batch)
         raw = None
         if len(batch.logprobs):
             own = batch.logprobs.of(logits).float()
-            if not batch.untouched and own.data_ptr() == logits.data_ptr():
+            if not untouched and own.data_ptr() == logits.data_ptr():
                 own = own.clone()  # what follows writes over the logits
             raw = RawLogprobs.of(own, max(batch.num_logprobs))
         work = logits.float()
         errors = self._adjust(work, batch)
+        if mask is not None:
+            mask.apply(work)
         return self._output(self._choose(work, batch), errors, raw, batch)
 
     def _batch_of(self, states: Sequence[SequenceSampling], logits: Tensor) -> Batch:

@@ -6,10 +6,12 @@ new blocks and how many tokens to compute. The worker keeps the rest.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.structured.masks import TokenMask
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class StepPlan:
     new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
     #: Finished, aborted or preempted since the last step: the worker forgets them first.
     removed: list[int] = field(default_factory=list)
+    #: Grammar masks of this step, in the making while the model runs.
+    mask: Future[TokenMask] | None = None
 
     @property
     def num_tokens(self) -> int:

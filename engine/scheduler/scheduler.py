@@ -68,13 +68,14 @@ class Scheduler:
         if sequence.finished:
             return
         was_running = sequence.status is Status.RUNNING
+        unknown = sequence.status is Status.WAITING_FOR_GRAMMAR
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         sequence.stop_reason = stop_reason
         if was_running:
             self.running.remove(sequence)
             self._removed.append(sequence.seq_id)
-        else:
+        elif not unknown:
             self.waiting.discard(sequence)
         self.kv.free(sequence)
 

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 
 from engine.kv_cache.block import Block
 from engine.protocol import EngineRequest, FlightRecord, TokenLogprobs
+from engine.structured.grammar import GrammarState
 
 
 class Status(enum.Enum):
     """Where a sequence stands."""
 
+    #: Its grammar is being compiled; the scheduler doesn't know it yet.
+    WAITING_FOR_GRAMMAR = "waiting_for_grammar"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -62,6 +65,8 @@ class Sequence:
     first_token_at: float = 0.0
     #: Must run in a step of its own, to find out which sequence of a failed step is to blame.
     isolated: bool = False
+    #: Where it stands in its grammar, with structured output; survives preemption.
+    grammar: GrammarState | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -206,6 +206,10 @@ class Tokenizer:
                 raise InvalidRequest(f"{token!r} is no token id.", param="tokens")
         return kept
 
+    def to_json(self) -> str:
+        """The text of a `tokenizer.json` that makes this tokenizer, declared tokens included."""
+        return self._backend.to_str()
+
     # --- what the files say --------------------------------------------------------------------
 
     @cached_property

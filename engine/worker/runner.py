@@ -8,6 +8,7 @@ from engine.models.decoder import NativeDecoder
 from engine.protocol import TokenLogprobs
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampler
+from engine.sampling.token_mask import MaskedRows
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
 
@@ -49,7 +50,9 @@ class ModelRunner:
         batch = self.batch
         seq_ids = [plan.seq_ids[index] for index in inputs.sampled]
         states = [batch.sampling[batch.row_of[seq_id]] for seq_id in seq_ids]
-        output = self.sampler.sample(logits, [state for state in states if state is not None])
+        output = self.sampler.sample(
+            logits, [state for state in states if state is not None], _masked_rows(plan, seq_ids)
+        )
         token_ids = output.token_ids.tolist()
         if any(output.logprobs):
             result.logprobs = [None] * len(plan.seq_ids)
@@ -80,3 +83,17 @@ class ModelRunner:
             )
             result.prompt_logprobs[seq_id] = scores
             done += count
+
+
+def _masked_rows(plan: StepPlan, seq_ids: list[int]) -> MaskedRows | None:
+    """The step's grammar masks, in the order of the logits; waits until they are there."""
+    if plan.mask is None:
+        return None
+    mask = plan.mask.result()
+    places = [(row, mask.row_of[seq]) for row, seq in enumerate(seq_ids) if seq in mask.row_of]
+    only_eos = set(mask.only_eos)
+    return MaskedRows(
+        rows=[row for row, _ in places],
+        bits=mask.bits[[at for _, at in places]],
+        forced=[n for n, (_, at) in enumerate(places) if at in only_eos],
+    )

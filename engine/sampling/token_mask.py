@@ -1,0 +1,56 @@
+"""Grammar masks on logits: what the grammar forbids gets no chance."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+NEVER = float("-inf")
+
+
+@dataclass(slots=True)
+class MaskedRows:
+    """Masks for some rows of the logits.
+
+    Attributes:
+        rows: [n] rows of the logits.
+        bits: int32 [n, words]; bit t % 32 of word t // 32 is set where token t may come. At least
+            as many bits as the vocabulary has tokens.
+        forced: positions in `rows` whose allowed tokens come whatever else forbids them.
+    """
+
+    rows: list[int]
+    bits: NDArray[np.int32]
+    forced: list[int]
+
+    def apply(self, logits: Tensor) -> None:
+        """Set forbidden tokens of `logits` (float32 [rows, vocab]) to -inf, in place."""
+        allowed = unpack(self.bits, logits.shape[-1], logits.device)
+        everything = self.rows == list(range(len(logits)))
+        index = torch.tensor(self.rows, dtype=torch.int64, device=logits.device)
+        chosen = logits if everything else logits[index]
+        if self.forced:
+            at = torch.tensor(self.forced, dtype=torch.int64, device=logits.device)
+            chosen[at] = chosen[at].masked_fill(allowed[at], 0.0)
+        chosen.masked_fill_(~allowed, NEVER)
+        if not everything:
+            logits[index] = chosen
+
+
+def unpack(bits: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
+    """bool [rows, vocab_size] of packed bits: on a CPU by numpy, else on the device."""
+    if device.type == "cpu":
+        flat = np.unpackbits(bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(flat.view(np.bool_))
+    return unpack_on_device(torch.from_numpy(bits).to(device), vocab_size)
+
+
+def unpack_on_device(bits: Tensor, vocab_size: int) -> Tensor:
+    """bool [rows, vocab_size] of int32 [rows, words], wherever they are."""
+    shifts = torch.arange(32, dtype=torch.int32, device=bits.device)
+    spread = (bits[:, :, None] >> shifts) & 1
+    return spread.flatten(1)[:, :vocab_size].bool()

@@ -1,0 +1,102 @@
+"""The few places that touch `llguidance`: its tokenizer, its limits, one compilation.
+
+Used by the compile worker and, for what passed there, by the engine. `llguidance` is imported when
+the first request needs it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+#: States of a grammar's lexer, 1 to 2 KB each: they grow while a grammar is used.
+MAX_LEXER_STATES = 30_000
+#: Items of the parser in one step: about 20,000 a millisecond.
+STEP_MAX_ITEMS = 20_000
+MAX_MESSAGE_CHARS = 400
+
+
+class BadGrammar(Exception):
+    """A grammar that can't be used, and why, for the client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A model's tokens, as both sides of the pipe need them.
+
+    Attributes:
+        tokenizer: the text of a `tokenizer.json`.
+        size: how many ids the logits have, at least as many as the tokenizer.
+        eos_token_ids: not empty.
+    """
+
+    tokenizer: str
+    size: int
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def num_words(self) -> int:
+        """int32 words of a row's bitmask."""
+        return -(-self.size // 32)
+
+
+def available() -> bool:
+    """Whether the backend is installed."""
+    return importlib.util.find_spec("llguidance") is not None
+
+
+def load_tokenizer(vocabulary: Vocabulary) -> LLTokenizer:
+    """The backend's tokenizer. Raises ValueError where it can't read the model's."""
+    from llguidance import LLTokenizer
+
+    eos = list(vocabulary.eos_token_ids)
+    return LLTokenizer(vocabulary.tokenizer, n_vocab=vocabulary.size, eos_token=eos)
+
+
+def build(tokenizer: LLTokenizer, grammar: str, row: NDArray[np.int32]) -> LLMatcher:
+    """A matcher at the grammar's start, its first mask computed (into `row`).
+
+    Building is lazy, so a grammar that costs too much often shows only at its first mask.
+
+    Raises:
+        BadGrammar: the grammar is wrong, over a limit, or matches nothing.
+    """
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        max_lexer_states=MAX_LEXER_STATES, step_max_items=STEP_MAX_ITEMS, verbose_errors=False
+    )
+    matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+    raise_error(matcher)
+    fill(matcher, row)
+    raise_error(matcher)
+    if matcher.is_stopped() and not matcher.is_accepting():
+        raise BadGrammar("nothing can match it")
+    if not row.any():
+        raise BadGrammar("no token of this model can begin it")
+    return matcher
+
+
+def fill(matcher: LLMatcher, row: NDArray[np.int32]) -> None:
+    """Write the next token's mask to `row` (int32 [words], contiguous), a bit a token."""
+    matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+
+
+def raise_error(matcher: Any) -> None:
+    """Raise `BadGrammar` if the matcher has failed."""
+    if matcher.is_error():
+        raise BadGrammar(short(matcher.get_error()))
+
+
+def short(message: str) -> str:
+    """The backend's message without its internals, bounded."""
+    text = message.split("<state>")[0].split("<non-verbose/>")[0]
+    text = " ".join(text.split()).rstrip(".")
+    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 3] + "..."

@@ -1,0 +1,211 @@
+"""`StructuredOutputs`: what the engine core asks about grammars. One thread calls everything."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from concurrent.futures import Future
+
+from engine.errors import InvalidRequest
+from engine.scheduler.plan import StepPlan
+from engine.scheduler.sequence import Request, Sequence, Status
+from engine.structured.backend import BadGrammar, Vocabulary, available
+from engine.structured.cache import GrammarCache
+from engine.structured.compiler import Compiler
+from engine.structured.grammar import CompiledGrammar
+from engine.structured.jobs import Job
+from engine.structured.masks import MaskMaker, MaskRow, TokenMask
+from engine.structured.process import Limits
+from engine.structured.source import spec_of
+from engine.text.tokenizer import Tokenizer
+
+PARAM = "structured_outputs"
+
+
+class StructuredOutputs:
+    """Grammars of the requests in the engine: cached, being compiled, in use.
+
+    Nothing starts before the first request that needs it.
+
+    Args:
+        tokenizer: None where the engine runs on token ids alone; then no request may need this.
+        vocab_size: width of the logits.
+        eos_token_ids: what ends an output; without any no request may need this.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        vocab_size: int,
+        eos_token_ids: Iterable[int],
+        limits: Limits | None = None,
+    ) -> None:
+        self.cache = GrammarCache()
+        self.limits = limits or Limits()
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = tuple(eos_token_ids)
+        self._compiler: Compiler | None = None
+        self._masks: MaskMaker | None = None
+        self._waiting: dict[str, tuple[Request, Job]] = {}
+        #: Sequences in the engine that follow a grammar, in order of arrival.
+        self._active: dict[int, Sequence] = {}
+
+    # -- from request to grammar ----------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose grammar is being compiled."""
+        return len(self._waiting)
+
+    def admit(self, request: Request) -> bool:
+        """Give a new request's sequences their grammar; False when it must be compiled first.
+
+        Raises:
+            InvalidRequest: the grammar is known to be bad, or this model can't follow any.
+            EngineOverloaded: too many grammars of this tenant wait.
+        """
+        params = request.message.sampling.structured_outputs
+        if params is None:
+            return True
+        spec = spec_of(params)
+        outcome = self.cache.get(spec.key)
+        if outcome is not None:
+            self._begin(request, outcome)
+            return True
+        job = self._started_compiler().submit(spec, request.message.tenant)
+        for sequence in request.sequences:
+            sequence.status = Status.WAITING_FOR_GRAMMAR
+        self._waiting[request.request_id] = (request, job)
+        return False
+
+    def take_ready(self, timeout_s: float) -> list[tuple[Request, InvalidRequest | None]]:
+        """Requests whose grammar has been compiled, or why it can't be.
+
+        Waits up to `timeout_s` for the first.
+        """
+        if not self._waiting:
+            return []
+        if timeout_s:
+            self._started_compiler().line.wait(
+                [job for _, job in self._waiting.values()], timeout_s
+            )
+        ready: list[tuple[Request, InvalidRequest | None]] = []
+        for request, job in list(self._waiting.values()):
+            if job.outcome is None:
+                continue
+            del self._waiting[request.request_id]
+            self.cache.put(job.spec.key, job.outcome)
+            try:
+                self._begin(request, job.outcome)
+            except InvalidRequest as error:
+                ready.append((request, error))
+            else:
+                ready.append((request, None))
+        return ready
+
+    def leave(self, sequence: Sequence) -> None:
+        """A sequence has left the engine; its request, too, if it was the last."""
+        if sequence.grammar is not None:
+            self._active.pop(sequence.seq_id, None)
+            sequence.grammar = None
+        waiting = self._waiting.get(sequence.request.request_id)
+        if waiting is not None and sequence.request.finished:
+            del self._waiting[sequence.request.request_id]
+            self._started_compiler().line.leave(waiting[1])
+
+    def _begin(self, request: Request, outcome: CompiledGrammar | str) -> None:
+        if isinstance(outcome, str):
+            kind = request.message.sampling.structured_outputs
+            raise InvalidRequest(
+                f"The {kind.kind if kind else 'grammar'} of structured_outputs can't be used: "
+                f"{outcome}.",
+                param=PARAM,
+                code="invalid_grammar",
+            )
+        sequences = [sequence for sequence in request.sequences if not sequence.finished]
+        for sequence in sequences:
+            done = sequence.token_ids[sequence.num_prompt_tokens :]
+            try:
+                sequence.grammar = outcome.start(done)
+            except BadGrammar as error:
+                raise InvalidRequest(
+                    f"Output {sequence.index} can't go on: {error}.", param="resume_token_ids"
+                ) from error
+        for sequence in sequences:
+            sequence.status = Status.WAITING
+            self._active[sequence.seq_id] = sequence
+
+    # -- masks ----------------------------------------------------------------------------------
+
+    def begin_masks(self) -> Future[TokenMask] | None:
+        """Start on the masks of a step that has just been scheduled; None when it needs none."""
+        if not self._active:
+            return None
+        rows = [
+            MaskRow(sequence.seq_id, sequence.grammar, sequence.request.message.sampling.ignore_eos)
+            for sequence in self._active.values()
+            if sequence.status is Status.RUNNING
+            and sequence.grammar is not None
+            and sequence.num_computed_tokens == len(sequence.token_ids)
+        ]
+        if not rows:
+            return None
+        if self._masks is None:
+            self._masks = MaskMaker(self._vocabulary().num_words, self._eos)
+            weakref.finalize(self, self._masks.close)
+        return self._masks.begin(rows)
+
+    def follow(self, sequence: Sequence, token_id: int, plan: StepPlan) -> list[int]:
+        """Move a sequence's grammar over a sampled token. Returns the tokens to append.
+
+        When nothing but EOS can follow, it's added at once: that saves the step which could only
+        yield it. Not with log probabilities, since EOS has one too.
+
+        Raises:
+            InvalidRequest: the grammar became too complex on the way.
+        """
+        grammar, params = sequence.grammar, sequence.request.message.sampling
+        if grammar is None:
+            return [token_id]
+        try:
+            if plan.mask is not None and (reason := plan.mask.result().errors.get(sequence.seq_id)):
+                raise BadGrammar(reason)
+            grammar.advance([token_id])
+        except BadGrammar as error:
+            raise InvalidRequest(
+                f"The output can't go on under its grammar: {error}.",
+                param=PARAM,
+                code="grammar_too_complex",
+            ) from error
+        room = sequence.num_output_tokens + 2 <= sequence.max_output_tokens
+        stops = params.stop_token_ids or ()
+        if (
+            grammar.complete
+            and room
+            and params.logprobs is None
+            and token_id not in self._eos
+            and token_id not in stops
+        ):
+            return [token_id, self._eos[0]]
+        return [token_id]
+
+    # -- the backend ------------------------------------------------------------------------------
+
+    def _started_compiler(self) -> Compiler:
+        if self._compiler is None:
+            self._compiler = Compiler(self._vocabulary(), self.limits)
+            # The compiler's threads don't hold this object, so its end is theirs.
+            weakref.finalize(self, self._compiler.close)
+        return self._compiler
+
+    def _vocabulary(self) -> Vocabulary:
+        if self._tokenizer is None or not self._eos:
+            lacks = "tokenizer" if self._tokenizer is None else "end-of-sequence token"
+            raise InvalidRequest(
+                f"This model has no {lacks}, which structured output needs.", param=PARAM
+            )
+        if not available():
+            raise InvalidRequest("Structured output isn't installed here.", param=PARAM)
+        size = max(self._vocab_size, self._tokenizer.vocab_size)
+        return Vocabulary(self._tokenizer.to_json(), size, self._eos)
