@@ -33,6 +33,10 @@ QUIRE = {
     # Every key in Redis starts with this: several instances may share a server.
     "KEY_PREFIX": os.environ.get("QUIRE_KEY_PREFIX") or "quire",
     "MAX_BODY_BYTES": env.integer("QUIRE_MAX_BODY_BYTES", 10 * 1024 * 1024, low=1024),
+    # Refuse unknown fields of a request instead of naming them in a header.
+    "STRICT": env.flag("QUIRE_STRICT"),
+    # Let clients send a `chat_template` of their own.
+    "REQUEST_CHAT_TEMPLATES": env.flag("QUIRE_REQUEST_CHAT_TEMPLATES"),
     "DEMO_MODEL": BASE_DIR / "demo" / "model",
     # The command that runs one replica, before its flags. Empty: `python -m engine.service`.
     "ENGINE_COMMAND": env.words("QUIRE_ENGINE_COMMAND", []),

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
@@ -146,11 +147,15 @@ async def check_still_valid(caller: Caller) -> None:
 
     Raises: what `authenticate` raises. A database that is away refuses nobody.
     """
-    if caller.key_id is None:
+    key_id, user_id, tenant = caller.key_id, caller.user_id, caller.tenant
+    if key_id is not None:
+        name, look_up = f"#{key_id}", partial(_look_up_id, key_id)
+    elif user_id is not None:
+        name, look_up = f"@{user_id}/{tenant}", partial(_look_up_user, user_id, tenant)
+    else:
         return
-    key_id, name = caller.key_id, f"#{caller.key_id}"
     try:
-        answer = _known.fresh(name) or await _find(name, lambda: _look_up_id(key_id))
+        answer = _known.fresh(name) or await _find(name, look_up)
     except ServiceUnavailable:
         return
     if isinstance(answer, Refusal):

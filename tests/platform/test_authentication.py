@@ -175,6 +175,21 @@ async def test_fault_22_a_stream_can_ask_whether_its_key_still_holds(world: Worl
         await check_still_valid(caller)
 
 
+async def test_fault_38_a_socket_can_ask_whether_its_user_still_belongs(world: World) -> None:
+    caller = await caller_for_user(world.member)
+    await check_still_valid(caller)
+    membership = await world.acme.memberships.aget(user=world.member)
+    await asyncio.to_thread(actions.remove_member, actor=SYSTEM, membership=membership)
+    with pytest.raises(PermissionDenied):
+        await check_still_valid(caller)
+    other = await caller_for_user(world.owner)
+    world.owner.is_active = False
+    await world.owner.asave()
+    authentication.forget()
+    with pytest.raises(AuthenticationFailed):
+        await check_still_valid(other)
+
+
 async def test_new_limits_reach_callers(world: World) -> None:
     assert (await authenticate(bearer(world.secret))).requests_per_minute is None
     await asyncio.to_thread(

@@ -29,7 +29,7 @@ COMMANDS = {
     "tenants": ("create_tenant", "create_key", "list_keys", "revoke_key"),
     "catalog": ("load_model", "unload_model", "list_models", "engine", "supervise"),
     "metering": ("drain_usage",),
-    "config": ("up", "chat"),
+    "config": ("up", "chat", "gateway"),
 }
 
 

@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +19,14 @@ import pytest
 
 from config.up.gateways import listen, url_of
 from config.up.lock import InUse, exclusive
-from tests.platform.instance import Instance, manage, tiny_model_folder
+from tests.platform.instance import (
+    ROOT,
+    Instance,
+    certificate,
+    environment,
+    manage,
+    tiny_model_folder,
+)
 from tests.platform.test_processes import gone
 
 
@@ -150,6 +159,30 @@ def test_a_foreign_host_name_is_refused(instance: Instance) -> None:
     assert answer.status_code == 400
 
 
+def test_another_gateway_may_join_and_speak_tls(
+    instance: Instance, client: httpx.Client, tmp_path: Path
+) -> None:
+    cert, key = certificate(tmp_path)
+    command = [sys.executable, "manage.py", "gateway", "--port", "0"]
+    joined = subprocess.Popen(
+        [*command, "--ssl-certfile", cert, "--ssl-keyfile", key],
+        cwd=ROOT,
+        env=environment(instance.data_dir),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert joined.stderr is not None
+        found = re.search(r"Serving at (https://127\.0\.0\.1:\d+);", joined.stderr.readline())
+        assert found
+        with httpx.Client(base_url=found[1], headers=client.headers, verify=False) as secure:
+            wait_until(lambda: served(secure), "served over TLS")
+    finally:
+        joined.terminate()
+        joined.communicate()
+    assert joined.returncode == 0
+
+
 def test_killed_gateways_replicas_and_redis_come_back(
     instance: Instance, client: httpx.Client
 ) -> None:
@@ -197,7 +230,7 @@ def test_a_restart_keeps_its_secrets_and_a_kill_leaves_no_orphans(
 def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_reason(
     short_tmp: Path, model: str
 ) -> None:
-    broken = f"{os.sys.executable},-c,raise SystemExit(3)"  # type: ignore[attr-defined]
+    broken = f"{sys.executable},-c,raise SystemExit(3)"
     with Instance(short_tmp / "bad", "--model", model, QUIRE_ENGINE_COMMAND=broken) as up:
         assert up.process.wait(60) == 1
         assert "tiny can't be served: the replica exited with status 3" in up.text()

@@ -1,0 +1,76 @@
+"""`manage.py gateway`."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import CommandError, CommandParser
+
+from catalog.supervisor import TICK_S
+from config.up.gateways import Gateways, listen, url_of
+from config.up.stack import StartFailed, check_redis
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Run gateways alone."""
+
+    help = (
+        "Run the web server alone: API, pages, WebSockets. For production, beside replicas that "
+        "`manage.py supervise` or `manage.py engine` run, with DATABASE_URL and REDIS_URL set."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Where to listen, with how many processes."""
+        parser.add_argument("--host", default="127.0.0.1", help="(default: %(default)s)")
+        parser.add_argument("--port", type=int, default=8000, help="(default: %(default)s)")
+        parser.add_argument(
+            "--workers", type=int, default=1, metavar="N", help="processes (default: 1)"
+        )
+        parser.add_argument("--ssl-certfile", metavar="FILE", help="serve HTTPS with it")
+        parser.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Serve until told to stop; a second signal kills."""
+        if not 1 <= options["workers"] <= 64:
+            raise CommandError(f"--workers must be in [1, 64], got {options['workers']}.")
+        try:
+            check_redis(settings.REDIS_URL)
+            listener = listen(options["host"], options["port"])
+        except (StartFailed, OSError) as error:
+            raise CommandError(getattr(error, "strerror", None) or str(error)) from error
+        grace = settings.QUIRE["DRAIN_SECONDS"]
+        names = ("ssl_certfile", "ssl_keyfile")
+        gateways = Gateways(
+            listener,
+            options["workers"],
+            {"server": "uvicorn", "grace": grace, **{name: options[name] for name in names}},
+        )
+        url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
+        self.note(f"Serving at {url}; Ctrl-C ends it.")
+        serve(gateways, grace)
+
+
+def serve(gateways: Gateways, grace: float) -> None:
+    """Keep the processes running until SIGINT or SIGTERM. Raises `CommandError` if none starts."""
+    signals: list[int] = []
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+        if len(signals) > 1:
+            gateways.kill()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, on_signal)
+    try:
+        while not signals:
+            gateways.tick()
+            if gateways.broken:
+                raise CommandError("The gateway ends at every start; its log above says why.")
+            time.sleep(TICK_S)
+    finally:
+        gateways.stop(grace)
