@@ -11,12 +11,13 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
 from engine import protocol
 from engine.protocol import Heartbeat
@@ -137,12 +138,19 @@ def open_page(
 ) -> Iterator[Open]:
     """Opens a page as a user, in a tab of its own; with options, in a context of its own.
 
-    A script's error or a refused policy fails the test.
+    `answers`: JSON that addresses answer with instead of the server. A script's error or a refused
+    policy fails the test.
     """
     opened: list[Page | BrowserContext] = []
     problems: list[str] = []
 
-    def make(path: str = "/", user: str | None = "ada", **options: Any) -> Page:
+    def make(
+        path: str = "/",
+        user: str | None = "ada",
+        *,
+        answers: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Page:
         if user in contexts and not options:
             context = contexts[user]
         else:
@@ -155,6 +163,8 @@ def open_page(
         opened.append(page)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: _note(message, problems))
+        for address, answer in (answers or {}).items():
+            page.route(f"**{address}", partial(_fulfil, answer))
         page.goto(server.url + path)
         return page
 
@@ -167,6 +177,10 @@ def open_page(
         else:
             each.close()
     assert problems == []
+
+
+def _fulfil(answer: Any, route: Route) -> None:
+    route.fulfill(json=answer)
 
 
 def _note(message: Any, problems: list[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from playwright.sync_api import Route, expect
+from playwright.sync_api import expect
 
 from tests.console.browser.conftest import Open
 from tests.console.browser.playground import PlaygroundPage
@@ -33,17 +33,12 @@ def test_the_chosen_model_is_asked_and_kept(playground: PlaygroundPage) -> None:
 
 
 def test_failures_and_absences_have_words(open_page: Open) -> None:
-    def answer(route: Route) -> None:
-        states = ["failed", "offline", "stalled", "draining"]
-        models = [
-            {"id": f"m-{s}", "state": s, "load_progress": 0, "replicas": 0, "max_model_len": None}
-            for s in states
-        ]
-        route.fulfill(json={"models": models, "tenant": "acme"})
-
-    page = open_page("/console/")
-    page.route("**/console/api/models", answer)
-    page.goto(page.url.replace("/console/", "/"))
+    states = ["failed", "offline", "stalled", "draining"]
+    models = [
+        {"id": f"m-{s}", "state": s, "load_progress": 0, "replicas": 0, "max_model_len": None}
+        for s in states
+    ]
+    page = open_page(answers={"/console/api/models": {"models": models, "tenant": "acme"}})
     PlaygroundPage(page).ready()
     page.get_by_role("combobox", name="Model").click()
     words = ["failed", "no replica", "not responding", "draining"]
@@ -52,9 +47,7 @@ def test_failures_and_absences_have_words(open_page: Open) -> None:
 
 
 def test_without_a_model_nothing_can_be_sent_and_the_page_says_why(open_page: Open) -> None:
-    page = open_page("/console/")
-    page.route("**/console/api/models", lambda r: r.fulfill(json={"models": [], "tenant": None}))
-    page.goto(page.url.replace("/console/", "/"))
+    page = open_page(answers={"/console/api/models": {"models": [], "tenant": None}})
     playground = PlaygroundPage(page).ready()
     expect(page.get_by_text("No model is loaded for you yet")).to_be_visible()
     playground.prompt.fill("Hello")
@@ -62,10 +55,11 @@ def test_without_a_model_nothing_can_be_sent_and_the_page_says_why(open_page: Op
 
 
 def test_a_failing_list_is_told_and_asked_for_again(open_page: Open) -> None:
-    page = open_page("/console/")
+    page = open_page("/login/", None)
+    page.context.add_cookies(open_page().context.cookies())
     error = {"message": "Redis is away.", "type": "server_error", "param": None, "code": "x"}
     failing = {"json": {"error": error}, "status": 503}
     page.route("**/console/api/models", lambda route: route.fulfill(**failing), times=1)
-    page.goto(page.url.replace("/console/", "/"))
+    page.goto(page.url.replace("/login/", "/"))
     expect(page.locator("#toast")).to_contain_text("Redis is away.")
     PlaygroundPage(page).ready()
