@@ -327,3 +327,25 @@ def test_the_ledger_shows_sums_of_what_is_selected(site: Client, world: World) -
     assert "1,235 prompt tokens" in page
     page = site.get(url(UsageEntry, "changelist"), {"tenant__id__exact": world.acme.pk})
     assert "1,234 prompt tokens" in page.content.decode()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "//admin/tenants/apikey/",
+        "/admin//tenants/apikey/",
+        "/admin/../admin/tenants/apikey/",
+        "/%2fadmin/tenants/apikey/",
+        "/admin/tenants%2fapikey/",
+        "/static/../admin/tenants/apikey/",
+        "http://localhost/admin/tenants/apikey/",
+    ],
+)
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "evil.example", "a b", "localhost@x"])
+def test_fault_31_no_spelling_of_a_path_or_host_passes_the_login_by(
+    world: World, client: Client, path: str, host: str
+) -> None:
+    answer = client.get("/", headers={"host": host}, PATH_INFO=path)
+    assert answer.status_code in (301, 302, 400, 404)
+    assert world.key.prefix not in answer.content.decode()
+    assert not answer.headers.get("Location", "/").startswith(("//", "http"))
