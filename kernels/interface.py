@@ -9,7 +9,9 @@ dtypes, positions, slots or block ids raise ValueError before anything is writte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -24,6 +26,70 @@ class LinearLayer(ABC):
     @abstractmethod
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x [M, K] -> [M, N] in x's dtype. Rows may be strided; `out` must be contiguous."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """What all layers of a `CompiledDecoder` have in common."""
+
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    norm_eps: float
+    scale: float
+    soft_cap: float = 0.0
+    neox: bool = True
+    activation: str = "silu"
+    """"silu", "gelu" or "gelu_tanh"."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderLayerWeights:
+    """One layer: norm, attention, norm, gated MLP. Norm weights are float32 [H] or [D].
+
+    `attention_out_norm` and `mlp_out_norm` are norms of what attention and MLP give, before it is
+    added to the residual; `sliding_window` and `sinks` are those of `paged_attention`.
+    """
+
+    input_norm: Tensor
+    qkv: LinearLayer
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    cos_sin: Tensor | None
+    key_cache: Tensor
+    value_cache: Tensor
+    sliding_window: int = 0
+    sinks: Tensor | None = None
+    o: LinearLayer
+    attention_out_norm: Tensor | None = None
+    mlp_norm: Tensor
+    gate_up: LinearLayer
+    down: LinearLayer
+    mlp_out_norm: Tensor | None = None
+
+
+class CompiledDecoder(ABC):
+    """All layers of a decoder and its final norm in one call."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        slot_mapping: Tensor,
+        block_tables: Tensor,
+        seq_lens: Tensor,
+        query_start_loc: Tensor,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """Hidden states after the final norm, float32 [R, H].
+
+        hidden float32 [T, H], contiguous: the embeddings; overwritten. rows int64 [R]: the tokens
+        that are wanted, all by default. The rest is as for `rope_and_cache` and
+        `paged_attention`.
+        """
 
 
 class KernelSet(ABC):
@@ -72,6 +138,23 @@ class KernelSet(ABC):
 
         The compiled kernels have a pool of their own and leave torch one thread: the idle threads
         of torch's pool spin, and would take the cores that the kernels need.
+        """
+
+    def compile_decoder(
+        self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: Tensor
+    ) -> CompiledDecoder | None:
+        """A decoder that runs all layers in one call, where this set has one; else None.
+
+        It does what the separate operations do, to the bit. The linear layers must be of this
+        set. Raises ValueError for weights that don't fit together.
+        """
+        return None
+
+    @abstractmethod
+    def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros for a KV cache, in memory that the kernels read fast.
+
+        Its pages are mapped when they are first written: an idle cache costs nothing.
         """
 
     @abstractmethod

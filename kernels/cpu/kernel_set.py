@@ -9,10 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
 from kernels.cpu.linear import integer_linear, packed_linear
+from kernels.cpu.memory import lazy_zeros
 from kernels.cpu.threads import num_threads, use_threads
-from kernels.interface import KernelSet, LinearLayer
+from kernels.interface import (
+    CompiledDecoder,
+    DecoderLayerWeights,
+    DecoderShape,
+    KernelSet,
+    LinearLayer,
+)
 
 GELU = {"none": 1, "tanh": 2}
 
@@ -55,6 +63,16 @@ class CpuKernels(KernelSet):
     ) -> LinearLayer:
         """See `KernelSet.IntegerLinear`."""
         return integer_linear(self._library, values, scales, minima, bias, bits)
+
+    def compile_decoder(
+        self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: Tensor
+    ) -> CompiledDecoder:
+        """See `KernelSet.compile_decoder`."""
+        return CpuDecoder(self._library, shape, layers, final_norm)
+
+    def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See `KernelSet.new_kv_cache`."""
+        return lazy_zeros(shape, dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `KernelSet.rms_norm`."""

@@ -6,6 +6,7 @@ Every function returns 0 or a status; `check` turns a status into ValueError or 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import torch
 
@@ -31,15 +32,24 @@ SIGNATURES = {
         P, P, L, N, P, P, P, P, N, L, L, P, L, P, P, L, L, F, L, F, P, P, L, L, L, N,
     ],
     "quire_linear": [P, P, P, L, L, N, N],
+    "quire_decoder_run": [P, P, P, L, P, P, P, L, P, P, L, P, L, N],
 }  # fmt: skip
 """Functions that give a status."""
 
-PACKING = {
+MAKERS = {
+    "quire_decoder_new": [P, P, L, P],
     "quire_pack": [P, L, N, L, L, P, N],
     "quire_pack_quantized": [P, L, N, L, L, P, N, L, N],
     "quire_pack_integers": [P, P, P, L, L, P, N, L, N],
 }
-"""Functions that give a handle to packed weights, null when memory runs out."""
+"""Functions that give a handle, null when memory runs out."""
+
+KEEPERS: dict[str, tuple[list[Any], Any]] = {
+    "quire_free_packed": ([P], None),
+    "quire_decoder_free": ([P], None),
+    "quire_packed_bytes": ([P], L),
+}
+"""Other functions that take a handle."""
 
 WRONG = {
     1: "dtypes that go together neither here nor anywhere",
@@ -47,6 +57,7 @@ WRONG = {
     3: "a slot lies outside of the KV cache",
     4: "block_tables names a block outside of the KV cache",
     5: "query_start_loc, seq_lens and block_tables contradict each other",
+    7: "a row that is wanted lies outside of the batch",
 }
 NO_MEMORY = 6
 
@@ -65,18 +76,18 @@ class Library:
         self.isa, self.path = variant.isa, path
         self.description = f"{'+'.join(variant.features) or 'no vector flags'}, {origin}, {path}"
         for name, types in SIGNATURES.items():
-            function = getattr(handle, name)
-            function.argtypes, function.restype = types, ctypes.c_int
-            setattr(self, name.removeprefix("quire_"), function)
-        for name, types in PACKING.items():
-            function = getattr(handle, name)
-            function.argtypes, function.restype = types, P
-            setattr(self, name.removeprefix("quire_"), function)
-        self.free_packed, self.packed_bytes = handle.quire_free_packed, handle.quire_packed_bytes
-        self.free_packed.argtypes, self.free_packed.restype = [P], None
-        self.packed_bytes.argtypes, self.packed_bytes.restype = [P], L
+            self._bind(handle, name, types, ctypes.c_int)
+        for name, types in MAKERS.items():
+            self._bind(handle, name, types, P)
+        for name, (taken, result) in KEEPERS.items():
+            self._bind(handle, name, taken, result)
         if handle.quire_vector_bits() != VECTOR_BITS[variant.isa]:
             raise CpuKernelsUnavailable(f"{path} was not compiled for {variant.isa}")
+
+    def _bind(self, handle: ctypes.CDLL, name: str, types: list[Any], result: Any) -> None:
+        function = getattr(handle, name)
+        function.argtypes, function.restype = types, result
+        setattr(self, name.removeprefix("quire_"), function)
 
     def __getattr__(self, name: str) -> ctypes._NamedFuncPointer:
         raise AttributeError(f"the library has no function quire_{name}")

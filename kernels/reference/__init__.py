@@ -25,6 +25,10 @@ class ReferenceKernels(KernelSet):
         """See `KernelSet.use_threads`."""
         torch.set_num_threads(count)
 
+    def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """See `KernelSet.new_kv_cache`."""
+        return torch.zeros(shape, dtype=dtype)
+
     PackedLinear = staticmethod(ReferenceLinear)
     IntegerLinear = staticmethod(integer_linear)
     rms_norm = staticmethod(norm.rms_norm)

@@ -1,10 +1,8 @@
 // Gated activations: act(first half of a row) * second half.
-#include "runtime.h"
+#include "ops.h"
 
 namespace quire {
 namespace {
-
-enum Gate : int { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
 
 template <int GATE>
 QUIRE_INLINE vf gate(vf x) {
@@ -34,7 +32,19 @@ int run(T* out, const T* x, int64_t rows, int64_t width, int threads) {
   return kOk;
 }
 
+template <class T>
+int run_kind(T* out, const T* x, int64_t rows, int64_t width, int kind, int threads) {
+  if (kind == kSilu) return run<kSilu>(out, x, rows, width, threads);
+  if (kind == kGelu) return run<kGelu>(out, x, rows, width, threads);
+  return run<kGeluTanh>(out, x, rows, width, threads);
+}
+
 }  // namespace
+
+void gate_and_mul(float* out, const float* x, int64_t rows, int64_t width, int kind, int threads) {
+  run_kind(out, x, rows, width, kind, threads);
+}
+
 }  // namespace quire
 
 using namespace quire;
@@ -44,8 +54,6 @@ extern "C" int quire_gate_and_mul(void* out, const void* x, int64_t rows, int64_
   return with_float(dtype, [&](auto* t) {
     auto* to = static_cast<decltype(t)>(out);
     const auto* from = static_cast<decltype(t)>(const_cast<void*>(x));
-    if (kind == kSilu) return run<kSilu>(to, from, rows, width, threads);
-    if (kind == kGelu) return run<kGelu>(to, from, rows, width, threads);
-    return run<kGeluTanh>(to, from, rows, width, threads);
+    return run_kind(to, from, rows, width, kind, threads);
   });
 }

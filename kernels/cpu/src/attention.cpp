@@ -1,27 +1,10 @@
 // Paged attention: checks a call, cuts it into pieces and deals them out.
-#include "attention.h"
-
 #include <vector>
+
+#include "ops.h"
 
 namespace quire {
 namespace {
-
-int check(const Attention& a) {
-  int64_t before = 0;
-  for (int64_t s = 0; s < a.num_seqs; s++) {
-    const int64_t length = a.seq_lens[s], queries = a.starts[s + 1] - a.starts[s];
-    if (a.starts[s] != before || queries < 0 || queries > length) return kBadSequence;
-    before += queries;
-    const int64_t blocks = (length + a.block_size - 1) / a.block_size;
-    if (blocks > a.table_stride) return kBadSequence;
-    const int64_t seen = queries ? a.first_seen(length - queries) / a.block_size : blocks;
-    for (int64_t i = seen; i < blocks; i++) {
-      const int32_t block = a.block_tables[s * a.table_stride + i];
-      if (block < 0 || block >= a.num_blocks) return kBadBlock;
-    }
-  }
-  return kOk;
-}
 
 // The pieces of a call, long ones first, and the merges that decode's partial results need.
 struct Plan {
@@ -72,8 +55,27 @@ int64_t cost(const Attention& a) {
   return seen * a.q_heads * a.head_size * 2;
 }
 
+}  // namespace
+
+int check_attention(const Attention& a) {
+  int64_t before = 0;
+  for (int64_t s = 0; s < a.num_seqs; s++) {
+    const int64_t length = a.seq_lens[s], queries = a.starts[s + 1] - a.starts[s];
+    if (a.starts[s] != before || queries < 0 || queries > length) return kBadSequence;
+    before += queries;
+    const int64_t blocks = (length + a.block_size - 1) / a.block_size;
+    if (blocks > a.table_stride) return kBadSequence;
+    const int64_t seen = queries ? a.first_seen(length - queries) / a.block_size : blocks;
+    for (int64_t i = seen; i < blocks; i++) {
+      const int32_t block = a.block_tables[s * a.table_stride + i];
+      if (block < 0 || block >= a.num_blocks) return kBadBlock;
+    }
+  }
+  return kOk;
+}
+
 int paged_attention(const Attention& a, int threads) {
-  if (const int wrong = check(a)) return wrong;
+  if (const int wrong = check_attention(a)) return wrong;
   const Plan plan = make_plan(a);
   const int team = worth(threads, cost(a), 65536);
   const size_t each = (std::max(decode_scratch(a), prefill_scratch(a)) + 127) / 64 * 64;
@@ -99,7 +101,6 @@ int paged_attention(const Attention& a, int threads) {
   return kOk;
 }
 
-}  // namespace
 }  // namespace quire
 
 using namespace quire;

@@ -71,15 +71,29 @@ QUIRE_INLINE void score_tile(const float* q, int64_t q_ld, const T* k, int64_t s
   }
 }
 
+// Calls f(first head, std::integral_constant<int, heads>) for up to four heads at a time.
+template <class F>
+QUIRE_INLINE void over_heads(int64_t group, F&& f) {
+  int64_t h = 0;
+  for (; group - h > kHeads; h += group - h == kHeads + 1 ? kHeads - 1 : kHeads) {
+    if (group - h == kHeads + 1) {
+      f(h, std::integral_constant<int, kHeads - 1>{});
+    } else {
+      f(h, std::integral_constant<int, kHeads>{});
+    }
+  }
+  if (group - h == 4) f(h, std::integral_constant<int, 4>{});
+  if (group - h == 3) f(h, std::integral_constant<int, 3>{});
+  if (group - h == 2) f(h, std::integral_constant<int, 2>{});
+  if (group - h == 1) f(h, std::integral_constant<int, 1>{});
+}
+
 template <class T, int TOKENS>
 void score_heads(const Attention& a, const float* q, const T* k, float* scores) {
-  const int64_t ld = a.padded(), size = a.head_size, group = a.group();
-  int64_t h = 0;
-  for (; h + kHeads <= group; h += kHeads)
-    score_tile<T, kHeads, TOKENS>(q + h * ld, ld, k, size, scores + h * kChunk);
-  for (; h + 2 <= group; h += 2)
-    score_tile<T, 2, TOKENS>(q + h * ld, ld, k, size, scores + h * kChunk);
-  if (h < group) score_tile<T, 1, TOKENS>(q + h * ld, ld, k, size, scores + h * kChunk);
+  const int64_t ld = a.padded(), size = a.head_size;
+  over_heads(a.group(), [&](int64_t h, auto heads) {
+    score_tile<T, heads, TOKENS>(q + h * ld, ld, k, size, scores + h * kChunk);
+  });
 }
 
 template <class T>
@@ -127,17 +141,10 @@ void sum_columns(const Attention& a, const Item& item, const float* weights, int
 template <class T, int COLS>
 void sum_heads(const Attention& a, const Item& item, const float* weights, int64_t column, int n,
                float* sums, int64_t ld) {
-  const int64_t group = a.group();
-  int64_t h = 0;
-  for (; h + kHeads <= group; h += kHeads)
-    sum_columns<T, kHeads, COLS>(a, item, weights + h * kChunk, column, n, column + h == 0,
-                                 sums + h * ld + column, ld);
-  for (; h + 2 <= group; h += 2)
-    sum_columns<T, 2, COLS>(a, item, weights + h * kChunk, column, n, column + h == 0,
-                            sums + h * ld + column, ld);
-  if (h < group)
-    sum_columns<T, 1, COLS>(a, item, weights + h * kChunk, column, n, column + h == 0,
-                            sums + h * ld + column, ld);
+  over_heads(a.group(), [&](int64_t h, auto heads) {
+    sum_columns<T, heads, COLS>(a, item, weights + h * kChunk, column, n, column + h == 0,
+                                sums + h * ld + column, ld);
+  });
 }
 
 template <class T>

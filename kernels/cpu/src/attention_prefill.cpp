@@ -116,11 +116,22 @@ void load_values(const Tile& t, int64_t begin, int64_t count) {
   }
 }
 
-void multiply_keys(const Tile& t, int64_t count) {
+// Columns of the tile that some of the rows [r, r + rows) see, as [low, high).
+void seen_columns(const Tile& t, int64_t r, int64_t rows, int64_t begin, int64_t count,
+                  int64_t* low, int64_t* high) {
+  *low = std::max<int64_t>(0, t.a.first_seen(t.position(r)) - begin);
+  *high = std::max<int64_t>(0, std::min(count, t.position(r + rows - 1) + 1 - begin));
+}
+
+void multiply_keys(const Tile& t, int64_t begin, int64_t count) {
   const int64_t size = t.a.head_size, padded = t.a.padded();
   for (int64_t j = 0; j < count; j += NR) {
     for (int64_t r = 0; r < t.rows; r += MR) {
-      const Micro micro = micro_f32_for(static_cast<int>(std::min<int64_t>(MR, t.rows - r)));
+      const int64_t rows = std::min<int64_t>(MR, t.rows - r);
+      int64_t low, high;
+      seen_columns(t, r, rows, begin, count, &low, &high);
+      if (j + NR <= low || j >= high) continue;
+      const Micro micro = micro_f32_for(static_cast<int>(rows));
       for (int64_t block = 0; block < t.depth; block++) {
         const int64_t d = block * kDepth;
         micro(t.q + (block * most_rows(t.a) + r) * LDA, t.keys + j / NR * padded * NR + d * NR,
@@ -155,11 +166,13 @@ void weigh_row(const Tile& t, int64_t r, int64_t begin, int64_t count) {
 void multiply_values(const Tile& t, int64_t begin, int64_t count, bool first) {
   for (int64_t r = 0; r < t.rows; r += MR) {
     const int64_t rows = std::min<int64_t>(MR, t.rows - r);
-    const int64_t seen = std::min(count, t.position(r + rows - 1) + 1 - begin);
+    int64_t low, high;
+    seen_columns(t, r, rows, begin, count, &low, &high);
     const Micro micro = micro_f32_for(static_cast<int>(rows));
     for (int64_t p = 0; p < t.panels; p++) {
-      micro(t.scores + r * LDA, t.values + p * kTile * NR, std::max<int64_t>(0, seen),
-            t.out + r * t.ldo + p * NR, t.ldo, first ? Old::kDrop : Old::kScale, t.decay + r);
+      micro(t.scores + r * LDA + low, t.values + (p * kTile + low) * NR,
+            std::max<int64_t>(0, high - low), t.out + r * t.ldo + p * NR, t.ldo,
+            first ? Old::kDrop : Old::kScale, t.decay + r);
     }
   }
 }
@@ -204,7 +217,7 @@ void prefill_item(const Attention& a, const Item& item, char* scratch) {
       load_values<T>(t, begin, tokens);
       return 0;
     });
-    multiply_keys(t, tokens);
+    multiply_keys(t, begin, tokens);
     for (int64_t r = 0; r < t.rows; r++) weigh_row(t, r, begin, tokens);
     multiply_values(t, begin, tokens, begin == low);
   }

@@ -1,5 +1,5 @@
 // RMS norm, alone and fused with the residual add.
-#include "runtime.h"
+#include "ops.h"
 
 namespace quire {
 namespace {
@@ -69,6 +69,20 @@ int with_weight(int dtype, int weight_dtype, F&& f) {
 }
 
 }  // namespace
+
+void rms_norm(float* out, const float* x, const float* weight, int64_t rows, int64_t width,
+              float eps, int threads) {
+  over_rows(threads, rows, width,
+            [&](int64_t at) { norm_row(out + at, x + at, weight, width, eps); });
+}
+
+void add_rms_norm(float* out, const float* x, float* residual, const float* weight, int64_t rows,
+                  int64_t width, float eps, int threads) {
+  over_rows(threads, rows, width, [&](int64_t at) {
+    add_norm_row(out + at, x + at, residual + at, weight, width, eps);
+  });
+}
+
 }  // namespace quire
 
 using namespace quire;

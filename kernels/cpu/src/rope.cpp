@@ -1,25 +1,8 @@
 // QK norm, rotary embedding and the write to the paged KV cache, a token at a time.
-#include "runtime.h"
+#include "ops.h"
 
 namespace quire {
 namespace {
-
-struct Rope {
-  void *q, *k;
-  const void* v;
-  int64_t q_stride, k_stride, v_stride;  // elements from token to token
-  const int64_t* positions;
-  const float* cos_sin;  // null: no rotation
-  int64_t max_position;
-  void *key_cache, *value_cache;
-  const int64_t* slots;
-  int64_t slot_count, block_size;
-  const void *q_norm, *k_norm;  // null: no norm
-  int norm_dtype;
-  float eps;
-  int64_t tokens, q_heads, kv_heads, head_size, rotary;
-  int neox, dtype, cache_dtype;
-};
 
 void normalise(float* x, const float* weight, int64_t size, float eps) {
   vf sum = vset(0);
@@ -82,7 +65,9 @@ void do_token(const Rope& r, int64_t t, const float* q_norm, const float* k_norm
   }
 }
 
-int check(const Rope& r) {
+}  // namespace
+
+int check_rope(const Rope& r) {
   for (int64_t t = 0; t < r.tokens; t++) {
     const bool inside = r.positions[t] >= 0 && r.positions[t] < r.max_position;
     if (r.cos_sin && !inside) return kBadPosition;
@@ -92,7 +77,7 @@ int check(const Rope& r) {
 }
 
 int rope_and_cache(const Rope& r, int threads) {
-  if (const int wrong = check(r)) return wrong;
+  if (const int wrong = check_rope(r)) return wrong;
   const int64_t size = r.head_size;
   const int team = worth(threads, r.tokens * (r.q_heads + r.kv_heads) * size, 8192);
   Layout layout;
@@ -112,7 +97,6 @@ int rope_and_cache(const Rope& r, int threads) {
   return kOk;
 }
 
-}  // namespace
 }  // namespace quire
 
 using namespace quire;

@@ -22,6 +22,7 @@ enum Status : int32_t {
   kBadBlock = 4,
   kBadSequence = 5,
   kNoMemory = 6,
+  kBadRow = 7,
 };
 
 inline size_t size_of(int dtype) { return dtype == kF32 ? 4 : dtype == kI8 ? 1 : 2; }

@@ -1,0 +1,47 @@
+// The operations that the decoder is made of, as the C interface has them but in float32.
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+#include "runtime.h"
+
+namespace quire {
+
+enum Gate : int { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
+
+// out = norm(x) * weight; with `residual`, which may not be null, residual += x comes first and is
+// what is normed.
+void rms_norm(float* out, const float* x, const float* weight, int64_t rows, int64_t width,
+              float eps, int threads);
+void add_rms_norm(float* out, const float* x, float* residual, const float* weight, int64_t rows,
+                  int64_t width, float eps, int threads);
+
+// out [rows, width] = gate(x[:, :width]) * x[:, width:].
+void gate_and_mul(float* out, const float* x, int64_t rows, int64_t width, int kind, int threads);
+
+struct Rope {
+  void *q, *k;
+  const void* v;
+  int64_t q_stride, k_stride, v_stride;  // elements from token to token
+  const int64_t* positions;
+  const float* cos_sin;  // null: no rotation
+  int64_t max_position;
+  void *key_cache, *value_cache;
+  const int64_t* slots;
+  int64_t slot_count, block_size;
+  const void *q_norm, *k_norm;  // null: no norm
+  int norm_dtype;
+  float eps;
+  int64_t tokens, q_heads, kv_heads, head_size, rotary;
+  int neox, dtype, cache_dtype;
+};
+
+int rope_and_cache(const Rope& r, int threads);
+// What rope_and_cache would refuse.
+int check_rope(const Rope& r);
+
+int paged_attention(const Attention& a, int threads);
+// What paged_attention would refuse.
+int check_attention(const Attention& a);
+
+}  // namespace quire

@@ -1,0 +1,213 @@
+"""The compiled decoder does what its operations do one by one, to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kernels.interface import DecoderLayerWeights, DecoderShape
+
+SHAPE = DecoderShape(
+    hidden_size=96, num_heads=6, num_kv_heads=2, head_dim=32, intermediate_size=160,
+    norm_eps=1e-5, scale=0.2,
+)  # fmt: skip
+SEQUENCES = [(1, 40), (9, 30), (1, 1), (20, 20)]  # queries, length
+BLOCK_SIZE = 8
+
+
+def norm(size):
+    return 1 + 0.1 * torch.randn(size)
+
+
+def make_layer(kernels, *, quantization=None, dtype=torch.float32, **options):
+    def linear(rows, columns):
+        weight = (torch.randn(rows, columns) * columns**-0.5).to(dtype)
+        return kernels.PackedLinear(weight, 0.1 * torch.randn(rows), quantization=quantization)
+
+    shape = (40, SHAPE.num_kv_heads, BLOCK_SIZE, SHAPE.head_dim)
+    caches = [kernels.new_kv_cache(shape, torch.bfloat16).normal_() for _ in range(2)]
+    angle = torch.rand(64, 8)
+    width, q = SHAPE.hidden_size, SHAPE.num_heads * SHAPE.head_dim
+    return DecoderLayerWeights(
+        **{
+            "input_norm": norm(width),
+            "qkv": linear(q + 2 * SHAPE.num_kv_heads * SHAPE.head_dim, width),
+            "cos_sin": torch.cat((angle.cos(), angle.sin()), -1),
+            "key_cache": caches[0],
+            "value_cache": caches[1],
+            "o": linear(width, q),
+            "mlp_norm": norm(width),
+            "gate_up": linear(2 * SHAPE.intermediate_size, width),
+            "down": linear(width, SHAPE.intermediate_size),
+            **options,
+        }
+    )
+
+
+def make_batch():
+    """Arguments after `hidden`, and the number of tokens."""
+    counts = [-(-length // BLOCK_SIZE) for _, length in SEQUENCES]
+    order = torch.randperm(40).int()
+    tables = torch.zeros(len(SEQUENCES), max(counts), dtype=torch.int32)
+    positions, slots, taken = [], [], 0
+    for row, ((queries, length), count) in enumerate(zip(SEQUENCES, counts)):
+        tables[row, :count] = order[taken : taken + count]
+        taken += count
+        at = torch.arange(length - queries, length)
+        positions.append(at)
+        slots.append(tables[row, at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE)
+    starts = torch.tensor([0, *(queries for queries, _ in SEQUENCES)]).cumsum(0).int()
+    lengths = torch.tensor([length for _, length in SEQUENCES]).int()
+    return [torch.cat(positions), torch.cat(slots), tables, lengths, starts], int(starts[-1])
+
+
+def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows):
+    """What the decoder should do."""
+    positions, slots, tables, lengths, starts = batch
+    q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    eps, gate = shape.norm_eps, {
+        "silu": kernels.silu_and_mul,
+        "gelu": kernels.gelu_and_mul,
+        "gelu_tanh": lambda x: kernels.gelu_and_mul(x, "tanh"),
+    }[shape.activation]  # fmt: skip
+    residual = hidden.clone()
+    x = kernels.rms_norm(residual, layers[0].input_norm, eps)
+    for index, layer in enumerate(layers):
+        q, k, v = layer.qkv(x).split((q_size, kv_size, kv_size), -1)
+        q, k, v = (part.unflatten(-1, (-1, shape.head_dim)) for part in (q, k, v))
+        kernels.rope_and_cache(
+            q, k, v, positions, layer.cos_sin, layer.key_cache, layer.value_cache, slots,
+            layer.q_norm, layer.k_norm, eps, shape.neox,
+        )  # fmt: skip
+        x = kernels.paged_attention(
+            q, layer.key_cache, layer.value_cache, tables, lengths, starts, shape.scale,
+            layer.sliding_window, shape.soft_cap, sinks=layer.sinks,
+        )  # fmt: skip
+        x = layer.o(x.flatten(1))
+        if layer.attention_out_norm is not None:
+            x = kernels.rms_norm(x, layer.attention_out_norm, eps)
+        last = index == len(layers) - 1
+        if last and rows is not None:
+            x, residual = x[rows], residual[rows]
+        x = kernels.fused_add_rms_norm(x, residual, layer.mlp_norm, eps)
+        x = layer.down(gate(layer.gate_up(x)))
+        if layer.mlp_out_norm is not None:
+            x = kernels.rms_norm(x, layer.mlp_out_norm, eps)
+        following = final_norm if last else layers[index + 1].input_norm
+        x = kernels.fused_add_rms_norm(x, residual, following, eps)
+    return x
+
+
+def check(kernels, shape, layers, rows=None):
+    batch, tokens = make_batch()
+    hidden, final_norm = torch.randn(tokens, shape.hidden_size), norm(shape.hidden_size)
+    before = [(layer.key_cache.clone(), layer.value_cache.clone()) for layer in layers]
+    expected = one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows)
+    written = [(layer.key_cache.clone(), layer.value_cache.clone()) for layer in layers]
+    for layer, (keys, values) in zip(layers, before):
+        layer.key_cache.copy_(keys)
+        layer.value_cache.copy_(values)
+    decoder = kernels.compile_decoder(shape, layers, final_norm)
+    assert torch.equal(decoder(hidden, *batch, rows), expected)
+    for layer, (keys, values) in zip(layers, written):
+        assert torch.equal(layer.key_cache, keys)
+        assert torch.equal(layer.value_cache, values)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_plain_layers(compiled, threads, quantization, dtype):
+    torch.manual_seed(1)
+    layers = [make_layer(compiled, quantization=quantization, dtype=dtype) for _ in range(3)]
+    check(compiled, SHAPE, layers)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layer"),
+    [
+        ({"activation": "gelu"}, {}),
+        ({"activation": "gelu_tanh", "soft_cap": 5.0}, {}),
+        ({"neox": False}, {"sliding_window": 6}),
+        ({}, {"q_norm": norm(32), "k_norm": norm(32)}),
+        ({}, {"sinks": torch.randn(6), "cos_sin": None}),
+        ({}, {"attention_out_norm": norm(96), "mlp_out_norm": norm(96)}),
+    ],
+)
+def test_variations(compiled, threads, shape, layer):
+    torch.manual_seed(2)
+    layers = [make_layer(compiled, **layer) for _ in range(2)]
+    check(compiled, dataclasses.replace(SHAPE, **shape), layers)
+
+
+@pytest.mark.parametrize("rows", [[], [0], [30, 0, 30, 9], list(range(31))])
+def test_only_wanted_rows(compiled, threads, rows):
+    torch.manual_seed(3)
+    layers = [make_layer(compiled) for _ in range(2)]
+    check(compiled, SHAPE, layers, torch.tensor(rows, dtype=torch.int64))
+
+
+def test_more_tokens_than_an_mlp_takes_at_once(compiled, monkeypatch):
+    torch.manual_seed(4)
+    monkeypatch.setattr("tests.kernels.test_decoder.SEQUENCES", [(1, 1)] * 3)
+    layer = make_layer(compiled)
+    tokens = 1100
+    slots = torch.full((tokens,), -1)
+    starts, tables = torch.tensor([0, *range(1, tokens + 1)]).int(), torch.zeros(tokens, 1).int()
+    batch = [torch.zeros(tokens).long(), slots, tables, torch.ones(tokens).int(), starts]
+    hidden, final_norm = torch.randn(tokens, 96), norm(96)
+    expected = one_by_one(compiled, SHAPE, [layer], final_norm, hidden, batch, None)
+    decoder = compiled.compile_decoder(SHAPE, [layer], final_norm)
+    assert torch.equal(decoder(hidden, *batch), expected)
+
+
+def test_the_reference_has_none():
+    from kernels.reference import ReferenceKernels
+
+    assert ReferenceKernels().compile_decoder(SHAPE, [], norm(96)) is None
+
+
+def test_nothing_is_written_when_a_batch_is_refused(compiled):
+    layer = make_layer(compiled)
+    decoder = compiled.compile_decoder(SHAPE, [layer], norm(96))
+    keys = layer.key_cache.clone()
+
+    def refused(words, **changes):
+        batch, tokens = make_batch()
+        names = ["positions", "slots", "tables", "lengths", "starts"]
+        values = [changes.get(name, value) for name, value in zip(names, batch)]
+        with pytest.raises(ValueError, match=words):
+            decoder(changes.get("hidden", torch.randn(tokens, 96)), *values, changes.get("rows"))
+        assert torch.equal(layer.key_cache, keys)
+
+    (positions, slots, tables, lengths, _), tokens = make_batch()
+    refused("position", positions=positions + 60)
+    refused("slot", slots=slots + 320)
+    refused("block outside", tables=tables + 40)
+    refused("contradict", lengths=lengths - 10)
+    refused("wanted", rows=torch.tensor([tokens]))
+    refused("hidden", hidden=torch.randn(tokens, 95))
+    refused("positions", positions=positions.int())
+
+
+def test_layers_that_do_not_fit_are_refused(compiled):
+    from kernels.reference import ReferenceKernels
+
+    layer = make_layer(compiled)
+
+    def refused(words, shape=SHAPE, **changes):
+        with pytest.raises(ValueError, match=words):
+            compiled.compile_decoder(
+                shape, [layer, dataclasses.replace(layer, **changes)], norm(96)
+            )
+
+    foreign = ReferenceKernels().PackedLinear(torch.randn(96, 160))
+    refused("no layer of these", down=foreign)
+    refused("must map 96 to 320", gate_up=layer.o)
+    refused("mlp_norm", mlp_norm=norm(95))
+    refused("key_cache", key_cache=layer.key_cache.float())
+    refused("layers rotate", cos_sin=None)
+    refused("activation", shape=dataclasses.replace(SHAPE, activation="relu"))
+    with pytest.raises(ValueError, match="needs layers"):
+        compiled.compile_decoder(SHAPE, [], norm(96))
