@@ -74,7 +74,7 @@ class MaskMaker:
             len(rows),
         )
         mask = TokenMask({row.seq_id: at for at, row in enumerate(rows)}, bits)
-        more: list[bool] = (bits & ~self._eos).any(axis=1).tolist()
+        more = np.any(bits & ~self._eos, axis=1)
         for at, row in enumerate(rows):
             if row.state.matcher.is_error():
                 mask.errors[row.seq_id] = short(row.state.matcher.get_error())

@@ -1,0 +1,69 @@
+"""One small engine for all of the folder, and short forms for its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.core import EngineCore
+from engine.llm import LLM
+from engine.protocol import EngineRequest, TokenDelta
+from engine.sampling_params import SamplingParams
+from engine.structured.backend import Vocabulary
+from engine.structured.params import StructuredOutputsParams
+from tests.engine.models import make_tokenizer
+
+SETTINGS: dict[str, Any] = {"num_gpu_blocks_override": 1024, "block_size": 4}
+PROMPT = [40, 41, 42, 43, 44]
+
+
+@pytest.fixture(scope="package")
+def llm(model_folder: Callable[[str], Path]) -> Iterator[LLM]:
+    made = LLM(str(model_folder("llama")), **SETTINGS)
+    yield made
+    made.core.check_integrity()
+
+
+@pytest.fixture(scope="package")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(make_tokenizer().backend_tokenizer.to_str(), 384, (2,))
+
+
+def params(seed: int = 0, **fields: Any) -> SamplingParams:
+    """Structured parameters; names of `StructuredOutputsParams` go there."""
+    names = StructuredOutputsParams.__struct_fields__
+    structured = {name: fields.pop(name) for name in names if name in fields}
+    wanted = StructuredOutputsParams(**structured) if structured else None
+    return SamplingParams(
+        **{"temperature": 1.0, "max_tokens": 60, "seed": seed, **fields},
+        structured_outputs=wanted,
+    )
+
+
+def request(sampling: SamplingParams, request_id: str = "r", **fields: Any) -> EngineRequest:
+    return EngineRequest(
+        request_id=request_id,
+        gateway_id="g",
+        prompt_token_ids=PROMPT,
+        sampling=sampling,
+        **fields,
+    )
+
+
+def finish(core: EngineCore) -> dict[tuple[str, int], list[TokenDelta]]:
+    """Run until nothing is left; deltas by request and output."""
+    found: dict[tuple[str, int], list[TokenDelta]] = {}
+    while core.has_work:
+        for delta in core.step():
+            found.setdefault((delta.request_id, delta.index), []).append(delta)
+    core.check_integrity()
+    assert core.structured.num_waiting == 0
+    assert not core.structured._active
+    return found
+
+
+def tokens(deltas: list[TokenDelta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]

@@ -1,0 +1,247 @@
+"""Structured output beside everything else that a sequence may want or suffer."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import InvalidRequest
+from engine.llm import LLM
+from engine.sampling_params import SamplingParams
+from engine.scheduler import StepPlan, StepResult
+from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens
+
+Folder = Callable[[str], Path]
+PATTERN = r"[a-z]{3,9} [0-9]{4,20}!"
+GRAMMAR = """
+root ::= expr
+expr ::= term (("+" | "-") term)*
+term ::= [0-9]{1,3} | "(" expr ")"
+"""
+TAG = json.dumps(
+    {
+        "structures": [{"begin": "<f=a>", "schema": {"const": [1, 2]}, "end": "</f>"}],
+        "triggers": ["<f="],
+    }
+)
+
+
+def one(llm: LLM, sampling: SamplingParams) -> Any:
+    return llm.generate([PROMPT], sampling, use_tqdm=False)[0].outputs[0]
+
+
+@pytest.fixture
+def core(model_folder: Folder) -> EngineCore:
+    return EngineCore(EngineConfig(model=str(model_folder("llama")), **SETTINGS))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_regex_choice_and_grammar(llm: LLM, temperature: float) -> None:
+    choices = ["yes", "no", "yes, but", 'a "quoted" \\ one', "新しい"]
+    for seed in range(3):
+        output = one(llm, params(seed, regex=PATTERN, temperature=temperature))
+        assert output.finish_reason == "stop"
+        assert re.fullmatch(PATTERN, output.text)
+        output = one(llm, params(seed, choice=choices, temperature=temperature))
+        assert output.finish_reason == "stop"
+        assert output.text in choices
+        output = one(llm, params(seed, grammar=GRAMMAR, temperature=temperature, max_tokens=99))
+        if output.finish_reason == "stop":
+            assert re.fullmatch(r"[-+()0-9]+", output.text)
+            assert output.text.count("(") == output.text.count(")")
+
+
+def test_every_choice_can_come(llm: LLM) -> None:
+    choices = ["a", "b", "c"]
+    wanted = [params(seed, choice=choices, temperature=50.0) for seed in range(40)]
+    results = llm.generate([PROMPT] * 40, wanted, use_tqdm=False)
+    assert {result.outputs[0].text for result in results} == set(choices)
+
+
+def test_a_structural_tag_binds_after_its_trigger_only(llm: LLM) -> None:
+    bias = {token: 90.0 for token in llm.get_tokenizer().encode("<f=")}
+    wanted = [
+        params(seed, structural_tag=TAG, max_tokens=80, logit_bias=bias, temperature=2.0)
+        for seed in range(6)
+    ]
+    texts = [r.outputs[0].text for r in llm.generate([PROMPT] * 6, wanted, use_tqdm=False)]
+    assert any("<f=" in text for text in texts)
+    for text in texts:
+        for tail in text.split("<f=")[1:]:
+            written = "a>[1,2]</f>"
+            plain = "".join(tail.split())
+            assert plain.startswith(written) or written.startswith(plain)
+
+
+def test_neighbours_without_a_grammar_keep_their_tokens(llm: LLM) -> None:
+    plain = [
+        params(seed, temperature=temperature, max_tokens=24, ignore_eos=True)
+        for seed, temperature in enumerate((0.0, 1.0, 0.0, 1.0))
+    ]
+    alone = [one(llm, each).token_ids for each in plain]
+    mixed: list[SamplingParams] = []
+    for seed, each in enumerate(plain):
+        mixed += [params(seed, regex=PATTERN), each, params(seed, json_object=True)]
+    results = llm.generate([PROMPT] * len(mixed), mixed, use_tqdm=False)
+    assert [result.outputs[0].token_ids for result in results[1::3]] == alone
+
+
+def test_structured_outputs_do_not_depend_on_their_neighbours(llm: LLM) -> None:
+    wanted = [params(seed, regex=PATTERN) for seed in range(6)]
+    alone = [one(llm, each).text for each in wanted]
+    together = llm.generate([PROMPT] * 6, wanted, use_tqdm=False)
+    assert [result.outputs[0].text for result in together] == alone
+
+
+def test_each_of_n_outputs_has_its_own_place_in_the_grammar(llm: LLM) -> None:
+    result = llm.generate([PROMPT], params(regex=PATTERN, n=5), use_tqdm=False)[0]
+    texts = [output.text for output in result.outputs]
+    assert all(re.fullmatch(PATTERN, text) for text in texts)
+    assert len(set(texts)) > 1
+
+
+def test_logprobs_are_the_models_own_and_every_token_has_them(llm: LLM) -> None:
+    free = one(llm, SamplingParams(temperature=0, max_tokens=1, logprobs=3))
+    bound = one(llm, params(choice=["yes"], temperature=0, logprobs=3))
+    quiet = one(llm, params(choice=["yes"], temperature=0))
+    assert bound.token_ids == quiet.token_ids
+    assert len(bound.logprobs) == len(bound.token_ids)
+    raw = {token: entry.logprob for token, entry in free.logprobs[0].items()}
+    top = {token: e.logprob for token, e in bound.logprobs[0].items() if token in raw}
+    assert top == pytest.approx({token: raw[token] for token in top})
+    assert len(top) >= 3
+
+
+def test_a_complete_output_ends_whatever_min_tokens_and_ignore_eos_say(llm: LLM) -> None:
+    for extra in ({"min_tokens": 40}, {"ignore_eos": True}, {"ignore_eos": True, "logprobs": 0}):
+        output = one(llm, params(regex="[ab]{3}", **extra))
+        assert output.finish_reason == "stop"
+        assert re.fullmatch("[ab]{3}", output.text)
+
+
+def test_eos_waits_for_min_tokens_where_the_grammar_could_end_sooner(llm: LLM) -> None:
+    for seed in range(4):
+        output = one(llm, params(seed, regex="a*", min_tokens=9, max_tokens=30))
+        assert len(output.token_ids) >= 9
+        assert set(output.text) == {"a"}
+    output = one(llm, params(regex="a*", ignore_eos=True, max_tokens=12))
+    assert (output.finish_reason, len(output.token_ids)) == ("length", 12)
+
+
+def test_an_output_that_is_cut_ends_by_length(llm: LLM) -> None:
+    output = one(llm, params(regex="[ab]{30}", max_tokens=5))
+    assert (output.finish_reason, len(output.token_ids)) == ("length", 5)
+    assert re.fullmatch("[ab]{5,}", output.text)
+
+
+def test_penalties_biases_and_filters_choose_among_what_is_allowed(llm: LLM) -> None:
+    extras: list[dict[str, Any]] = [
+        {"repetition_penalty": 2.0, "presence_penalty": 2.0},
+        {"top_k": 1},
+        {"top_p": 0.1},
+        {"min_p": 0.9},
+        {"logit_bias": {5: 100.0, 2: 100.0}},
+    ]
+    for extra in extras:
+        output = one(llm, params(regex=PATTERN, **extra))
+        assert output.finish_reason == "stop"
+        assert re.fullmatch(PATTERN, output.text)
+
+
+def test_preempted_sequences_go_on_where_they_were(model_folder: Folder, llm: LLM) -> None:
+    wanted = [params(seed, regex="[a-z]{1,80}", max_tokens=40, min_tokens=30) for seed in range(6)]
+    expected = [result.outputs[0].token_ids for result in llm.generate([PROMPT] * 6, wanted)]
+    small = LLM(str(model_folder("llama")), num_gpu_blocks_override=24, block_size=4)
+    results = small.generate([PROMPT] * 6, wanted, use_tqdm=False)
+    assert small.core.scheduler.num_preemptions > 0
+    assert [result.outputs[0].token_ids for result in results] == expected
+
+
+@pytest.mark.parametrize("at", [1, 4, 9])
+def test_another_replica_goes_on_after_the_tokens_so_far(core: EngineCore, at: int) -> None:
+    sampling = params(7, regex=PATTERN)
+    core.add_request(request(sampling, "whole"))
+    whole = tokens(finish(core)["whole", 0])
+    assert len(whole) > at
+    core.add_request(request(sampling, "rest", resume_token_ids=[whole[:at]]))
+    deltas = finish(core)["rest", 0]
+    assert whole[:at] + tokens(deltas) == whole
+    assert deltas[0].start == at
+    assert deltas[-1].finish_reason == "stop"
+
+
+def test_a_resumed_output_that_is_complete_ends_at_once(core: EngineCore) -> None:
+    sampling = params(regex="[ab]{3}")
+    core.add_request(request(sampling, "whole"))
+    whole = tokens(finish(core)["whole", 0])
+    core.add_request(request(sampling, "rest", resume_token_ids=[whole[:-1]]))
+    deltas = finish(core)["rest", 0]
+    assert tokens(deltas) == whole[-1:]
+    assert deltas[-1].finish_reason == "stop"
+
+
+def test_tokens_that_break_the_grammar_cannot_be_resumed(core: EngineCore) -> None:
+    sampling = params(regex="[ab]{3}")
+    for request_id in ("first", "cached"):
+        message = request(sampling, request_id, resume_token_ids=[[50]])
+        if request_id == "first":
+            core.add_request(message)
+            (delta,) = finish(core)[request_id, 0]
+            assert delta.error is not None
+            assert (delta.error.status, delta.error.param) == (400, "resume_token_ids")
+        else:
+            with pytest.raises(InvalidRequest):
+                core.add_request(message)
+    assert not core.requests
+
+
+def test_a_failed_step_takes_nothing_from_the_grammar(
+    core: EngineCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [request(params(seed, regex=PATTERN), f"r{seed}") for seed in range(3)]
+    for message in messages:
+        core.add_request(message)
+    expected = {key: tokens(deltas) for key, deltas in finish(core).items()}
+    execute, calls = core.executor.execute, []
+
+    def fail_sometimes(plan: StepPlan) -> StepResult:
+        calls.append(plan.step)
+        if len(plan.seq_ids) > 1 and len(calls) % 5 == 0:
+            raise RuntimeError("broken step")
+        return execute(plan)
+
+    monkeypatch.setattr(core.executor, "execute", fail_sometimes)
+    for message in messages:
+        core.add_request(message)
+    assert {key: tokens(deltas) for key, deltas in finish(core).items()} == expected
+
+
+def test_aborts_while_the_grammar_compiles_and_while_it_runs(core: EngineCore) -> None:
+    core.add_request(request(params(regex=PATTERN, n=2), "early"))
+    assert core.has_work
+    (one_left,) = core.abort("early", 1)
+    assert (one_left.index, one_left.finish_reason) == (1, "abort")
+    assert [delta.finish_reason for delta in core.abort("early")] == ["abort"]
+    assert (core.requests, core.structured.num_waiting) == ({}, 0)
+    core.add_request(request(params(regex="[ab]{50}"), "running"))
+    while not any(core.step()):
+        assert core.has_work
+    core.abort("running")
+    assert finish(core) == {}
+
+
+def test_a_model_without_a_tokenizer_refuses(model_folder: Folder) -> None:
+    folder = str(model_folder("llama"))
+    core = EngineCore(EngineConfig(model=folder, skip_tokenizer_init=True, **SETTINGS))
+    with pytest.raises(InvalidRequest, match="tokenizer") as error:
+        core.add_request(request(params(regex="a")))
+    assert error.value.param == "structured_outputs"
+    assert not core.requests
+    assert not core.has_work
