@@ -87,11 +87,11 @@ def _long_conversations(rng: Random) -> Iterator[Example]:
         yield long_conversation(rng, rng.randint(12, 22))
 
 
-def schedule(step: int, steps: int) -> float:
+def schedule(step: int, steps: int, warm_up: int = WARM_UP) -> float:
     """The share of the peak learning rate: a linear warm-up, then a cosine."""
-    done = min(1.0, max(0, step - WARM_UP) / max(1, steps - WARM_UP))
+    done = min(1.0, max(0, step - warm_up) / max(1, steps - warm_up))
     cosine = FLOOR + (1 - FLOOR) * (1 + math.cos(math.pi * done)) / 2
-    return min(1.0, (step + 1) / WARM_UP) * cosine
+    return min(1.0, (step + 1) / warm_up) * cosine
 
 
 class Optimizer:
@@ -100,26 +100,20 @@ class Optimizer:
     On this little data the layers learn in two thirds of the steps that AdamW alone takes.
     """
 
-    def __init__(
-        self, model: nn.Module, layers: float = LAYER_RATE, rest: float = REST_RATE
-    ) -> None:
-        learned = {n: w for n, w in model.named_parameters() if w.requires_grad}
-        matrices = {n: w for n, w in learned.items() if w.dim() == 2 and "embed" not in n}
-        others = {n: w for n, w in learned.items() if n not in matrices}
+    def __init__(self, model: nn.Module) -> None:
+        weights = dict(model.named_parameters())
+        layers = [w for name, w in weights.items() if w.dim() == 2 and "embed" not in name]
+        rest = [w for name, w in weights.items() if w.dim() < 2 or "embed" in name]
         self._parts: list[torch.optim.Optimizer] = [
             torch.optim.Muon(
-                matrices.values(), lr=layers, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"
-            )
+                layers, lr=LAYER_RATE, weight_decay=DECAY, adjust_lr_fn="match_rms_adamw"
+            ),
+            torch.optim.AdamW(rest, lr=REST_RATE, betas=BETAS, weight_decay=0.0),
         ]
-        if others:
-            self._parts.append(
-                torch.optim.AdamW(others.values(), lr=REST_RATE, betas=BETAS, weight_decay=0.0)
-            )
-        self._peaks = [layers, REST_RATE]
 
     def step(self, scale: float) -> None:
         """One step, at this share of the peak learning rates."""
-        for part, peak in zip(self._parts, self._peaks):
+        for part, peak in zip(self._parts, (LAYER_RATE, REST_RATE)):
             part.param_groups[0]["lr"] = peak * scale
             part.step()
             part.zero_grad(set_to_none=True)
@@ -235,7 +229,7 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--steps", type=int, default=2800)
     parser.add_argument("--minutes", type=float, default=math.inf, help="stop after so long")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--compile", action="store_true", help="a little faster; needs a compiler")
