@@ -7,7 +7,8 @@ markup in its scripts, so its pages go without that last rule.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Any
 
 from asgiref.sync import iscoroutinefunction
 from django.conf import settings
@@ -24,23 +25,18 @@ POLICY = (
 TRUSTED_TYPES = "require-trusted-types-for 'script'; trusted-types 'none'"
 PERMISSIONS = "camera=(), microphone=(), geolocation=(), payment=(), usb=()"
 
-Handler = Callable[[HttpRequest], HttpResponse] | Callable[[HttpRequest], Awaitable[HttpResponse]]
-
 
 @sync_and_async_middleware
-def content_security_policy(get_response: Handler) -> Handler:
+def content_security_policy(get_response: Callable[[HttpRequest], Any]) -> Callable[..., Any]:
     """Middleware: sets the header on HTML responses that have none."""
-    if iscoroutinefunction(get_response):
 
-        async def middleware(request: HttpRequest) -> HttpResponse:
-            return protect(request, await get_response(request))
+    async def in_loop(request: HttpRequest) -> HttpResponse:
+        return protect(request, await get_response(request))
 
-    else:
+    def in_thread(request: HttpRequest) -> HttpResponse:
+        return protect(request, get_response(request))
 
-        def middleware(request: HttpRequest) -> HttpResponse:
-            return protect(request, get_response(request))
-
-    return middleware
+    return in_loop if iscoroutinefunction(get_response) else in_thread
 
 
 def protect(request: HttpRequest, response: HttpResponse) -> HttpResponse:

@@ -96,7 +96,7 @@ function smallPrint({ host, pid, preemptions, steps, last_step_ms: step }) {
   const parts = [];
   if (host) parts.push(`${host}, pid ${pid}`);
   if (steps) parts.push(plural(steps, "step"));
-  if (step) parts.push(`last ${step.toFixed(1)} ms`);
+  if (step >= 0.05) parts.push(`last ${step.toFixed(1)} ms`);
   if (preemptions) parts.push(plural(preemptions, "preemption"));
   return parts.join(" · ");
 }
