@@ -1,0 +1,56 @@
+"""Bits to logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.sampling.sampler import Sampler
+from engine.sampling.state import SequenceSampling
+from engine.sampling.token_mask import MaskedRows, unpack, unpack_on_device
+from engine.sampling_params import SamplingParams
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100, 384])
+def test_both_ways_of_unpacking_agree(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    bits = rng.integers(-(2**31), 2**31, (3, 12), dtype=np.int64).astype(np.int32)
+    expected = [[bool(row[t // 32] >> (t % 32) & 1) for t in range(vocab)] for row in bits.tolist()]
+    assert unpack(bits, vocab, CPU).tolist() == expected
+    assert unpack_on_device(torch.from_numpy(bits), vocab).tolist() == expected
+
+
+def test_only_the_named_rows_are_masked_and_forced_tokens_come_anyway() -> None:
+    logits = torch.arange(12, dtype=torch.float32).reshape(3, 4)
+    before = logits.clone()
+    logits[2, 1] = float("-inf")  # min_tokens, say
+    bits = np.array([[0b0101], [0b0010]], dtype=np.int32)
+    MaskedRows([0, 2], bits, forced=[1]).apply(logits)
+    never = float("-inf")
+    assert logits[0].tolist() == [0.0, never, 2.0, never]
+    assert torch.equal(logits[1], before[1])
+    assert logits[2].tolist() == [never, 0.0, never, never]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_sampler_takes_allowed_tokens_only(temperature: float) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(8, 64) * 4
+    logits[:, 5] = 50.0
+    states = [
+        SequenceSampling(SamplingParams(temperature=temperature, seed=row), [1], [], row)
+        for row in range(8)
+    ]
+    bits = np.zeros((4, 2), dtype=np.int32)
+    bits[:, 1] = 0b1110
+    mask = MaskedRows([0, 2, 4, 6], bits, [])
+    output = Sampler().sample(logits.clone(), states, mask)
+    chosen = output.token_ids.tolist()
+    assert all(token in (33, 34, 35) for token in chosen[::2])
+    assert chosen[1::2] == [5, 5, 5, 5]
+    assert not output.errors
+    # The masks of one step aren't kept for the next.
+    assert Sampler().sample(logits.clone(), states).token_ids.tolist() == [5] * 8
