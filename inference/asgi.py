@@ -10,6 +10,7 @@ the ORM does so through `channels.db.database_sync_to_async`, which closes stale
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -215,6 +216,10 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
         if message["type"] == "lifespan.startup":
             try:
                 await get_engine_client().start()
+                # What was loaded so far stays: the collector need not look through it again while
+                # requests wait.
+                gc.collect()
+                gc.freeze()
             except Exception as error:
                 logger.exception("The engine client did not start.")
                 await send({"type": "lifespan.startup.failed", "message": str(error)})

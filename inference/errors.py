@@ -184,6 +184,7 @@ def error_headers(error: QuireError) -> dict[str, str]:
     if wait is not None:
         headers["Retry-After"] = str(max(1, math.ceil(wait)))
         headers["retry-after-ms"] = str(max(1, math.ceil(wait * 1000)))
+    headers |= getattr(error, "headers", None) or {}
     if error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Bearer realm="quire"'
     return headers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from django.http.response import HttpResponseBase
 
 from engine.errors import InvalidRequest
@@ -13,15 +12,13 @@ from inference.openai.chat_answer import ChatAnswer
 from inference.openai.chat_options import ChatOptions
 from inference.openai.chat_stream import ChatStreamWriter
 from inference.openai.schemas import ChatRequest
-from inference.openai.serving import add_headers, collect, parse, renamed, stream_response
+from inference.openai.serving import parse, renamed, respond
 from inference.rendering.messages import template_messages
 from inference.rendering.prompts import chat_token_ids, truncated
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.request_ids import new_id
-from inference.web.views import GatewayRequest, GatewayView, json_response
+from inference.web.views import GatewayRequest, GatewayView
 from tenants.authentication import Caller
-
-_encode = msgspec.json.Encoder().encode
 
 
 class ChatCompletionsView(GatewayView):
@@ -45,15 +42,12 @@ class ChatCompletionsView(GatewayView):
             received=request.received,
         )
         generation = await Generation.start(job)
-        response: HttpResponseBase
-        if chat.stream:
-            response = await stream_response(generation, ChatStreamWriter(generation, options))
-        else:
-            answer = ChatAnswer(generation, options)
-            await collect(generation, answer.take)
-            response = json_response(_encode(answer.body()))
-        add_headers(response, generation.admission, ignored)
-        return response
+        return await respond(
+            generation,
+            ignored,
+            writer=lambda: ChatStreamWriter(generation, options),
+            answer=lambda: ChatAnswer(generation, options),
+        )
 
 
 async def chat_job(

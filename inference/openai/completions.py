@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 from django.http.response import HttpResponseBase
 
 from engine.errors import InvalidRequest
@@ -11,13 +10,11 @@ from inference.openai.completion_answer import CompletionAnswer
 from inference.openai.completion_options import CompletionOptions
 from inference.openai.completion_stream import CompletionStreamWriter
 from inference.openai.schemas import CompletionRequest
-from inference.openai.serving import add_headers, collect, parse, renamed, stream_response
+from inference.openai.serving import parse, renamed, respond
 from inference.rendering.prompts import checked_token_ids, text_token_ids, truncated
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.request_ids import new_id
-from inference.web.views import GatewayRequest, GatewayView, json_response
-
-_encode = msgspec.json.Encoder().encode
+from inference.web.views import GatewayRequest, GatewayView
 
 
 class CompletionsView(GatewayView):
@@ -33,16 +30,12 @@ class CompletionsView(GatewayView):
         job = await completion_job(request, completion, served)
         options = CompletionOptions.of(completion, job)
         generation = await Generation.start(job)
-        response: HttpResponseBase
-        if completion.stream:
-            writer = CompletionStreamWriter(generation, options)
-            response = await stream_response(generation, writer)
-        else:
-            answer = CompletionAnswer(generation, options)
-            await collect(generation, answer.take)
-            response = json_response(_encode(answer.body()))
-        add_headers(response, generation.admission, ignored)
-        return response
+        return await respond(
+            generation,
+            ignored,
+            writer=lambda: CompletionStreamWriter(generation, options),
+            answer=lambda: CompletionAnswer(generation, options),
+        )
 
 
 async def completion_job(

@@ -6,6 +6,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from django.http.response import HttpResponseBase
 
 from engine.errors import InvalidRequest
@@ -14,6 +15,7 @@ from inference.generation import Generation, Increment
 from inference.openai.schemas.base import GenerateRequest, Refused
 from inference.settings import gateway_settings
 from inference.web.streaming import EventStreamResponse
+from inference.web.views import json_response
 from metering.access import Admission
 
 logger = logging.getLogger(__name__)
@@ -23,6 +25,8 @@ DONE = b"data: [DONE]\n\n"
 MAX_IGNORED_CHARS = 1024
 
 R = TypeVar("R", bound=GenerateRequest)
+
+_encode = msgspec.json.Encoder().encode
 
 
 def parse(schema: type[R], body: dict[str, Any]) -> R:
@@ -60,16 +64,49 @@ class StreamWriter(Protocol):
         """What comes after the last token, `[DONE]` included."""
 
 
+class Answer(Protocol):
+    """Collects one endpoint's whole answer."""
+
+    def take(self, increment: Increment) -> None:
+        """Add what is new."""
+
+    def body(self) -> dict[str, Any]:
+        """The answer, when all is there."""
+
+
+async def respond(
+    generation: Generation,
+    ignored: list[str],
+    *,
+    writer: Callable[[], StreamWriter],
+    answer: Callable[[], Answer],
+) -> HttpResponseBase:
+    """A generation as a response, in the form that its client asked for.
+
+    Raises: what the engine or the gateway refuses or fails with before the first byte. The
+    generation is released in any case.
+    """
+    response: HttpResponseBase
+    try:
+        if generation.job.stream:
+            response = await stream_response(generation, writer())
+        else:
+            whole = answer()
+            await collect(generation, whole.take)
+            response = json_response(_encode(whole.body()))
+    except BaseException:
+        generation.release()
+        raise
+    add_headers(response, generation.admission, ignored)
+    return response
+
+
 async def stream_response(generation: Generation, writer: StreamWriter) -> EventStreamResponse:
     """A response that streams a generation.
 
     Waits for the first increment, but not for ever: until then errors are HTTP errors.
     """
-    try:
-        first = await generation.next(gateway_settings().stream_start_wait_s)
-    except BaseException:
-        generation.release()
-        raise
+    first = await generation.next(gateway_settings().stream_start_wait_s)
     return EventStreamResponse(_events(generation, writer, first), generation.release)
 
 
@@ -94,13 +131,10 @@ async def _events(
 
 
 async def collect(generation: Generation, take: Callable[[Increment], None]) -> None:
-    """Run a generation to its end. Released in any case, also when the client leaves."""
-    try:
-        while not generation.finished:
-            for increment in await generation.next():
-                take(increment)
-    finally:
-        generation.release()
+    """Run a generation to its end."""
+    while not generation.finished:
+        for increment in await generation.next():
+            take(increment)
 
 
 def add_headers(response: HttpResponseBase, admission: Admission, ignored: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from inference.engine_client import get_engine_client
 from tests.fakes.fake_replica import FakeReplica
 from tests.inference.asgi_client import Exchange, chat_body, parse_events
 from tests.inference.conftest import Gateway, made_tokens, until
+from tests.services import running_redis
 
 COUNT = 60
 
@@ -434,3 +436,24 @@ async def test_two_gateways_do_not_get_each_others_tokens(
         assert text_of(await read(exchange)) == expected_text(tokenizer)
         assert other.gateway_id != get_engine_client().gateway_id
     await other.close()
+
+
+async def test_fault_28_redis_is_restarted_in_the_middle_of_a_stream(
+    gateway: Gateway, tokenizer: Tokenizer, short_tmp: Path, settings: Any
+) -> None:
+    """A server of its own, without persistence: it comes back knowing nothing."""
+    with running_redis(short_tmp / "restarted") as url:
+        settings.REDIS_URL = gateway.redis_url = url
+        first = gateway.fake(token_delay=0.02, replica_id="only")
+        async with first:
+            await gateway.look()
+            exchange = start(gateway)
+            await until(lambda: first.steps >= 5)
+            made = first.steps
+            first.state = "dead"  # it can't write any more: its engine starts anew later
+    with running_redis(short_tmp / "restarted"):
+        await asyncio.sleep(0.2)
+        async with gateway.fake(replica_id="only") as again:
+            assert text_of(await read(exchange)) == expected_text(tokenizer)
+    assert again.received
+    assert 0 < len(again.received[-1].resume_token_ids[0]) <= made + 1

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -70,14 +71,24 @@ async def _worker(target: Target, timings: Timings, end: float) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         if not head.startswith("http/1.1 200"):
             raise RuntimeError(head)
-        if "content-length" in head:
-            size = int(head.split("content-length:")[1].split("\r\n")[0])
-            body = json.loads(await reader.readexactly(size))
-            timings.tokens += body["usage"]["completion_tokens"]
-        else:
+        if target.body["stream"]:
             await _read_stream(reader, timings, started, int(str(target.body["max_tokens"])))
+        else:
+            answer = await _read_whole(reader, head)
+            timings.tokens += answer["usage"]["completion_tokens"]
         timings.whole.append(time.perf_counter() - started)
     writer.close()
+
+
+async def _read_whole(reader: asyncio.StreamReader, head: str) -> Any:
+    if "content-length" in head:
+        size = int(head.split("content-length:")[1].split("\r\n")[0])
+        return json.loads(await reader.readexactly(size))
+    body = b""
+    while size := int((await reader.readline()).split(b";")[0], 16):
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readline()
+    return json.loads(body)
 
 
 async def _read_stream(
