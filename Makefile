@@ -24,7 +24,7 @@ install: $(VENV)/.installed
 
 test: $(VENV)/.installed-test lint
 	deploy/system-packages.sh test
-	$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest $(TESTS) $(ARGS)
 
 test-slow: $(VENV)/.installed-test
 	deploy/system-packages.sh test
