@@ -46,7 +46,7 @@ def rope_spec(config: dict[str, Any], dim: int, layer_type: str | None = None) -
     theta = float(params.pop("rope_theta", None) or config.get("rope_theta") or 10000.0)
     kind = {"su": "longrope"}.get(kind, kind)
     if kind not in _INVERSE_FREQUENCIES:
-        raise ModelLoadError(f"config.json: rope scaling {kind!r} isn't known.", param="rope_type")
+        raise ModelLoadError(f"config.json: rope_type {kind!r} isn't known.", param="rope_type")
     if "original_max_position_embeddings" not in params and (
         original := config.get("original_max_position_embeddings")
     ):

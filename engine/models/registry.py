@@ -57,11 +57,19 @@ def decoder_spec(config: Config) -> DecoderSpec:
             param="model",
         )
     family = _FAMILIES[name]
+    if config.get("quantization_config"):
+        raise ModelLoadError(
+            "config.json: quantization_config: quantised checkpoints aren't supported.",
+            param="quantization_config",
+        )
     try:
         completed = family.complete(config)
         spec = DecoderSpec(**{**common_fields(name, completed), **family.build(completed)})
     except KeyError as error:
         reason = f"config.json of {name} lacks {error.args[0]!r}."
+        raise ModelLoadError(reason, param="model") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        reason = f"config.json of {name} has a value of the wrong type: {error}."
         raise ModelLoadError(reason, param="model") from error
     _check(spec)
     return spec
@@ -92,8 +100,8 @@ def _check(spec: DecoderSpec) -> None:
             )
     if spec.num_heads % spec.num_kv_heads:
         raise ModelLoadError(
-            f"config.json of {spec.architecture}: {spec.num_heads} heads can't share "
-            f"{spec.num_kv_heads} KV heads.",
+            f"config.json of {spec.architecture}: num_attention_heads ({spec.num_heads}) must be a "
+            f"multiple of num_key_value_heads ({spec.num_kv_heads}).",
             param="num_key_value_heads",
         )
     if spec.moe is not None and not 0 < spec.moe.top_k <= spec.moe.num_experts:

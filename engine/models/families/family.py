@@ -138,7 +138,7 @@ def windows_by_type(config: Config, default: list[str] | None = None) -> tuple[i
     for kind in types:
         if kind not in known:
             raise ModelLoadError(
-                f"config.json: layers of type {kind!r} aren't supported.", param="layer_types"
+                f"config.json: layer_types: {kind!r} isn't supported.", param="layer_types"
             )
     if len(types) != layers:
         raise ModelLoadError(

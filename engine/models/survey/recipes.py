@@ -1,0 +1,189 @@
+"""Tiny configurations of the architectures that `transformers` can make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+VOCAB = 384
+MAX_POSITIONS = 512
+_SHAPE: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": MAX_POSITIONS,
+}
+_GPT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": MAX_POSITIONS,
+}
+#: What all are made with: ids inside the vocabulary, and weights so large that random logits lie
+#: far apart and greedy choices aren't ties.
+COMMON: dict[str, Any] = {
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "pad_token_id": 3,
+    "initializer_range": 0.3,
+}
+_EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_HALF_FULL = ["sliding_attention", "full_attention"]
+
+
+def _recipe(model_type: str, **options: Any) -> dict[str, Any]:
+    return {"model_type": model_type, **_SHAPE, **options}
+
+
+def _short_factors(count: int) -> dict[str, Any]:
+    """LongRoPE's lists of factors, one for each frequency."""
+    return {
+        "rope_type": "longrope",
+        "short_factor": [1.0 + 0.1 * i for i in range(count)],
+        "long_factor": [2.0 + 0.2 * i for i in range(count)],
+    }
+
+
+#: name -> what makes its config. The first of an architecture is its plain form.
+RECIPES: dict[str, dict[str, Any]] = {
+    "llama": _recipe("llama"),
+    "mistral": _recipe("mistral", sliding_window=24, head_dim=32),
+    "qwen2": _recipe("qwen2"),
+    "qwen3": _recipe("qwen3", head_dim=32),
+    "gemma": _recipe("gemma", head_dim=32),
+    "gemma2": _recipe(
+        "gemma2",
+        head_dim=32,
+        num_hidden_layers=3,
+        sliding_window=24,
+        query_pre_attn_scalar=24,
+        tie_word_embeddings=False,
+    ),
+    "gemma3": _recipe(
+        "gemma3_text",
+        head_dim=32,
+        num_hidden_layers=3,
+        sliding_window=24,
+        query_pre_attn_scalar=24,
+        tie_word_embeddings=False,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "phi3": _recipe("phi3"),
+    "phi3-longrope": _recipe(
+        "phi3",
+        rope_parameters={**_short_factors(6), "partial_rotary_factor": 0.75},
+        original_max_position_embeddings=256,
+        sliding_window=40,
+    ),
+    "stablelm": _recipe("stablelm"),
+    "stablelm-parallel": _recipe(
+        "stablelm", use_qkv_bias=True, use_parallel_residual=True, qk_layernorm=True
+    ),
+    "olmo": _recipe("olmo", clip_qkv=2.0),
+    "olmo2": _recipe("olmo2"),
+    "cohere": _recipe("cohere", use_qk_norm=True, attention_bias=True),
+    "cohere2": _recipe("cohere2", sliding_window=24, layer_types=_HALF_FULL),
+    "granite": _recipe(
+        "granite",
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=2.0,
+    ),
+    "starcoder2": _recipe("starcoder2", sliding_window=24),
+    "phi": _recipe("phi"),
+    "phi-qk-norm": _recipe("phi", qk_layernorm=True),
+    "gpt_neox": _recipe("gpt_neox"),
+    "gpt_neox-sequential": _recipe("gpt_neox", use_parallel_residual=False),
+    "gptj": {"model_type": "gptj", **_GPT, "rotary_dim": 8},
+    "falcon": _recipe("falcon"),
+    "falcon-new": _recipe("falcon", new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-alibi": _recipe(
+        "falcon", alibi=True, multi_query=False, parallel_attn=False, bias=True
+    ),
+    "gpt2": {"model_type": "gpt2", **_GPT},
+    "gpt_neo": {
+        "model_type": "gpt_neo",
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 24,
+        "max_position_embeddings": MAX_POSITIONS,
+    },
+    "gpt_bigcode": {"model_type": "gpt_bigcode", **_GPT},
+    "gpt_bigcode-mha": {"model_type": "gpt_bigcode", **_GPT, "multi_query": False},
+    "opt": _recipe("opt", ffn_dim=96, word_embed_proj_dim=64, init_std=0.3),
+    "bloom": {
+        "model_type": "bloom",
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "n_layer": 2,
+        "n_head": 4,
+    },
+    "mpt": {
+        "model_type": "mpt",
+        "vocab_size": VOCAB,
+        "d_model": 48,
+        "n_layers": 2,
+        "n_heads": 6,
+        "max_seq_len": MAX_POSITIONS,
+        "attn_config": {"clip_qkv": 2.0},
+    },
+    "mixtral": _recipe("mixtral", num_local_experts=4),
+    "qwen2_moe": _recipe(
+        "qwen2_moe",
+        **_EXPERTS,
+        shared_expert_intermediate_size=48,
+        mlp_only_layers=[0],
+        num_hidden_layers=3,
+    ),
+    "qwen3_moe": _recipe("qwen3_moe", **_EXPERTS, head_dim=32, norm_topk_prob=True),
+    "olmoe": _recipe("olmoe", num_experts=6, num_experts_per_tok=2, clip_qkv=2.0),
+    "granitemoe": _recipe("granitemoe", num_local_experts=4, residual_multiplier=0.4),
+    "dbrx": {
+        "model_type": "dbrx",
+        "vocab_size": VOCAB,
+        "d_model": 64,
+        "n_layers": 2,
+        "n_heads": 4,
+        "max_seq_len": MAX_POSITIONS,
+        "attn_config": {"kv_n_heads": 2, "clip_qkv": 2.0, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
+    },
+    "gpt_oss": _recipe(
+        "gpt_oss",
+        head_dim=32,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=24,
+        swiglu_limit=2.0,
+        layer_types=_HALF_FULL,
+        rope_parameters={
+            "rope_type": "yarn",
+            "rope_theta": 150000.0,
+            "factor": 8.0,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "truncate": False,
+            "original_max_position_embeddings": 64,
+        },
+    ),
+}
+
+#: Made and tried too: the engine says why it doesn't run them.
+REFUSED: dict[str, dict[str, Any]] = {
+    "jamba": _recipe(
+        "jamba",
+        num_experts=2,
+        attn_layer_period=2,
+        attn_layer_offset=1,
+        mamba_d_state=4,
+        mamba_dt_rank=8,
+        use_mamba_kernels=False,
+    ),
+}

@@ -1,0 +1,92 @@
+"""Runs one recipe: the engine's greedy tokens and log probabilities beside `transformers`'."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from engine.errors import QuireError
+from engine.llm import LLM
+from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
+from engine.sampling_params import SamplingParams
+
+LENGTHS = (1, 50, 17, 64, 33, 90)
+OUTPUT = 10
+TOLERANCE = 2e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How one recipe went.
+
+    Attributes:
+        architecture: `transformers`' class.
+        equal: prompts whose tokens are the oracle's, of len(LENGTHS).
+        error: largest difference of a prompt's log probabilities.
+        reason: why it couldn't be run, "" when it was.
+    """
+
+    architecture: str
+    equal: int = 0
+    error: float = 0.0
+    reason: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """All tokens equal and all log probabilities close."""
+        return not self.reason and self.equal == len(LENGTHS) and self.error <= TOLERANCE
+
+    @property
+    def text(self) -> str:
+        """One cell of the table."""
+        found = f"{self.equal}/{len(LENGTHS)} equal, ± {self.error:.0e}"
+        if self.passed:
+            return f"pass ({found})"
+        return self.reason or f"**fails** ({found})"
+
+
+def run_recipe(recipe: dict[str, Any]) -> Result:
+    """Make the model, run both, compare. What the engine refuses becomes the reason."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        architecture = make_checkpoint(recipe, folder)
+        try:
+            llm = _engine(folder)
+        except QuireError as error:
+            return Result(architecture, reason=f"refused: {error.message.split(' Known:')[0]}")
+        oracle = Oracle(folder)
+        mixed = prompts(LENGTHS)
+        wanted = [oracle.greedy(prompt, OUTPUT) for prompt in mixed]
+        params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
+        outputs = llm.generate(mixed, params, use_tqdm=False)
+        given = [output.outputs[0].token_ids for output in outputs]
+        equal = sum(ours == theirs for ours, theirs in zip(given, wanted, strict=True))
+        longest = max(mixed, key=len)
+        return Result(architecture, equal, _largest_error(llm, longest, oracle.logprobs(longest)))
+
+
+def _engine(folder: Path) -> LLM:
+    return LLM(
+        str(folder),
+        dtype="float32",
+        num_gpu_blocks_override=200,
+        max_model_len=256,
+        max_num_batched_tokens=48,
+        num_threads=1,
+    )
+
+
+def _largest_error(llm: LLM, prompt: list[int], reference: Tensor) -> float:
+    """Largest difference between the engine's prompt logprobs and the oracle's."""
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    scores = llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs or []
+    errors = [
+        abs(entry[token].logprob - reference[position - 1, token].item())
+        for position, (token, entry) in enumerate(zip(prompt, scores, strict=True))
+        if entry is not None
+    ]
+    return max(errors)

@@ -1,0 +1,60 @@
+"""One tiny checkpoint a recipe, and what `transformers` says to it, made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.models.survey.recipes import RECIPES
+from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
+
+OUTPUT = 6
+LENGTHS = (1, 47, 16, 64, 33, 90)
+
+
+@dataclass(slots=True)
+class Case:
+    """A checkpoint and the oracle's answers.
+
+    Attributes:
+        prompts: mixed lengths; every second one begins with the same 40 tokens.
+        greedy: OUTPUT tokens for each prompt.
+        logprobs: float32 [90, vocab] of the longest prompt.
+    """
+
+    folder: Path
+    architecture: str
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+    logprobs: torch.Tensor
+
+    @property
+    def longest(self) -> list[int]:
+        return max(self.prompts, key=len)
+
+
+@pytest.fixture(scope="session")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """recipe -> its case."""
+    made: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            architecture = make_checkpoint(RECIPES[name], folder)
+            torch.set_num_threads(1)
+            oracle, mixed = Oracle(folder), prompts(LENGTHS)
+            made[name] = Case(
+                folder=folder,
+                architecture=architecture,
+                prompts=mixed,
+                greedy=[oracle.greedy(prompt, OUTPUT) for prompt in mixed],
+                logprobs=oracle.logprobs(max(mixed, key=len)),
+            )
+        return made[name]
+
+    return get

@@ -1,0 +1,65 @@
+"""Each family's greedy tokens and log probabilities equal those of `transformers` in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.models.survey.recipes import RECIPES
+from tests.engine.families.conftest import OUTPUT, Case
+
+GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
+
+
+def make(case: Case, **settings: Any) -> LLM:
+    return LLM(
+        str(case.folder),
+        dtype="float32",
+        num_gpu_blocks_override=160,
+        max_model_len=256,
+        # Tiny matrices: a second thread only waits, all the more on a busy machine.
+        num_threads=1,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_prompts_together_and_with_a_warm_prefix_cache(
+    name: str, case: Callable[[str], Case]
+) -> None:
+    expected = case(name)
+    llm = make(expected)
+    for cached in (0, 128):
+        outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)
+        assert [output.outputs[0].token_ids for output in outputs] == expected.greedy
+        assert sum(output.num_cached_tokens for output in outputs) >= cached
+    llm.core.check_integrity()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_chunked_prefill_of_16_tokens_and_prompt_logprobs(
+    name: str, case: Callable[[str], Case]
+) -> None:
+    expected = case(name)
+    llm = make(expected, max_num_batched_tokens=16, enable_prefix_caching=False)
+    outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected.greedy
+    prompt = expected.longest
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    scores = llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
+    assert scores is not None
+    assert len(scores) == len(prompt)
+    for position, entry in enumerate(scores[1:], start=1):
+        assert entry is not None
+        wanted = expected.logprobs[position - 1, prompt[position]].item()
+        assert entry[prompt[position]].logprob == pytest.approx(wanted, abs=2e-3)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_oracle_tells_families_apart(name: str, case: Callable[[str], Case]) -> None:
+    """Were its outputs all the same token, equality would show nothing."""
+    expected = case(name)
+    assert len({tuple(tokens) for tokens in expected.greedy}) >= len(expected.prompts) - 2

@@ -1,0 +1,81 @@
+"""What a config.json asks for and the native decoder doesn't do is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.errors import ModelLoadError
+from engine.models.registry import decoder_spec, known_architectures, register_decoder
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 384,
+    "max_position_embeddings": 512,
+}
+
+
+def config(architecture: str, **changes: Any) -> dict[str, Any]:
+    return {**LLAMA, "architectures": [architecture], **changes}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "param"),
+    [
+        ("LlamaForCausalLM", {"hidden_act": "xielu"}, "hidden_act"),
+        ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "spiral"}}, "rope_type"),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, None),
+        ("LlamaForCausalLM", {"hidden_size": 0}, "hidden_size"),
+        ("LlamaForCausalLM", {"num_key_value_heads": 3}, "num_key_value_heads"),
+        ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("Gemma2ForCausalLM", {"layer_types": ["chunked_attention"] * 2}, "layer_types"),
+        ("Gemma2ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("GPT2LMHeadModel", {"scale_attn_by_inverse_layer_idx": True}, None),
+        ("OPTForCausalLM", {"do_layer_norm_before": False}, "do_layer_norm_before"),
+        ("OPTForCausalLM", {"word_embed_proj_dim": 32}, "word_embed_proj_dim"),
+        ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, None),
+        ("MptForCausalLM", {"attn_config": {"qk_ln": True}}, "qk_ln"),
+        ("MptForCausalLM", {"attn_config": {"alibi": False}}, "alibi"),
+        ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
+        (
+            "MixtralForCausalLM",
+            {"num_local_experts": 2, "num_experts_per_tok": 3},
+            "num_experts_per_tok",
+        ),
+    ],
+)
+def test_a_setting_that_is_not_done_is_named(
+    architecture: str, changes: dict[str, Any], param: str | None
+) -> None:
+    name = param or next(iter(changes))
+    with pytest.raises(ModelLoadError, match=name) as caught:
+        decoder_spec(config(architecture, **changes))
+    assert caught.value.param == name
+
+
+def test_an_unknown_architecture_names_the_known_ones() -> None:
+    with pytest.raises(ModelLoadError, match=r"NoSuchModel.*LlamaForCausalLM"):
+        decoder_spec(config("NoSuchModel"))
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(ModelLoadError, match="num_attention_heads"):
+        decoder_spec({**LLAMA, "num_attention_heads": None})
+
+
+@pytest.mark.parametrize("value", ["many", [1], {}])
+def test_a_size_that_is_no_number_is_refused(value: Any) -> None:
+    with pytest.raises(ModelLoadError, match="LlamaForCausalLM"):
+        decoder_spec({**LLAMA, "vocab_size": value})
+
+
+def test_architectures_can_be_registered_from_outside() -> None:
+    register_decoder("MineForCausalLM", lambda config: {"qk_norm": "rms_head"}, {"head_dim": 32})
+    spec = decoder_spec(config("MineForCausalLM"))
+    assert (spec.qk_norm, spec.head_dim, spec.architecture) == ("rms_head", 32, "MineForCausalLM")
+    assert "MineForCausalLM" in known_architectures()
