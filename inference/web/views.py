@@ -49,6 +49,8 @@ class GatewayView(APIView):
     permission_classes = (HasScope,)
     throttle_classes = ()
     renderer_classes: ClassVar[tuple[type[BaseRenderer], ...]] = JSON_ONLY
+    # Django would tell by the handlers' kinds, and a view may have none.
+    view_is_async = True
     required_scope: ClassVar[str] = "inference"
     public: ClassVar[bool] = False
 
