@@ -29,14 +29,14 @@ class MaskedRows:
 
     def apply(self, logits: Tensor) -> None:
         """Set forbidden tokens of `logits` (float32 [rows, vocab]) to -inf, in place."""
-        allowed = unpack(self.bits, logits.shape[-1], logits.device)
+        forbidden = unpack(~self.bits, logits.shape[-1], logits.device)
         everything = self.rows == list(range(len(logits)))
         index = torch.tensor(self.rows, dtype=torch.int64, device=logits.device)
         chosen = logits if everything else logits[index]
         if self.forced:
             at = torch.tensor(self.forced, dtype=torch.int64, device=logits.device)
-            chosen[at] = chosen[at].masked_fill(allowed[at], 0.0)
-        chosen.masked_fill_(~allowed, NEVER)
+            chosen[at] = chosen[at].masked_fill(~forbidden[at], 0.0)
+        chosen.masked_fill_(forbidden, NEVER)
         if not everything:
             logits[index] = chosen
 
