@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import ModelLoadError
-from engine.models.families import gemma, gpt, layernorm, llama, moe, olmo
+from engine.models.families import gemma, gpt, layernorm, llama, moe, olmo, remote
 from engine.models.families.family import Config, Family, SpecBuilder, common_fields
 from engine.models.spec import DecoderSpec
 
@@ -18,6 +18,7 @@ _FAMILIES: dict[str, Family] = {
     **layernorm.FAMILIES,
     **gpt.FAMILIES,
     **moe.FAMILIES,
+    **remote.FAMILIES,
 }
 _POSITIVE = (
     "hidden_size",

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-_NO_CLASS = "no class in transformers to compare with; its code comes with the checkpoint"
+_NO_CLASS = "no class in transformers; its code comes with the checkpoint"
 _VISION = "takes images; vision towers aren't there yet"
 
 #: Architecture -> (models, why it's left out, or "" where recipes prove it).
 EXPECTED: dict[str, tuple[str, str]] = {
-    "AquilaForCausalLM": ("Aquila, Aquila2", _NO_CLASS),
+    "AquilaForCausalLM": ("Aquila, Aquila2", ""),
     "ArcticForCausalLM": ("Arctic", _NO_CLASS),
-    "BaiChuanForCausalLM": ("Baichuan, Baichuan2", _NO_CLASS),
+    "BaiChuanForCausalLM": ("Baichuan 7B (not 13B, not version 2)", ""),
     "BloomForCausalLM": ("BLOOM, BLOOMZ, BLOOMChat", ""),
-    "ChatGLMModel": ("ChatGLM", _NO_CLASS),
+    "ChatGLMModel": ("ChatGLM 2 and 3", ""),
     "CohereForCausalLM": ("Command-R", ""),
     "DbrxForCausalLM": ("DBRX", ""),
     "DeciLMForCausalLM": ("DeciLM", _NO_CLASS),
@@ -22,28 +22,28 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "GPTBigCodeForCausalLM": ("StarCoder, SantaCoder, WizardCoder", ""),
     "GPTJForCausalLM": ("GPT-J", ""),
     "GPTNeoXForCausalLM": ("GPT-NeoX, Pythia, OpenAssistant, Dolly V2", ""),
-    "InternLMForCausalLM": ("InternLM", _NO_CLASS),
-    "InternLM2ForCausalLM": ("InternLM2", _NO_CLASS),
+    "InternLMForCausalLM": ("InternLM", ""),
+    "InternLM2ForCausalLM": ("InternLM2", ""),
     "JAISLMHeadModel": ("Jais", _NO_CLASS),
     "JambaForCausalLM": ("Jamba", ""),
     "LlamaForCausalLM": ("Llama 1 to 3, Vicuna, Yi", ""),
     "LlavaForConditionalGeneration": ("LLaVA-1.5", _VISION),
     "LlavaNextForConditionalGeneration": ("LLaVA-NeXT", _VISION),
-    "MiniCPMForCausalLM": ("MiniCPM", _NO_CLASS),
+    "MiniCPMForCausalLM": ("MiniCPM", ""),
     "MistralForCausalLM": ("Mistral", ""),
     "MixtralForCausalLM": ("Mixtral 8x7B, 8x22B", ""),
     "MptForCausalLM": ("MPT", ""),
     "OlmoForCausalLM": ("OLMo", ""),
     "OPTForCausalLM": ("OPT, OPT-IML", ""),
-    "OrionForCausalLM": ("Orion", _NO_CLASS),
+    "OrionForCausalLM": ("Orion", ""),
     "PhiForCausalLM": ("Phi-1.5, Phi-2", ""),
     "Phi3ForCausalLM": ("Phi-3 mini and medium", ""),
     "Phi3SmallForCausalLM": ("Phi-3 small", _NO_CLASS),
     "Phi3VForCausalLM": ("Phi-3 vision", _NO_CLASS),
-    "QWenLMHeadModel": ("Qwen", _NO_CLASS),
+    "QWenLMHeadModel": ("Qwen", ""),
     "Qwen2ForCausalLM": ("Qwen 1.5, 2, 2.5", ""),
     "Qwen2MoeForCausalLM": ("Qwen 1.5 MoE", ""),
     "StableLmForCausalLM": ("StableLM", ""),
     "Starcoder2ForCausalLM": ("StarCoder 2", ""),
-    "XverseForCausalLM": ("Xverse", _NO_CLASS),
+    "XverseForCausalLM": ("Xverse", ""),
 }

@@ -34,7 +34,8 @@ _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size":
 _HALF_FULL = ["sliding_attention", "full_attention"]
 
 
-def _recipe(model_type: str, **options: Any) -> dict[str, Any]:
+def recipe(model_type: str, **options: Any) -> dict[str, Any]:
+    """A tiny config of this type."""
     return {"model_type": model_type, **_SHAPE, **options}
 
 
@@ -49,12 +50,12 @@ def _short_factors(count: int) -> dict[str, Any]:
 
 #: name -> what makes its config. The first of an architecture is its plain form.
 RECIPES: dict[str, dict[str, Any]] = {
-    "llama": _recipe("llama"),
-    "mistral": _recipe("mistral", sliding_window=24, head_dim=32),
-    "qwen2": _recipe("qwen2"),
-    "qwen3": _recipe("qwen3", head_dim=32),
-    "gemma": _recipe("gemma", head_dim=32),
-    "gemma2": _recipe(
+    "llama": recipe("llama"),
+    "mistral": recipe("mistral", sliding_window=24, head_dim=32),
+    "qwen2": recipe("qwen2"),
+    "qwen3": recipe("qwen3", head_dim=32),
+    "gemma": recipe("gemma", head_dim=32),
+    "gemma2": recipe(
         "gemma2",
         head_dim=32,
         num_hidden_layers=3,
@@ -62,7 +63,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         query_pre_attn_scalar=24,
         tie_word_embeddings=False,
     ),
-    "gemma3": _recipe(
+    "gemma3": recipe(
         "gemma3_text",
         head_dim=32,
         num_hidden_layers=3,
@@ -71,39 +72,37 @@ RECIPES: dict[str, dict[str, Any]] = {
         tie_word_embeddings=False,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
-    "phi3": _recipe("phi3"),
-    "phi3-longrope": _recipe(
+    "phi3": recipe("phi3"),
+    "phi3-longrope": recipe(
         "phi3",
         rope_parameters={**_short_factors(6), "partial_rotary_factor": 0.75},
         original_max_position_embeddings=256,
         sliding_window=40,
     ),
-    "stablelm": _recipe("stablelm"),
-    "stablelm-parallel": _recipe(
+    "stablelm": recipe("stablelm"),
+    "stablelm-parallel": recipe(
         "stablelm", use_qkv_bias=True, use_parallel_residual=True, qk_layernorm=True
     ),
-    "olmo": _recipe("olmo", clip_qkv=2.0),
-    "olmo2": _recipe("olmo2"),
-    "cohere": _recipe("cohere", use_qk_norm=True, attention_bias=True),
-    "cohere2": _recipe("cohere2", sliding_window=24, layer_types=_HALF_FULL),
-    "granite": _recipe(
+    "olmo": recipe("olmo", clip_qkv=2.0),
+    "olmo2": recipe("olmo2"),
+    "cohere": recipe("cohere", use_qk_norm=True, attention_bias=True),
+    "cohere2": recipe("cohere2", sliding_window=24, layer_types=_HALF_FULL),
+    "granite": recipe(
         "granite",
         embedding_multiplier=3.0,
         residual_multiplier=0.4,
         attention_multiplier=0.1,
         logits_scaling=2.0,
     ),
-    "starcoder2": _recipe("starcoder2", sliding_window=24),
-    "phi": _recipe("phi"),
-    "phi-qk-norm": _recipe("phi", qk_layernorm=True),
-    "gpt_neox": _recipe("gpt_neox"),
-    "gpt_neox-sequential": _recipe("gpt_neox", use_parallel_residual=False),
+    "starcoder2": recipe("starcoder2", sliding_window=24),
+    "phi": recipe("phi"),
+    "phi-qk-norm": recipe("phi", qk_layernorm=True),
+    "gpt_neox": recipe("gpt_neox"),
+    "gpt_neox-sequential": recipe("gpt_neox", use_parallel_residual=False),
     "gptj": {"model_type": "gptj", **_GPT, "rotary_dim": 8},
-    "falcon": _recipe("falcon"),
-    "falcon-new": _recipe("falcon", new_decoder_architecture=True, num_kv_heads=2),
-    "falcon-alibi": _recipe(
-        "falcon", alibi=True, multi_query=False, parallel_attn=False, bias=True
-    ),
+    "falcon": recipe("falcon"),
+    "falcon-new": recipe("falcon", new_decoder_architecture=True, num_kv_heads=2),
+    "falcon-alibi": recipe("falcon", alibi=True, multi_query=False, parallel_attn=False, bias=True),
     "gpt2": {"model_type": "gpt2", **_GPT},
     "gpt_neo": {
         "model_type": "gpt_neo",
@@ -117,7 +116,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     },
     "gpt_bigcode": {"model_type": "gpt_bigcode", **_GPT},
     "gpt_bigcode-mha": {"model_type": "gpt_bigcode", **_GPT, "multi_query": False},
-    "opt": _recipe("opt", ffn_dim=96, word_embed_proj_dim=64, init_std=0.3),
+    "opt": recipe("opt", ffn_dim=96, word_embed_proj_dim=64, init_std=0.3),
     "bloom": {
         "model_type": "bloom",
         "vocab_size": VOCAB,
@@ -134,17 +133,17 @@ RECIPES: dict[str, dict[str, Any]] = {
         "max_seq_len": MAX_POSITIONS,
         "attn_config": {"clip_qkv": 2.0},
     },
-    "mixtral": _recipe("mixtral", num_local_experts=4),
-    "qwen2_moe": _recipe(
+    "mixtral": recipe("mixtral", num_local_experts=4),
+    "qwen2_moe": recipe(
         "qwen2_moe",
         **_EXPERTS,
         shared_expert_intermediate_size=48,
         mlp_only_layers=[0],
         num_hidden_layers=3,
     ),
-    "qwen3_moe": _recipe("qwen3_moe", **_EXPERTS, head_dim=32, norm_topk_prob=True),
-    "olmoe": _recipe("olmoe", num_experts=6, num_experts_per_tok=2, clip_qkv=2.0),
-    "granitemoe": _recipe("granitemoe", num_local_experts=4, residual_multiplier=0.4),
+    "qwen3_moe": recipe("qwen3_moe", **_EXPERTS, head_dim=32, norm_topk_prob=True),
+    "olmoe": recipe("olmoe", num_experts=6, num_experts_per_tok=2, clip_qkv=2.0),
+    "granitemoe": recipe("granitemoe", num_local_experts=4, residual_multiplier=0.4),
     "dbrx": {
         "model_type": "dbrx",
         "vocab_size": VOCAB,
@@ -155,7 +154,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 2.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "gpt_oss": _recipe(
+    "gpt_oss": recipe(
         "gpt_oss",
         head_dim=32,
         num_local_experts=4,
@@ -177,7 +176,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 
 #: Made and tried too: the engine says why it doesn't run them.
 REFUSED: dict[str, dict[str, Any]] = {
-    "jamba": _recipe(
+    "jamba": recipe(
         "jamba",
         num_experts=2,
         attn_layer_period=2,

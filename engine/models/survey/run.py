@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.errors import QuireError
 from engine.llm import LLM
+from engine.models.survey.foreign import Foreign, rewrite
 from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
 from engine.sampling_params import SamplingParams
 
@@ -49,13 +50,18 @@ class Result:
         return self.reason or f"**fails** ({found})"
 
 
-def run_recipe(recipe: dict[str, Any]) -> Result:
+def run_recipe(recipe: dict[str, Any] | Foreign) -> Result:
     """Make the model, run both, compare. What the engine refuses becomes the reason."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        architecture = make_checkpoint(recipe, folder)
+        folder, served = Path(name) / "made", Path(name) / "made"
+        if isinstance(recipe, Foreign):
+            architecture, served = recipe.architecture, Path(name) / "rewritten"
+            make_checkpoint(recipe.base, folder)
+            rewrite(folder, served, recipe)
+        else:
+            architecture = make_checkpoint(recipe, folder)
         try:
-            llm = _engine(folder)
+            llm = _engine(served)
         except QuireError as error:
             return Result(architecture, reason=f"refused: {error.message.split(' Known:')[0]}")
         oracle = Oracle(folder)

@@ -24,6 +24,10 @@ the engine with chunked prefill, and compares {output} greedy tokens of each, an
 probabilities of the longest prompt, with `transformers`. A recipe passes when all tokens are equal
 and no log probability is off by more than {tolerance:g}; its largest difference is given.
 
+Where `transformers` has no class of an architecture, the model is made by one that computes the
+same (`engine/models/survey/foreign.py`), and its tensors and config.json are rewritten the way the
+architecture's published checkpoints have them.
+
 Random weights prove the arithmetic, not how well a model does. Tensors go by the names that
 `save_pretrained` writes; a prefix that older checkpoints leave out may be missing. Weights must be
 safetensors and not quantised.

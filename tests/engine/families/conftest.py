@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.models.survey.foreign import FOREIGN, rewrite
 from engine.models.survey.recipes import RECIPES
 from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
 
@@ -27,7 +28,6 @@ class Case:
     """
 
     folder: Path
-    architecture: str
     prompts: list[list[int]]
     greedy: list[list[int]]
     logprobs: torch.Tensor
@@ -35,6 +35,17 @@ class Case:
     @property
     def longest(self) -> list[int]:
         return max(self.prompts, key=len)
+
+
+def _make(name: str, folder: Path) -> Path:
+    """Write the recipe's checkpoint to `folder`; the folder that the engine serves."""
+    if name in RECIPES:
+        make_checkpoint(RECIPES[name], folder)
+        return folder
+    make_checkpoint(FOREIGN[name].base, folder)
+    served = folder.with_name(f"{folder.name}-rewritten")
+    rewrite(folder, served, FOREIGN[name])
+    return served
 
 
 @pytest.fixture(scope="session")
@@ -45,12 +56,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     def get(name: str) -> Case:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            architecture = make_checkpoint(RECIPES[name], folder)
+            served = _make(name, folder)
             torch.set_num_threads(1)
             oracle, mixed = Oracle(folder), prompts(LENGTHS)
             made[name] = Case(
-                folder=folder,
-                architecture=architecture,
+                folder=served,
                 prompts=mixed,
                 greedy=[oracle.greedy(prompt, OUTPUT) for prompt in mixed],
                 logprobs=oracle.logprobs(max(mixed, key=len)),

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from engine import LLM, SamplingParams
+from engine.models.survey.foreign import FOREIGN
 from engine.models.survey.recipes import RECIPES
 from tests.engine.families.conftest import OUTPUT, Case
 
+NAMES = [*RECIPES, *FOREIGN]
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 
 
@@ -26,7 +28,7 @@ def make(case: Case, **settings: Any) -> LLM:
     )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_prompts_together_and_with_a_warm_prefix_cache(
     name: str, case: Callable[[str], Case]
 ) -> None:
@@ -39,7 +41,7 @@ def test_prompts_together_and_with_a_warm_prefix_cache(
     llm.core.check_integrity()
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_chunked_prefill_of_16_tokens_and_prompt_logprobs(
     name: str, case: Callable[[str], Case]
 ) -> None:
@@ -58,7 +60,7 @@ def test_chunked_prefill_of_16_tokens_and_prompt_logprobs(
         assert entry[prompt[position]].logprob == pytest.approx(wanted, abs=2e-3)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_oracle_tells_families_apart(name: str, case: Callable[[str], Case]) -> None:
     """Were its outputs all the same token, equality would show nothing."""
     expected = case(name)

@@ -41,6 +41,9 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, None),
         ("MptForCausalLM", {"attn_config": {"qk_ln": True}}, "qk_ln"),
         ("MptForCausalLM", {"attn_config": {"alibi": False}}, "alibi"),
+        ("BaichuanForCausalLM", {"vocab_size": 125696}, "vocab_size"),
+        ("MiniCPMForCausalLM", {"num_experts": 8}, "num_experts"),
+        ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         (
             "MixtralForCausalLM",
