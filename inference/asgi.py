@@ -26,6 +26,7 @@ from django.urls.base import set_script_prefix
 from engine.errors import QuireError
 from inference.engine_client import close_engine_client, get_engine_client
 from inference.errors import PayloadTooLarge, RequestTimeout, error_response
+from inference.generation import background
 from inference.settings import gateway_settings
 from inference.web.streaming import EventStreamResponse
 
@@ -41,6 +42,8 @@ URLCONF = "inference.urls"
 PATHS = frozenset({"/v1", "/health", "/ping", "/version", "/metrics", "/tokenize", "/detokenize"})
 
 
+#: How long a server that stops waits for the usage of what it served.
+SETTLE_WITHIN_S = 5.0
 #: How long a request whose client is gone gets to end before it's cancelled once more.
 CANCEL_AGAIN_S = 0.5
 
@@ -227,5 +230,6 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
             await send({"type": "lifespan.startup.complete"})
         elif message["type"] == "lifespan.shutdown":
             await close_engine_client()
+            await background.drain(SETTLE_WITHIN_S)
             await send({"type": "lifespan.shutdown.complete"})
             return

@@ -96,12 +96,13 @@ async def _tokens(wanted: TokenizeRequest, body: dict[str, Any], served: Served)
     if wanted.prompt is not None:
         if not wanted.prompt:
             return []
-        return await text_token_ids(
+        (token_ids,) = await text_token_ids(
             served.tokenizer,
             served.info,
-            wanted.prompt,
+            [wanted.prompt],
             add_special_tokens=wanted.add_special_tokens,
         )
+        return token_ids
     template = served.tokenizer.chat_template or ""
     return await chat_token_ids(
         served.tokenizer,

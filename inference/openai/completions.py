@@ -50,7 +50,7 @@ async def completion_job(
         )
         if completion.echo and completion.logprobs is not None:
             sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
-        prompts = [await _token_ids(prompt, completion, served) for prompt in completion.prompts]
+        prompts = await _token_ids(completion, served)
         job = Job(
             request_id=new_id("cmpl"),
             endpoint="completions",
@@ -70,18 +70,17 @@ async def completion_job(
     return job
 
 
-async def _token_ids(
-    prompt: str | list[int], completion: CompletionRequest, served: Served
-) -> list[int]:
-    if isinstance(prompt, str):
-        if not prompt:
-            raise InvalidRequest("prompt must not be empty.", param="prompt")
-        token_ids = await text_token_ids(
+async def _token_ids(completion: CompletionRequest, served: Served) -> list[list[int]]:
+    limit, prompts = completion.truncate_prompt_tokens, completion.prompts
+    if isinstance(prompts[0], str):
+        texts = await text_token_ids(
             served.tokenizer,
             served.info,
-            prompt,
+            [str(prompt) for prompt in prompts],
             add_special_tokens=completion.add_special_tokens is not False,
         )
-    else:
-        token_ids = checked_token_ids(prompt, served.info)
-    return truncated(token_ids, completion.truncate_prompt_tokens)
+        return [truncated(token_ids, limit) for token_ids in texts]
+    return [
+        checked_token_ids(truncated(list(prompt), limit), served.info)  # type: ignore[arg-type]
+        for prompt in prompts
+    ]

@@ -7,12 +7,15 @@ from typing import Any
 
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.protocol import ModelInfo
+from engine.sampling_params import check_context
 from engine.text import Tokenizer, render_chat
 from inference.rendering.pool import render_pool
 
 #: No vocabulary has longer pieces in characters: a longer text than this many a token of context
 #: can't fit, and isn't tokenised at all.
 MAX_PIECE_CHARS = 512
+#: What a value costs a template besides its characters.
+_EACH = 8
 
 
 async def chat_token_ids(
@@ -32,26 +35,32 @@ async def chat_token_ids(
 
 
 async def text_token_ids(
-    tokenizer: Tokenizer, model: ModelInfo, text: str, *, add_special_tokens: bool = True
-) -> list[int]:
-    """Token ids of a plain prompt.
+    tokenizer: Tokenizer, model: ModelInfo, texts: Sequence[str], *, add_special_tokens: bool = True
+) -> list[list[int]]:
+    """Token ids of plain prompts, in their order.
 
     Raises:
-        InvalidRequest, ContextLengthExceeded: empty, or too long to fit in any case.
+        InvalidRequest, ContextLengthExceeded: an empty one, or one too long to fit in any case.
     """
-    _refuse_endless(len(text), model, "prompt")
-    token_ids = await render_pool().run(
-        len(text), tokenizer.encode, text, add_special_tokens=add_special_tokens
-    )
-    if not token_ids:
+    for text in texts:
+        if not text:
+            raise InvalidRequest("prompt must not be empty.", param="prompt")
+        _refuse_endless(len(text), model, "prompt")
+
+    def encode_all() -> list[list[int]]:
+        return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
+
+    found = await render_pool().run(_chars(texts), encode_all)
+    if not all(found):
         raise InvalidRequest("prompt must not be empty.", param="prompt")
-    return token_ids
+    return found
 
 
 def checked_token_ids(token_ids: Sequence[Any], model: ModelInfo) -> list[int]:
     """A client's own token ids. Raises `InvalidRequest` for none, or one out of the vocabulary."""
     if not token_ids:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
+    check_context(len(token_ids), None, model.max_model_len)  # before each of them is looked at
     for token in token_ids:
         if type(token) is not int:
             raise InvalidRequest(f"prompt holds {token!r}, which is no token id.", param="prompt")
@@ -79,11 +88,11 @@ def _refuse_endless(chars: int, model: ModelInfo, param: str) -> None:
 
 
 def _chars(value: Any) -> int:
-    """Characters of all strings in a JSON value, names of fields not counted."""
+    """About how much there is to render: characters of all strings, and a little for each value."""
     if isinstance(value, str):
-        return len(value)
+        return len(value) + _EACH
     if isinstance(value, dict):
         return sum(map(_chars, value.values()))
     if isinstance(value, list | tuple):
         return sum(map(_chars, value))
-    return 0
+    return _EACH

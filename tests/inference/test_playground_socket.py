@@ -277,3 +277,21 @@ async def test_a_viewer_may_look_but_not_generate(gateway: Gateway, rows: Any) -
         await page.send_json_to(generate())
         frame = await page.receive_json_from()
     assert frame["error"]["type"] == "permission_error"
+
+
+async def test_fault_26_idle_sockets_cost_no_work(gateway: Gateway, session_key: str) -> None:
+    from contextlib import AsyncExitStack
+
+    replica = gateway.fake()
+    async with gateway.serving(replica), AsyncExitStack() as stack:
+        pages = [await stack.enter_async_context(socket(session_key)) for _ in range(100)]
+        before = (await gateway.redis.info("stats"))["total_commands_processed"]
+        reply = await gateway.client.chat(max_tokens=5)
+        assert reply.status == 200
+        for page in pages[::20]:
+            await page.send_json_to({"type": "ping"})
+            assert await page.receive_json_from() == {"type": "pong"}
+        clients = await gateway.redis.client_list()
+        after = (await gateway.redis.info("stats"))["total_commands_processed"]
+    assert len(clients) < 30, "no connection a socket"
+    assert after - before < 500

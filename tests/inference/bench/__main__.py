@@ -34,7 +34,7 @@ def memory_mib(pid: int) -> int:
 
 def measure(args: argparse.Namespace, port: int, pid: int, key: str) -> None:
     """One line of JSON a level."""
-    for stream in (False, True):
+    for stream in (True,) if args.streams_only else (False, True):
         for level in map(int, args.concurrency.split(",")):
             body: dict[str, object] = {
                 "model": "m",
@@ -43,9 +43,10 @@ def measure(args: argparse.Namespace, port: int, pid: int, key: str) -> None:
                 "messages": [{"role": "user", "content": "hello there"}],
             }
             target = Target("127.0.0.1", port, key, body)
-            asyncio.run(run_level(target, level, 1.0))
+            pause_s = args.pace_ms * args.tokens / 1000  # about as long as a request takes
+            asyncio.run(run_level(target, level, 1.0, pause_s))
             before = cpu_seconds(pid)
-            timings = asyncio.run(run_level(target, level, args.seconds))
+            timings = asyncio.run(run_level(target, level, args.seconds, pause_s))
             used = cpu_seconds(pid) - before
             row: dict[str, object] = {"server": args.server, "stream": stream}
             row |= {"concurrency": level} | timings.summary()
@@ -63,12 +64,13 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,16,64")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--step-ms", type=float, default=0.0, help="the replica's time for a step")
+    parser.add_argument("--pace-ms", type=float, default=0.0, help="between tokens after the first")
+    parser.add_argument("--streams-only", action="store_true")
     args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as folder,
         live.instance(Path(folder)) as of,
-        live.replica(of, "tests.inference.bench.instant_replica", "--step-ms", str(args.step_ms)),
+        live.replica(of, "tests.inference.bench.instant_replica", "--pace-ms", str(args.pace_ms)),
         live.gateway(of, args.server) as (port, child),
     ):
         measure(args, port, child.pid, of.key)

@@ -28,7 +28,10 @@ from engine.protocol import (
 
 
 class InstantReplica:
-    """Each step gives every running request one token (id 100 + position modulo 100)."""
+    """Each step gives every running request one token (id 100 + position modulo 100).
+
+    With `--pace-ms` only the first token comes at once; the others come in steps that far apart.
+    """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -37,6 +40,7 @@ class InstantReplica:
         self.inbox = protocol.inbox_key(self.id, args.key_prefix)
         self.running: dict[str, tuple[EngineRequest, bytes, int]] = {}
         self.steps = 0
+        self.fresh: list[str] = []
 
     def beat(self) -> None:
         client = redis.Redis.from_url(self.args.redis_url)
@@ -71,22 +75,30 @@ class InstantReplica:
     def run(self) -> None:
         self.redis.xgroup_create(self.inbox, protocol.CONSUMER_GROUP, id="0", mkstream=True)
         threading.Thread(target=self.beat, daemon=True).start()
+        pace_s = self.args.pace_ms / 1000
+        next_step = time.monotonic()
         while True:
             block = None if self.running else 1000
+            if self.running and pace_s:  # a server's own timeouts are too coarse for this
+                time.sleep(min(0.001, max(0.0, next_step - time.monotonic())))
             found: Any = self.redis.xreadgroup(
                 protocol.CONSUMER_GROUP, "e", {self.inbox: ">"}, count=512, block=block
             )
             for _, entries in found or []:
                 for entry_id, fields in entries:
                     self.take(entry_id, protocol.decode_inbox(fields[protocol.FIELD]))
-            if self.running:
-                self.step()
-                if self.args.step_ms:
-                    time.sleep(self.args.step_ms / 1000)
+            now = time.monotonic()
+            if now >= next_step:
+                self.step(list(self.running))
+                next_step = now + pace_s
+            elif self.fresh:
+                self.step(self.fresh)
+            self.fresh = []
 
     def take(self, entry_id: bytes, message: Any) -> None:
         if isinstance(message, EngineRequest):
             self.running[message.request_id] = (message, entry_id, 0)
+            self.fresh.append(message.request_id)
             return
         if isinstance(message, AbortRequest) and message.request_id in self.running:
             request, of, _ = self.running.pop(message.request_id)
@@ -94,11 +106,14 @@ class InstantReplica:
             self.write({request.gateway_id: [delta]}, [of])
         self.write({}, [entry_id])
 
-    def step(self) -> None:
+    def step(self, names: list[str]) -> None:
+        if not names:
+            return
         self.steps += 1
         out: dict[str, list[TokenDelta]] = {}
         done = []
-        for name, (request, entry_id, count) in list(self.running.items()):
+        for name in names:
+            request, entry_id, count = self.running[name]
             delta = TokenDelta(
                 request_id=name, token_ids=[100 + count % 100], start=count, num_prompt_tokens=1
             )
@@ -132,7 +147,7 @@ def main() -> None:
     parser.add_argument("--key-prefix", default=protocol.KEY_PREFIX)
     parser.add_argument("--model-name", default="m")
     parser.add_argument("--model-path", required=True)
-    parser.add_argument("--step-ms", type=float, default=0.0)
+    parser.add_argument("--pace-ms", type=float, default=0.0)
     InstantReplica(parser.parse_args()).run()
 
 

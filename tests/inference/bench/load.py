@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,18 +55,26 @@ class Target:
         return head.encode() + payload
 
 
-async def run_level(target: Target, concurrency: int, seconds: float) -> Timings:
-    """`concurrency` connections that ask again and again."""
+async def run_level(
+    target: Target, concurrency: int, seconds: float, pause_s: float = 0.0
+) -> Timings:
+    """`concurrency` connections that ask again and again.
+
+    `pause_s`: each waits up to so long, by chance, before each request, so that they don't march in
+    step.
+    """
     timings, started = Timings(), time.perf_counter()
-    await asyncio.gather(*(_worker(target, timings, started + seconds) for _ in range(concurrency)))
+    end = started + seconds
+    await asyncio.gather(*(_worker(target, timings, end, pause_s) for _ in range(concurrency)))
     timings.wall = time.perf_counter() - started
     return timings
 
 
-async def _worker(target: Target, timings: Timings, end: float) -> None:
+async def _worker(target: Target, timings: Timings, end: float, pause_s: float) -> None:
     reader, writer = await asyncio.open_connection(target.host, target.port)
     request = target.request()
     while time.perf_counter() < end:
+        await asyncio.sleep(random.uniform(0, pause_s))
         started = time.perf_counter()
         writer.write(request)
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
