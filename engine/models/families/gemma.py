@@ -8,6 +8,7 @@ from engine.layers.rotary import RopeSpec, rope_spec
 from engine.models.families.family import (
     Config,
     Family,
+    activation_of,
     every_nth_full,
     refuse,
     rotary_dim,
@@ -26,11 +27,12 @@ def gemma(config: Config) -> dict[str, Any]:
     """Gemma: norms count from 1, embeddings are scaled by the root of their size."""
     refuse(config, use_bidirectional_attention=False)
     bias = bool(config.get("attention_bias", False))
+    named = activation_of(config) if config.get("hidden_act") else "gelu_tanh"
     return {
         "norm_offset": 1.0,
         "embedding_scale": float(config["hidden_size"]) ** 0.5,
         # Early checkpoints say "gelu" and mean its tanh form.
-        "activation": "gelu_tanh",
+        "activation": "gelu_tanh" if named == "gelu" else named,
         "qkv_bias": bias,
         "o_bias": bias,
     }

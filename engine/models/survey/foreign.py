@@ -1,4 +1,5 @@
-"""Architectures without a class in `transformers`, proven by one that computes the same.
+"""Architectures without a class in `transformers`, proven by one that computes the same; and
+checkpoints of known architectures whose tensors have other names.
 
 The model is made by the class that has the same arithmetic; its tensors and its config.json are
 then rewritten the way the architecture's published checkpoints have them. The oracle runs the
@@ -86,6 +87,24 @@ def _fused(
         return out
 
     return reshape
+
+
+def _experts_fused(tensors: Tensors) -> Tensors:
+    """All of a layer's experts in two tensors: gate over up, and down."""
+    out = {name: tensor for name, tensor in tensors.items() if ".experts." not in name}
+    for name in tensors:
+        if name.endswith(".experts.0.gate_proj.weight"):
+            at, gate_up, down, expert = name.removesuffix("0.gate_proj.weight"), [], [], 0
+            while f"{at}{expert}.gate_proj.weight" in tensors:
+                parts = [f"{at}{expert}.{part}_proj.weight" for part in ("gate", "up")]
+                gate_up.append(torch.cat([tensors[part] for part in parts]))
+                down.append(tensors[f"{at}{expert}.down_proj.weight"])
+                expert += 1
+            out[f"{at}gate_up_proj"], out[f"{at}down_proj"] = (
+                torch.stack(gate_up),
+                torch.stack(down),
+            )
+    return out
 
 
 _SIZES = {"hidden_size": 64, "num_attention_heads": _HEADS}
@@ -195,6 +214,11 @@ FOREIGN: dict[str, Foreign] = {
         },
         reshape=_stacked("c_attn"),
     ),
+    # Names that other checkpoints of known architectures have.
+    "gpt2-bare": Foreign(RECIPES["gpt2"], "GPT2LMHeadModel", renamed={"transformer.": ""}),
+    "bloom-bare": Foreign(RECIPES["bloom"], "BloomForCausalLM", renamed={"transformer.": ""}),
+    "opt-bare": Foreign(RECIPES["opt"], "OPTForCausalLM", renamed={"model.decoder": "decoder"}),
+    "qwen3_moe-fused": Foreign(RECIPES["qwen3_moe"], "Qwen3MoeForCausalLM", reshape=_experts_fused),
     "chatglm": Foreign(
         recipe(
             "glm",

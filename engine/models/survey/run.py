@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
-from engine.errors import QuireError
+from engine.errors import ModelLoadError, QuireError
 from engine.llm import LLM
+from engine.models.registry import decoder_spec
 from engine.models.survey.foreign import Foreign, rewrite
 from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
 from engine.sampling_params import SamplingParams
@@ -73,6 +74,15 @@ def run_recipe(recipe: dict[str, Any] | Foreign) -> Result:
         equal = sum(ours == theirs for ours, theirs in zip(given, wanted, strict=True))
         longest = max(mixed, key=len)
         return Result(architecture, equal, _largest_error(llm, longest, oracle.logprobs(longest)))
+
+
+def refusal(architecture: str) -> str:
+    """What the engine says to an architecture; "" if it knows it."""
+    try:
+        decoder_spec({"architectures": [architecture]})
+    except ModelLoadError as error:
+        return error.message.split(" Known:")[0] if "isn't supported" in error.message else ""
+    return ""
 
 
 def _engine(folder: Path) -> LLM:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.models.survey.architectures import EXPECTED
-from engine.models.survey.run import LENGTHS, OUTPUT, TOLERANCE, Result
+from engine.models.survey.run import LENGTHS, OUTPUT, TOLERANCE, Result, refusal
 
 _HEAD = """# Models
 
@@ -104,4 +104,6 @@ def _expected_row(architecture: str, results: dict[str, Result]) -> str:
     models, reason = EXPECTED[architecture]
     found = _of(architecture, results)
     cells = [f"{name}: {result.text}" for name, result in found.items()]
-    return f"| {architecture} | {models} | {'<br>'.join(cells) or f'not served: {reason}'} |\n"
+    if not cells:
+        cells = [f"refused: {refusal(architecture)} ({reason})"]
+    return f"| {architecture} | {models} | {'<br>'.join(cells)} |\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.models.survey.foreign import FOREIGN
 from engine.models.survey.recipes import RECIPES
+from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
 from tests.engine.families.conftest import OUTPUT, Case
 
 NAMES = [*RECIPES, *FOREIGN]
@@ -65,3 +67,17 @@ def test_the_oracle_tells_families_apart(name: str, case: Callable[[str], Case])
     """Were its outputs all the same token, equality would show nothing."""
     expected = case(name)
     assert len({tuple(tokens) for tokens in expected.greedy}) >= len(expected.prompts) - 2
+
+
+def test_longrope_beyond_the_trained_length_uses_the_long_factors(tmp_path: Path) -> None:
+    recipe = {**RECIPES["phi3-longrope"], "original_max_position_embeddings": 32}
+    make_checkpoint(recipe, tmp_path)
+    prompt = prompts((90,))[0]
+    wanted = Oracle(tmp_path).logprobs(prompt)
+    llm = LLM(str(tmp_path), dtype="float32", num_gpu_blocks_override=32, max_model_len=256)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    scores = llm.generate([prompt], params, use_tqdm=False)[0].prompt_logprobs
+    assert scores is not None
+    given = [entry[token].logprob for token, entry in zip(prompt, scores, strict=True) if entry]
+    reference = [wanted[at - 1, prompt[at]].item() for at in range(1, len(prompt))]
+    assert given == pytest.approx(reference, abs=2e-3)

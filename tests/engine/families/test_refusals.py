@@ -82,3 +82,10 @@ def test_architectures_can_be_registered_from_outside() -> None:
     spec = decoder_spec(config("MineForCausalLM"))
     assert (spec.qk_norm, spec.head_dim, spec.architecture) == ("rms_head", 32, "MineForCausalLM")
     assert "MineForCausalLM" in known_architectures()
+
+
+@pytest.mark.parametrize(
+    ("named", "used"), [(None, "gelu_tanh"), ("gelu", "gelu_tanh"), ("silu", "silu")]
+)
+def test_gemmas_gelu_is_its_tanh_form(named: str | None, used: str) -> None:
+    assert decoder_spec(config("GemmaForCausalLM", hidden_act=named)).activation == used
