@@ -3,12 +3,13 @@
 from typing import TYPE_CHECKING, Any
 
 from engine.sampling_params import SamplingParams
+from engine.structured.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.outputs import CompletionOutput, RequestOutput
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
 
 
 def __getattr__(name: str) -> Any:
