@@ -11,18 +11,17 @@ from collections.abc import Coroutine
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from engine.errors import EngineUnavailable, QuireError
-from engine.protocol import AbortRequest, EngineRequest, OutboxBatch, TokenDelta
+from engine.protocol import EngineRequest, OutboxBatch, TokenDelta
+from inference.engine_client.connection import connect
 from inference.engine_client.failover import Supervisor
 from inference.engine_client.fleet import Fleet, Replica
 from inference.engine_client.flight import Flight, LostTokens
 from inference.engine_client.inbox import InboxWriter
 from inference.engine_client.mailbox import Mailbox
-from inference.engine_client.outbox import BLOCK_MS, OutboxReader
+from inference.engine_client.outbox import OutboxReader
 from inference.engine_client.routing import choose, prefix_key
 from inference.engine_client.submission import Submission
 from inference.errors import RemoteError
@@ -30,9 +29,6 @@ from inference.metrics.flusher import flush, run_flusher
 from inference.settings import GatewaySettings, gateway_settings, redis_url
 
 logger = logging.getLogger(__name__)
-
-#: Of a command. A blocking read may take `BLOCK_MS` on top.
-SOCKET_TIMEOUT_S = 5.0
 
 
 class EngineClient:
@@ -65,7 +61,10 @@ class EngineClient:
 
     async def start(self) -> None:
         """Start reading. Idempotent; waits for the first look at the replicas."""
-        if self._started is None:
+        failed = (
+            self._started is not None and self._started.done() and not _succeeded(self._started)
+        )
+        if self._started is None or failed:
             self._started = asyncio.create_task(self._start())
         await asyncio.shield(self._started)
 
@@ -97,15 +96,15 @@ class EngineClient:
         aborts = [task for task in self._tasks if task.get_name() == "abort"]
         if aborts:
             await asyncio.wait(aborts, timeout=1.0)
+        self.forget_leaving(-1.0)
         await self._inbox.close()
         # Again and again: below the Redis client, Python 3.11's wait_for swallows some.
         while pending := [task for task in self._tasks if not task.done()]:
             for task in pending:
                 task.cancel()
             await asyncio.wait(pending, timeout=0.1)
-        with contextlib.suppress(
-            RedisError
-        ):  # metrics are a second old at most; the outbox expires
+        # Metrics are a second old at most, and the outbox expires by itself.
+        with contextlib.suppress(RedisError):
             await flush(self._redis, self.settings.key_prefix)
             await self.outbox.delete()
         await self._redis.aclose()
@@ -179,6 +178,9 @@ class EngineClient:
             flight.leave(delta)
 
     def _take(self, flight: Flight, delta: TokenDelta) -> None:
+        if not 0 <= delta.index < len(flight.finished):
+            logger.error("Output %d of request %s does not exist.", delta.index, delta.request_id)
+            return
         if delta.finish_reason == "error" or delta.error is not None:
             self._take_error(flight, delta)
             return
@@ -214,6 +216,8 @@ class EngineClient:
     def fail(self, flight: Flight, error: QuireError) -> None:
         """End a flight with an error."""
         self._flights.pop(flight.engine_id, None)
+        if flight.placed and len(flight.finished) > 1:
+            self.abort(flight.engine_id, flight.replica_id)  # its other outputs
         flight.finished = [True] * len(flight.finished)
         flight.mailbox.fail(error)
 
@@ -223,7 +227,7 @@ class EngineClient:
         self.supervisor.replace(flight)
 
     def _leave_replica(self, flight: Flight, reason: str) -> None:
-        logger.warning("Request %s moves on: %s.", flight.engine_id, reason)
+        logger.info("Request %s moves on: %s.", flight.engine_id, reason)
         if flight.placed:
             self.abort(flight.engine_id, flight.replica_id)
         flight.orphan()
@@ -255,18 +259,11 @@ class EngineClient:
         self, engine_id: str, replica_id: str, index: int | None = None, reason: str = "abort"
     ) -> None:
         """Tell a replica to stop, without waiting for it."""
-        task = asyncio.create_task(self._abort(engine_id, replica_id, index, reason), name="abort")
+        task = asyncio.create_task(
+            self._inbox.abort(replica_id, engine_id, index, reason), name="abort"
+        )
         self._tasks.add(task)
         task.add_done_callback(self._retire)
-
-    async def _abort(
-        self, engine_id: str, replica_id: str, index: int | None = None, reason: str = "abort"
-    ) -> None:
-        message = AbortRequest(request_id=engine_id, index=index, finish_reason=reason)
-        try:
-            await self._inbox.send(replica_id, message)
-        except RedisError as error:
-            logger.warning("The abort of %s could not be sent: %s", engine_id, error)
 
     def forget_leaving(self, older_than_s: float) -> None:
         """Wait no more for engines that did not answer an abort."""
@@ -293,12 +290,5 @@ class EngineClient:
         return time.monotonic() - flight.waiting_since
 
 
-def connect(url: str) -> Redis:
-    """A Redis client that never repeats a command by itself: an XADD must not happen twice."""
-    return Redis.from_url(
-        url,
-        retry=Retry(NoBackoff(), 0),
-        socket_timeout=SOCKET_TIMEOUT_S + BLOCK_MS / 1000,
-        socket_connect_timeout=SOCKET_TIMEOUT_S,
-        health_check_interval=0,
-    )
+def _succeeded(task: asyncio.Task[None]) -> bool:
+    return not task.cancelled() and task.exception() is None

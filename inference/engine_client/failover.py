@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
@@ -103,14 +104,18 @@ class Supervisor:
 
     def check(self) -> None:
         """Orphan flights whose replica is lost; place those that wait."""
+        lost: Counter[tuple[str, str]] = Counter()
         for flight in self._client.flights:
             if flight.placed:
                 replica = self._client.fleet.get(flight.replica_id)
                 reason = _lost(flight, replica) or self._unread(flight)
                 if reason:
+                    lost[flight.replica_id, reason] += 1
                     self._client.orphan(flight, reason)
             else:
                 self.replace(flight)
+        for (replica_id, reason), count in lost.items():
+            logger.warning("%d requests leave replica %s: %s.", count, replica_id, reason)
 
     def _unread(self, flight: Flight) -> str:
         """A draining replica reads nothing new: what it had not read by then goes elsewhere."""

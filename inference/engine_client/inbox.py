@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine import protocol
+from engine.protocol import AbortRequest
+
+logger = logging.getLogger(__name__)
 
 Waiting = tuple[str, bytes, "asyncio.Future[None]"]
 
@@ -31,6 +35,14 @@ class InboxWriter:
         if self._flushing is None or self._flushing.done():
             self._flushing = loop.create_task(self._flush())
         await done
+
+    async def abort(self, replica_id: str, engine_id: str, index: int | None, reason: str) -> None:
+        """Tell a replica to stop. A failure is logged: the engine then runs on to nobody."""
+        message = AbortRequest(request_id=engine_id, index=index, finish_reason=reason)
+        try:
+            await self.send(replica_id, message)
+        except RedisError as error:
+            logger.warning("The abort of %s could not be sent: %s", engine_id, error)
 
     async def _flush(self) -> None:
         while self._queue:

@@ -1,0 +1,138 @@
+"""Rendering keeps off the event loop, within its time, and tokenizers follow their files."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
+from engine.protocol import ModelInfo
+from engine.text import Tokenizer
+from inference.errors import Overloaded
+from inference.rendering import pool as pool_module
+from inference.rendering import tokenizers as tokenizers_module
+from inference.rendering.messages import template_messages
+from inference.rendering.pool import RenderPool
+from inference.rendering.prompts import chat_token_ids, text_token_ids
+from inference.rendering.tokenizers import TokenizerCache
+
+INFO = ModelInfo(name="m", path="", max_model_len=100, vocab_size=512, dtype="float32")
+
+
+async def test_short_work_stays_and_long_work_leaves_the_loop() -> None:
+    pool = RenderPool(1)
+    here = threading.get_ident()
+    assert await pool.run(10, threading.get_ident) == here
+    assert await pool.run(10**6, threading.get_ident) != here
+
+
+async def test_the_loop_goes_on_while_a_long_prompt_is_rendered(tokenizer: Tokenizer) -> None:
+    release = threading.Event()
+    pool = RenderPool(1)
+    job = asyncio.create_task(pool.run(10**6, release.wait, 10))
+    for _ in range(10):
+        await asyncio.sleep(0.001)
+    assert not job.done()
+    release.set()
+    assert await job
+
+
+async def test_work_that_takes_too_long_is_given_up(settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "RENDER_TIMEOUT_S": 0.05}
+    release = threading.Event()
+    with pytest.raises(InvalidRequest) as caught:
+        await RenderPool(1).run(10**6, release.wait, 10)
+    release.set()
+    assert caught.value.code == "render_timeout"
+
+
+async def test_too_much_waiting_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "QUEUED_PER_THREAD", 3)
+    pool, release = RenderPool(1), threading.Event()
+    jobs = [asyncio.create_task(pool.run(10**6, release.wait, 10)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    with pytest.raises(Overloaded):
+        await pool.run(10**6, release.wait, 10)
+    release.set()
+    await asyncio.gather(*jobs)
+    await asyncio.sleep(0.01)
+    assert await pool.run(10**6, release.wait, 10), "there is room again"
+
+
+async def test_what_a_template_raises_is_the_requests_fault(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = "{{ raise_exception('roles must alternate') }}"
+    for content in ("x", "x" * 10_000):
+        with pytest.raises(InvalidRequest, match="roles must alternate"):
+            await chat_token_ids(
+                tokenizer, INFO, [{"role": "user", "content": content}], chat_template=template
+            )
+
+
+async def test_a_text_that_can_not_fit_is_not_tokenised(tokenizer: Tokenizer) -> None:
+    with pytest.raises(ContextLengthExceeded, match="1000000 characters"):
+        await text_token_ids(tokenizer, INFO, ["x" * 10**6])
+
+
+async def test_texts_are_tokenised_in_their_order(tokenizer: Tokenizer) -> None:
+    texts = [f"text {i}" for i in range(300)]
+    found = await text_token_ids(tokenizer, INFO, texts)
+    assert found == [tokenizer.encode(text) for text in texts]
+
+
+async def test_a_tokenizer_is_loaded_once_and_again_when_its_files_change(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder, folder)
+    cache = TokenizerCache()
+    first, second = await asyncio.gather(cache.get(str(folder)), cache.get(str(folder)))
+    assert first is second
+    monkeypatch.setattr(tokenizers_module, "CHECK_EVERY_S", 0.0)
+    assert await cache.get(str(folder)) is first, "its files are the same"
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "changed"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    changed = await cache.get(str(folder))
+    assert changed is not first
+    assert changed.chat_template == "changed"
+
+
+async def test_a_bounded_number_of_tokenizers_is_kept(
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizers_module, "KEPT", 2)
+    cache = TokenizerCache()
+    for name in ("a", "b", "c"):
+        shutil.copytree(model_folder, tmp_path / name)
+        await cache.get(str(tmp_path / name))
+    assert len(cache._entries) == 2
+
+
+async def test_a_folder_that_is_not_shared_is_the_servers_fault(tmp_path: Path) -> None:
+    with pytest.raises(EngineUnavailable, match="tokenizer"):
+        await TokenizerCache().get(str(tmp_path / "nowhere"))
+
+
+def test_arguments_of_calls_become_objects_unless_the_template_reads_text() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    broken = {"id": "d", "function": {"name": "f", "arguments": "{oops"}}
+    messages = [{"role": "assistant", "tool_calls": [call, broken]}]
+    (adapted,) = template_messages(messages, "{{ tool_calls }}")
+    assert adapted["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert adapted["tool_calls"][1] == broken
+    assert template_messages(messages, "{% if x is string %}") == messages
+    assert call["function"]["arguments"] == '{"a": 1}', "the client's own stay as they were"
+
+
+def test_developers_speak_as_the_system_to_older_templates() -> None:
+    messages = [{"role": "developer", "content": "x"}]
+    assert template_messages(messages, "")[0]["role"] == "system"
+    assert template_messages(messages, "{% if role == 'developer' %}")[0]["role"] == "developer"
