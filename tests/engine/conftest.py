@@ -6,8 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.engine.models import Oracle, make_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Tiny models gain nothing from threads, and on a busy machine waiting for them costs much."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
