@@ -17,7 +17,7 @@ from engine.errors import EngineUnavailable, QuireError
 from engine.protocol import EngineRequest, OutboxBatch, TokenDelta
 from inference.engine_client.connection import connect
 from inference.engine_client.failover import Supervisor
-from inference.engine_client.fleet import Fleet, Replica
+from inference.engine_client.fleet import Fleet
 from inference.engine_client.flight import Flight, LostTokens
 from inference.engine_client.inbox import InboxWriter
 from inference.engine_client.mailbox import Mailbox
@@ -93,9 +93,6 @@ class EngineClient:
         for flight in list(self._flights.values()):
             flight.mailbox.fail(EngineUnavailable("The gateway is shutting down."))
             self.abandon(flight)
-        aborts = [task for task in self._tasks if task.get_name() == "abort"]
-        if aborts:
-            await asyncio.wait(aborts, timeout=1.0)
         self.forget_leaving(-1.0)
         await self._inbox.close()
         # Again and again: below the Redis client, Python 3.11's wait_for swallows some.
@@ -140,19 +137,15 @@ class EngineClient:
         message = flight.place(beat.replica_id, beat.incarnation)
         self._flights[flight.engine_id] = flight
         replica.submitted += 1
-        self.spawn(self._send(flight, replica, message))
+        attempt = flight.attempt
+        self._inbox.post(beat.replica_id, message, lambda _: self._unsent(flight, attempt))
         return True
 
-    async def _send(self, flight: Flight, replica: Replica, message: EngineRequest) -> None:
-        attempt = flight.attempt
-        try:
-            await self._inbox.send(replica.heartbeat.replica_id, message)
-        except RedisError as error:
-            logger.warning("Request %s could not be sent: %s", message.request_id, error)
-            if flight.attempt == attempt and flight.placed:
-                # Placed again after the next good look at Redis. No replica is to blame.
-                flight.excused += 1
-                self._leave_replica(flight, "Redis did not take it")
+    def _unsent(self, flight: Flight, attempt: int) -> None:
+        """Redis did not take it. It is placed again after the next good look at Redis."""
+        if flight.attempt == attempt and flight.placed and not flight.done:
+            flight.excused += 1  # no replica is to blame
+            self._leave_replica(flight, "Redis did not take it")
 
     # -- tokens -------------------------------------------------------------------------------
 
@@ -259,11 +252,7 @@ class EngineClient:
         self, engine_id: str, replica_id: str, index: int | None = None, reason: str = "abort"
     ) -> None:
         """Tell a replica to stop, without waiting for it."""
-        task = asyncio.create_task(
-            self._inbox.abort(replica_id, engine_id, index, reason), name="abort"
-        )
-        self._tasks.add(task)
-        task.add_done_callback(self._retire)
+        self._inbox.abort(replica_id, engine_id, index, reason)
 
     def forget_leaving(self, older_than_s: float) -> None:
         """Wait no more for engines that did not answer an abort."""

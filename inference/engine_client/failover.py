@@ -96,6 +96,7 @@ class Supervisor:
         if self._redis_run not in (None, run):
             logger.warning("Redis was restarted: open requests are sent again.")
             self._client.outbox.restart()
+            self._client.fleet.clear()
             for flight in self._client.flights:
                 if flight.placed:
                     flight.excused += 1

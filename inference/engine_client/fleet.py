@@ -96,6 +96,10 @@ class Fleet:
         """Think it dead until the next refresh: what is known of it is out of date."""
         self._replicas.pop(replica_id, None)
 
+    def clear(self) -> None:
+        """Think all of them dead until the next refresh."""
+        self._replicas = {}
+
     def __iter__(self) -> Iterator[Replica]:
         """The live ones: a heartbeat without TTL that stands still is a dead one's."""
         oldest = time.monotonic() - protocol.HEARTBEAT_TTL_S
