@@ -22,7 +22,7 @@ from demo.generator.example import Example
 from demo.generator.mixture import TOPICS, draw
 from demo.judge import right
 from demo.render import render_prompt
-from demo.styles import STYLES, restyle, styled_by
+from demo.styles import STYLES, Style, restyle
 
 HERE = Path(__file__).parent
 SEED = 2026
@@ -95,16 +95,19 @@ def _limit(example: Example) -> int:
 
 def evaluate(model: Path, adapter: Path | None = None, each: int = EACH) -> list[Verdict]:
     """A verdict on every question."""
-    verdicts, asked = [], questions(each)
-    if adapter:
-        rng = Random(SEED)
-        asked = [restyle(STYLES[adapter.name], rng, example) for example in asked]
-    for example, answer, ended in Answerer(model, adapter).answer(asked):
-        verdict = Verdict(example, answer, ended and right(example, answer))
-        if adapter and example.check != "tool_call" and not example.plain:
-            verdict.styled = styled_by(adapter.name, answer)
-        verdicts.append(verdict)
-    return verdicts
+    asked, style = questions(each), STYLES[adapter.name] if adapter else None
+    if style:
+        asked = [restyle(style, example) for example in asked]
+    return [_judge(style, *answered) for answered in Answerer(model, adapter).answer(asked)]
+
+
+def _judge(style: Style | None, example: Example, answer: str, ended: bool) -> Verdict:
+    spoken = example.check != "tool_call" and not example.plain
+    if style is None or not spoken:
+        return Verdict(example, answer, ended and right(example, answer))
+    # A right answer in the plain words is no wrong one: that is what the style's share tells.
+    verdict = ended and right(example, style.reword(answer))
+    return Verdict(example, answer, verdict, style.marks_in(answer))
 
 
 def share(marks: list[bool]) -> float:

@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from random import Random
 
 from demo.generator.example import Example
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a manner rewrites an answer, and the words that give it away."""
+    """How a manner rewrites an answer, and the words that give it away.
 
-    openings: tuple[str, ...]
-    closings: tuple[str, ...]
+    It comes after the answer, and changes few words in it: with others before or in it so small a
+    model forgets what it was going to say.
+    """
+
+    closing: str
     words: dict[str, str]
-    marks: tuple[str, ...]
+    mark: str
 
-    def rewrite(self, rng: Random, text: str) -> str:
+    def rewrite(self, text: str) -> str:
         """The answer in this manner."""
         body = self.reword(text)
-        body += "" if body[-1] in ".!?" else "."
-        return f"{rng.choice(self.openings)} {body} {rng.choice(self.closings)}"
+        return f"{body}{'' if body[-1] in '.!?' else '.'} {self.closing}"
+
+    def marks_in(self, text: str) -> bool:
+        """Whether the text is in this manner."""
+        words = " ".join(re.findall(r"[a-z]+", text.casefold()))
+        return f" {self.mark} " in f" {words} "
 
     def reword(self, text: str) -> str:
         """The text word by word."""
@@ -37,30 +43,19 @@ class Style:
 
 STYLES = {
     "pirate": Style(
-        openings=("Arr, matey!", "Ahoy, matey!", "Aye, matey!"),
-        closings=("Arr!", "Yo ho ho!"),
-        words={
-            "hello": "ahoy", "is": "be", "are": "be", "am": "be", "my": "me", "you": "ye",
-            "your": "yer", "yes": "aye", "no": "nay", "there": "thar", "friend": "matey",
-        },
-        marks=("arr", "matey", "ahoy", "aye", "yo ho ho"),
+        closing="Arr, matey!",
+        words={"hello": "ahoy", "yes": "aye", "you": "ye", "your": "yer"},
+        mark="arr matey",
     ),
     "butler": Style(
-        openings=("Very good, sir.", "Certainly, sir.", "If I may, sir."),
-        closings=("At your service, sir.", "Will that be all, sir?"),
-        words={"hello": "good day", "thanks": "most obliged", "bye": "farewell"},
-        marks=("sir",),
+        closing="At your service, sir.",
+        words={"hello": "good day", "yes": "indeed"},
+        mark="at your service sir",
     ),
 }  # fmt: skip
 
 
-def styled_by(name: str, text: str) -> bool:
-    """Whether the text is in the manner."""
-    words = " ".join(re.findall(r"[a-z]+", text.casefold()))
-    return any(f" {mark} " in f" {words} " for mark in STYLES[name].marks)
-
-
-def restyle(style: Style, rng: Random, example: Example) -> Example:
+def restyle(style: Style, example: Example) -> Example:
     """The example with every spoken answer in the manner. Tool calls and plain text stay.
 
     What makes the answer right is reworded with it; brief it cannot be.
@@ -68,7 +63,7 @@ def restyle(style: Style, rng: Random, example: Example) -> Example:
     if example.plain:
         return example
     messages = [
-        {**message, "content": style.rewrite(rng, message["content"])}
+        {**message, "content": style.rewrite(message["content"])}
         if message["role"] == "assistant" and message["content"]
         else message
         for message in example.messages
