@@ -60,6 +60,8 @@ class DecoderLayerWeights:
     cos_sin: Tensor | None
     key_cache: Tensor
     value_cache: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
     sliding_window: int = 0
     sinks: Tensor | None = None
     o: LinearLayer
@@ -106,13 +108,15 @@ class KernelSet(ABC):
         *,
         quantization: str | None = None,
         group_size: int | None = None,
+        round_inputs: bool = False,
     ) -> LinearLayer:
         """A linear layer of weight [N, K] and bias [N].
 
         Nothing refers to `weight` afterwards where a packed copy is made, so the caller can free
         it layer by layer. `quantization` is None, "int8" or "int4", with one scale for
         `group_size` neighbours of a row: a multiple of 16 up to 256, by default 128 for int8 and
-        32 for int4.
+        32 for int4. `round_inputs` lets bf16 weights meet x rounded to bf16, as a bf16 model
+        would, where that is faster (AVX512-BF16: twice as fast for many rows); sums stay float32.
         """
 
     @abstractmethod
@@ -180,6 +184,8 @@ class KernelSet(ABC):
         k_norm_weight: Tensor | None = None,
         eps: float = 1e-6,
         neox: bool = True,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
     ) -> None:
         """Norm and rotate q and k in place, then write k and v to their slots.
 
@@ -188,7 +194,8 @@ class KernelSet(ABC):
         half of a row, sines in the second; None: no rotation. The first rotary_dim of D values are
         rotated, as two halves (neox) or as neighbours. Caches [num_blocks, Hk, block_size, D];
         slot = block * block_size + offset; a slot of -1 writes nothing. With norm weights [D] each
-        head is RMS-normed before it is rotated.
+        head is RMS-normed before it is rotated. int8 caches come with key_scales and value_scales
+        float32 [num_blocks, Hk, block_size]: each token's head is rounded with a scale of its own.
         """
 
     @abstractmethod
@@ -206,6 +213,8 @@ class KernelSet(ABC):
         alibi_slopes: Tensor | None = None,
         sinks: Tensor | None = None,
         out: Tensor | None = None,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
     ) -> Tensor:
         """Causal attention of ragged queries over paged keys and values; gives [T, Hq, D].
 
@@ -217,7 +226,7 @@ class KernelSet(ABC):
         A query sees itself and the sliding_window - 1 tokens before it (0: all). Scores are
         scale * q.k, then soft_cap * tanh(score / soft_cap), then + slope of the head [Hq] *
         (key position - query position). sinks [Hq] are logits that take part in the softmax and
-        bring no value.
+        bring no value. int8 caches come with their scales, as for `rope_and_cache`.
         """
 
     @abstractmethod
@@ -227,3 +236,30 @@ class KernelSet(ABC):
     @abstractmethod
     def gelu_and_mul(self, x: Tensor, approximate: str = "none") -> Tensor:
         """x [T, 2I] -> gelu(first half) * second half; approximate: "none" or "tanh"."""
+
+    @abstractmethod
+    def argmax(self, logits: Tensor) -> Tensor:
+        """int64 [R]: the first of the largest of float32 logits [R, vocab] in each row.
+
+        -1 where the largest isn't finite, or one is NaN.
+        """
+
+    @abstractmethod
+    def sample(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        uniforms: Tensor,
+    ) -> Tensor:
+        """int64 [R]: a token drawn from each row of float32 logits [R, vocab].
+
+        temperature float32 [R] (0: the likeliest token); top_k int64 [R], at least 1; top_p and
+        min_p float64 [R] in (0, 1] and [0, 1]; uniforms float64 [R] in [0, 1). With tokens ordered
+        by (logit downwards, id upwards), min-p keeps those at least min_p times as likely as the
+        likeliest, top-k the first top_k, top-p the shortest prefix that holds top_p of what they
+        left. What is kept is drawn from by inverse CDF in the order of ids. -1 where the largest
+        logit isn't finite, or one is NaN.
+        """

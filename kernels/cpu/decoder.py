@@ -35,7 +35,7 @@ class _Layer(ctypes.Structure):
 
     _fields_ = [
         *((name, P) for name in ("input_norm", "qkv", "q_norm", "k_norm", "cos_sin")),
-        *((name, P) for name in ("key_cache", "value_cache")),
+        *((name, P) for name in ("key_cache", "value_cache", "key_scales", "value_scales")),
         ("window", L),
         *((name, P) for name in ("sinks", "o", "attention_out_norm", "mlp_norm", "gate_up")),
         *((name, P) for name in ("down", "mlp_out_norm")),
@@ -123,7 +123,8 @@ def _layer(layer: DecoderLayerWeights) -> _Layer:
 
     return _Layer(
         at(layer.input_norm), packed(layer.qkv), at(layer.q_norm), at(layer.k_norm),
-        at(layer.cos_sin), at(layer.key_cache), at(layer.value_cache), layer.sliding_window,
+        at(layer.cos_sin), at(layer.key_cache), at(layer.value_cache), at(layer.key_scales),
+        at(layer.value_scales), layer.sliding_window,
         at(layer.sinks), packed(layer.o), at(layer.attention_out_norm), at(layer.mlp_norm),
         packed(layer.gate_up), packed(layer.down), at(layer.mlp_out_norm),
     )  # fmt: skip
@@ -181,6 +182,11 @@ def _check_caches(
     wanted = (blocks, shape.num_kv_heads, block_size, shape.head_dim)
     _vector("key_cache", layer.key_cache, wanted, cache.dtype)
     _vector("value_cache", layer.value_cache, wanted, cache.dtype)
+    for name, scales in (("key_scales", layer.key_scales), ("value_scales", layer.value_scales)):
+        if (scales is None) == (cache.dtype == torch.int8):
+            raise ValueError(f"{name} are for int8 caches, which need them")
+        if scales is not None:
+            _vector(name, scales, wanted[:3], torch.float32)
     if (table is None) != (layer.cos_sin is None):
         raise ValueError("either all layers rotate or none does")
     if table is not None and layer.cos_sin is not None:

@@ -9,6 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.cpu.checks import (
+    check_caches,
+    check_logits,
+    check_norms,
+    check_rotary,
+    check_scales,
+    check_vector,
+    describe,
+    norm_width,
+    per_head,
+    token_stride,
+)
 from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
 from kernels.cpu.linear import integer_linear, packed_linear
@@ -36,6 +48,7 @@ class CpuKernels(KernelSet):
         self._gate_and_mul = library.gate_and_mul
         self._rope_and_cache = library.rope_and_cache
         self._paged_attention = library.paged_attention
+        self._argmax, self._sample = library.argmax, library.sample
 
     def use_threads(self, count: int) -> None:
         """See `KernelSet.use_threads`. Raises ValueError unless count is at least 1."""
@@ -48,9 +61,10 @@ class CpuKernels(KernelSet):
         *,
         quantization: str | None = None,
         group_size: int | None = None,
+        round_inputs: bool = False,
     ) -> LinearLayer:
         """See `KernelSet.PackedLinear`."""
-        return packed_linear(self._library, weight, bias, quantization, group_size)
+        return packed_linear(self._library, weight, bias, quantization, group_size, round_inputs)
 
     def IntegerLinear(
         self,
@@ -79,7 +93,7 @@ class CpuKernels(KernelSet):
         if not x.is_contiguous():
             x = x.contiguous()
         out = torch.empty_like(x)
-        width = _norm_width(x, weight)
+        width = norm_width(x, weight)
         status = self._rms_norm(
             out.data_ptr(), x.data_ptr(), weight.data_ptr(), x.numel() // width, width, eps,
             DTYPES[x.dtype], DTYPES[weight.dtype], num_threads(),
@@ -91,12 +105,12 @@ class CpuKernels(KernelSet):
     def fused_add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `KernelSet.fused_add_rms_norm`."""
         if x.shape != residual.shape or x.dtype != residual.dtype:
-            raise ValueError(f"x {_of(x)} and residual {_of(residual)} differ")
+            raise ValueError(f"x {describe(x)} and residual {describe(residual)} differ")
         if not residual.is_contiguous():
             raise ValueError("residual must be contiguous")
         x = x.contiguous()
         out = torch.empty_like(x)
-        width = _norm_width(x, weight)
+        width = norm_width(x, weight)
         status = self._add_rms_norm(
             out.data_ptr(), x.data_ptr(), residual.data_ptr(), weight.data_ptr(),
             x.numel() // width, width, eps, DTYPES[x.dtype], DTYPES[weight.dtype],
@@ -120,7 +134,7 @@ class CpuKernels(KernelSet):
         x = x.contiguous()
         rows, width = x.shape
         if width % 2:
-            raise ValueError(f"x {_of(x)} has no two halves")
+            raise ValueError(f"x {describe(x)} has no two halves")
         out = torch.empty((rows, width // 2), dtype=x.dtype)
         status = self._gate_and_mul(
             out.data_ptr(), x.data_ptr(), rows, width // 2, kind, DTYPES[x.dtype],
@@ -144,26 +158,32 @@ class CpuKernels(KernelSet):
         k_norm_weight: Tensor | None = None,
         eps: float = 1e-6,
         neox: bool = True,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
     ) -> None:
         """See `KernelSet.rope_and_cache`."""
         tokens, q_heads, size = q.shape
-        blocks, kv_heads, block_size, _ = _check_caches(key_cache, value_cache, size)
+        blocks, kv_heads, block_size, _ = check_caches(key_cache, value_cache, size)
+        scales = check_scales(key_cache, key_scales, value_scales)
         if k.shape != (tokens, kv_heads, size) or v.shape != k.shape:
-            raise ValueError(f"k {_of(k)} and v {_of(v)} don't go with q {_of(q)} and the cache")
+            raise ValueError(
+                f"k {describe(k)} and v {describe(v)} don't go with q {describe(q)} and the cache"
+            )
         if not q.dtype == k.dtype == v.dtype:
             raise ValueError(f"q, k and v have dtypes {q.dtype}, {k.dtype} and {v.dtype}")
-        _check_vector("positions", positions, tokens, torch.int64)
-        _check_vector("slot_mapping", slot_mapping, tokens, torch.int64)
-        most, rotary = _check_rotary(cos_sin, size)
-        norm_dtype = _check_norms(q_norm_weight, k_norm_weight, size)
+        check_vector("positions", positions, tokens, torch.int64)
+        check_vector("slot_mapping", slot_mapping, tokens, torch.int64)
+        most, rotary = check_rotary(cos_sin, size)
+        norm_dtype = check_norms(q_norm_weight, k_norm_weight, size)
         status = self._rope_and_cache(
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), _token_stride(q), _token_stride(k),
-            _token_stride(v), positions.data_ptr(),
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), token_stride(q), token_stride(k),
+            token_stride(v), positions.data_ptr(),
             None if cos_sin is None else cos_sin.data_ptr(), most, key_cache.data_ptr(),
-            value_cache.data_ptr(), slot_mapping.data_ptr(), blocks * block_size, block_size,
+            value_cache.data_ptr(), *scales, slot_mapping.data_ptr(), blocks * block_size,
+            block_size,
             None if q_norm_weight is None else q_norm_weight.data_ptr(),
             None if k_norm_weight is None else k_norm_weight.data_ptr(), norm_dtype, eps, tokens,
-            q_heads, kv_heads, size, rotary, neox, DTYPES[q.dtype], DTYPES[key_cache.dtype],
+            q_heads, kv_heads, size, rotary, neox, DTYPES[q.dtype], CACHE_DTYPES[key_cache.dtype],
             num_threads(),
         )  # fmt: skip
         if status:
@@ -183,93 +203,68 @@ class CpuKernels(KernelSet):
         alibi_slopes: Tensor | None = None,
         sinks: Tensor | None = None,
         out: Tensor | None = None,
+        key_scales: Tensor | None = None,
+        value_scales: Tensor | None = None,
     ) -> Tensor:
         """See `KernelSet.paged_attention`."""
         tokens, q_heads, size = q.shape
-        blocks, kv_heads, block_size, _ = _check_caches(key_cache, value_cache, size)
+        blocks, kv_heads, block_size, _ = check_caches(key_cache, value_cache, size)
+        scales = check_scales(key_cache, key_scales, value_scales)
         if q_heads % kv_heads:
             raise ValueError(f"{q_heads} query heads don't share {kv_heads} key/value heads")
         sequences = block_tables.shape[0]
-        _check_vector("seq_lens", seq_lens, sequences, torch.int32)
-        _check_vector("query_start_loc", query_start_loc, sequences + 1, torch.int32)
+        check_vector("seq_lens", seq_lens, sequences, torch.int32)
+        check_vector("query_start_loc", query_start_loc, sequences + 1, torch.int32)
         if block_tables.dtype != torch.int32 or not block_tables.is_contiguous():
             raise ValueError("block_tables must be contiguous int32")
         if out is None:
             out = torch.empty((tokens, q_heads, size), dtype=q.dtype)
         elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
-            raise ValueError(f"out {_of(out)} must be contiguous and like q {_of(q)}")
+            raise ValueError(f"out {describe(out)} must be contiguous and like q {describe(q)}")
         status = self._paged_attention(
-            out.data_ptr(), q.data_ptr(), _token_stride(q), DTYPES[q.dtype],
-            key_cache.data_ptr(), value_cache.data_ptr(), None, None,
+            out.data_ptr(), q.data_ptr(), token_stride(q), DTYPES[q.dtype],
+            key_cache.data_ptr(), value_cache.data_ptr(), *scales,
             CACHE_DTYPES[key_cache.dtype], blocks, block_size, block_tables.data_ptr(),
             block_tables.shape[1], seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
             tokens, scale, sliding_window, soft_cap,
-            _per_head("alibi_slopes", alibi_slopes, q_heads),
-            _per_head("sinks", sinks, q_heads), q_heads, kv_heads, size, num_threads(),
+            per_head("alibi_slopes", alibi_slopes, q_heads),
+            per_head("sinks", sinks, q_heads), q_heads, kv_heads, size, num_threads(),
         )  # fmt: skip
         if status:
             check(status)
         return out
 
+    def argmax(self, logits: Tensor) -> Tensor:
+        """See `KernelSet.argmax`."""
+        rows, vocab = check_logits(logits)
+        out = torch.empty(rows, dtype=torch.int64)
+        status = self._argmax(out.data_ptr(), logits.data_ptr(), rows, vocab, num_threads())
+        if status:
+            check(status)
+        return out
 
-def _of(x: Tensor) -> str:
-    """Shape and dtype of `x` for a message."""
-    return f"{list(x.shape)} {str(x.dtype).removeprefix('torch.')}"
-
-
-def _norm_width(x: Tensor, weight: Tensor) -> int:
-    width = x.shape[-1]
-    if weight.shape != (width,) or not weight.is_contiguous():
-        raise ValueError(f"weight {_of(weight)} doesn't fit x {_of(x)}")
-    return width
-
-
-def _token_stride(x: Tensor) -> int:
-    """Elements from one token of x [T, heads, D] to the next; a token itself must be dense."""
-    token, head, value = x.stride()
-    if value != 1 or (head != x.shape[2] and x.shape[1] > 1):
-        raise ValueError(f"the heads of a token must lie side by side, strides are {x.stride()}")
-    return token
-
-
-def _check_caches(key_cache: Tensor, value_cache: Tensor, size: int) -> torch.Size:
-    shape = key_cache.shape
-    if value_cache.shape != shape or len(shape) != 4 or shape[3] != size:
-        raise ValueError(f"caches {_of(key_cache)}, {_of(value_cache)} don't fit heads of {size}")
-    if not (key_cache.is_contiguous() and value_cache.is_contiguous()):
-        raise ValueError("the KV caches must be contiguous")
-    if key_cache.dtype != value_cache.dtype:
-        raise ValueError("the key and the value cache differ in dtype")
-    return shape
-
-
-def _check_vector(name: str, x: Tensor, length: int, dtype: torch.dtype) -> None:
-    if x.shape != (length,) or x.dtype != dtype or not x.is_contiguous():
-        raise ValueError(f"{name} {_of(x)} must be [{length}] {str(dtype).removeprefix('torch.')}")
-
-
-def _check_rotary(cos_sin: Tensor | None, size: int) -> tuple[int, int]:
-    """Number of positions and of rotated values."""
-    if cos_sin is None:
-        return 0, 0
-    most, rotary = cos_sin.shape
-    if cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous() or rotary % 2 or rotary > size:
-        raise ValueError(f"cos_sin {_of(cos_sin)} must be float32, even and at most {size} wide")
-    return most, rotary
-
-
-def _check_norms(q_norm: Tensor | None, k_norm: Tensor | None, size: int) -> int:
-    """The code of the norm weights' dtype."""
-    given = [weight for weight in (q_norm, k_norm) if weight is not None]
-    for weight in given:
-        if weight.shape != (size,) or weight.dtype != given[0].dtype or not weight.is_contiguous():
-            raise ValueError(f"norm weight {_of(weight)} doesn't fit heads of {size}")
-    return DTYPES[given[0].dtype] if given else 0
-
-
-def _per_head(name: str, x: Tensor | None, heads: int) -> int | None:
-    """The address of a float32 value for each query head."""
-    if x is None:
-        return None
-    _check_vector(name, x, heads, torch.float32)
-    return x.data_ptr()
+    def sample(
+        self,
+        logits: Tensor,
+        temperature: Tensor,
+        top_k: Tensor,
+        top_p: Tensor,
+        min_p: Tensor,
+        uniforms: Tensor,
+    ) -> Tensor:
+        """See `KernelSet.sample`."""
+        rows, vocab = check_logits(logits)
+        check_vector("temperature", temperature, rows, torch.float32)
+        check_vector("top_k", top_k, rows, torch.int64)
+        check_vector("top_p", top_p, rows, torch.float64)
+        check_vector("min_p", min_p, rows, torch.float64)
+        check_vector("uniforms", uniforms, rows, torch.float64)
+        out = torch.empty(rows, dtype=torch.int64)
+        status = self._sample(
+            out.data_ptr(), logits.data_ptr(), rows, vocab, temperature.data_ptr(),
+            top_k.data_ptr(), top_p.data_ptr(), min_p.data_ptr(), uniforms.data_ptr(),
+            num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+        return out

@@ -26,19 +26,21 @@ SIGNATURES = {
     "quire_add_rms_norm": [P, P, P, P, L, L, F, N, N, N],
     "quire_gate_and_mul": [P, P, L, L, N, N, N],
     "quire_rope_and_cache": [
-        P, P, P, L, L, L, P, P, L, P, P, P, L, L, P, P, N, F, L, L, L, L, L, N, N, N, N,
+        P, P, P, L, L, L, P, P, L, P, P, P, P, P, L, L, P, P, N, F, L, L, L, L, L, N, N, N, N,
     ],
     "quire_paged_attention": [
         P, P, L, N, P, P, P, P, N, L, L, P, L, P, P, L, L, F, L, F, P, P, L, L, L, N,
     ],
     "quire_linear": [P, P, P, L, L, N, N],
+    "quire_argmax": [P, P, L, L, N],
+    "quire_sample": [P, P, L, L, P, P, P, P, P, N],
     "quire_decoder_run": [P, P, P, L, P, P, P, L, P, P, L, P, L, N],
 }  # fmt: skip
 """Functions that give a status."""
 
 MAKERS = {
     "quire_decoder_new": [P, P, L, P],
-    "quire_pack": [P, L, N, L, L, P, N],
+    "quire_pack": [P, L, N, L, L, P, N, N],
     "quire_pack_quantized": [P, L, N, L, L, P, N, L, N],
     "quire_pack_integers": [P, P, P, L, L, P, N, L, N],
 }

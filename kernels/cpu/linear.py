@@ -55,6 +55,7 @@ def packed_linear(
     bias: Tensor | None,
     quantization: str | None,
     group_size: int | None,
+    round_inputs: bool,
 ) -> CpuLinear:
     """See `KernelSet.PackedLinear`."""
     rows, width = weight.shape
@@ -63,7 +64,7 @@ def packed_linear(
     kept = _bias(bias, rows)
     source = (weight.data_ptr(), weight.stride(0), DTYPES[weight.dtype], rows, width, _at(kept))
     if quantization is None:
-        handle = library.pack(*source, num_threads())
+        handle = library.pack(*source, round_inputs, num_threads())
     else:
         group = group_size_for(quantization, group_size)
         handle = library.pack_quantized(*source, FORMATS[quantization], group, num_threads())

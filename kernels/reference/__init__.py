@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from kernels.interface import KernelSet
-from kernels.reference import activation, attention, norm, rope
+from kernels.reference import activation, attention, norm, rope, sampling
 from kernels.reference.linear import ReferenceLinear, integer_linear
 
 
@@ -37,3 +37,5 @@ class ReferenceKernels(KernelSet):
     paged_attention = staticmethod(attention.paged_attention)
     silu_and_mul = staticmethod(activation.silu_and_mul)
     gelu_and_mul = staticmethod(activation.gelu_and_mul)
+    argmax = staticmethod(sampling.argmax)
+    sample = staticmethod(sampling.sample)

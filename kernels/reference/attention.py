@@ -11,12 +11,16 @@ QUERIES_AT_ONCE = 256
 """Queries of one sequence scored together: bounds the score matrix of a long prompt."""
 
 
-def gather(cache: Tensor, blocks: Tensor, low: int, high: int) -> Tensor:
+def gather(cache: Tensor, scales: Tensor | None, blocks: Tensor, low: int, high: int) -> Tensor:
     """The tokens [low, high) of a sequence's `blocks` as [high - low, Hk, D]."""
     block_size = cache.shape[2]
     skipped = low // block_size
-    tokens = cache[blocks[skipped : -(-high // block_size)].long()].transpose(1, 2).flatten(0, 1)
-    return wide(tokens[low - skipped * block_size : high - skipped * block_size])
+    taken = blocks[skipped : -(-high // block_size)].long()
+    tokens = wide(cache[taken])
+    if scales is not None:
+        tokens = tokens * scales[taken][..., None]
+    tokens = tokens.transpose(1, 2).flatten(0, 1)
+    return tokens[low - skipped * block_size : high - skipped * block_size]
 
 
 def paged_attention(
@@ -32,6 +36,8 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     out: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> Tensor:
     """See `KernelSet.paged_attention`."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
@@ -45,8 +51,8 @@ def paged_attention(
             first, last = length - (end - low), length - (end - high)
             # Blocks that have left the window may be anyone's by now.
             seen = max(0, first - sliding_window + 1) if sliding_window > 0 else 0
-            keys = gather(key_cache, block_tables[index], seen, last)
-            values = gather(value_cache, block_tables[index], seen, last)
+            keys = gather(key_cache, key_scales, block_tables[index], seen, last)
+            values = gather(value_cache, value_scales, block_tables[index], seen, last)
             out[low:high] = attend(
                 q[low:high], keys, values, first - seen, scale, sliding_window, soft_cap,
                 alibi_slopes, sinks,

@@ -11,7 +11,10 @@ from kernels.reference.quantization import dequantize, quantize
 
 
 class ReferenceLinear(LinearLayer):
-    """`torch.nn.functional.linear`; quantised weights are values on their grid, in their dtype."""
+    """`torch.nn.functional.linear`; quantised weights are values on their grid, in their dtype.
+
+    `round_inputs` is only a permission, which this class has no use for.
+    """
 
     def __init__(
         self,
@@ -20,6 +23,7 @@ class ReferenceLinear(LinearLayer):
         *,
         quantization: str | None = None,
         group_size: int | None = None,
+        round_inputs: bool = False,
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.nbytes = weight.numel() * weight.element_size()

@@ -32,6 +32,8 @@ def rope_and_cache(
     k_norm_weight: Tensor | None = None,
     eps: float = 1e-6,
     neox: bool = True,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
 ) -> None:
     """See `KernelSet.rope_and_cache`."""
     for x, norm_weight in ((q, q_norm_weight), (k, k_norm_weight)):
@@ -44,16 +46,17 @@ def rope_and_cache(
             turned = rotate(values[..., :width], cos, sin, neox)
             values = torch.cat((turned, values[..., width:]), -1)
         x.copy_(values)
-    write_to_cache(k, v, key_cache, value_cache, slot_mapping)
+    write_to_cache(k, key_cache, key_scales, slot_mapping)
+    write_to_cache(v, value_cache, value_scales, slot_mapping)
 
 
-def write_to_cache(
-    k: Tensor, v: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor
-) -> None:
-    """Write k and v [T, Hk, D] to their slots; a slot of -1 writes nothing."""
+def write_to_cache(x: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping: Tensor) -> None:
+    """Write k or v [T, Hk, D] to their slots; a slot of -1 writes nothing."""
     kept = slot_mapping >= 0
-    slots = slot_mapping[kept]
-    block_size = key_cache.shape[2]
-    block, offset = slots // block_size, slots % block_size
-    key_cache[block, :, offset] = k[kept].to(key_cache.dtype)
-    value_cache[block, :, offset] = v[kept].to(value_cache.dtype)
+    slots, x = slot_mapping[kept], x[kept]
+    block, offset = slots // cache.shape[2], slots % cache.shape[2]
+    if scales is not None:
+        scale = wide(x).abs().amax(-1) / 127
+        scales[block, :, offset] = scale.to(scales.dtype)
+        x = (wide(x) * torch.where(scale > 0, 1 / scale, 0.0)[..., None]).round()
+    cache[block, :, offset] = x.to(cache.dtype)

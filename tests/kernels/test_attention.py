@@ -73,6 +73,32 @@ def test_long_sequences(kernels, threads, options):
     check(kernels, make_batch(lengths, heads=2, kv_heads=1, size=32), **options)
 
 
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 30, "soft_cap": 4.0}])
+@pytest.mark.parametrize("size", [32, 80])
+def test_int8_cache(kernels, threads, size, options):
+    batch = make_batch([*MIX, (1, 300), (40, 280)], size=size, heads=6)
+    scales = []
+    for name in ("key_cache", "value_cache"):
+        cache = getattr(batch, name).nan_to_num()
+        scales.append(cache.abs().amax(-1) / 127)
+        whole = (cache / scales[-1][..., None]).nan_to_num().round().to(torch.int8)
+        setattr(batch, name, whole * scales[-1][..., None])
+        scales.append(whole)
+    expected = oracle.paged_attention(**batch.arguments(), **options)
+    arguments = {**batch.arguments(), "key_cache": scales[1], "value_cache": scales[3]}
+    got = kernels.paged_attention(
+        **arguments, **options, key_scales=scales[0], value_scales=scales[2]
+    )
+    assert_close(got, expected, torch.float32, 4.0)
+
+
+def test_an_int8_cache_needs_its_scales(compiled):
+    batch = make_batch(MIX)
+    batch.key_cache, batch.value_cache = (torch.zeros_like(batch.key_cache).char(),) * 2
+    with pytest.raises(ValueError, match="scales"):
+        compiled.paged_attention(**batch.arguments())
+
+
 def test_queries_may_be_strided(kernels):
     batch = make_batch(MIX, strided=True)
     assert not batch.q.is_contiguous()

@@ -21,6 +21,15 @@ def norm(size):
     return 1 + 0.1 * torch.randn(size)
 
 
+def int8_caches():
+    """Options of a layer whose caches are int8."""
+    shape = (40, SHAPE.num_kv_heads, BLOCK_SIZE)
+    values = [torch.randint(-127, 128, (*shape, SHAPE.head_dim)).char() for _ in range(2)]
+    scales = [torch.rand(shape) / 127 for _ in range(2)]
+    names = ("key_cache", "value_cache", "key_scales", "value_scales")
+    return dict(zip(names, [*values, *scales]))
+
+
 def make_layer(kernels, *, quantization=None, dtype=torch.float32, **options):
     def linear(rows, columns):
         weight = (torch.randn(rows, columns) * columns**-0.5).to(dtype)
@@ -79,11 +88,12 @@ def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows):
         q, k, v = (part.unflatten(-1, (-1, shape.head_dim)) for part in (q, k, v))
         kernels.rope_and_cache(
             q, k, v, positions, layer.cos_sin, layer.key_cache, layer.value_cache, slots,
-            layer.q_norm, layer.k_norm, eps, shape.neox,
+            layer.q_norm, layer.k_norm, eps, shape.neox, layer.key_scales, layer.value_scales,
         )  # fmt: skip
         x = kernels.paged_attention(
             q, layer.key_cache, layer.value_cache, tables, lengths, starts, shape.scale,
-            layer.sliding_window, shape.soft_cap, sinks=layer.sinks,
+            layer.sliding_window, shape.soft_cap, sinks=layer.sinks, key_scales=layer.key_scales,
+            value_scales=layer.value_scales,
         )  # fmt: skip
         x = layer.o(x.flatten(1))
         if layer.attention_out_norm is not None:
@@ -139,6 +149,12 @@ def test_variations(compiled, threads, shape, layer):
     torch.manual_seed(2)
     layers = [make_layer(compiled, **layer) for _ in range(2)]
     check(compiled, dataclasses.replace(SHAPE, **shape), layers)
+
+
+def test_int8_caches(compiled, threads):
+    torch.manual_seed(5)
+    layers = [make_layer(compiled, **int8_caches()) for _ in range(2)]
+    check(compiled, SHAPE, layers)
 
 
 @pytest.mark.parametrize("rows", [[], [0], [30, 0, 30, 9], list(range(31))])
@@ -207,6 +223,7 @@ def test_layers_that_do_not_fit_are_refused(compiled):
     refused("must map 96 to 320", gate_up=layer.o)
     refused("mlp_norm", mlp_norm=norm(95))
     refused("key_cache", key_cache=layer.key_cache.float())
+    refused("key_scales", key_scales=torch.ones(40, 2, 8))
     refused("layers rotate", cos_sin=None)
     refused("activation", shape=dataclasses.replace(SHAPE, activation="relu"))
     with pytest.raises(ValueError, match="needs layers"):

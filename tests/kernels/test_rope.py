@@ -81,6 +81,21 @@ def test_a_cache_of_another_dtype(kernels):
         assert torch.equal(step.cached(step.values, token), step.v[token].bfloat16())
 
 
+def test_an_int8_cache(kernels):
+    step = Step(4, 2, 2, 40, torch.float32, torch.int8)
+    step.k[1, 0] = 0
+    scales = [torch.full((9, 2, 8), 7.0) for _ in range(2)]
+    step.run(kernels, table(50, 32), key_scales=scales[0], value_scales=scales[1])
+    for cache, scale, written in ((step.keys, scales[0], step.k), (step.values, scales[1], step.v)):
+        for token in range(4):
+            slot = int(step.slots[token])
+            of = scale[slot // 8, :, slot % 8]
+            assert torch.allclose(of, written[token].abs().amax(-1) / 127)
+            off = step.cached(cache, token) * of[:, None] - written[token]
+            assert (off.abs() <= of[:, None] * 0.501).all()
+        assert int((scale != 7.0).sum()) == 4 * 2
+
+
 def test_without_a_table_nothing_turns(kernels):
     step = Step(2, 2, 1, 32)
     q = step.q.clone()

@@ -27,6 +27,7 @@ struct DecoderLayer {
   const float *q_norm, *k_norm;        // [head_size] or null
   const float* cos_sin;                // [max_position, rotary] or null
   void *key_cache, *value_cache;
+  float *key_scales, *value_scales;    // int8 caches only
   int64_t window;
   const float* sinks;                  // [q_heads] or null
   const Packed* o;
@@ -72,7 +73,7 @@ Rope rope_of(const Run& run, const DecoderLayer& layer) {
   float* k = run.qkv + q;
   return Rope{run.qkv, k, k + kv, run.qkv_width, run.qkv_width, run.qkv_width,
               run.batch.positions, layer.cos_sin, s.max_position, layer.key_cache,
-              layer.value_cache, run.batch.slots, s.num_blocks * s.block_size, s.block_size,
+              layer.value_cache, layer.key_scales, layer.value_scales, run.batch.slots, s.num_blocks * s.block_size, s.block_size,
               layer.q_norm, layer.k_norm, kF32, s.eps, run.batch.tokens, s.q_heads, s.kv_heads,
               s.head_size, s.rotary, s.neox, kF32, s.cache_dtype};
 }
@@ -80,8 +81,8 @@ Rope rope_of(const Run& run, const DecoderLayer& layer) {
 Attention attention_of(const Run& run, const DecoderLayer& layer) {
   const DecoderShape& s = run.shape();
   const Batch& b = run.batch;
-  return Attention{run.qkv, run.qkv_width, kF32, layer.key_cache, layer.value_cache, nullptr,
-                   nullptr, s.cache_dtype, s.num_blocks, s.block_size, b.block_tables,
+  return Attention{run.qkv, run.qkv_width, kF32, layer.key_cache, layer.value_cache,
+                   layer.key_scales, layer.value_scales, s.cache_dtype, s.num_blocks, s.block_size, b.block_tables,
                    b.table_stride, b.seq_lens, b.starts, b.num_seqs, s.scale, layer.window,
                    s.soft_cap, nullptr, layer.sinks, run.attention, s.q_heads, s.kv_heads,
                    s.head_size};

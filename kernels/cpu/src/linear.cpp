@@ -18,7 +18,7 @@ Kernel kernel_for(const Packed& w, int dtype) {
     case kFloat:
       return kernel_f32();
     case kBrain:
-      return kernel_bf16(dtype);
+      return kernel_bf16(dtype == kBF16 || w.round_inputs);
     case kHalf:
       return kernel_f16();
     default:

@@ -30,6 +30,7 @@ struct Packed {
   char* data;        // [panels][steps][step_bytes]
   int64_t bytes;
   float* bias;       // [n] or null
+  bool round_inputs;  // bf16: multiply as pairs of bf16, where the CPU can, whatever x is
 
   char* panel(int64_t p) const { return data + p * steps * step_bytes; }
 };
@@ -67,7 +68,7 @@ struct Kernel {
 
 // The kernel for weights of `format` and rows of `dtype`.
 Kernel kernel_f32();
-Kernel kernel_bf16(int dtype);
+Kernel kernel_bf16(bool pairs);
 Kernel kernel_f16();
 Kernel kernel_int(const Packed& w);
 

@@ -1,5 +1,5 @@
 // bf16 weights, in pairs along k: widened to float32, or multiplied as they are where the CPU can
-// and x is bf16 too.
+// and x is bf16 too, or may be rounded to it.
 #include "linear_float.h"
 
 namespace quire {
@@ -41,20 +41,27 @@ struct Paired {
     }
   }
   static void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
-                       int, int64_t) {
+                       int dtype, int64_t) {
+    bf16* pairs = reinterpret_cast<bf16*>(to);
     to[steps - 1] = 0;
-    std::memcpy(to, static_cast<const bf16*>(x) + offset, count * sizeof(bf16));
+    if (dtype == kBF16) {
+      std::memcpy(pairs, static_cast<const bf16*>(x) + offset, count * sizeof(bf16));
+      return;
+    }
+    float values[2 * kBlockUnits];
+    read_row(values, x, offset, count, dtype);
+    write_row(pairs, 0, values, count, kBF16);
   }
 };
 #endif
 
 }  // namespace
 
-Kernel kernel_bf16(int dtype) {
+Kernel kernel_bf16(bool pairs) {
 #ifdef QUIRE_BF16_DOT
-  if (dtype == kBF16) return float_kernel<Paired>();
+  if (pairs) return float_kernel<Paired>();
 #endif
-  (void)dtype;
+  (void)pairs;
   return float_kernel<Widened>();
 }
 

@@ -90,9 +90,10 @@ using namespace quire;
 
 // Packs weights [n, k] of `dtype` as they are. Gives null when memory runs out.
 extern "C" void* quire_pack(const void* weight, int64_t row_stride, int dtype, int64_t n, int64_t k,
-                            const float* bias, int threads) {
+                            const float* bias, int round_inputs, int threads) {
   try {
     auto w = make(static_cast<Format>(dtype), n, k, 0, bias);
+    w->round_inputs = round_inputs != 0;
     const int64_t row_bytes = row_stride * static_cast<int64_t>(size_of(dtype));
     deal(threads, w->panels, [&](int64_t p, int) {
       pack_panel(*w, p, static_cast<const char*>(weight), row_bytes);

@@ -27,6 +27,7 @@ struct Rope {
   const float* cos_sin;  // null: no rotation
   int64_t max_position;
   void *key_cache, *value_cache;
+  float *key_scales, *value_scales;  // int8 caches only
   const int64_t* slots;
   int64_t slot_count, block_size;
   const void *q_norm, *k_norm;  // null: no norm

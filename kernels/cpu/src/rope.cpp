@@ -45,6 +45,20 @@ void turn(const Rope& r, void* x, int64_t at, const float* norm, const float* co
   if (r.dtype != kF32) read_row(row, x, at, r.head_size, r.dtype);
 }
 
+// Rounds a row to int8 with a scale of its own, or to the cache's float type.
+void store(const Rope& r, void* cache, float* scales, int64_t at, const float* row) {
+  if (r.cache_dtype != kI8) {
+    write_row(cache, at * r.head_size, row, r.head_size, r.cache_dtype);
+    return;
+  }
+  vf top = vset(0.0f);
+  for_lanes(r.head_size, [&](int64_t i, int n) { top = vmax(top, vabs(vload_some(row + i, n))); });
+  const float most = vmaximum(top), inverse = most > 0 ? 127.0f / most : 0.0f;
+  int8_t* to = static_cast<int8_t*>(cache) + at * r.head_size;
+  for (int64_t i = 0; i < r.head_size; i++) to[i] = int8_t(std::nearbyint(row[i] * inverse));
+  scales[at] = most / 127.0f;
+}
+
 void do_token(const Rope& r, int64_t t, const float* q_norm, const float* k_norm, float* row) {
   const float* cos_sin = r.cos_sin ? r.cos_sin + r.positions[t] * r.rotary : nullptr;
   if (cos_sin || q_norm) {
@@ -58,10 +72,10 @@ void do_token(const Rope& r, int64_t t, const float* q_norm, const float* k_norm
     turn(r, r.k, t * r.k_stride + at, k_norm, cos_sin, row);
     if (slot < 0) continue;
     const int64_t block = slot / r.block_size, offset = slot % r.block_size;
-    const int64_t to = ((block * r.kv_heads + h) * r.block_size + offset) * r.head_size;
-    write_row(r.key_cache, to, row, r.head_size, r.cache_dtype);
+    const int64_t to = (block * r.kv_heads + h) * r.block_size + offset;
+    store(r, r.key_cache, r.key_scales, to, row);
     read_row(row, r.v, t * r.v_stride + at, r.head_size, r.dtype);
-    write_row(r.value_cache, to, row, r.head_size, r.cache_dtype);
+    store(r, r.value_cache, r.value_scales, to, row);
   }
 }
 
@@ -104,12 +118,13 @@ using namespace quire;
 extern "C" int quire_rope_and_cache(
     void* q, void* k, const void* v, int64_t q_stride, int64_t k_stride, int64_t v_stride,
     const int64_t* positions, const float* cos_sin, int64_t max_position, void* key_cache,
-    void* value_cache, const int64_t* slots, int64_t slot_count, int64_t block_size,
+    void* value_cache, float* key_scales, float* value_scales, const int64_t* slots,
+    int64_t slot_count, int64_t block_size,
     const void* q_norm, const void* k_norm, int norm_dtype, float eps, int64_t tokens,
     int64_t q_heads, int64_t kv_heads, int64_t head_size, int64_t rotary, int neox, int dtype,
     int cache_dtype, int threads) {
   const Rope r{q, k, v, q_stride, k_stride, v_stride, positions, cos_sin, max_position, key_cache,
-               value_cache, slots, slot_count, block_size, q_norm, k_norm, norm_dtype, eps, tokens,
+               value_cache, key_scales, value_scales, slots, slot_count, block_size, q_norm, k_norm, norm_dtype, eps, tokens,
                q_heads, kv_heads, head_size, rotary, neox, dtype, cache_dtype};
   return guarded([&] { return rope_and_cache(r, threads); });
 }

@@ -1,0 +1,44 @@
+"""Choosing tokens by sorting whole rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BROKEN = -1
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """See `KernelSet.argmax`."""
+    top = logits.amax(-1, keepdim=True)
+    # Not torch.argmax, which doesn't say which of equal values it takes.
+    first = (logits == top).int().argmax(-1)
+    return torch.where(torch.isfinite(top.squeeze(-1)), first, BROKEN)
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniforms: Tensor,
+) -> Tensor:
+    """See `KernelSet.sample`."""
+    if not logits.numel():
+        return torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    greedy = argmax(logits)
+    values, ids = logits.double().sort(dim=-1, descending=True, stable=True)
+    scale = torch.where(temperature > 0, temperature, 1.0).double()[:, None]
+    weights = ((values - values[:, :1]) / scale).exp()
+    order = torch.arange(logits.shape[1], device=logits.device)
+    weights *= (order < top_k.clamp(min=1)[:, None]) & (weights >= min_p[:, None])
+    before = weights.cumsum(-1) - weights
+    inside = (before < (top_p * weights.sum(-1))[:, None]) | (top_p >= 1)[:, None]
+    inside[:, 0] = True
+    by_id = torch.zeros_like(weights).scatter_(1, ids, weights * inside)
+    cumulative = by_id.cumsum(-1)
+    total = cumulative[:, -1]
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    drawn = (cumulative <= target[:, None]).sum(-1).clamp(max=logits.shape[1] - 1)
+    return torch.where((greedy >= 0) & (temperature > 0), drawn, greedy)
