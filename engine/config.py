@@ -66,6 +66,12 @@ class EngineConfig:
     max_waiting: int = _option(16384, "most queued requests; more are refused with 429", low=1)
     max_logprobs: int = _option(20, "most logprobs a request may ask for", low=0, high=1000)
     enable_chunked_prefill: bool = _option(True, "split long prompts over steps")
+    prefill_tokens_beside_decodes: int | None = _option(
+        None,
+        "most prompt tokens of one step in which others decode, so that streams don't stutter; "
+        "0: the budget; default: by the model's size when serving, else 0",
+        low=0,
+    )
     long_prefill_token_threshold: int = _option(
         0, "most prompt tokens of one request in one step; 0: the budget", low=0
     )

@@ -68,7 +68,6 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         resume_token_ids: `resume_token_ids[i]` holds the tokens of output i that a client already
             has; generation goes on after them as if it had never stopped. Empty: a fresh request.
         skip_indices: outputs that the client already has whole; they aren't generated again.
-        deadline: seconds since the epoch after which the engine gives up, or 0.
     """
 
     request_id: str
@@ -83,7 +82,6 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     adapter: str = ""
     resume_token_ids: list[list[int]] = msgspec.field(default_factory=list)
     skip_indices: list[int] = msgspec.field(default_factory=list)
-    deadline: float = 0.0
 
 
 class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True):

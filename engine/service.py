@@ -114,7 +114,7 @@ class EngineService:
                 self.progress = done / total
                 self.progress_at = time.time()
 
-            core = EngineCore(self.config, progress)
+            core = EngineCore(self.config, progress, online=True)
         warm_up(core)
         loaded, scheduler = core.loaded, core.scheduler
         tokens = scheduler.capacity_tokens
@@ -129,13 +129,14 @@ class EngineService:
         )
         log.info(
             "KV cache: %d blocks of %d tokens = %d tokens; maximum concurrency at %d tokens a "
-            "request: %.1fx; token budget %d a step",
+            "request: %.1fx; token budget %d a step, prompts %d beside decodes",
             core.executor.num_blocks,
             self.config.block_size,
             tokens,
             loaded.max_model_len,
             tokens / loaded.max_model_len,
             core.executor.token_budget,
+            scheduler.prefill_limit,
         )
         log.info("Ready after %.2f s", time.perf_counter() - started)
         return core

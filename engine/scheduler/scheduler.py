@@ -19,12 +19,21 @@ from engine.scheduler.sequence import Sequence, Status
 class Scheduler:
     """Owns the waiting queue, the running list and the KV cache manager."""
 
-    def __init__(self, config: EngineConfig, num_blocks: int, token_budget: int) -> None:
-        """`token_budget` is the resolved max_num_batched_tokens, `num_blocks` the pool's size."""
+    def __init__(
+        self, config: EngineConfig, num_blocks: int, token_budget: int, prefill_limit: int = 0
+    ) -> None:
+        """Settings that were resolved beside the model.
+
+        `num_blocks`: the pool's size; `token_budget`: max_num_batched_tokens; `prefill_limit`:
+        prefill_tokens_beside_decodes, 0 for no limit.
+        """
         self.config = config
         self.token_budget = token_budget
         self.max_num_seqs = config.max_num_seqs
         self.chunk_limit = config.long_prefill_token_threshold or token_budget
+        #: Prompt tokens of a step in which others decode; the budget without decodes.
+        self.prefill_limit = min(prefill_limit or token_budget, token_budget)
+        self._prefill_left = token_budget
         self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
         self.waiting = make_queue(config.scheduling_policy)
         self.running: list[Sequence] = []
@@ -55,6 +64,7 @@ class Scheduler:
         self._num_steps += 1
         plan = StepPlan(self._num_steps)
         scheduled: list[Sequence] = []
+        self._prefill_left = self.prefill_limit if self._any_decodes() else self.token_budget
         head = self.waiting.peek()
         if head is None or not head.isolated or not self._admit(plan, scheduled, self.token_budget):
             budget = self._schedule_running(plan, scheduled)
@@ -118,7 +128,10 @@ class Scheduler:
                 budget -= 1
                 index += 1
                 continue
-            count = min(pending, budget, self.chunk_limit)
+            count = 1 if pending == 1 else self._prefill_share(pending, budget)
+            if count == 0:
+                index += 1
+                continue
             target = computed + count
             if not self._make_room(sequence, target):
                 break
@@ -169,8 +182,8 @@ class Scheduler:
         prefix = self.kv.find_cached_prefix(sequence)
         computed = len(prefix) * self.kv.block_size
         wanted = sequence.num_tokens - computed
-        count = min(wanted, budget, self.chunk_limit)
-        if count < wanted and not self.config.enable_chunked_prefill:
+        count = self._prefill_share(wanted, budget)
+        if count == 0 or (count < wanted and not self.config.enable_chunked_prefill):
             return 0
         if not self.kv.can_allocate(sequence, computed + count, prefix):
             return 0
@@ -194,6 +207,18 @@ class Scheduler:
         sequence.status = Status.RUNNING
         sequence.num_computed_tokens = computed
 
+    def _any_decodes(self) -> bool:
+        """Whether a running sequence waits for its next token, not for its prompt."""
+        return any(
+            len(sequence.token_ids) - sequence.num_computed_tokens == 1 for sequence in self.running
+        )
+
+    def _prefill_share(self, wanted: int, budget: int) -> int:
+        """Tokens of a prompt that may be computed in this step."""
+        if not self.config.enable_chunked_prefill:
+            return min(wanted, budget)
+        return min(wanted, budget, self.chunk_limit, self._prefill_left)
+
     def _deal(
         self, plan: StepPlan, scheduled: list[Sequence], sequence: Sequence, count: int
     ) -> None:
@@ -203,6 +228,8 @@ class Scheduler:
         scheduled.append(sequence)
         sequence.num_computed_tokens += count
         sequence.flight.num_steps += 1
+        if count > 1:
+            self._prefill_left -= count
         if len(sequence.token_ids) == sequence.num_prompt_tokens:
             sequence.flight.prefill_chunks += 1
 

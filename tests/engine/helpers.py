@@ -14,10 +14,12 @@ from engine.scheduler import Request, Scheduler, Sequence, Status, StepPlan
 class Driver:
     """Drives a scheduler: adds prompts, runs steps, samples `next_token`."""
 
-    def __init__(self, num_blocks: int, token_budget: int = 1000, **settings: Any) -> None:
+    def __init__(
+        self, num_blocks: int, token_budget: int = 1000, prefill_limit: int = 0, **settings: Any
+    ) -> None:
         settings = {"block_size": 4, "max_num_seqs": 64, **settings}
         self.config = EngineConfig(model="m", **settings)
-        self.scheduler = Scheduler(self.config, num_blocks, token_budget)
+        self.scheduler = Scheduler(self.config, num_blocks, token_budget, prefill_limit)
         self.count = 0
 
     def add(

@@ -43,6 +43,21 @@ def test_long_prefill_token_threshold_leaves_room_for_others() -> None:
     assert driver.step().num_scheduled == [8, 8]
 
 
+def test_prompts_leave_room_for_decodes_and_take_all_when_nobody_decodes() -> None:
+    driver = Driver(num_blocks=100, token_budget=64, prefill_limit=8)
+    driver.add(list(range(30)))
+    assert driver.step().num_scheduled == [30]
+    late = driver.add(list(range(100, 130)))
+    later = driver.add(list(range(200, 230)))
+    assert driver.step().num_scheduled == [1, 8]
+    for _ in range(3):
+        driver.step()
+    assert late.num_output_tokens == 1
+    # The last chunk of one prompt and the first of the next share a step's allowance.
+    assert later.num_computed_tokens == 2
+    assert driver.step().num_scheduled == [1, 1, 8]
+
+
 def test_no_more_sequences_than_max_num_seqs_run() -> None:
     driver = Driver(num_blocks=100, max_num_seqs=2)
     for start in (0, 10, 20):
