@@ -35,7 +35,7 @@ class Gateway:
         self.prefix, self.replica_id = prefix, replica_id
         self.deltas: dict[str, list[TokenDelta]] = {}
         self.replies: dict[str, ControlReply] = {}
-        self.entries = 0
+        self.steps: list[int] = []
         self._last = "0"
 
     def send(self, message: InboxMessage) -> bytes:
@@ -71,8 +71,8 @@ class Gateway:
         for _, entries in found or []:
             for entry_id, fields in entries:
                 self._last = entry_id
-                self.entries += 1
                 batch = protocol.decode_outbox(fields[protocol.FIELD])
+                self.steps.append(batch.step)
                 for delta in batch.deltas:
                     self.deltas.setdefault(delta.request_id, []).append(delta)
                 for reply in batch.replies:
