@@ -9,6 +9,7 @@ dtypes, positions, slots or block ids raise ValueError before anything is writte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,11 +138,14 @@ class KernelSet(ABC):
         """
 
     @abstractmethod
-    def use_threads(self, count: int) -> None:
+    def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:
         """From now on the operations run on `count` threads of this process.
 
-        The compiled kernels have a pool of their own and leave torch one thread: the idle threads
-        of torch's pool spin, and would take the cores that the kernels need.
+        With `cpus` each keeps to one of them, the calling thread to the first, so that nothing
+        makes two threads share a core while another idles: for a process that exists to run a
+        model. The compiled kernels have a pool of their own and leave torch one thread: the idle
+        threads of torch's pool spin, and would take the cores that the kernels need. Raises
+        ValueError unless count is at least 1 and this process may run on all of `cpus`.
         """
 
     def compile_decoder(

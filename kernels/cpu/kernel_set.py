@@ -6,6 +6,8 @@ those that keep C++ from reading or writing outside of a tensor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -25,7 +27,7 @@ from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
 from kernels.cpu.linear import integer_linear, packed_linear
 from kernels.cpu.memory import lazy_zeros
-from kernels.cpu.threads import num_threads, use_threads
+from kernels.cpu.threads import bind_threads, num_threads, use_threads
 from kernels.interface import (
     CompiledDecoder,
     DecoderLayerWeights,
@@ -50,9 +52,11 @@ class CpuKernels(KernelSet):
         self._paged_attention = library.paged_attention
         self._argmax, self._sample = library.argmax, library.sample
 
-    def use_threads(self, count: int) -> None:
-        """See `KernelSet.use_threads`. Raises ValueError unless count is at least 1."""
+    def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:
+        """See `KernelSet.use_threads`."""
         use_threads(count)
+        if cpus is not None:
+            bind_threads(self._library, cpus)
 
     def PackedLinear(
         self,

@@ -50,8 +50,9 @@ KEEPERS: dict[str, tuple[list[Any], Any]] = {
     "quire_free_packed": ([P], None),
     "quire_decoder_free": ([P], None),
     "quire_packed_bytes": ([P], L),
+    "quire_bind_threads": ([P, N], N),
 }
-"""Other functions that take a handle."""
+"""Other functions."""
 
 WRONG = {
     1: "dtypes that go together neither here nor anywhere",

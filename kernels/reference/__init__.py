@@ -6,6 +6,8 @@ any device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from kernels.interface import KernelSet
@@ -21,8 +23,10 @@ class ReferenceKernels(KernelSet):
     def __init__(self, why: str = "asked for") -> None:
         self.why = why
 
-    def use_threads(self, count: int) -> None:
-        """See `KernelSet.use_threads`."""
+    def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:
+        """See `KernelSet.use_threads`; torch's threads stay where they are."""
+        if count < 1:
+            raise ValueError(f"the number of threads must be at least 1, got {count}")
         torch.set_num_threads(count)
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from kernels.cpu import CpuKernels
 from kernels.cpu import threads as settings
 
 
@@ -30,6 +31,26 @@ def test_torch_is_left_one_thread(compiled, own_threads):
     compiled.use_threads(2)
     assert torch.get_num_threads() == 1
     assert settings.num_threads() == 2
+
+
+def test_threads_can_be_bound_to_cpus(own_threads):
+    """In a process of its own: nothing unbinds the pool of this one."""
+    child = os.fork()
+    if child == 0:
+        compiled = CpuKernels()
+        layer, x = compiled.PackedLinear(torch.randn(600, 300)), torch.randn(8, 300)
+        expected, cpus = layer(x), sorted(os.sched_getaffinity(0))
+        compiled.use_threads(2, cpus)
+        same = all(torch.equal(layer(x), expected) for _ in range(50))
+        os._exit(0 if same and os.sched_getaffinity(0) == {cpus[0]} else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_cpus_that_are_not_ours_are_refused(compiled, own_threads):
+    with pytest.raises(ValueError, match="may not run"):
+        compiled.use_threads(2, [100_000])
+    with pytest.raises(ValueError, match="at least one"):
+        compiled.use_threads(2, [])
 
 
 def test_no_threads_at_all_are_refused(compiled, own_threads):

@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -45,6 +47,29 @@ void wake_all(std::atomic<uint32_t>& word) {
 #endif
 }
 
+#if defined(__linux__)
+std::vector<int> allowed_cpus() {
+  cpu_set_t set;
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (CPU_ISSET(cpu, &set)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+int current_cpu() { return sched_getcpu(); }
+bool move_to(int cpu) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(cpu, &set);
+  return sched_setaffinity(0, sizeof(set), &set) == 0;
+}
+#else
+std::vector<int> allowed_cpus() { return {}; }
+int current_cpu() { return -1; }
+bool move_to(int) { return false; }
+#endif
+
 // About 50 us of looking before sleeping: longer than the gaps between the kernels of a step,
 // shorter than what anyone else on the machine would notice.
 constexpr int kSpins = 4000;
@@ -62,22 +87,33 @@ class Pool {
     context_.store(context, std::memory_order_relaxed);
     pieces_.store(pieces, std::memory_order_relaxed);
     threads_.store(threads, std::memory_order_relaxed);
+    note_caller(threads);
     done_.store(0, std::memory_order_relaxed);
     ticket_.store(static_cast<uint64_t>(epoch_) << 32, std::memory_order_release);
     call_.store(epoch_, std::memory_order_seq_cst);
     if (asleep_.load(std::memory_order_seq_cst) > 0) wake_all(call_);
-    work(epoch_, 0);
+    work(epoch_, 0, nullptr);
     wait_for_pieces(static_cast<uint32_t>(pieces));
     busy_.store(false, std::memory_order_release);
     return true;
+  }
+
+  // Keeps helper i to the CPU cpus[i % count] from now on; waits for its turn.
+  void bind(const int* cpus, int count) {
+    while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
+    cpus_.assign(cpus, cpus + count);
+    bound_ = true;
+    first_place_ = 0;
+    placing_.fetch_add(1, std::memory_order_relaxed);
+    busy_.store(false, std::memory_order_release);
   }
 
  private:
   static constexpr int64_t kMostPieces = int64_t{1} << 31;
   static constexpr uint32_t kClosed = 0xffffffffu;
 
-  // Takes pieces of the call `epoch` until none are left.
-  void work(uint32_t epoch, int slot) {
+  // Takes pieces of the call `epoch` until none are left. `placed` is a helper's own.
+  void work(uint32_t epoch, int slot, uint32_t* placed) {
     uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (static_cast<uint32_t>(ticket >> 32) == epoch) {
       // What is read here belongs to `epoch` if the exchange below succeeds: the next call closes
@@ -88,6 +124,7 @@ class Pool {
       void* context = context_.load(std::memory_order_relaxed);
       if (piece >= pieces) return;
       if (!ticket_.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel)) continue;
+      if (placed) place(slot, placed);
       body(context, piece, slot);
       const uint32_t done = done_.fetch_add(1, std::memory_order_seq_cst) + 1;
       if (done == pieces && waiting_.load(std::memory_order_seq_cst)) wake_all(done_);
@@ -108,8 +145,33 @@ class Pool {
     waiting_.store(false, std::memory_order_relaxed);
   }
 
+  // Where helpers take up every CPU that this process has, each keeps to one of its own, and off
+  // the caller's. Left to itself, the system wakes them where the caller runs, and on a busy machine
+  // leaves them there to take turns with it.
+  void note_caller(int threads) {
+    const int places = static_cast<int>(cpus_.size());
+    if (bound_ || places != threads) return;
+    const int cpu = current_cpu();
+    if (cpu == caller_cpu_) return;
+    for (int i = 0; i < places; i++) {
+      if (cpus_[i] == cpu) first_place_ = i;
+    }
+    caller_cpu_ = cpu;
+    placing_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // Moves the helper to its place in the latest placing. Called while it may take pieces of a call,
+  // so nothing that it reads is being written.
+  void place(int slot, uint32_t* placed) {
+    const uint32_t placing = placing_.load(std::memory_order_relaxed);
+    if (placing == *placed) return;
+    *placed = placing;
+    move_to(cpus_[(first_place_ + slot) % cpus_.size()]);
+  }
+
   void help(int slot) {
     uint32_t seen = 0;
+    uint32_t placed = 0;
     for (;;) {
       uint32_t epoch = call_.load(std::memory_order_acquire);
       for (int spins = 0; epoch == seen && spins < kSpins; spins++) {
@@ -122,12 +184,14 @@ class Pool {
         asleep_.fetch_sub(1, std::memory_order_seq_cst);
       }
       seen = epoch;
-      if (slot < threads_.load(std::memory_order_relaxed)) work(epoch, slot);
+      if (slot >= threads_.load(std::memory_order_relaxed)) continue;
+      work(epoch, slot, &placed);
     }
   }
 
   // Starts helpers until there are `wanted`. Where the system refuses a thread, fewer do the work.
   void hire(int wanted) {
+    if (cpus_.empty()) cpus_ = allowed_cpus();
     while (hired_ < wanted) {
       try {
         std::thread([this, slot = hired_ + 1] { help(slot); }).detach();
@@ -150,6 +214,12 @@ class Pool {
   alignas(64) std::atomic<bool> busy_{false};
   uint32_t epoch_ = 0;
   int hired_ = 0;
+  // Where threads run; written by whoever is dealing, before pieces can be taken.
+  std::vector<int> cpus_;
+  bool bound_ = false;
+  int caller_cpu_ = -1;
+  size_t first_place_ = 0;
+  std::atomic<uint32_t> placing_{0};
 };
 
 std::atomic<Pool*> current{nullptr};
@@ -177,3 +247,10 @@ void deal_pieces(int threads, int64_t pieces, Body body, void* context) {
 }
 
 }  // namespace quire
+
+// Keeps the calling thread to cpus[0] and helper i to cpus[i % count]; gives 0, or 1 when the system
+// refuses.
+extern "C" int quire_bind_threads(const int* cpus, int count) {
+  quire::pool()->bind(cpus, count);
+  return quire::move_to(cpus[0]) ? 0 : 1;
+}
