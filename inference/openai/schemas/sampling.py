@@ -8,8 +8,6 @@ from engine.errors import InvalidRequest
 from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
 from inference.openai.schemas.base import GenerateRequest
 
-#: Most entries of a list of token ids.
-MAX_TOKEN_LIST = 131_072
 #: Defaults that a model's generation_config.json may bring.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
@@ -62,8 +60,6 @@ class SamplingFields(GenerateRequest):
             value = getattr(self, name)
             if value is not None:
                 values[name] = value
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            _bound(name, values.get(name))
         if self.logit_bias:
             values["logit_bias"] = _logit_bias(self.logit_bias)
         return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs)
@@ -75,11 +71,6 @@ _PASSED_ON = tuple(
     for name in SamplingFields.model_fields
     if name not in GenerateRequest.model_fields and name not in ("max_tokens", "logit_bias")
 )
-
-
-def _bound(name: str, values: list[int] | None) -> None:
-    if values is not None and len(values) > MAX_TOKEN_LIST:
-        raise InvalidRequest(f"{name} may hold at most {MAX_TOKEN_LIST} entries.", param=name)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:
