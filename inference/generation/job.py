@@ -11,6 +11,7 @@ from engine.protocol import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.text.bad_words import bad_word_ids
 from inference.generation.served import Served
+from inference.rendering.pool import render_pool
 from tenants.authentication import Caller
 
 
@@ -52,12 +53,12 @@ class Job:
         limit, sequences = self.served.info.max_model_len, self.sampling.num_sequences
         return sum(self.sampling.output_budget(len(p), limit) * sequences for p in self.prompts)
 
-    def check(self) -> None:
+    async def check(self) -> None:
         """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
-        info = self.served.info
-        if self.sampling.bad_words and not self.sampling.bad_words_token_ids:
-            self.sampling.bad_words_token_ids = bad_word_ids(
-                self.served.tokenizer, self.sampling.bad_words
+        info, words = self.served.info, self.sampling.bad_words
+        if words:
+            self.sampling.bad_words_token_ids = await render_pool().run(
+                sum(map(len, words)), bad_word_ids, self.served.tokenizer, words
             )
         for prompt in self.prompts:
             self.sampling.check_against_model(

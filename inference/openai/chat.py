@@ -96,7 +96,7 @@ async def chat_job(
             cache_salt=chat.cache_salt or "",
             received=received,
         )
-        job.check()
+        await job.check()
     except InvalidRequest as error:
         raise renamed(error, names) from None
     return job

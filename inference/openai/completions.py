@@ -63,7 +63,7 @@ async def completion_job(
             cache_salt=completion.cache_salt or "",
             received=request.received,
         )
-        job.check()
+        await job.check()
     except InvalidRequest as error:
         # `echo` with logprobs asks for the prompt's under the same name.
         raise renamed(error, {"prompt_logprobs": "logprobs"} if completion.echo else {}) from None
