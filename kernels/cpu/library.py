@@ -20,7 +20,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 CACHE_DTYPES = {**DTYPES, torch.int8: 3}
 VECTOR_BITS = {"avx512": 512, "avx512_core": 512, "avx2_vnni": 256, "avx2": 256, "scalar": 128}
 
-SIGNATURES = {
+SIGNATURES: dict[str, list[Any]] = {
     "quire_nothing": [P, P, L, L, F, N],
     "quire_rms_norm": [P, P, P, L, L, F, N, N, N],
     "quire_add_rms_norm": [P, P, P, P, L, L, F, N, N, N],
@@ -32,13 +32,15 @@ SIGNATURES = {
         P, P, L, N, P, P, P, P, N, L, L, P, L, P, P, L, L, F, L, F, P, P, L, L, L, N,
     ],
     "quire_linear": [P, P, P, L, L, N, N],
+    "quire_read_memory": [P, L, N],
+    "quire_multiply": [L, N],
     "quire_argmax": [P, P, L, L, N],
     "quire_sample": [P, P, L, L, P, P, P, P, P, N],
     "quire_decoder_run": [P, P, P, L, P, P, P, L, P, P, L, P, L, N],
 }  # fmt: skip
 """Functions that give a status."""
 
-MAKERS = {
+MAKERS: dict[str, list[Any]] = {
     "quire_decoder_new": [P, P, L, P],
     "quire_pack": [P, L, N, L, L, P, N, N],
     "quire_pack_quantized": [P, L, N, L, L, P, N, L, N],
@@ -46,7 +48,7 @@ MAKERS = {
 }
 """Functions that give a handle, null when memory runs out."""
 
-KEEPERS: dict[str, tuple[list[Any], Any]] = {
+OTHERS: dict[str, tuple[list[Any], Any]] = {
     "quire_free_packed": ([P], None),
     "quire_decoder_free": ([P], None),
     "quire_packed_bytes": ([P], L),
@@ -77,12 +79,13 @@ class Library:
         except OSError as error:
             raise CpuKernelsUnavailable(f"{path} can't be loaded: {error}") from error
         self.isa, self.path = variant.isa, path
+        self.vector_bits = VECTOR_BITS[variant.isa]
         self.description = f"{'+'.join(variant.features) or 'no vector flags'}, {origin}, {path}"
         for name, types in SIGNATURES.items():
             self._bind(handle, name, types, ctypes.c_int)
         for name, types in MAKERS.items():
             self._bind(handle, name, types, P)
-        for name, (taken, result) in KEEPERS.items():
+        for name, (taken, result) in OTHERS.items():
             self._bind(handle, name, taken, result)
         if handle.quire_vector_bits() != VECTOR_BITS[variant.isa]:
             raise CpuKernelsUnavailable(f"{path} was not compiled for {variant.isa}")

@@ -4,7 +4,8 @@
 // likely as the likeliest, top-k the first k, top-p the shortest prefix that holds top_p of what the
 // two left; the token is then drawn by inverse CDF over what is kept, in the order of ids.
 //
-// Filters look at the largest logits first, and at more of them while the answer lies beyond.
+// Filters look at the largest logits first, which settles nearly all rows of a trained model; what
+// they don't settle is weighed as a whole.
 #include <vector>
 
 #include "runtime.h"
@@ -16,11 +17,16 @@ constexpr int64_t kBroken = -1;
 constexpr int64_t kBlock = 64;       // logits whose maximum is kept
 constexpr int64_t kFirst = 256;      // logits to look at first
 constexpr int64_t kDrawBlock = 256;  // weights added up before the draw looks closer
+constexpr int kBins = 1024;
 
 struct Candidate {
   float logit;
   int32_t id;
 };
+
+bool comes_first(const Candidate& a, const Candidate& b) {
+  return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
+}
 
 struct Row {
   const float* logits;
@@ -75,9 +81,7 @@ void gather(const Row& row, float low, std::vector<Candidate>* out) {
       if (row.logits[j] >= low) out->push_back({row.logits[j], static_cast<int32_t>(j)});
     }
   }
-  std::sort(out->begin(), out->end(), [](const Candidate& a, const Candidate& b) {
-    return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
-  });
+  std::sort(out->begin(), out->end(), comes_first);
 }
 
 // A logit that at least `count` tokens reach: the count-th largest of the blocks' maxima.
@@ -89,24 +93,6 @@ float low_for(const Row& row, int64_t count, std::vector<float>* maxima) {
   if (count >= static_cast<int64_t>(maxima->size())) return -INFINITY;
   std::nth_element(maxima->begin(), maxima->begin() + count, maxima->end(), std::greater<float>());
   return (*maxima)[count];
-}
-
-// The weight of all tokens that min-p leaves.
-double whole_mass(const Row& row) {
-  const vf top = vset(row.top), scale = vset(static_cast<float>(1.0 / row.temperature));
-  const vf least = vset(static_cast<float>(row.min_p));
-  double total = 0;
-  for (int64_t i = 0; i < row.vocab; i += kDrawBlock) {
-    const int64_t count = std::min(kDrawBlock, row.vocab - i);
-    vf sum = vset(0.0f);
-    for_lanes(count, [&](int64_t j, int n) {
-      const vf w = vexp((vload_some(row.logits + i + j, n) - top) * scale);
-      const vf kept = vzero_below(w, w, least);
-      sum = sum + (n == W ? kept : vfill(kept, n, 0.0f));
-    });
-    total += static_cast<double>(vsum(sum));
-  }
-  return total;
 }
 
 double below(double total, double uniform) {
@@ -131,59 +117,122 @@ int64_t draw(const Row& row, std::vector<Candidate>* kept) {
   return chosen;
 }
 
-// Draws from all tokens: first a block, then a token in it.
-int64_t draw_freely(const Row& row, std::vector<float>* sums) {
+struct Whole {
+  std::vector<float> weights;  // of all tokens; 0 for those that aren't kept
+  std::vector<double> bins;    // mass by logit
+  std::vector<Candidate> border;
+};
+
+// Weights of the tokens that min-p leaves; gives their sum.
+double weigh(const Row& row, Whole* whole) {
   const vf top = vset(row.top), scale = vset(static_cast<float>(1.0 / row.temperature));
-  sums->clear();
+  const vf least = vset(static_cast<float>(row.min_p));
+  whole->weights.resize(row.vocab);
   double total = 0;
   for (int64_t i = 0; i < row.vocab; i += kDrawBlock) {
     vf sum = vset(0.0f);
     for_lanes(std::min(kDrawBlock, row.vocab - i), [&](int64_t j, int n) {
       const vf w = vexp((vload_some(row.logits + i + j, n) - top) * scale);
-      sum = sum + (n == W ? w : vfill(w, n, 0.0f));
+      const vf kept = vzero_below(w, w, least);
+      vstore_some(whole->weights.data() + i + j, kept, n);
+      sum = sum + (n == W ? kept : vfill(kept, n, 0.0f));
     });
-    sums->push_back(vsum(sum));
-    total += static_cast<double>(sums->back());
+    total += static_cast<double>(vsum(sum));
   }
-  const double target = below(total, row.uniform);
-  double before = 0;
-  size_t block = 0;
-  while (block + 1 < sums->size() && before + static_cast<double>((*sums)[block]) <= target) {
-    before += static_cast<double>((*sums)[block++]);
-  }
-  int64_t chosen = kBroken;
-  const int64_t from = static_cast<int64_t>(block) * kDrawBlock;
-  for (int64_t i = from; i < std::min(row.vocab, from + kDrawBlock); i++) {
-    const double weight = row.weight(row.logits[i]);
-    before += weight;
-    if (weight > 0) chosen = i;
-    if (before > target && chosen == i) break;
-  }
-  return chosen;
+  return total;
 }
 
 // How many of the first candidates the filters keep; -1 when that takes more candidates.
-// `complete`: no tokens are left beyond them.
-int64_t kept_of(const Row& row, const std::vector<Candidate>& found, bool complete) {
-  const int64_t size = static_cast<int64_t>(found.size());
-  int64_t count = std::min(size, row.top_k);
-  double mass = 0;
+// `complete`: no token beyond them can be kept. `mass`: of all that min-p leaves, where it counts.
+int64_t kept_of(const Row& row, const std::vector<Candidate>& found, bool complete, double mass) {
+  const int64_t size = static_cast<int64_t>(found.size()), count = std::min(size, row.top_k);
+  const bool known = complete || row.top_k <= size;
+  double alive_mass = 0;
   int64_t alive = 0;
-  while (alive < count && row.weight(found[alive].logit) >= row.min_p) {
-    mass += row.weight(found[alive++].logit);
+  for (; alive < count; alive++) {
+    const double weight = row.weight(found[alive].logit);
+    if (weight < row.min_p) break;
+    alive_mass += weight;
   }
-  const bool known = complete || alive < count || row.top_k <= size;
-  if (row.top_p >= 1.0) return known ? alive : -1;
-  if (!known) {
-    if (row.top_k < row.vocab) return -1;
-    mass = whole_mass(row);
-  }
+  if (row.top_p >= 1.0) return known || alive < count ? alive : -1;
+  const double wanted = row.top_p * (known || alive < count ? alive_mass : mass);
   double before = 0;
   for (int64_t i = 0; i < alive; i++) {
-    if (i > 0 && before >= row.top_p * mass) return i;
+    if (i > 0 && before >= wanted) return i;
     before += row.weight(found[i].logit);
   }
-  return known ? alive : before >= row.top_p * mass ? alive : -1;
+  return known || alive < count || before >= wanted ? alive : -1;
+}
+
+// Zeroes the weights behind the shortest prefix that holds `wanted`: tokens are dealt into bins by
+// their logits, and only the bin that the border runs through is sorted.
+void keep_mass(const Row& row, double wanted, Whole* whole) {
+  const float low = static_cast<float>(88.0 * row.temperature);
+  float range = 0;
+  for (int64_t i = 0; i < row.vocab; i++) {
+    const float below_top = row.top - row.logits[i];
+    range = std::max(range, std::min(below_top, low));
+  }
+  const float scale = range > 0 ? static_cast<float>(kBins) / range : 0.0f;
+  auto bin_of = [&](int64_t i) {
+    return std::min<int>(kBins - 1, static_cast<int>((row.top - row.logits[i]) * scale));
+  };
+  float* weights = whole->weights.data();
+  whole->bins.assign(kBins, 0.0);
+  for (int64_t i = 0; i < row.vocab; i++) {
+    if (weights[i] > 0) whole->bins[bin_of(i)] += static_cast<double>(weights[i]);
+  }
+  double before = 0;
+  int cut = 0;
+  while (cut + 1 < kBins && before + whole->bins[cut] < wanted) before += whole->bins[cut++];
+  whole->border.clear();
+  for (int64_t i = 0; i < row.vocab; i++) {
+    if (weights[i] <= 0) continue;
+    const int bin = bin_of(i);
+    if (bin > cut) weights[i] = 0;
+    if (bin == cut) whole->border.push_back({row.logits[i], static_cast<int32_t>(i)});
+  }
+  std::sort(whole->border.begin(), whole->border.end(), comes_first);
+  bool first = before == 0;
+  for (const Candidate& c : whole->border) {
+    const double weight = static_cast<double>(weights[c.id]);
+    if (before >= wanted && !first) weights[c.id] = 0;
+    before += weight;
+    first = false;
+  }
+}
+
+// Draws by the weights: first a block, then a token in it.
+int64_t draw_whole(const Row& row, const Whole& whole) {
+  const float* weights = whole.weights.data();
+  auto block_sum = [&](int64_t from) {
+    vf sum = vset(0.0f);
+    for_lanes(std::min(kDrawBlock, row.vocab - from), [&](int64_t j, int n) {
+      const vf w = vload_some(weights + from + j, n);
+      sum = sum + (n == W ? w : vfill(w, n, 0.0f));
+    });
+    return static_cast<double>(vsum(sum));
+  };
+  double total = 0;
+  for (int64_t i = 0; i < row.vocab; i += kDrawBlock) total += block_sum(i);
+  const double target = below(total, row.uniform);
+  double before = 0;
+  int64_t chosen = kBroken;
+  for (int64_t from = 0; from < row.vocab; from += kDrawBlock) {
+    const double sum = block_sum(from);
+    const bool here = before + sum > target;
+    if (!here) {
+      before += sum;
+      continue;
+    }
+    for (int64_t i = from; i < std::min(row.vocab, from + kDrawBlock); i++) {
+      before += static_cast<double>(weights[i]);
+      if (weights[i] > 0) chosen = i;
+      if (before > target) break;
+    }
+    break;
+  }
+  return chosen;
 }
 
 // No token with a logit below this has the weight that min-p asks for. A little low: at the border
@@ -197,18 +246,22 @@ float least_logit(const Row& row) {
 int64_t sample_row(const Row& row) {
   thread_local std::vector<Candidate> found;
   thread_local std::vector<float> numbers;
-  if (row.top_k >= row.vocab && row.top_p >= 1.0 && row.min_p <= 0.0)
-    return draw_freely(row, &numbers);
-  const float least = least_logit(row);
-  int64_t wanted = row.top_k < row.vocab ? std::max(kFirst, row.top_k) : kFirst;
-  for (;; wanted *= 8) {
+  thread_local Whole whole;
+  const bool limited = row.top_k < row.vocab;
+  const double mass = limited ? 0 : weigh(row, &whole);
+  if (limited || row.top_p < 1.0 || row.min_p > 0) {
+    const float least = least_logit(row);
+    const int64_t wanted = limited ? std::max(kFirst, row.top_k) : kFirst;
     const float low = std::max(low_for(row, wanted, &numbers), least);
     gather(row, low, &found);
-    const int64_t kept = kept_of(row, found, low == least);
-    if (kept < 0) continue;
-    found.resize(std::max<int64_t>(1, kept));
-    return draw(row, &found);
+    const int64_t kept = kept_of(row, found, low == least, mass);
+    if (kept >= 0) {
+      found.resize(std::max<int64_t>(1, kept));
+      return draw(row, &found);
+    }
   }
+  if (row.top_p < 1.0) keep_mass(row, row.top_p * mass, &whole);
+  return draw_whole(row, whole);
 }
 
 }  // namespace
