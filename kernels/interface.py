@@ -28,6 +28,13 @@ class LinearLayer(ABC):
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """x [M, K] -> [M, N] in x's dtype. Rows may be strided; `out` must be contiguous."""
 
+    @abstractmethod
+    def rows(self, ids: Tensor) -> Tensor:
+        """float32 [T, K]: the rows ids int64 [T] of W.
+
+        With this a tied output layer serves as the embedding too, and is kept once.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:

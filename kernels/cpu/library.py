@@ -32,6 +32,7 @@ SIGNATURES: dict[str, list[Any]] = {
         P, P, L, N, P, P, P, P, N, L, L, P, L, P, P, L, L, F, L, F, P, P, L, L, L, N,
     ],
     "quire_linear": [P, P, P, L, L, N, N],
+    "quire_linear_rows": [P, P, P, L, N],
     "quire_read_memory": [P, L, N],
     "quire_multiply": [L, N],
     "quire_argmax": [P, P, L, L, N],
@@ -62,7 +63,7 @@ WRONG = {
     3: "a slot lies outside of the KV cache",
     4: "block_tables names a block outside of the KV cache",
     5: "query_start_loc, seq_lens and block_tables contradict each other",
-    7: "a row that is wanted lies outside of the batch",
+    7: "a row that is wanted isn't there",
 }
 NO_MEMORY = 6
 

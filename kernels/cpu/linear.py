@@ -26,7 +26,7 @@ class CpuLinear(LinearLayer):
         self.handle = handle
         self.out_features, self.in_features = out_features, k
         self.nbytes = library.packed_bytes(handle)
-        self._linear = library.linear
+        self._linear, self._rows = library.linear, library.linear_rows
         weakref.finalize(self, library.free_packed, handle)
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -44,6 +44,16 @@ class CpuLinear(LinearLayer):
         status = self._linear(
             self.handle, out.data_ptr(), x.data_ptr(), stride, rows, DTYPES[x.dtype], num_threads()
         )
+        if status:
+            check(status)
+        return out
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        if ids.dim() != 1 or ids.dtype != torch.int64 or not ids.is_contiguous():
+            raise ValueError("ids must be contiguous int64 [T]")
+        out = torch.empty((len(ids), self.in_features))
+        status = self._rows(self.handle, out.data_ptr(), ids.data_ptr(), len(ids), num_threads())
         if status:
             check(status)
         return out

@@ -44,6 +44,12 @@ class ReferenceLinear(LinearLayer):
         result = torch.nn.functional.linear(x.to(weight.dtype), weight, bias)
         return result.to(x.dtype) if out is None else out.copy_(result)
 
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:
+            raise ValueError("a row that is wanted isn't there")
+        return self.weight[ids].float()
+
 
 def integer_linear(
     values: Tensor,

@@ -124,6 +124,37 @@ def test_a_view_of_a_weight_is_packed(kernels):
         assert_close(kernels.PackedLinear(part)(x), product(x, part), torch.float32, slack=8.0)
 
 
+@pytest.mark.parametrize("k", [1, 33, 64, 301])
+def test_rows_come_back(kernels, k):
+    torch.manual_seed(10)
+    ids = torch.tensor([0, 69, 5, 5, 33])
+    for dtype in DTYPES:
+        weight = torch.randn(70, k).to(dtype)
+        assert torch.equal(kernels.PackedLinear(weight).rows(ids), weight[ids].float())
+    for quantization in ("int8", "int4"):
+        weight = torch.randn(70, k)
+        values, scales = quantize(weight, quantization, 32)
+        rounded = dequantize(values, scales, None, int(quantization[3:]))[:, :k]
+        layer = kernels.PackedLinear(weight, quantization=quantization, group_size=32)
+        torch.testing.assert_close(layer.rows(ids), rounded[ids])
+    assert layer.rows(ids[:0]).shape == (0, k)
+
+
+def test_rows_with_minima_come_back(kernels):
+    values = torch.randint(0, 16, (40, 64), dtype=torch.int8)
+    scales, minima = torch.rand(40, 2).half(), torch.rand(40, 2).half()
+    layer = kernels.IntegerLinear(values, scales, minima, bits=4)
+    expected = dequantize(values, scales, minima, 4)
+    torch.testing.assert_close(layer.rows(torch.arange(40)), expected)
+
+
+def test_rows_that_are_not_there_are_refused(kernels):
+    layer = kernels.PackedLinear(torch.randn(10, 8))
+    for wrong in (-1, 10):
+        with pytest.raises(ValueError, match="isn't there"):
+            layer.rows(torch.tensor([0, wrong]))
+
+
 def test_zero_weights_stay_zero(compiled):
     for quantization in (None, "int8", "int4"):
         layer = compiled.PackedLinear(torch.zeros(20, 64), quantization=quantization)

@@ -23,37 +23,63 @@ char* allocate(int64_t bytes) {
   return data;
 }
 
-// [steps][NR] values of T, taken from NR rows of `src`; T covers one step of one row.
-template <class T>
-void transpose_panel(char* to, const char* src, int64_t row_bytes, int64_t rows, int64_t steps) {
-  T* out = reinterpret_cast<T*>(to);
-  for (int64_t i = 0; i < steps; i++) {
-    for (int64_t j = 0; j < NR; j++) {
-      T value{};
-      if (j < rows) std::memcpy(&value, src + j * row_bytes + i * sizeof(T), sizeof(T));
-      out[i * NR + j] = value;
+// W x W words of 32 bits, turned: word i of row j goes to column j of step i. The rows are far apart
+// in memory, often by a power of two: each line of them must be used whole while it is in the cache.
+void turn_block(char* to, const char* src, int64_t row_bytes) {
+  vf block[W];
+  for (int j = 0; j < W; j++) block[j] = vload(reinterpret_cast<const float*>(src + j * row_bytes));
+  vtranspose(block);
+  for (int i = 0; i < W; i++) vstore(reinterpret_cast<float*>(to) + i * NR, block[i]);
+}
+
+// The word at byte `at` of a row of `bytes`; what lies behind the row's end is zero.
+uint32_t word_at(const char* row, int64_t at, int64_t bytes) {
+  uint32_t word = 0;
+  std::memcpy(&word, row + at, std::min<int64_t>(4, bytes - at));
+  return word;
+}
+
+// [words][NR] from NR rows of `words` 32-bit words each, of which the last may be a half.
+void turn_panel(char* to, const char* src, int64_t row_bytes, int64_t rows, int64_t bytes) {
+  const int64_t words = (bytes + 3) / 4;
+  uint32_t* out = reinterpret_cast<uint32_t*>(to);
+  for (int64_t j = 0; j < NR; j += W) {
+    const int64_t whole = j + W <= rows ? bytes / 4 / W * W : 0;
+    for (int64_t i = 0; i < whole; i += W)
+      turn_block(reinterpret_cast<char*>(out + i * NR + j), src + j * row_bytes + i * 4, row_bytes);
+    for (int64_t i = whole; i < words; i++) {
+      for (int64_t c = j; c < j + W; c++)
+        out[i * NR + c] = c < rows ? word_at(src + c * row_bytes, i * 4, bytes) : 0;
     }
   }
 }
 
-// The last step of pairs when k is odd: its second halves are zero.
-void last_pairs(char* to, const char* src, int64_t row_bytes, int64_t rows, int64_t step) {
-  uint32_t* out = reinterpret_cast<uint32_t*>(to) + step * NR;
-  for (int64_t j = 0; j < NR; j++) {
-    uint16_t value = 0;
-    if (j < rows) std::memcpy(&value, src + j * row_bytes + step * 4, 2);
-    out[j] = value;
+// Pairs of f16 along an even k -> [k][NR] f16, in place: NR pairs are as long as two rows of NR.
+void split_pairs(char* panel, int64_t k) {
+  for (int64_t i = 0; i < k; i += 2) {
+    uint32_t pairs[NR];
+    uint16_t* out = reinterpret_cast<uint16_t*>(panel) + i * NR;
+    std::memcpy(pairs, out, sizeof(pairs));
+    for (int64_t j = 0; j < NR; j++) {
+      out[j] = static_cast<uint16_t>(pairs[j]);
+      out[NR + j] = static_cast<uint16_t>(pairs[j] >> 16);
+    }
   }
 }
 
 void pack_panel(const Packed& w, int64_t p, const char* src, int64_t row_bytes) {
   const char* from = src + p * NR * row_bytes;
   const int64_t rows = std::min<int64_t>(NR, w.n - p * NR);
-  if (w.format == kFloat) transpose_panel<uint32_t>(w.panel(p), from, row_bytes, rows, w.steps);
-  if (w.format == kHalf) transpose_panel<uint16_t>(w.panel(p), from, row_bytes, rows, w.steps);
-  if (w.format == kBrain) {
-    transpose_panel<uint32_t>(w.panel(p), from, row_bytes, rows, w.k / 2);
-    if (w.k % 2) last_pairs(w.panel(p), from, row_bytes, rows, w.k / 2);
+  if (w.format != kHalf) {
+    turn_panel(w.panel(p), from, row_bytes, rows, w.k * (w.format == kFloat ? 4 : 2));
+    return;
+  }
+  const int64_t even = w.k / 2 * 2;
+  turn_panel(w.panel(p), from, row_bytes, rows, even * 2);
+  split_pairs(w.panel(p), even);
+  uint16_t* last = reinterpret_cast<uint16_t*>(w.panel(p)) + even * NR;
+  for (int64_t j = 0; even < w.k && j < NR; j++) {
+    last[j] = j < rows ? static_cast<uint16_t>(word_at(from + j * row_bytes, even * 2, w.k * 2)) : 0;
   }
 }
 

@@ -4,48 +4,65 @@
 namespace quire {
 namespace {
 
-float nearest(float x, float low, float high) {
-  const float r = std::nearbyint(x);
-  return r < low ? low : r > high ? high : r;
+float as_stored(float scale) { return to_float(from_float<f16>(scale)); }
+
+// The nearest levels of x on the grid of 1 / inverse, between `low` and `high`.
+QUIRE_INLINE vf levels(vf x, vf inverse, float low, float high) {
+  return vmin(vmax(vround(x * inverse), vset(low)), vset(high));
+}
+
+void write_levels(const float* x, int64_t count, float scale, float low, float high, int offset,
+                  int8_t* q) {
+  const vf inverse = vset(scale != 0 ? 1.0f / scale : 0.0f);
+  float rounded[kMostGroup];
+  for_lanes(count, [&](int64_t i, int n) {
+    vstore_some(rounded + i, levels(vload_some(x + i, n), inverse, low, high), n);
+  });
+  for (int64_t i = 0; i < count; i++) q[i] = int8_t(int(rounded[i]) + offset);
+}
+
+float largest(const float* x, int64_t count) {
+  vf top = vset(0.0f);
+  for_lanes(count, [&](int64_t i, int n) { top = vmax(top, vabs(vload_some(x + i, n))); });
+  return vmaximum(top);
 }
 
 Scale quantize_int8(const float* x, int64_t count, int8_t* q) {
-  float top = 0;
-  for (int64_t i = 0; i < count; i++) top = std::max(top, std::fabs(x[i]));
   // As stored, so that the integers fit the scale that the kernel will use.
-  const float scale = to_float(from_float<f16>(top / 127.0f));
-  const float inverse = scale > 0 ? 1.0f / scale : 0.0f;
-  for (int64_t i = 0; i < count; i++) q[i] = int8_t(nearest(x[i] * inverse, -127, 127));
+  const float scale = as_stored(largest(x, count) / 127.0f);
+  write_levels(x, count, scale, -127, 127, 0, q);
   return {scale, 0};
 }
 
-// The squared error of rounding to scale * (q - 8), with q left behind.
-float round_int4(const float* x, int64_t count, float scale, int8_t* q) {
-  const float inverse = scale != 0 ? 1.0f / scale : 0.0f;
-  float error = 0;
-  for (int64_t i = 0; i < count; i++) {
-    const float level = nearest(x[i] * inverse, -8, 7);
-    const float off = level * scale - x[i];
-    error += off * off;
-    q[i] = int8_t(level + 8);
-  }
-  return error;
+// The squared error of rounding to multiples of `scale` from -8 to 7.
+float error_of(const float* x, int64_t count, float scale) {
+  const vf inverse = vset(scale != 0 ? 1.0f / scale : 0.0f), step = vset(scale);
+  vf error = vset(0.0f);
+  for_lanes(count, [&](int64_t i, int n) {
+    const vf value = vload_some(x + i, n);
+    const vf off = levels(value, inverse, -8, 7) * step - value;
+    error = vfma(off, off, error);
+  });
+  return vsum(error);
 }
 
-// The value of largest magnitude goes to -8 or a little further in: of a few such scales, the one
+// The value of largest magnitude goes to -8 or a little beside it: of a few such scales, the one
 // with the least squared error.
 Scale quantize_int4(const float* x, int64_t count, int8_t* q) {
-  float top = 0;
+  float top = largest(x, count);
   for (int64_t i = 0; i < count; i++) {
-    if (std::fabs(x[i]) > std::fabs(top)) top = x[i];
+    if (std::fabs(x[i]) == std::fabs(top)) {
+      top = x[i];
+      break;
+    }
   }
   float best = INFINITY, chosen = 0;
   for (int step = -4; step <= 10; step++) {
-    const float scale = to_float(from_float<f16>(top / (-8.0f + 0.1f * static_cast<float>(step))));
-    const float error = round_int4(x, count, scale, q);
+    const float scale = as_stored(top / (-8.0f + 0.1f * static_cast<float>(step)));
+    const float error = error_of(x, count, scale);
     if (error < best) best = error, chosen = scale;
   }
-  round_int4(x, count, chosen, q);
+  write_levels(x, count, chosen, -8, 7, 8, q);
   return {chosen, 0};
 }
 
@@ -57,16 +74,20 @@ Scale quantize_group(Format format, const float* x, int64_t count, int8_t* q) {
 
 void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_t* q, Scale scale) {
   char* step = w.panel(panel) + g * w.step_bytes;
-  uint8_t* out = reinterpret_cast<uint8_t*>(step);
+  char* out = step + j * 4;
   int64_t values = w.group;
   if (w.format == kInt8) {
-    for (int64_t i = 0; i < w.group; i++) out[i / 4 * NR * 4 + j * 4 + i % 4] = uint8_t(q[i] + kInt8Offset);
+    for (int64_t i = 0; i < w.group; i += 4, out += NR * 4) {
+      uint8_t quad[4];
+      for (int b = 0; b < 4; b++) quad[b] = uint8_t(q[i + b] + kInt8Offset);
+      std::memcpy(out, quad, 4);
+    }
   } else {
     values = w.group / 2;
-    for (int64_t i = 0; i < w.group; i += 8) {
-      for (int64_t b = 0; b < 4; b++) {
-        out[i / 8 * NR * 4 + j * 4 + b] = uint8_t(q[i + b] | q[i + 4 + b] << 4);
-      }
+    for (int64_t i = 0; i < w.group; i += 8, out += NR * 4) {
+      uint8_t quad[4];
+      for (int b = 0; b < 4; b++) quad[b] = uint8_t(q[i + b] | q[i + 4 + b] << 4);
+      std::memcpy(out, quad, 4);
     }
   }
   f16* scales = reinterpret_cast<f16*>(step + values * NR);

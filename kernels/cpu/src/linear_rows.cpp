@@ -1,0 +1,61 @@
+// Rows of packed weights as float32: what makes a tied output layer serve as the embedding too.
+#include "linear_int.h"
+
+namespace quire {
+namespace {
+
+template <class T>
+T at(const char* p, int64_t i) {
+  T value;
+  std::memcpy(&value, p + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+// Column j of one group: scale * (q - offset) - minimum.
+void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int64_t count) {
+  const int64_t values = w.format == kInt8 ? w.group * NR : w.group * NR / 2;
+  const float scale = to_float(at<f16>(step + values, j));
+  const float minimum = w.format == kInt4Min ? to_float(at<f16>(step + values, NR + j)) : 0.0f;
+  for (int64_t i = 0; i < count; i++) {
+    int q;
+    if (w.format == kInt8) {
+      const uint8_t byte = at<uint8_t>(step, i / 4 * NR * 4 + j * 4 + i % 4);
+      q = kInt8Offset ? byte - kInt8Offset : static_cast<int8_t>(byte);
+    } else {
+      const uint8_t both = at<uint8_t>(step, i / 8 * NR * 4 + j * 4 + i % 4);
+      q = (i % 8 < 4 ? both & 15 : both >> 4) - offset_of(w.format);
+    }
+    out[i] = scale * static_cast<float>(q) - minimum;
+  }
+}
+
+void unpack_row(const Packed& w, int64_t row, float* out) {
+  const char* panel = w.panel(row / NR);
+  const int64_t j = row % NR;
+  for (int64_t s = 0; s < w.steps; s++, panel += w.step_bytes) {
+    const int64_t k = s * w.step_k, count = std::min(w.step_k, w.k - k);
+    if (w.format == kFloat) out[k] = at<float>(panel, j);
+    if (w.format == kHalf) out[k] = to_float(at<f16>(panel, j));
+    for (int64_t i = 0; w.format == kBrain && i < count; i++)
+      out[k + i] = to_float(at<bf16>(panel, 2 * j + i));
+    if (w.format >= kInt8) unpack_group(w, panel, j, out + k, count);
+  }
+}
+
+}  // namespace
+}  // namespace quire
+
+using namespace quire;
+
+// out [count, k] float32: the rows `ids` of W.
+extern "C" int quire_linear_rows(const void* packed, float* out, const int64_t* ids, int64_t count,
+                                 int threads) {
+  const Packed& w = *static_cast<const Packed*>(packed);
+  for (int64_t i = 0; i < count; i++) {
+    if (ids[i] < 0 || ids[i] >= w.n) return kBadRow;
+  }
+  deal_ranges(worth(threads, count * w.k, 4096), count, 1, [&](int64_t low, int64_t high) {
+    for (int64_t i = low; i < high; i++) unpack_row(w, ids[i], out + i * w.k);
+  });
+  return kOk;
+}
