@@ -58,5 +58,5 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py test demo)
+	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py test demo triton)
 	@touch $@
