@@ -4,6 +4,7 @@ Embedded: SQLite and an embedded Redis in the data dir. Production: `DATABASE_UR
 """
 
 import os
+from datetime import timedelta
 from pathlib import Path
 
 from config import environment as env
@@ -60,6 +61,7 @@ INSTALLED_APPS = [
     "servestatic.runserver_nostatic",  # one way to serve static files, with or without DEBUG
     "django.contrib.humanize",
     "django.contrib.staticfiles",
+    "axes",
     "rest_framework",
     "adrf",
     "channels",
@@ -72,6 +74,20 @@ INSTALLED_APPS = [
 ]
 
 AUTH_USER_MODEL = "tenants.User"
+AUTHENTICATION_BACKENDS = [
+    "axes.backends.AxesStandaloneBackend",
+    "django.contrib.auth.backends.ModelBackend",
+]
+# Guessing passwords: so many wrong ones for a name from an address, then a pause. By address
+# too, so that nobody locks another person out.
+AXES_FAILURE_LIMIT = env.integer("QUIRE_LOGIN_ATTEMPTS", 10, low=1)
+AXES_COOLOFF_TIME = timedelta(minutes=5)
+AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
+AXES_RESET_ON_SUCCESS = True
+AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
+AXES_LOCKOUT_TEMPLATE = "console/locked.html"
+AXES_DISABLE_ACCESS_LOG = True
+AXES_VERBOSE = False
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in (
@@ -96,6 +112,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "axes.middleware.AxesMiddleware",
     "django_prometheus.middleware.PrometheusAfterMiddleware",
 ]
 

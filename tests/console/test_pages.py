@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from django.test import Client
 
@@ -86,6 +88,40 @@ def test_a_wrong_password_is_told_without_saying_whether_the_user_exists(
         assert "Please enter a correct username and password" in response.content.decode()
 
 
+def try_password(
+    client: Client, name: str, password: str, path: str = "/login/", **more: str
+) -> int:
+    return client.post(path, {"username": name, "password": password}, **more).status_code
+
+
+@pytest.mark.parametrize("path", ["/login/", "/admin/login/"])
+def test_guessing_passwords_is_stopped_even_for_the_right_one(
+    rows: None, client: Client, settings: Any, path: str
+) -> None:
+    settings.AXES_FAILURE_LIMIT = 3
+    assert [try_password(client, "ada", f"guess {i}", path) for i in range(3)] == [200, 200, 429]
+    assert try_password(client, "ada", PASSWORD, path) == 429
+    locked = client.post(path, {"username": "ada", "password": PASSWORD}).content.decode()
+    assert "Too many attempts" in locked
+    assert "3 wrong passwords" in locked
+
+
+def test_guessing_locks_out_nobody_else(rows: None, client: Client, settings: Any) -> None:
+    settings.AXES_FAILURE_LIMIT = 3
+    for attempt in range(4):
+        try_password(client, "ada", f"guess {attempt}")
+    assert try_password(client, "root", PASSWORD) == 302
+    assert try_password(Client(), "ada", PASSWORD, REMOTE_ADDR="192.0.2.7") == 302
+
+
+def test_a_right_password_clears_the_wrong_ones(rows: None, client: Client, settings: Any) -> None:
+    settings.AXES_FAILURE_LIMIT = 3
+    for _ in range(3):
+        assert try_password(Client(), "ada", "wrong") == 200
+        assert try_password(Client(), "ada", "wrong") == 200
+        assert try_password(Client(), "ada", PASSWORD) == 302
+
+
 def test_logging_out_takes_a_post(login: Login) -> None:
     client = login("ada")
     assert client.get("/logout/").status_code == 405
@@ -98,7 +134,8 @@ def test_a_user_changes_their_password(login: Login) -> None:
     new = "another quiet page"
     form = {"old_password": PASSWORD, "new_password1": new, "new_password2": new}
     assert client.post("/account/password/", form)["Location"] == "/"
-    assert Client().login(username="ada", password=new)
+    form = {"username": "ada", "password": new}
+    assert Client().post("/login/", form)["Location"] == "/"
 
 
 @pytest.mark.parametrize("path", ["/", "/console/"])
