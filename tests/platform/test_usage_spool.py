@@ -17,6 +17,7 @@ from metering import drain, settlement
 from metering.access import UsageRecord, settle
 from metering.drain import Drainer, Spool, drain_once, write
 from metering.ledger import insert_records
+from metering.ledger import insert_records
 from metering.models import UsageEntry
 from metering.records import decode_record, encode_record
 from metering.redis_clients import key, sync_client
@@ -223,6 +224,29 @@ def test_fault_28_a_restarted_redis_is_found_again(
         asyncio.run(settle(record(world, "r3")))
         wait_until(lambda: UsageEntry.objects.count() == 3, "all rows")
         drainer.stop()
+
+
+def test_records_that_come_one_after_the_other_are_written_together(
+    world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+
+    def insert(records: list[UsageRecord]) -> None:
+        batches.append(len(records))
+        insert_records(records)
+
+    monkeypatch.setattr(drain, "insert_records", insert)
+    monkeypatch.setattr(drain, "GATHER_S", 1.0)
+    drainer = Drainer()
+    drainer.start()
+    try:
+        for n in range(5):
+            asyncio.run(settle(record(world, f"r{n}")))
+            time.sleep(0.01)
+        wait_until(lambda: UsageEntry.objects.count() == 5, "all rows")
+    finally:
+        drainer.stop()
+    assert len(batches) <= 2
 
 
 @database
