@@ -1,7 +1,7 @@
 // One query of one sequence over a chunk of its KV, all the query heads of a KV head together.
 //
 // Two passes over the chunk: scores, then the weighted sum of values. The cache is read where it
-// lies, four tokens by up to four heads in registers, while the next block is being fetched.
+// lies, four tokens by up to four heads in registers, while blocks further on are being fetched.
 #include "attention.h"
 
 namespace quire {
@@ -15,35 +15,61 @@ struct Span {
   int64_t row;    // of its first token in the caches
   int64_t count;  // tokens
   int64_t at;     // its first token's place in the chunk
+  int64_t block;  // its block's place in the chunk
 };
 
-// Calls body(span, next) for each run of tokens that lie in one block; next is null at the end.
+// Calls body(span) for each run of tokens that lie in one block.
 template <class F>
-void over_blocks(const Attention& a, const Item& item, F&& body) {
-  auto span_at = [&](int64_t token) {
+QUIRE_INLINE void over_blocks(const Attention& a, const Item& item, F&& body) {
+  int64_t block = 0;
+  for (int64_t token = item.from; token < item.to; block++) {
     const int64_t left = a.block_size - token % a.block_size;
-    const int64_t count = token + left < item.to ? left : item.to - token;
-    return Span{a.row(item.seq, item.head, token), count, token - item.from};
-  };
-  Span span = span_at(item.from);
-  for (int64_t token = item.from; token < item.to;) {
-    token += span.count;
-    const bool more = token < item.to;
-    const Span next = more ? span_at(token) : Span{};
-    body(span, more ? &next : nullptr);
-    span = next;
+    const int64_t count = std::min(left, item.to - token);
+    body(Span{a.row(item.seq, item.head, token), count, token - item.from, block});
+    token += count;
   }
 }
 
-// Fetches the rows `from`.. of the next block while this one is worked on.
+// Fetches a chunk's blocks from memory some time before they are read: first those of the keys, then
+// those of the values. Blocks lie anywhere, so the hardware can't guess which comes next.
 template <class T>
-QUIRE_INLINE void prefetch(const T* cache, const Span* next, int64_t from, int64_t count,
-                           int64_t size) {
-  if (!next || from >= next->count) return;
-  const char* p = reinterpret_cast<const char*>(cache + (next->row + from) * size);
-  const int64_t bytes = count * size * static_cast<int64_t>(sizeof(T));
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i);
-}
+class Fetcher {
+ public:
+  Fetcher(const Attention& a, const Item& item) : a_(a), item_(item) {
+    first_ = item.from / a.block_size;
+    blocks_ = (item.to + a.block_size - 1) / a.block_size - first_;
+    row_bytes_ = a.head_size * static_cast<int64_t>(sizeof(T));
+    ahead_ = std::max<int64_t>(1, kBytesAhead / (a.block_size * row_bytes_));
+    for (int64_t i = 0; i < std::min(ahead_, blocks_); i++) fetch(at(i), a.block_size);
+  }
+
+  // Where to fetch from while block `block` of the keys (or of the values) is read; or null.
+  const char* beside(int64_t block, bool values) const {
+    return at(block + ahead_ + (values ? blocks_ : 0));
+  }
+  // Fetches `count` tokens.
+  QUIRE_INLINE void fetch(const char* p, int64_t count) const {
+    if (!p) return;
+    for (int64_t i = 0; i < count * row_bytes_; i += 64) __builtin_prefetch(p + i);
+  }
+  int64_t row_bytes() const { return row_bytes_; }
+
+ private:
+  static constexpr int64_t kBytesAhead = 8192;
+
+  const char* at(int64_t block) const {
+    const bool values = block >= blocks_;
+    const int64_t of = values ? block - blocks_ : block;
+    if (of >= blocks_) return nullptr;
+    const void* cache = values ? a_.value_cache : a_.key_cache;
+    const int64_t row = a_.row(item_.seq, item_.head, (first_ + of) * a_.block_size);
+    return static_cast<const char*>(cache) + row * row_bytes_;
+  }
+
+  const Attention& a_;
+  const Item& item_;
+  int64_t first_, blocks_, row_bytes_, ahead_;
+};
 
 // scores[h][t] = q[h] . k[t] for HEADS heads and TOKENS tokens.
 template <class T, int HEADS, int TOKENS>
@@ -97,14 +123,16 @@ void score_heads(const Attention& a, const float* q, const T* k, float* scores) 
 }
 
 template <class T>
-void score_chunk(const Attention& a, const Item& item, const float* q, float* scores) {
+void score_chunk(const Attention& a, const Item& item, const Fetcher<T>& fetcher, const float* q,
+                 float* scores) {
   const T* keys = static_cast<const T*>(a.key_cache);
   const int64_t size = a.head_size;
-  over_blocks(a, item, [&](const Span& span, const Span* next) {
+  over_blocks(a, item, [&](const Span& span) {
     const T* k = keys + span.row * size;
+    const char* next = fetcher.beside(span.block, false);
     int64_t t = 0;
     for (; t + kTokens <= span.count; t += kTokens) {
-      prefetch(keys, next, t, kTokens, size);
+      fetcher.fetch(next ? next + t * fetcher.row_bytes() : next, kTokens);
       score_heads<T, kTokens>(a, q, k + t * size, scores + span.at + t);
     }
     for (; t < span.count; t++) score_heads<T, 1>(a, q, k + t * size, scores + span.at + t);
@@ -114,17 +142,18 @@ void score_chunk(const Attention& a, const Item& item, const float* q, float* sc
 // sums[h][0 .. COLS * W) = sum over the chunk of weight[h][t] * v[t]; `n` lanes of the last vector.
 template <class T, int HEADS, int COLS>
 void sum_columns(const Attention& a, const Item& item, const float* weights, int64_t column, int n,
-                 bool fetch, float* sums, int64_t ld) {
+                 const Fetcher<T>* fetcher, float* sums, int64_t ld) {
   const T* values = static_cast<const T*>(a.value_cache);
   const int64_t size = a.head_size;
   vf acc[HEADS][COLS];
   for (int h = 0; h < HEADS; h++)
     for (int c = 0; c < COLS; c++) acc[h][c] = vset(0.0f);
-  over_blocks(a, item, [&](const Span& span, const Span* next) {
+  over_blocks(a, item, [&](const Span& span) {
     const T* v = values + span.row * size + column;
     const float* w = weights + span.at;
+    const char* next = fetcher ? fetcher->beside(span.block, true) : nullptr;
     for (int64_t t = 0; t < span.count; t++, v += size, w++) {
-      if (fetch) prefetch(values, next, t, 1, size);
+      if (next) fetcher->fetch(next + t * fetcher->row_bytes(), 1);
       vf x[COLS];
       for (int c = 0; c < COLS - 1; c++) x[c] = vload(v + c * W);
       x[COLS - 1] = vload_some(v + (COLS - 1) * W, n);
@@ -139,27 +168,30 @@ void sum_columns(const Attention& a, const Item& item, const float* weights, int
 }
 
 template <class T, int COLS>
-void sum_heads(const Attention& a, const Item& item, const float* weights, int64_t column, int n,
-               float* sums, int64_t ld) {
+void sum_heads(const Attention& a, const Item& item, const Fetcher<T>& fetcher,
+               const float* weights, int64_t column, int n, float* sums, int64_t ld) {
   over_heads(a.group(), [&](int64_t h, auto heads) {
-    sum_columns<T, heads, COLS>(a, item, weights + h * kChunk, column, n, column + h == 0,
-                                sums + h * ld + column, ld);
+    // Fetching once is enough: in the first pass over the values.
+    sum_columns<T, heads, COLS>(a, item, weights + h * kChunk, column, n,
+                                column + h == 0 ? &fetcher : nullptr, sums + h * ld + column, ld);
   });
 }
 
 template <class T>
-void sum_chunk(const Attention& a, const Item& item, const float* weights, float* sums, int64_t ld) {
+void sum_chunk(const Attention& a, const Item& item, const Fetcher<T>& fetcher,
+               const float* weights, float* sums, int64_t ld) {
   const int64_t size = a.head_size;
   int64_t d = 0;
   for (; d + kCols * W <= size; d += kCols * W)
-    sum_heads<T, kCols>(a, item, weights, d, W, sums, ld);
-  for (; d + W <= size; d += W) sum_heads<T, 1>(a, item, weights, d, W, sums, ld);
-  if (d < size) sum_heads<T, 1>(a, item, weights, d, static_cast<int>(size - d), sums, ld);
+    sum_heads<T, kCols>(a, item, fetcher, weights, d, W, sums, ld);
+  for (; d + W <= size; d += W) sum_heads<T, 1>(a, item, fetcher, weights, d, W, sums, ld);
+  if (d < size)
+    sum_heads<T, 1>(a, item, fetcher, weights, d, static_cast<int>(size - d), sums, ld);
 }
 
 // scores[h][t] *= scale of token t: what makes int8 keys or values whole again.
 void apply_scales(const Attention& a, const Item& item, const float* scales, float* scores) {
-  over_blocks(a, item, [&](const Span& span, const Span*) {
+  over_blocks(a, item, [&](const Span& span) {
     for (int64_t h = 0; h < a.group(); h++) {
       float* row = scores + h * kChunk + span.at;
       for (int64_t t = 0; t < span.count; t++) row[t] *= scales[span.row + t];
@@ -177,7 +209,8 @@ void run(const Attention& a, const Item& item, float* q, float* scores, float* p
     read_row(q + h * ld, a.q, at, a.head_size, a.dtype);
     for (int64_t i = 0; i < ld; i += W) vstore(q + h * ld + i, vload(q + h * ld + i) * vset(a.scale));
   }
-  score_chunk<T>(a, item, q, scores);
+  const Fetcher<T> fetcher(a, item);
+  score_chunk<T>(a, item, fetcher, q, scores);
   if (a.key_scales) apply_scales(a, item, a.key_scales, scores);
   const int64_t sum_ld = ld + 16;
   for (int64_t h = 0; h < group; h++) {
@@ -188,7 +221,7 @@ void run(const Attention& a, const Item& item, float* q, float* scores, float* p
     partial[h * sum_ld + ld + 1] = weigh_scores(row, count, top);
   }
   if (a.value_scales) apply_scales(a, item, a.value_scales, scores);
-  sum_chunk<T>(a, item, scores, partial, sum_ld);
+  sum_chunk<T>(a, item, fetcher, scores, partial, sum_ld);
 }
 
 }  // namespace

@@ -83,7 +83,7 @@ void finish(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t
 
 // One block of steps (or all of them) of one panel times the rows [row, row + rows).
 void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t panel,
-              int64_t block, int64_t blocks) {
+              int64_t block, int64_t blocks, const char* ahead) {
   const int64_t first = block * job.block_steps;
   const int64_t steps = std::min(job.w.steps, (block + blocks) * job.block_steps) - first;
   const int64_t tiles = ceil_div(rows, job.kernel.tile);
@@ -91,19 +91,27 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
     const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
     job.kernel.micro[to - from - 1](MicroCall{
         job.a + (block * job.rows + row + from) * kRowUnits, job.rows * kRowUnits, job.block_steps,
-        job.w.panel(panel) + first * job.w.step_bytes, steps, sums.at + from * sums.ld, sums.ld,
-        block > 0, job.w.group});
+        job.w.panel(panel) + first * job.w.step_bytes, ahead, steps, sums.at + from * sums.ld,
+        sums.ld, block > 0, job.w.group});
   }
 }
 
+// How far ahead of its use a panel is fetched from memory when it is used only once.
+constexpr int64_t kAhead = 2048;
+
 void do_piece(const Job& job, int64_t row, int64_t rows, int64_t panel, int64_t end, int slot) {
   // A single tile of rows takes a panel in one go; more tiles share it block by block, while it is
-  // in the L1 cache.
-  const int64_t at_once = rows <= job.kernel.tile ? job.blocks : 1;
+  // in the L1 cache and the next block is on its way.
+  const bool single = rows <= job.kernel.tile;
+  const int64_t at_once = single ? job.blocks : 1;
+  const int64_t block_bytes = job.block_steps * job.w.step_bytes;
   for (int64_t block = 0; block < job.blocks; block += at_once) {
     for (int64_t p = panel; p < end; p++) {
       const Sums sums = sums_for(job, row, p, panel, slot);
-      multiply(job, sums, row, rows, p, block, at_once);
+      const bool turns = p + 1 == end;
+      const char* ahead = single ? job.w.panel(p) + kAhead
+                                 : job.w.panel(turns ? panel : p + 1) + (block + turns) * block_bytes;
+      multiply(job, sums, row, rows, p, block, at_once, ahead);
       if (block + at_once >= job.blocks) finish(job, sums, row, rows, p);
     }
   }

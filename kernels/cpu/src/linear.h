@@ -46,6 +46,7 @@ struct MicroCall {
   int64_t block_stride;  // units from block to block
   int64_t block_steps;   // steps in a block
   const char* b;
+  const char* ahead;  // what to fetch meanwhile: as much as b
   int64_t steps;
   float* c;  // [rows, NR], distance ldc
   int64_t ldc;

@@ -31,14 +31,17 @@ struct Paired {
 
   template <int ROWS>
   QUIRE_INLINE static void step(vf (&acc)[ROWS][2], const uint32_t* a, const char* b) {
-    const __m512bh b0 = (__m512bh)_mm512_loadu_si512(b);
-    const __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + 64);
+    const __m512i b0 = _mm512_loadu_si512(b), b1 = _mm512_loadu_si512(b + 64);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
-      const __m512bh x = (__m512bh)_mm512_set1_epi32(int(a[r * kRowUnits]));
-      acc[r][0] = _mm512_dpbf16_ps(acc[r][0], x, b0);
-      acc[r][1] = _mm512_dpbf16_ps(acc[r][1], x, b1);
+      const __m512i x = _mm512_set1_epi32(int(a[r * kRowUnits]));
+      add_pairs(acc[r][0], x, b0);
+      add_pairs(acc[r][1], x, b1);
     }
+  }
+  QUIRE_INLINE static void add_pairs(vf& sum, __m512i x, __m512i b) {
+    // As an intrinsic, GCC wraps each of these into two copies of its sum.
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(b));
   }
   static void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
                        int dtype, int64_t) {

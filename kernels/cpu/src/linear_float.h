@@ -8,9 +8,6 @@
 namespace quire {
 
 constexpr int kFloatTile = W == 16 ? 14 : W == 8 ? 6 : 4;
-// How far ahead of its use a panel is fetched from memory.
-constexpr int kAhead = 2048;
-
 template <class F, int ROWS>
 void float_micro(const MicroCall& call) {
   vf acc[ROWS][2];
@@ -19,17 +16,18 @@ void float_micro(const MicroCall& call) {
     acc[r][0] = call.add ? vload(call.c + r * call.ldc) : vset(0.0f);
     acc[r][1] = call.add ? vload(call.c + r * call.ldc + W) : vset(0.0f);
   }
-  const char* b = call.b;
+  const char *b = call.b, *ahead = call.ahead;
   const uint32_t* block = call.a;
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
     const int64_t steps = left < call.block_steps ? left : call.block_steps;
     const uint32_t* a = block;
     for (int64_t i = 0; i < steps; i++) {
 #pragma GCC unroll 4
-      for (int line = 0; line < F::kStepBytes; line += 64) __builtin_prefetch(b + kAhead + line);
+      for (int line = 0; line < F::kStepBytes; line += 64) __builtin_prefetch(ahead + line);
       F::template step<ROWS>(acc, a, b);
       a += F::kStepUnits;
       b += F::kStepBytes;
+      ahead += F::kStepBytes;
     }
     block += call.block_stride;
   }

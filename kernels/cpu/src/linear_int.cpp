@@ -6,19 +6,19 @@
 namespace quire {
 namespace {
 
-constexpr int kIntTile = W == 16 ? 6 : W == 8 ? 3 : 4;
-constexpr int kAhead = 2048;
+constexpr int kIntTile = W == 16 ? 8 : W == 8 ? 3 : 4;
 // A row's group of x begins with its scale, the start of its sums, and scale * sum(x).
 constexpr int kHead = 3;
 
 // sums[r] += quads of one group, for int8 and int4.
 template <int ROWS>
-QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, int64_t group) {
-  for (int64_t i = 0; i < group; i += 4, b += NR * 4, a++) {
+QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
+                           int64_t group) {
+  for (int64_t i = 0; i < group; i += 4, b += NR * 4, ahead += NR * 4, a++) {
 #pragma GCC unroll 4
-    for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(b + kAhead + line);
+    for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
     const Bytes b0 = load_bytes(b), b1 = load_bytes(b + W * 4);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       const Quad x = load_quad(a + r * kRowUnits);
       sums[r][0] = vdot(sums[r][0], b0, x);
@@ -28,12 +28,13 @@ QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
 }
 
 template <int ROWS>
-QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, int64_t group) {
-  for (int64_t i = 0; i < group; i += 8, b += NR * 4, a += 2) {
+QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
+                           int64_t group) {
+  for (int64_t i = 0; i < group; i += 8, b += NR * 4, ahead += NR * 4, a += 2) {
 #pragma GCC unroll 4
-    for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(b + kAhead + line);
+    for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
     const Nibbles b0 = load_nibbles(b), b1 = load_nibbles(b + W * 4);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       const Quad low = load_quad(a + r * kRowUnits), high = load_quad(a + r * kRowUnits + 1);
       sums[r][0] = vdot_small(sums[r][0], b0, low, high);
@@ -49,26 +50,27 @@ void int_micro(const MicroCall& call) {
     acc[r][0] = call.add ? vload(call.c + r * call.ldc) : vset(0.0f);
     acc[r][1] = call.add ? vload(call.c + r * call.ldc + W) : vset(0.0f);
   }
-  const char* b = call.b;
+  const char *b = call.b, *ahead = call.ahead;
   const uint32_t* block = call.a;
   const int64_t group = call.group, values = FORMAT == kInt8 ? group * NR : group * NR / 2;
   const int64_t step_units = kHead + group / 4;
+  const int64_t step_bytes = values + NR * 2 * (FORMAT == kInt4Min ? 2 : 1);
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
     const int64_t steps = left < call.block_steps ? left : call.block_steps;
     const uint32_t* a = block;
     for (int64_t i = 0; i < steps; i++) {
       vi sums[ROWS][2];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = vset_int(int(a[r * kRowUnits + 1]));
       if (FORMAT == kInt8) {
-        add_int8<ROWS>(sums, a + kHead, b, group);
+        add_int8<ROWS>(sums, a + kHead, b, ahead, group);
       } else {
-        add_int4<ROWS>(sums, a + kHead, b, group);
+        add_int4<ROWS>(sums, a + kHead, b, ahead, group);
       }
       const f16* scales = reinterpret_cast<const f16*>(b + values);
       const float* head = reinterpret_cast<const float*>(a);
       const vf s0 = vload(scales), s1 = vload(scales + W);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
       for (int r = 0; r < ROWS; r++) {
         const vf by = vset(head[r * kRowUnits]);
         acc[r][0] = vfma(vfloat(sums[r][0]), by * s0, acc[r][0]);
@@ -76,7 +78,7 @@ void int_micro(const MicroCall& call) {
       }
       if (FORMAT == kInt4Min) {
         const vf m0 = vload(scales + NR), m1 = vload(scales + NR + W);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
           const vf by = vset(-head[r * kRowUnits + 2]);
           acc[r][0] = vfma(by, m0, acc[r][0]);
@@ -84,7 +86,8 @@ void int_micro(const MicroCall& call) {
         }
       }
       a += step_units;
-      b += values + NR * 2 * (FORMAT == kInt4Min ? 2 : 1);
+      b += step_bytes;
+      ahead += step_bytes;
     }
     block += call.block_stride;
   }
@@ -121,12 +124,12 @@ void quantize_x(uint32_t* to, const float* x, int64_t group, int offset) {
 template <Format FORMAT>
 void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps, int dtype,
               int64_t group) {
-  const int64_t units = kHead + group / 4;
+  // A block holds at most as many values as units of four, and a group more.
+  float values[4 * kBlockUnits + kMostGroup];
+  read_row(values, x, offset, count, dtype);
+  std::fill(values + count, values + steps * group, 0.0f);
   for (int64_t i = 0; i < steps; i++) {
-    float values[kMostGroup] = {};
-    const int64_t n = std::min(group, count - i * group);
-    read_row(values, x, offset + i * group, n, dtype);
-    quantize_x(to + i * units, values, group, offset_of(FORMAT));
+    quantize_x(to + i * (kHead + group / 4), values + i * group, group, offset_of(FORMAT));
   }
 }
 

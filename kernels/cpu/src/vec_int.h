@@ -36,7 +36,11 @@ QUIRE_INLINE Nibbles load_nibbles(const char* p) {
   return {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi32(both, 4), mask)};
 }
 QUIRE_INLINE Quad load_quad(const uint32_t* p) { return _mm512_set1_epi32(int(*p)); }
-QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) { return _mm512_dpbusd_epi32(sum, b, x); }
+QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
+  // As an intrinsic, GCC wraps each of these into two copies of its sum.
+  asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(b), "v"(x));
+  return sum;
+}
 QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
   return vdot(vdot(sum, b.low, low), b.high, high);
 }
@@ -55,7 +59,10 @@ QUIRE_INLINE Nibbles load_nibbles(const char* p) {
   return {_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi32(both, 4), mask)};
 }
 QUIRE_INLINE Quad load_quad(const uint32_t* p) { return _mm256_set1_epi32(int(*p)); }
-QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) { return _mm256_dpbusd_avx_epi32(sum, b, x); }
+QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(b), "x"(x));
+  return sum;
+}
 QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
   return vdot(vdot(sum, b.low, low), b.high, high);
 }
