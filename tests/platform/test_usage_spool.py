@@ -17,7 +17,6 @@ from metering import drain, settlement
 from metering.access import UsageRecord, settle
 from metering.drain import Drainer, Spool, drain_once, write
 from metering.ledger import insert_records
-from metering.ledger import insert_records
 from metering.models import UsageEntry
 from metering.records import decode_record, encode_record
 from metering.redis_clients import key, sync_client
