@@ -68,6 +68,9 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         resume_token_ids: `resume_token_ids[i]` holds the tokens of output i that a client already
             has; generation goes on after them as if it had never stopped. Empty: a fresh request.
         skip_indices: outputs that the client already has whole; they aren't generated again.
+        token_cap: the most output tokens over all outputs, those of `resume_token_ids` included:
+            the server's own limit (a reservation, a budget). None: none. At exactly this token all
+            outputs end with finish reason "budget". In a beam search each beam counts.
     """
 
     request_id: str
@@ -82,6 +85,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     adapter: str = ""
     resume_token_ids: list[list[int]] = msgspec.field(default_factory=list)
     skip_indices: list[int] = msgspec.field(default_factory=list)
+    token_cap: int | None = None
 
 
 class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True):
@@ -145,8 +149,10 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
         start: how many output tokens came before these; a reader drops what it already has.
         logprobs: one entry a token when asked for.
         prompt_logprobs: on the first delta when asked for; entry 0 is None.
-        finish_reason: None while running; "stop", "length", "abort" or "error".
+        finish_reason: None while running; "stop", "length", "abort", "error", "repetition" (see
+            `RepetitionDetectionParams`) or "budget" (see `EngineRequest.token_cap`).
         stop_reason: the stop token id that ended it, if one did (EOS leaves None).
+        cumulative_logprob: a beam's, on its only delta.
         num_prompt_tokens, num_cached_tokens: on the first and on the final delta.
         error: set with finish_reason "error".
         flight: on the final delta.
@@ -160,6 +166,7 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     error: ErrorInfo | None = None

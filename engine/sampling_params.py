@@ -24,7 +24,10 @@ MAX_BAD_WORD_TOKENS = 4 * MAX_STOP_CHARS
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_TOKEN_IDS = 65536
 MAX_SEED = 2**63 - 1
+MAX_PATTERN = 256
+MAX_LENGTH_PENALTY = 10.0
 _FLAGS = (
+    "use_beam_search",
     "ignore_eos",
     "detokenize",
     "skip_special_tokens",
@@ -33,12 +36,50 @@ _FLAGS = (
 )
 
 
+class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """End an output that goes round in circles.
+
+    It ends once its last tokens are some pattern of `min_pattern_size` to `max_pattern_size` tokens
+    for the `min_count`-th time in a row.
+
+    Attributes:
+        max_pattern_size: [0, 256]; 0 switches it off.
+        min_pattern_size: [0, max_pattern_size]; 0 means 1.
+        min_count: >= 2, unless it is off.
+    """
+
+    max_pattern_size: int = 0
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        name = "repetition_detection"
+        integer(f"{name}.max_pattern_size", self.max_pattern_size, 0, MAX_PATTERN)
+        integer(f"{name}.min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
+        integer(f"{name}.min_count", self.min_count, 2 if self.max_pattern_size else 0)
+
+    def found_in(self, token_ids: list[int], num_output_tokens: int) -> bool:
+        """Whether the output (the last `num_output_tokens` of `token_ids`) ends in a circle."""
+        for size in range(self.min_pattern_size or 1, self.max_pattern_size + 1):
+            whole = size * self.min_count
+            if whole > num_output_tokens:
+                return False
+            # Periodic means equal to itself one pattern ago. The last token alone rules most out.
+            if (
+                token_ids[-1] == token_ids[-1 - size]
+                and token_ids[-whole:-size] == token_ids[-whole + size :]
+            ):
+                return True
+        return False
+
+
 class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """How to choose the tokens of a request.
 
     Attributes (range; meaning):
         n: [1, 128]; how many outputs to return.
-        best_of: None or [n, 128]; how many to generate, the best n by mean log probability return.
+        best_of: None or [n, 128]; how many to generate, the best n by cumulative log probability
+            return. With use_beam_search the beam width.
         presence_penalty, frequency_penalty: [-2, 2]; on tokens of the output so far.
         repetition_penalty: (0, 2]; on tokens of prompt and output, > 1 discourages.
         temperature: [0, 100]; below 1e-5 is greedy.
@@ -52,7 +93,15 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         logprobs: None or [0, max_logprobs]; that many top ones beside the sampled token's.
         prompt_logprobs: the same for prompt tokens.
         detokenize, skip_special_tokens, spaces_between_special_tokens: of the text.
-        truncate_prompt_tokens: None or >= 1; keep only the last k prompt tokens.
+        truncate_prompt_tokens: None or >= 1; keep only the last k prompt tokens. -1: what the
+            context holds beside max_tokens.
+        use_beam_search: search for the n likeliest outputs with `beam_width` beams instead of
+            drawing tokens; seed and the filters don't matter then.
+        length_penalty: [-10, 10]; a beam's score is its log probability over its length to this.
+        early_stopping: when a search ends that has as many finished outputs as beams. True: at
+            once; False: when the best beam, ending now, couldn't better them; "never": when no beam
+            could within max_tokens.
+        repetition_detection: end an output that repeats itself (finish reason "repetition").
         logit_bias: {token id: [-100, 100]}. allowed_token_ids: only these may be generated.
         structured_outputs: what the output must look like (a schema, a regex, choices, a grammar).
         logits_processors: offline only, callables on (generated ids, logits).
@@ -89,6 +138,10 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     bad_words_token_ids: list[list[int]] | None = None
     structured_outputs: StructuredOutputsParams | None = None
     logits_processors: Any = None
+    use_beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    repetition_detection: RepetitionDetectionParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -99,9 +152,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         self._check_token_lists()
         self._check_processors()
         self._check_structured_outputs()
+        self._check_repetition_detection()
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false.", param=name)
+        self._check_beams()
 
     def _check_counts(self) -> None:
         integer("n", self.n, 1, MAX_N)
@@ -123,7 +178,12 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
             if (value := getattr(self, name)) is not None:
                 integer(name, value, 0)
         if self.truncate_prompt_tokens is not None:
-            integer("truncate_prompt_tokens", self.truncate_prompt_tokens, 1)
+            integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1)
+            if self.truncate_prompt_tokens == 0:
+                raise InvalidRequest(
+                    "truncate_prompt_tokens must be -1 or at least 1.",
+                    param="truncate_prompt_tokens",
+                )
         if self.seed is not None:
             integer("seed", self.seed, 0, MAX_SEED)
         integer("top_k", self.top_k, -1)
@@ -212,6 +272,26 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
                 "structured_outputs must be a StructuredOutputsParams.", param="structured_outputs"
             )
 
+    def _check_repetition_detection(self) -> None:
+        given = self.repetition_detection
+        if given is not None and not isinstance(given, RepetitionDetectionParams):
+            raise InvalidRequest(
+                "repetition_detection must be a RepetitionDetectionParams.",
+                param="repetition_detection",
+            )
+
+    def _check_beams(self) -> None:
+        number("length_penalty", self.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequest(
+                'early_stopping must be true, false or "never".', param="early_stopping"
+            )
+        if self.use_beam_search and self.structured_outputs is not None:
+            raise InvalidRequest(
+                "structured_outputs can't be combined with use_beam_search.",
+                param="structured_outputs",
+            )
+
     @property
     def greedy(self) -> bool:
         """Whether the most likely token is always taken."""
@@ -219,8 +299,19 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences run in the engine for this request."""
+        """How many outputs the engine sends for this request."""
+        return self.n if self.use_beam_search else self.best_of or self.n
+
+    @property
+    def beam_width(self) -> int:
+        """How many beams a search keeps."""
         return self.best_of or self.n
+
+    def prompt_limit(self, max_model_len: int) -> int | None:
+        """`truncate_prompt_tokens` resolved: the most prompt tokens to keep, None for all."""
+        if self.truncate_prompt_tokens != -1:
+            return self.truncate_prompt_tokens
+        return max(1, max_model_len - (self.max_tokens or 1))
 
     def check_against_model(
         self, *, vocab_size: int, num_prompt_tokens: int, max_model_len: int, max_logprobs: int

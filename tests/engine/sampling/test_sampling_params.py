@@ -10,7 +10,7 @@ import pytest
 from engine import sampling_params as limits
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineRequest, decode_inbox, encode
-from engine.sampling_params import SamplingParams
+from engine.sampling_params import RepetitionDetectionParams, SamplingParams
 
 NAN, INF = math.nan, math.inf
 #: Wrong for any number.
@@ -74,7 +74,6 @@ def test_fault_10_numbers(name, good, bad):
         ("top_k", [-1, 0, 1, 10**6], [-2], False),
         ("logprobs", [0, 5], [-1], True),
         ("prompt_logprobs", [0, 5], [-1], True),
-        ("truncate_prompt_tokens", [1, 10**6], [0, -1], True),
         ("seed", [0, 2**31, 2**63 - 1], [-1, 2**63, 2**64], True),
     ],
 )
@@ -326,3 +325,70 @@ def test_fault_06_prompt_and_output_over_the_context(prompt, max_tokens):
     assert str(prompt) in caught.value.message
     assert "100" in caught.value.message
     assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("length_penalty", [-10, 0, 1.0, 2.5, 10], [-10.1, 11, *NO_NUMBERS]),
+        ("early_stopping", [True, False, "never"], ["always", 1, 0, None, [], ""]),
+        ("truncate_prompt_tokens", [None, -1, 1, 5], [0, -2, 1.0, True, "1", 2**31]),
+    ],
+)
+def test_search_and_truncation(name, good, bad):
+    for value in good:
+        assert getattr(SamplingParams(**{name: value}), name) == value
+    for value in bad:
+        refused(name, value)
+
+
+def test_a_search_returns_n_outputs_whatever_its_width():
+    params = SamplingParams(use_beam_search=True, n=2, best_of=5)
+    assert (params.num_sequences, params.beam_width) == (2, 5)
+    assert SamplingParams(use_beam_search=True, n=3).beam_width == 3
+    for value in NO_FLAGS:
+        refused("use_beam_search", value)
+
+
+def test_a_prompt_that_is_cut_to_the_context_leaves_room_for_the_output():
+    assert SamplingParams(truncate_prompt_tokens=-1, max_tokens=10).prompt_limit(64) == 54
+    assert SamplingParams(truncate_prompt_tokens=-1, max_tokens=None).prompt_limit(64) == 63
+    assert SamplingParams(truncate_prompt_tokens=-1, max_tokens=99).prompt_limit(64) == 1
+    assert SamplingParams(truncate_prompt_tokens=7).prompt_limit(64) == 7
+    assert SamplingParams().prompt_limit(64) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_pattern_size": 257}, "max_pattern_size"),
+        ({"max_pattern_size": -1}, "max_pattern_size"),
+        ({"max_pattern_size": True, "min_count": 2}, "max_pattern_size"),
+        ({"max_pattern_size": 3, "min_pattern_size": 4, "min_count": 2}, "min_pattern_size"),
+        ({"max_pattern_size": 3, "min_count": 1}, "min_count"),
+        ({"min_count": -1}, "min_count"),
+    ],
+)
+def test_fault_10_repetition_detection_out_of_range(fields, param):
+    with pytest.raises(InvalidRequest) as caught:
+        RepetitionDetectionParams(**fields)
+    assert caught.value.param == f"repetition_detection.{param}"
+    refused("repetition_detection", fields)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "smallest", "largest", "count", "found"),
+    [
+        ([5, 5, 5], 0, 1, 3, True),
+        ([5, 5], 0, 1, 3, False),
+        ([9, 1, 2, 1, 2, 1, 2], 1, 2, 3, True),
+        ([9, 1, 2, 1, 2, 1, 2], 3, 4, 2, False),
+        ([1, 2, 1, 2, 1], 1, 2, 3, False),
+        ([2, 2, 1, 2, 2, 1], 3, 3, 2, True),
+        ([1, 1, 1, 1, 7], 1, 2, 2, False),
+        ([1, 2, 3, 4], 0, 0, 0, False),
+    ],
+)
+def test_circles_are_found_at_the_end_of_the_output(tokens, smallest, largest, count, found):
+    params = RepetitionDetectionParams(largest, smallest, count)
+    assert params.found_in([1, 2, 1, 2, *tokens], len(tokens)) is found
