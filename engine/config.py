@@ -49,6 +49,9 @@ class EngineConfig:
     max_model_len: int | None = _option(None, "context length; default: the model's", low=1)
     block_size: int = _option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
     enable_prefix_caching: bool = _option(True, "reuse the KV blocks of shared prefixes")
+    disable_hybrid_kv_cache_manager: bool = _option(
+        False, "keep all KV blocks of sliding-window layers, as of any other layer"
+    )
     disable_sliding_window: bool = _option(
         False, "attend to everything and cap the context to the window"
     )

@@ -52,6 +52,7 @@ class EngineCore:
             self.executor.num_blocks,
             self.executor.token_budget,
             self._prefill_limit(online),
+            self.executor.layout,
         )
         self.requests: dict[str, Request] = {}
         self.stats = EngineStats(num_blocks=self.executor.num_blocks)

@@ -34,25 +34,39 @@ def available_memory() -> int:
     return min(free, int(limit) - used) if limit.isdigit() else free
 
 
-def num_cpu_blocks(config: EngineConfig, bytes_per_token: int, max_model_len: int) -> int:
+def num_cpu_blocks(
+    config: EngineConfig, bytes_per_token: int, most_per_sequence: int, least: int = 1
+) -> int:
     """Blocks of the KV pool on a CPU.
 
     `num_gpu_blocks_override` decides when it's set, then `cpu_kvcache_space`; by default a quarter
     of the free memory, at most 4 GiB. Never more than all sequences at full length could use.
-    Raises `ConfigError` when not even one block fits.
+
+    Args:
+        config: the settings.
+        bytes_per_token: of the layers that a block holds.
+        most_per_sequence: blocks that a sequence of full length takes.
+        least: blocks without which no sequence runs at all, one a KV cache group.
+
+    Raises `ConfigError` when fewer than `least` blocks fit.
     """
     if config.num_gpu_blocks_override is not None:
+        if config.num_gpu_blocks_override < least:
+            raise ConfigError(
+                f"num_gpu_blocks_override must be at least {least} for this model, one block for "
+                f"each of its KV cache groups; got {config.num_gpu_blocks_override}.",
+                param="num_gpu_blocks_override",
+            )
         return config.num_gpu_blocks_override
     if config.cpu_kvcache_space is not None:
         space = int(config.cpu_kvcache_space * GIB)
     else:
         space = min(available_memory() // 4, _MOST_BY_DEFAULT)
     blocks = space // (bytes_per_token * config.block_size)
-    if blocks < 1:
+    if blocks < least:
         raise ConfigError(
-            f"{space} bytes of KV cache hold no block of {config.block_size} tokens "
-            f"({bytes_per_token} bytes a token).",
+            f"{space} bytes of KV cache hold {blocks} blocks of {config.block_size} tokens "
+            f"({bytes_per_token} bytes a token); this model needs at least {least}.",
             param="cpu_kvcache_space",
         )
-    most = config.max_num_seqs * -(-max_model_len // config.block_size)
-    return min(blocks, most)
+    return min(blocks, config.max_num_seqs * most_per_sequence)

@@ -9,6 +9,7 @@ import torch
 
 from engine.config import EngineConfig
 from engine.executor.memory import num_cpu_blocks
+from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
 from engine.models.loader import LoadedModel, load_model
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
@@ -30,6 +31,7 @@ class SingleExecutor:
 
     Attributes:
         loaded: the model and what is known of it.
+        layout: the model's KV cache groups.
         num_blocks: size of the KV pool.
         kv_bytes_per_token: what a token takes of it, over all layers.
         token_budget: max_num_batched_tokens, resolved.
@@ -41,17 +43,38 @@ class SingleExecutor:
         self.loaded: LoadedModel = load_model(config, progress)
         self.token_budget = self._token_budget(config)
         kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype, self.loaded.dtype)
-        token_bytes = self.loaded.spec.kv_bytes_per_token(kv_dtype.itemsize)
-        self.kv_bytes_per_token = token_bytes
-        self.num_blocks = num_cpu_blocks(config, token_bytes, self.loaded.max_model_len)
-        self.loaded.model.allocate_kv(self.num_blocks, config.block_size, kv_dtype)
-        batch = RunningBatch(config.max_num_seqs, self.loaded.max_model_len, config.block_size)
+        self.kv_bytes_per_token = self.loaded.spec.kv_bytes_per_token(kv_dtype.itemsize)
+        self.layout = self._layout(config)
+        self.num_blocks = self._num_blocks(config, kv_dtype.itemsize)
+        self.loaded.model.allocate_kv(self.num_blocks, config.block_size, kv_dtype, self.layout)
+        batch = RunningBatch(
+            config.max_num_seqs,
+            self.loaded.max_model_len,
+            config.block_size,
+            len(self.layout.groups),
+        )
         sampler = Sampler(self.loaded.eos_token_ids)
         self._runner = ModelRunner(self.loaded.model, batch, sampler)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
         return self._runner.execute(plan)
+
+    def _layout(self, config: EngineConfig) -> KVLayout:
+        """The model's KV cache groups."""
+        spec = self.loaded.spec
+        hybrid = not config.disable_hybrid_kv_cache_manager
+        return make_layout(spec.windows, spec.num_layers, self.loaded.max_model_len, hybrid)
+
+    def _num_blocks(self, config: EngineConfig, element_size: int) -> int:
+        """The pool's size: a block holds `layers_per_block` layers, whatever their group."""
+        layout, longest = self.layout, self.loaded.max_model_len
+        most = sum(
+            most_blocks(window, longest, self.token_budget, config.block_size)
+            for window in layout.windows
+        )
+        token_bytes = self.loaded.spec.kv_bytes_per_token(element_size, layout.layers_per_block)
+        return num_cpu_blocks(config, token_bytes, most, least=len(layout.groups))
 
     def _token_budget(self, config: EngineConfig) -> int:
         """`max_num_batched_tokens`: without chunked prefill a whole prompt must fit."""

@@ -30,3 +30,8 @@ class Block:
     def __repr__(self) -> str:
         cached = self.block_hash.hex()[:8] if self.block_hash else "-"
         return f"Block({self.block_id}, refs={self.ref_count}, hash={cached})"
+
+
+#: Stands in a block table where the sequence needs no block. Its id is one that kernels take for
+#: valid; they never read it, because what is there lies out of the layer's window.
+NULL_BLOCK = Block(0)

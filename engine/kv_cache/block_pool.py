@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from engine.kv_cache.block import Block
+from engine.kv_cache.block import NULL_BLOCK, Block
 from engine.kv_cache.free_list import FreeList
 
 
@@ -115,6 +115,11 @@ class BlockPool:
         else:
             del self._cached[block_hash]
 
+    def uncache_all(self, block_hash: bytes) -> None:
+        """Forget all blocks with this content."""
+        while (block := self.lookup(block_hash)) is not None:
+            self.uncache(block)
+
     def reset_cache(self) -> bool:
         """Forget all cached content; False, and nothing done, while any block is in use."""
         if self.num_free != self.num_blocks:
@@ -137,7 +142,8 @@ class BlockPool:
         uses = [0] * self.num_blocks
         for table in tables:
             for block in table:
-                uses[block.block_id] += 1
+                if block is not NULL_BLOCK:
+                    uses[block.block_id] += 1
         free = set(free_ids)
         for block in self.blocks:
             if block.ref_count != uses[block.block_id]:

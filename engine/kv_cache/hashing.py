@@ -41,3 +41,8 @@ def hash_block(parent: bytes, token_ids: Sequence[int], extra: bytes = b"") -> b
     if extra:
         digest.update(extra)
     return digest.digest()
+
+
+def group_key(group: int) -> bytes:
+    """What a KV cache group adds to a block's hash to make its key in the pool."""
+    return group.to_bytes(2, "little")

@@ -11,13 +11,19 @@ from engine.kv_cache.hashing import ROOT, hash_block
 if TYPE_CHECKING:
     from engine.scheduler.sequence import Sequence
 
+#: Block tables, one a KV cache group, all of the same length.
+Tables = list[list[Block]]
+
 
 class KVCacheManager:
-    """Block tables of all sequences over one `BlockPool`.
+    """Block tables of all sequences over one `BlockPool`, where every layer attends to everything.
 
     A sequence's table is `sequence.blocks`; it only ever grows at the end, until it is freed whole.
-    `docs/prefix-caching.md` walks through the operations with numbers.
+    `docs/prefix-caching.md` walks through the operations with numbers. `HybridKVCacheManager` is
+    the same for models with sliding windows.
     """
+
+    num_groups = 1
 
     def __init__(self, num_blocks: int, block_size: int, enable_caching: bool = True) -> None:
         self.block_size = block_size
@@ -31,23 +37,42 @@ class KVCacheManager:
         """How many blocks hold this many tokens."""
         return -(-num_tokens // self.block_size)
 
-    def find_cached_prefix(self, sequence: Sequence) -> list[Block]:
-        """The longest run of cached blocks that the sequence's tokens begin with.
+    def most_blocks(self, num_tokens: int, chunk: int) -> int:
+        """Most blocks of one sequence that grows to `num_tokens`, at most `chunk` a step."""
+        return self.blocks_for(num_tokens)
+
+    def capacity(self, num_blocks: int, chunk: int) -> int:
+        """Tokens of the longest sequence that can run in so many blocks, at most `chunk` a step."""
+        low, high = 0, num_blocks * self.block_size
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.most_blocks(middle, chunk) <= num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def find_cached_prefix(self, sequence: Sequence) -> Tables:
+        """The longest run of cached blocks that the sequence's tokens begin with, by group.
 
         At least one token is always left to compute, because its logits are needed. Nothing is
         allocated; the blocks may be evicted until `allocate` touches them.
         """
         if not self.enable_caching or sequence.wants_prompt_logprobs:
-            return []
+            return [[] for _ in range(self.num_groups)]
         self.update_hashes(sequence)
         most = (sequence.num_tokens - 1) // self.block_size
+        return self._find(sequence.block_hashes, most)
+
+    def _find(self, hashes: list[bytes], most: int) -> Tables:
+        """Cached blocks of the first `most` hashes at most."""
         found: list[Block] = []
-        for block_hash in sequence.block_hashes[:most]:
+        for block_hash in hashes[:most]:
             block = self.pool.lookup(block_hash)
             if block is None:
                 break
             found.append(block)
-        return found
+        return [found]
 
     def update_hashes(self, sequence: Sequence) -> None:
         """Hash those of the sequence's full blocks that are not hashed yet."""
@@ -56,30 +81,46 @@ class KVCacheManager:
             parent, extra = (hashes[-1], b"") if hashes else (ROOT, sequence.extra_key)
             hashes.append(hash_block(parent, tokens[start : start + size], extra))
 
-    def can_allocate(self, sequence: Sequence, num_tokens: int, prefix: list[Block]) -> bool:
-        """Whether `allocate` with the same arguments would succeed."""
-        revived = sum(block.ref_count == 0 for block in prefix)
-        return self._missing(sequence, num_tokens, prefix) <= self.pool.num_free - revived
+    def trim(self, sequence: Sequence) -> None:
+        """Free the blocks of a running sequence that none of its coming tokens sees."""
 
-    def allocate(self, sequence: Sequence, num_tokens: int, prefix: list[Block]) -> list[Block]:
-        """Make room for the sequence's first `num_tokens` tokens; returns the added blocks.
+    def can_allocate(
+        self, sequence: Sequence, num_tokens: int, prefix: Tables | None = None
+    ) -> bool:
+        """Whether `allocate` with the same arguments would succeed."""
+        return self.needed(sequence, num_tokens, prefix) <= self.pool.num_free
+
+    def needed(self, sequence: Sequence, num_tokens: int, prefix: Tables | None = None) -> int:
+        """How many blocks `allocate` with the same arguments would take from the free list."""
+        missing = self.blocks_for(num_tokens) - len(sequence.blocks)
+        if prefix:
+            found = prefix[0]
+            missing += sum(block.ref_count == 0 for block in found) - len(found)
+        return missing
+
+    def allocate(
+        self, sequence: Sequence, num_tokens: int, prefix: Tables | None = None
+    ) -> Tables | None:
+        """Make room for the sequence's first `num_tokens` tokens.
 
         Args:
-            sequence: its table is extended by `prefix` and new blocks.
+            sequence: its tables are extended by `prefix` and new blocks.
             num_tokens: tokens whose KV will be in the cache after this step.
-            prefix: what `find_cached_prefix` returned, for a sequence without blocks; else [].
+            prefix: what `find_cached_prefix` returned, for a sequence without blocks; else None.
 
-        Raises RuntimeError when too few blocks are free: callers ask `can_allocate` first.
+        Returns the new blocks by group, the prefix left out; None when there is none. Raises
+        RuntimeError when too few blocks are free: callers ask `can_allocate` first.
         """
-        missing = self._missing(sequence, num_tokens, prefix)
-        if prefix:
+        if prefix and prefix[0]:
             # Before allocating, lest the allocation evict what was just found.
-            self.pool.touch(prefix)
-            sequence.blocks.extend(prefix)
-        fresh = self.pool.allocate(missing) if missing > 0 else []
-        sequence.blocks.extend(fresh)
+            self.pool.touch(prefix[0])
+            sequence.blocks.extend(prefix[0])
+        missing = self.blocks_for(num_tokens) - len(sequence.blocks)
+        fresh = self.pool.allocate(missing) if missing > 0 else None
+        if fresh:
+            sequence.blocks.extend(fresh)
         self._cache_full_blocks(sequence, num_tokens)
-        return prefix + fresh if prefix else fresh
+        return [fresh] if fresh else None
 
     def free(self, sequence: Sequence) -> None:
         """Give all of the sequence's blocks back; what is cached stays cached until evicted."""
@@ -92,8 +133,9 @@ class KVCacheManager:
         for block in sequence.blocks[num_tokens // self.block_size :]:
             self.pool.uncache(block)
 
-    def _missing(self, sequence: Sequence, num_tokens: int, prefix: list[Block]) -> int:
-        return self.blocks_for(num_tokens) - len(sequence.blocks) - len(prefix)
+    def tables(self, sequence: Sequence) -> Tables:
+        """The sequence's block tables, one a group."""
+        return [sequence.blocks]
 
     def _cache_full_blocks(self, sequence: Sequence, num_tokens: int) -> None:
         """Cache blocks that this step fills; later requests of the same step may already hit them.
@@ -106,8 +148,12 @@ class KVCacheManager:
         if full <= sequence.num_cached_blocks:
             return
         self.update_hashes(sequence)
-        for index in range(sequence.num_cached_blocks, full):
+        self._cache_range(sequence, sequence.num_cached_blocks, full)
+        sequence.num_cached_blocks = full
+
+    def _cache_range(self, sequence: Sequence, first: int, end: int) -> None:
+        """Cache the sequence's blocks [first, end) under their hashes."""
+        for index in range(first, end):
             block = sequence.blocks[index]
             if block.block_hash is None:
                 self.pool.cache(block, sequence.block_hashes[index])
-        sequence.num_cached_blocks = full

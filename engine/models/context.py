@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class AttentionContext:
-    """The batch of one step, flattened over its tokens.
+    """The batch of one step, flattened over its tokens, for the layers of one KV cache group.
 
     Attributes:
         positions: int64 [num_tokens].
@@ -18,6 +18,8 @@ class AttentionContext:
         seq_lens: int32 [num_seqs], KV tokens of each sequence, this step's included.
         query_start_loc: int32 [num_seqs + 1], where each sequence's tokens begin.
         logits_rows: int64 [num_rows], the tokens whose logits are wanted, or None for all.
+        others: the same for groups 1, 2, ... of a model whose layers attend in different ways; they
+            differ in slot_mapping and block_tables.
     """
 
     positions: Tensor
@@ -26,3 +28,9 @@ class AttentionContext:
     seq_lens: Tensor
     query_start_loc: Tensor
     logits_rows: Tensor | None = None
+    others: tuple[AttentionContext, ...] = ()
+
+    @property
+    def groups(self) -> tuple[AttentionContext, ...]:
+        """The contexts of all KV cache groups."""
+        return (self, *self.others)

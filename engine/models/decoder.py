@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.kv_cache.layout import KVLayout, uniform
 from engine.models.build import Layer, ModelBuilder
 from engine.models.context import AttentionContext
 from engine.models.experts import Weights
@@ -45,6 +46,7 @@ class NativeDecoder:
         self.max_model_len = max_model_len
         self.layers: list[Layer] = []
         self.kv_caches: list[tuple[Tensor, Tensor]] = []
+        self._group_of: list[int] = []
         self._positions: Tensor | None = None
         self._embedding_norm: Norm | None = None
 
@@ -86,12 +88,21 @@ class NativeDecoder:
 
     # -- KV cache -----------------------------------------------------------------------------
 
-    def allocate_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        """Make each layer's caches: [num_blocks, num_kv_heads, block_size, head_dim] each."""
+    def allocate_kv(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype, layout: KVLayout | None = None
+    ) -> None:
+        """Make the caches: [num_blocks, num_kv_heads, block_size, head_dim] for each layer slot.
+
+        Layers of different groups may have the same slot: their blocks are never the same.
+        """
+        layout = layout or uniform(len(self.layers))
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
-        self.kv_caches = [
-            (_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype)) for _ in self.layers
+        caches = [
+            (_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype))
+            for _ in range(layout.layers_per_block)
         ]
+        self.kv_caches = [caches[slot] for slot in layout.slot_of_layers()]
+        self._group_of = layout.group_of_layers()
 
     # -- forward ------------------------------------------------------------------------------
 
@@ -109,10 +120,12 @@ class NativeDecoder:
         residual = self._embed(token_ids, context.positions)
         x = self._first_norm(residual)
         last = len(self.layers) - 1
+        groups = context.groups
         for index, layer in enumerate(self.layers):
             # After the last layer's attention tokens don't meet: only those wanted go on.
             rows = context.logits_rows if index == last else None
-            x, residual = layer(x, residual, context, self.kv_caches[index], rows)
+            batch = groups[self._group_of[index]]
+            x, residual = layer(x, residual, batch, self.kv_caches[index], rows)
         return x
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:

@@ -156,6 +156,7 @@ class DecoderSpec:
         tables = (1 if self.tie_embeddings else 2) * self.vocab_size + self.num_positions
         return (self.num_layers * attention + mlps + tables) * self.hidden_size
 
-    def kv_bytes_per_token(self, element_size: int) -> int:
-        """Bytes of KV cache that one token takes over all layers."""
-        return 2 * self.num_layers * self.kv_size * element_size
+    def kv_bytes_per_token(self, element_size: int, num_layers: int | None = None) -> int:
+        """Bytes of KV cache that one token takes over `num_layers` layers, by default all."""
+        layers = self.num_layers if num_layers is None else num_layers
+        return 2 * layers * self.kv_size * element_size

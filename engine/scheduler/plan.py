@@ -23,7 +23,8 @@ class NewSequence:
     token_ids: list[int]
     num_prompt_tokens: int
     num_computed_tokens: int
-    block_ids: list[int]
+    #: Block tables, one a KV cache group, all of one length.
+    block_ids: list[list[int]]
     sampling: SamplingParams
     seed: int
     #: Length of the prompt logprobs already delivered, or -1 when none are wanted.
@@ -39,8 +40,9 @@ class StepPlan:
     seq_ids: list[int] = field(default_factory=list)
     num_scheduled: list[int] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
-    #: (seq_id, block ids) appended to the block tables of sequences that the worker holds.
-    new_blocks: list[tuple[int, list[int]]] = field(default_factory=list)
+    #: (seq_id, block ids by KV cache group) appended to the block tables of sequences that the
+    #: worker holds. Blocks that fall out of a window aren't told: no kernel reads them any more.
+    new_blocks: list[tuple[int, list[list[int]]]] = field(default_factory=list)
     #: Finished, aborted or preempted since the last step: the worker forgets them first.
     removed: list[int] = field(default_factory=list)
     #: Grammar masks of this step, in the making while the model runs.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from engine.config import EngineConfig
-from engine.kv_cache import KVCacheManager
+from engine.kv_cache import Block, KVLayout, make_manager
 from engine.scheduler.plan import NewSequence, StepPlan
 from engine.scheduler.policies import make_queue
 from engine.scheduler.sequence import Sequence, Status
@@ -20,12 +20,18 @@ class Scheduler:
     """Owns the waiting queue, the running list and the KV cache manager."""
 
     def __init__(
-        self, config: EngineConfig, num_blocks: int, token_budget: int, prefill_limit: int = 0
+        self,
+        config: EngineConfig,
+        num_blocks: int,
+        token_budget: int,
+        prefill_limit: int = 0,
+        layout: KVLayout | None = None,
     ) -> None:
         """Settings that were resolved beside the model.
 
         `num_blocks`: the pool's size; `token_budget`: max_num_batched_tokens; `prefill_limit`:
-        prefill_tokens_beside_decodes, 0 for no limit.
+        prefill_tokens_beside_decodes, 0 for no limit; `layout`: the model's KV cache groups, None
+        for full attention in all layers.
         """
         self.config = config
         self.token_budget = token_budget
@@ -34,7 +40,8 @@ class Scheduler:
         #: Prompt tokens of a step in which others decode; the budget without decodes.
         self.prefill_limit = min(prefill_limit or token_budget, token_budget)
         self._prefill_left = token_budget
-        self.kv = KVCacheManager(num_blocks, config.block_size, config.enable_prefix_caching)
+        self.kv = make_manager(layout, num_blocks, config.block_size, config.enable_prefix_caching)
+        self.capacity_tokens = self.kv.capacity(num_blocks, self.most_at_once)
         self.waiting = make_queue(config.scheduling_policy)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -42,9 +49,11 @@ class Scheduler:
         self._num_steps = 0
 
     @property
-    def capacity_tokens(self) -> int:
-        """Tokens that the whole pool holds: the longest sequence that can ever run."""
-        return self.kv.pool.num_blocks * self.kv.block_size
+    def most_at_once(self) -> int:
+        """Most tokens of one sequence in one step."""
+        if self.config.enable_chunked_prefill:
+            return min(self.token_budget, self.chunk_limit)
+        return self.token_budget
 
     @property
     def has_work(self) -> bool:
@@ -104,7 +113,9 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's books balance."""
-        self.kv.pool.check_integrity(sequence.blocks for sequence in self.running)
+        self.kv.pool.check_integrity(
+            table for sequence in self.running for table in self.kv.tables(sequence)
+        )
 
     def _schedule_running(self, plan: StepPlan, scheduled: list[Sequence]) -> int | None:
         """Running sequences in order; returns what is left of the budget, None after a preemption.
@@ -133,11 +144,12 @@ class Scheduler:
                 index += 1
                 continue
             target = computed + count
+            self.kv.trim(sequence)
             if not self._make_room(sequence, target):
                 break
-            fresh = self.kv.allocate(sequence, target, [])
+            fresh = self.kv.allocate(sequence, target)
             if fresh:
-                plan.new_blocks.append((sequence.seq_id, [block.block_id for block in fresh]))
+                plan.new_blocks.append((sequence.seq_id, _ids(fresh)))
             self._deal(plan, scheduled, sequence, count)
             budget -= count
             index += 1
@@ -145,7 +157,7 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
         """Preempt from the end of the running list until the sequence fits; False if it went."""
-        while not self.kv.can_allocate(sequence, num_tokens, []):
+        while not self.kv.can_allocate(sequence, num_tokens):
             victim = self.running[-1]
             self._preempt(victim)
             if victim is sequence:
@@ -180,7 +192,7 @@ class Scheduler:
         if sequence is None:
             return 0
         prefix = self.kv.find_cached_prefix(sequence)
-        computed = len(prefix) * self.kv.block_size
+        computed = len(prefix[0]) * self.kv.block_size
         wanted = sequence.num_tokens - computed
         count = self._prefill_share(wanted, budget)
         if count == 0 or (count < wanted and not self.config.enable_chunked_prefill):
@@ -191,7 +203,7 @@ class Scheduler:
         self.kv.allocate(sequence, computed + count, prefix)
         self._note_start(sequence, computed)
         self.running.append(sequence)
-        plan.new.append(_describe(sequence))
+        plan.new.append(_describe(sequence, _ids(self.kv.tables(sequence))))
         self._deal(plan, scheduled, sequence, count)
         return count
 
@@ -234,7 +246,12 @@ class Scheduler:
             sequence.flight.prefill_chunks += 1
 
 
-def _describe(sequence: Sequence) -> NewSequence:
+def _ids(tables: list[list[Block]]) -> list[list[int]]:
+    """Block ids of tables."""
+    return [[block.block_id for block in table] for table in tables]
+
+
+def _describe(sequence: Sequence, block_ids: list[list[int]]) -> NewSequence:
     """A sequence whole, for a worker that doesn't hold it."""
     message = sequence.request.message
     delivered = sequence.prompt_logprobs
@@ -243,7 +260,7 @@ def _describe(sequence: Sequence) -> NewSequence:
         token_ids=list(sequence.token_ids),
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_computed_tokens=sequence.num_computed_tokens,
-        block_ids=[block.block_id for block in sequence.blocks],
+        block_ids=block_ids,
         sampling=message.sampling,
         seed=sequence.seed,
         prompt_logprobs_from=-1 if delivered is None else len(delivered),

@@ -47,11 +47,11 @@ class Sequence:
     status: Status = Status.WAITING
     #: Tokens whose KV is in the cache after the step being run.
     num_computed_tokens: int = 0
-    #: The block table.
-    blocks: list[Block] = field(default_factory=list)
+    #: Block tables, one a KV cache group, all of one length.
+    tables: list[list[Block]] = field(default_factory=lambda: [[]])
     #: Hashes of the full blocks; survive preemption, as the tokens do.
     block_hashes: list[bytes] = field(default_factory=list)
-    #: How many of `blocks`, from the first, have been offered to the cache.
+    #: How many blocks of each table, from the first, have been offered to the cache.
     num_cached_blocks: int = 0
     #: Prompt tokens that a prefix hit saved, when first scheduled.
     num_cached_tokens: int = 0
@@ -67,6 +67,11 @@ class Sequence:
     isolated: bool = False
     #: Where it stands in its grammar, with structured output; survives preemption.
     grammar: GrammarState | None = None
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The first group's block table: the only one, unless layers attend in different ways."""
+        return self.tables[0]
 
     @property
     def num_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,14 +32,19 @@ class StepInputs:
 
 
 class RunningBatch:
-    """Rows of sequences: tokens, block table, counts. A row is reused when its sequence leaves."""
+    """Rows of sequences: tokens, block tables, counts. A row is reused when its sequence leaves.
 
-    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    There is a block table for each of `num_groups` KV cache groups, all of the same length.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int = 1
+    ) -> None:
         self.block_size = block_size
         # Zero pages are only mapped when written, so a long max_model_len costs nothing by itself.
         self.tokens = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         max_blocks = -(-max_model_len // block_size)
-        self.block_table = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self.block_tables = np.zeros((num_groups, max_num_seqs, max_blocks), dtype=np.int32)
         self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
         self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
@@ -82,10 +88,12 @@ class RunningBatch:
         if sequence.prompt_logprobs_from >= 0:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
 
-    def _append_blocks(self, row: int, block_ids: list[int]) -> None:
+    def _append_blocks(self, row: int, block_ids: list[list[int]]) -> None:
         start = self.num_blocks[row]
-        self.block_table[row, start : start + len(block_ids)] = block_ids
-        self.num_blocks[row] = start + len(block_ids)
+        end = start + len(block_ids[0])
+        for table, ids in zip(self.block_tables, block_ids, strict=True):
+            table[row, start:end] = ids
+        self.num_blocks[row] = end
 
     def inputs(self, plan: StepPlan) -> StepInputs:
         """The step's tensors; computed counts move on to the step's end."""
@@ -99,26 +107,43 @@ class RunningBatch:
         owner = np.repeat(rows, counts)
         offset = np.arange(query_start[-1]) - np.repeat(query_start[:-1], counts)
         positions = np.repeat(starts, counts) + offset
-        blocks = self.block_table[owner, positions // self.block_size].astype(np.int64)
-        slots = blocks * self.block_size + positions % self.block_size
         caught_up = np.flatnonzero(ends == self.num_tokens[rows])
         prompt_rows, extra = self._prompt_rows(rows, starts, ends, query_start)
         wanted = np.concatenate((query_start[1:][caught_up].astype(np.int64) - 1, *extra))
         # Every token's logits, in order: the usual decode step needs no selection.
         plain = not extra and len(wanted) == len(positions)
         rows_wanted = None if plain else torch.from_numpy(wanted)
-        widest = int(-(-ends.max() // self.block_size))
+        tables = [
+            self._tables(group, rows, owner, positions, int(ends.max()))
+            for group in range(len(self.block_tables))
+        ]
         context = AttentionContext(
             positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(slots),
-            block_tables=torch.from_numpy(self.block_table[rows, :widest]),
+            slot_mapping=tables[0][0],
+            block_tables=tables[0][1],
             seq_lens=torch.from_numpy(ends.astype(np.int32)),
             query_start_loc=torch.from_numpy(query_start),
             logits_rows=rows_wanted,
         )
+        context.others = tuple(
+            dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
+            for slots, blocks in tables[1:]
+        )
         tokens = torch.from_numpy(self.tokens[owner, positions].astype(np.int64))
         self.num_computed[rows] = ends
         return StepInputs(tokens, context, caught_up.tolist(), prompt_rows)
+
+    def _tables(
+        self, group: int, rows: np.ndarray, owner: np.ndarray, positions: np.ndarray, longest: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A KV cache group's slots of the step's tokens, and its block tables.
+
+        Blocks that fell out of a window since they were appended are still named: they aren't read.
+        """
+        table, size = self.block_tables[group], self.block_size
+        blocks = table[owner, positions // size].astype(np.int64)
+        slots = torch.from_numpy(blocks * size + positions % size)
+        return slots, torch.from_numpy(table[rows, : -(-longest // size)])
 
     def _prompt_rows(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray

@@ -1,0 +1,129 @@
+"""Which layers share a block: KV cache groups by attention type, all with the same page size.
+
+A block holds `block_size` tokens of `layers_per_block` layers. Layers that need the same blocks of
+a sequence stand in one group and share its block table; all groups take blocks from one pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+#: The largest share of a block set that may be padding, where a smaller block would have less.
+_MOST_PADDING = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers with one block table.
+
+    Attributes:
+        window: tokens that a token sees, itself included; 0: all.
+        layers: their numbers; the one at place i lives in the i-th layer slot of a block.
+    """
+
+    window: int
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The groups of a model. One with a single full-attention group is laid out as ever.
+
+    Attributes:
+        groups: full attention first.
+        layers_per_block: layer slots of a block; smaller groups leave some empty.
+    """
+
+    groups: tuple[KVGroup, ...]
+    layers_per_block: int
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """Each group's window."""
+        return tuple(group.window for group in self.groups)
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return sum(len(group.layers) for group in self.groups)
+
+    def group_of_layers(self) -> list[int]:
+        """For each layer the index of its group."""
+        return [group for _, group, _ in sorted(self._places())]
+
+    def slot_of_layers(self) -> list[int]:
+        """For each layer its layer slot in a block."""
+        return [slot for _, _, slot in sorted(self._places())]
+
+    def _places(self) -> list[tuple[int, int, int]]:
+        """(layer, group, slot) of all layers."""
+        return [
+            (layer, index, slot)
+            for index, group in enumerate(self.groups)
+            for slot, layer in enumerate(group.layers)
+        ]
+
+
+def uniform(num_layers: int, window: int = 0) -> KVLayout:
+    """All layers in one group."""
+    return KVLayout((KVGroup(window, tuple(range(num_layers))),), num_layers)
+
+
+def make_layout(
+    windows: Sequence[int], num_layers: int, max_model_len: int, hybrid: bool = True
+) -> KVLayout:
+    """The layout of a model.
+
+    Args:
+        windows: each layer's sliding window, 0 for full attention; (): all are full.
+        num_layers: layers of the model.
+        max_model_len: a window that no context outgrows is full attention.
+        hybrid: off: every layer keeps all of its blocks.
+    """
+    if not hybrid or not windows:
+        return uniform(num_layers)
+    types: dict[int, list[int]] = {}
+    for layer, window in enumerate(windows):
+        types.setdefault(window if window < max_model_len else 0, []).append(layer)
+    size = _layers_per_block([len(layers) for layers in types.values()])
+    groups = [
+        KVGroup(window, tuple(layers[at : at + size]))
+        for window, layers in sorted(types.items())
+        for at in range(0, len(layers), size)
+    ]
+    return KVLayout(tuple(groups), size)
+
+
+def _layers_per_block(counts: list[int]) -> int:
+    """Layers of a block for so many layers of each type.
+
+    As many as the most frequent type has, else as the least frequent, else the largest divisor of
+    that: the first with little padding. Large blocks mean few groups, and so few tables to keep.
+    """
+    least = min(counts)
+    divisors = [size for size in range(least, 0, -1) if least % size == 0]
+    for size in (max(counts), *divisors):
+        slots = sum(-(-count // size) * size for count in counts)
+        if 1 - sum(counts) / slots <= _MOST_PADDING:
+            return size
+    return 1
+
+
+def first_needed_block(window: int, num_computed: int, block_size: int) -> int:
+    """The first block that the token after `num_computed` computed ones still sees."""
+    if not window:
+        return 0
+    return max(0, num_computed - window + 1) // block_size
+
+
+def most_blocks(window: int, num_tokens: int, chunk: int, block_size: int) -> int:
+    """Most blocks that a sequence of one group holds while it grows to `num_tokens`.
+
+    A step that computes `chunk` tokens writes them all before it reads any, so for its length a
+    sliding window is as much longer; and it may begin and end in the middle of a block.
+    """
+    whole = -(-num_tokens // block_size)
+    if not window:
+        return whole
+    return min(whole, -(-(window - 1 + chunk) // block_size) + 1)
