@@ -12,27 +12,41 @@ from engine.models.context import AttentionContext
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import NewSequence, StepPlan
 
+#: (index into the plan, its state, first prompt position, count) of wanted prompt logprobs.
+PromptRow = tuple[int, SequenceSampling, int, int]
+
 
 @dataclass(slots=True)
 class StepInputs:
     """One step's inputs and which sequences get a token from it.
 
+    Everything but the token ids is known before the step before has run.
+
     Attributes:
-        token_ids: int64 [num_tokens].
+        places: (rows, positions), int64 [num_tokens] each: where `RunningBatch.tokens` holds the
+            step's token ids.
         context: the batch for attention; its `logits_rows` are the tokens to sample from, in the
             order of `sampled`, followed by those of `prompt_rows`.
         sampled: indices into the plan's sequences that have caught up.
-        prompt_rows: (index into the plan, first prompt position, count) of wanted prompt logprobs.
+        states: theirs, for the sampler.
+        targets: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
+        prompt_rows: the prompt positions to score.
     """
 
-    token_ids: torch.Tensor
+    places: tuple[np.ndarray, np.ndarray]
     context: AttentionContext
     sampled: list[int]
-    prompt_rows: list[tuple[int, int, int]]
+    states: list[SequenceSampling]
+    targets: tuple[np.ndarray, np.ndarray]
+    prompt_rows: list[PromptRow]
 
 
 class RunningBatch:
-    """Rows of sequences: tokens, block tables, counts. A row is reused when its sequence leaves.
+    """Rows of sequences: tokens, block tables, counts.
+
+    `apply` and `inputs` may run for a step while the step before is still being computed in another
+    thread; that one only reads `tokens` and, with `take`, writes its new ones there. So the row of
+    a sequence that left is used again one step later.
 
     There is a block table for each of `num_groups` KV cache groups, all of the same length.
     """
@@ -41,20 +55,25 @@ class RunningBatch:
         self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int = 1
     ) -> None:
         self.block_size = block_size
+        num_rows = 2 * max_num_seqs
         # Zero pages are only mapped when written, so a long max_model_len costs nothing by itself.
-        self.tokens = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
+        self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
         max_blocks = -(-max_model_len // block_size)
-        self.block_tables = np.zeros((num_groups, max_num_seqs, max_blocks), dtype=np.int32)
-        self.num_blocks = np.zeros(max_num_seqs, dtype=np.int64)
-        self.num_tokens = np.zeros(max_num_seqs, dtype=np.int64)
-        self.num_computed = np.zeros(max_num_seqs, dtype=np.int64)
-        self.sampling: list[SequenceSampling | None] = [None] * max_num_seqs
+        self.block_tables = np.zeros((num_groups, num_rows, max_blocks), dtype=np.int32)
+        self.num_blocks = np.zeros(num_rows, dtype=np.int64)
+        #: Counts a token that is being sampled as if it were there.
+        self.num_tokens = np.zeros(num_rows, dtype=np.int64)
+        self.num_computed = np.zeros(num_rows, dtype=np.int64)
+        self.sampling: list[SequenceSampling | None] = [None] * num_rows
         self.prompt_logprobs_next: dict[int, int] = {}
         self.row_of: dict[int, int] = {}
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._left: list[int] = []
 
     def apply(self, plan: StepPlan) -> None:
         """Take over the plan's changes: who left, who came, who got blocks."""
+        self._free_rows += self._left
+        self._left = []
         for seq_id in plan.removed:
             self._remove(seq_id)
         for sequence in plan.new:
@@ -67,7 +86,7 @@ class RunningBatch:
         if row is not None:
             self.sampling[row] = None
             self.prompt_logprobs_next.pop(row, None)
-            self._free_rows.append(row)
+            self._left.append(row)
 
     def _add(self, sequence: NewSequence) -> None:
         row = self._free_rows.pop()
@@ -96,7 +115,7 @@ class RunningBatch:
         self.num_blocks[row] = end
 
     def inputs(self, plan: StepPlan) -> StepInputs:
-        """The step's tensors; computed counts move on to the step's end."""
+        """The step's tensors; the counts move on to the step's end."""
         rows = np.fromiter((self.row_of[i] for i in plan.seq_ids), np.int64, len(plan.seq_ids))
         counts = np.asarray(plan.num_scheduled, dtype=np.int64)
         starts = self.num_computed[rows]
@@ -129,9 +148,31 @@ class RunningBatch:
             dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
             for slots, blocks in tables[1:]
         )
-        tokens = torch.from_numpy(self.tokens[owner, positions].astype(np.int64))
         self.num_computed[rows] = ends
-        return StepInputs(tokens, context, caught_up.tolist(), prompt_rows)
+        growing = rows[caught_up]
+        targets = growing, self.num_tokens[growing]
+        self.num_tokens[growing] += 1
+        states = [self._state(row) for row in growing.tolist()]
+        return StepInputs(
+            (owner, positions), context, caught_up.tolist(), states, targets, prompt_rows
+        )
+
+    def _state(self, row: int) -> SequenceSampling:
+        state = self.sampling[row]
+        if state is None:
+            raise RuntimeError(f"Row {row} holds no sequence.")
+        return state
+
+    def token_ids(self, inputs: StepInputs) -> torch.Tensor:
+        """The step's token ids, int64 [num_tokens]; the step before must have run."""
+        return torch.from_numpy(self.tokens[inputs.places].astype(np.int64))
+
+    def take(self, inputs: StepInputs, token_ids: list[int]) -> None:
+        """Take over the sampled tokens, one for each of `inputs.sampled`; -1 where none came."""
+        # A step that is prepared already may read them, so they must be ids that the model has.
+        self.tokens[inputs.targets] = np.maximum(token_ids, 0)
+        for state, token_id in zip(inputs.states, token_ids, strict=True):
+            state.output_token_ids.append(token_id)
 
     def _tables(
         self, group: int, rows: np.ndarray, owner: np.ndarray, positions: np.ndarray, longest: int
@@ -147,9 +188,9 @@ class RunningBatch:
 
     def _prompt_rows(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray
-    ) -> tuple[list[tuple[int, int, int]], list[np.ndarray]]:
+    ) -> tuple[list[PromptRow], list[np.ndarray]]:
         """Which of the step's tokens predict a prompt token whose logprob is wanted."""
-        found: list[tuple[int, int, int]] = []
+        found: list[PromptRow] = []
         extra: list[np.ndarray] = []
         if not self.prompt_logprobs_next:
             return found, extra
@@ -164,15 +205,6 @@ class RunningBatch:
             if count > 0:
                 at = int(query_start[index]) + first - 1 - int(starts[index])
                 extra.append(np.arange(at, at + count))
-                found.append((index, first, count))
+                found.append((index, state, first, count))
                 self.prompt_logprobs_next[row] = last + 1
         return found, extra
-
-    def append(self, seq_id: int, token_id: int) -> None:
-        """Take over a sampled token."""
-        row = self.row_of[seq_id]
-        state = self.sampling[row]
-        self.tokens[row, self.num_tokens[row]] = token_id
-        self.num_tokens[row] += 1
-        if state is not None:
-            state.output_token_ids.append(token_id)

@@ -21,18 +21,25 @@ class ModelRunner:
         self.batch = batch
         self.sampler = sampler
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step: forward, logits, sampling.
+        """Run one step: inputs, forward, logits, sampling."""
+        return self.run(plan, self.prepare(plan))
 
-        The batch takes over the plan's changes even when the forward pass fails, so that the
-        scheduler can take the step back by removing its sequences.
+    def prepare(self, plan: StepPlan) -> StepInputs | None:
+        """The step's inputs, without the tokens that the step before samples. None: no sequence.
+
+        The batch takes over the plan's changes here, so a step that fails later can be taken back
+        by removing its sequences.
         """
         self.batch.apply(plan)
-        if not plan.seq_ids:
+        return self.batch.inputs(plan) if plan.seq_ids else None
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, inputs: StepInputs | None) -> StepResult:
+        """Run a prepared step, after the one before. May be called in another thread."""
+        if inputs is None:
             return StepResult([])
-        inputs = self.batch.inputs(plan)
-        hidden = self.model.forward(inputs.token_ids, inputs.context)
+        hidden = self.model.forward(self.batch.token_ids(inputs), inputs.context)
         result = StepResult([-1] * len(plan.seq_ids))
         if len(hidden) == 0:
             return result
@@ -47,35 +54,28 @@ class ModelRunner:
         """Sample a token for each sequence that has caught up."""
         if not inputs.sampled:
             return
-        batch = self.batch
         seq_ids = [plan.seq_ids[index] for index in inputs.sampled]
-        states = [batch.sampling[batch.row_of[seq_id]] for seq_id in seq_ids]
-        output = self.sampler.sample(
-            logits, [state for state in states if state is not None], _masked_rows(plan, seq_ids)
-        )
+        output = self.sampler.sample(logits, inputs.states, _masked_rows(plan, seq_ids))
         token_ids = output.token_ids.tolist()
+        self.batch.take(inputs, token_ids)
+        if len(token_ids) == len(plan.seq_ids):
+            result.token_ids = token_ids
+        else:
+            for index, token_id in zip(inputs.sampled, token_ids, strict=True):
+                result.token_ids[index] = token_id
+        result.errors = {seq_ids[at]: reason for at, reason in output.errors.items()}
         if any(output.logprobs):
             result.logprobs = [None] * len(plan.seq_ids)
-        for at, (index, seq_id) in enumerate(zip(inputs.sampled, seq_ids, strict=True)):
-            if at in output.errors:
-                result.errors[seq_id] = output.errors[at]
-                continue
-            result.token_ids[index] = token_ids[at]
-            batch.append(seq_id, token_ids[at])
-            if result.logprobs is not None:
-                result.logprobs[index] = output.logprobs[at]
+            for index, scores in zip(inputs.sampled, output.logprobs, strict=True):
+                result.logprobs[index] = scores
 
     def _score_prompts(
         self, plan: StepPlan, inputs: StepInputs, logits: torch.Tensor, result: StepResult
     ) -> None:
         """Log probabilities of prompt tokens that were asked for."""
         done = 0
-        for index, first, count in inputs.prompt_rows:
+        for index, state, first, count in inputs.prompt_rows:
             seq_id = plan.seq_ids[index]
-            row = self.batch.row_of[seq_id]
-            state = self.batch.sampling[row]
-            if state is None:
-                continue
             following = state.prompt_token_ids[first : first + count]
             wanted = state.params.prompt_logprobs or 0
             scores: list[TokenLogprobs] = prompt_logprobs(
