@@ -53,6 +53,7 @@ class EngineCore:
             self.executor.token_budget,
             self._prefill_limit(online),
             self.executor.layout,
+            self.loaded.max_model_len,
         )
         self.requests: dict[str, Request] = {}
         self.stats = EngineStats(num_blocks=self.executor.num_blocks)

@@ -41,9 +41,12 @@ class KVCacheManager:
         """Most blocks of one sequence that grows to `num_tokens`, at most `chunk` a step."""
         return self.blocks_for(num_tokens)
 
-    def capacity(self, num_blocks: int, chunk: int) -> int:
-        """Tokens of the longest sequence that can run in so many blocks, at most `chunk` a step."""
-        low, high = 0, num_blocks * self.block_size
+    def capacity(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
+        """Tokens of the longest sequence that can run in so many blocks, at most `chunk` a step.
+
+        Where only windows are kept there may be no end to it; then `longest`, the model's context.
+        """
+        low, high = 0, max(num_blocks * self.block_size, longest)
         while low < high:
             middle = (low + high + 1) // 2
             if self.most_blocks(middle, chunk) <= num_blocks:

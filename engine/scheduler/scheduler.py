@@ -26,12 +26,13 @@ class Scheduler:
         token_budget: int,
         prefill_limit: int = 0,
         layout: KVLayout | None = None,
+        max_model_len: int = 0,
     ) -> None:
         """Settings that were resolved beside the model.
 
         `num_blocks`: the pool's size; `token_budget`: max_num_batched_tokens; `prefill_limit`:
         prefill_tokens_beside_decodes, 0 for no limit; `layout`: the model's KV cache groups, None
-        for full attention in all layers.
+        for full attention in all layers; `max_model_len`: its context, 0 when nobody asks.
         """
         self.config = config
         self.token_budget = token_budget
@@ -41,7 +42,8 @@ class Scheduler:
         self.prefill_limit = min(prefill_limit or token_budget, token_budget)
         self._prefill_left = token_budget
         self.kv = make_manager(layout, num_blocks, config.block_size, config.enable_prefix_caching)
-        self.capacity_tokens = self.kv.capacity(num_blocks, self.most_at_once)
+        #: The longest sequence that can ever run.
+        self.capacity_tokens = self.kv.capacity(num_blocks, self.most_at_once, max_model_len)
         self.waiting = make_queue(config.scheduling_policy)
         self.running: list[Sequence] = []
         self.num_preemptions = 0
@@ -54,6 +56,10 @@ class Scheduler:
         if self.config.enable_chunked_prefill:
             return min(self.token_budget, self.chunk_limit)
         return self.token_budget
+
+    def concurrency(self, num_tokens: int) -> float:
+        """How many sequences of so many tokens the pool holds at once."""
+        return self.kv.pool.num_blocks / self.kv.most_blocks(num_tokens, self.most_at_once)
 
     @property
     def has_work(self) -> bool:

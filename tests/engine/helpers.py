@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.config import EngineConfig
+from engine.kv_cache import NULL_BLOCK, make_layout
 from engine.kv_cache.hashing import extra_key
 from engine.protocol import EngineRequest
 from engine.sampling_params import SamplingParams
@@ -15,11 +16,17 @@ class Driver:
     """Drives a scheduler: adds prompts, runs steps, samples `next_token`."""
 
     def __init__(
-        self, num_blocks: int, token_budget: int = 1000, prefill_limit: int = 0, **settings: Any
+        self,
+        num_blocks: int,
+        token_budget: int = 1000,
+        prefill_limit: int = 0,
+        windows: tuple[int, ...] = (),
+        **settings: Any,
     ) -> None:
         settings = {"block_size": 4, "max_num_seqs": 64, **settings}
         self.config = EngineConfig(model="m", **settings)
-        self.scheduler = Scheduler(self.config, num_blocks, token_budget, prefill_limit)
+        layout = make_layout(windows, len(windows) or 1, max_model_len=10**6)
+        self.scheduler = Scheduler(self.config, num_blocks, token_budget, prefill_limit, layout)
         self.count = 0
 
     def add(
@@ -73,6 +80,13 @@ class Driver:
     def table(self, sequence: Sequence) -> list[int]:
         """The sequence's block ids."""
         return [block.block_id for block in sequence.blocks]
+
+    def tables(self, sequence: Sequence) -> list[list[int | None]]:
+        """The sequence's block ids by KV cache group, None for null blocks."""
+        return [
+            [None if block is NULL_BLOCK else block.block_id for block in table]
+            for table in sequence.tables
+        ]
 
     def free_ids(self) -> list[int]:
         """Block ids in the free list, next to go first."""
