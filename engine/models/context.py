@@ -18,6 +18,8 @@ class AttentionContext:
         seq_lens: int32 [num_seqs], KV tokens of each sequence, this step's included.
         query_start_loc: int32 [num_seqs + 1], where each sequence's tokens begin.
         logits_rows: int64 [num_rows], the tokens whose logits are wanted, or None for all.
+        sequence_rows: int64 [num_seqs], which row of the running batch each sequence has while it
+            runs: for models that carry a state.
         others: the same for groups 1, 2, ... of a model whose layers attend in different ways; they
             differ in slot_mapping and block_tables.
     """
@@ -28,6 +30,7 @@ class AttentionContext:
     seq_lens: Tensor
     query_start_loc: Tensor
     logits_rows: Tensor | None = None
+    sequence_rows: Tensor | None = None
     others: tuple[AttentionContext, ...] = ()
 
     @property

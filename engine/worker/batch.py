@@ -143,6 +143,7 @@ class RunningBatch:
             seq_lens=torch.from_numpy(ends.astype(np.int32)),
             query_start_loc=torch.from_numpy(query_start),
             logits_rows=rows_wanted,
+            sequence_rows=torch.from_numpy(rows),
         )
         context.others = tuple(
             dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
