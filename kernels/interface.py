@@ -9,11 +9,13 @@ dtypes, positions, slots or block ids raise ValueError before anything is writte
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from kernels.quantization import check_integer_groups, check_integers, stacked
 
 
 class LinearLayer(ABC):
@@ -34,6 +36,24 @@ class LinearLayer(ABC):
 
         With this a tied output layer serves as the embedding too, and is kept once.
         """
+
+
+PIECE_ROWS = 32
+"""Pieces of a weight hold a multiple of so many of its rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Integers:
+    """Rows of weights that are quantised already.
+
+    values int8 [N, K], scales and minima [N, K / group]. Of 8 bits: weight = scale * value, with
+    values in [-127, 127]. Of 4 bits: scale * (value - 8), or with minima scale * value - minimum,
+    with values in [0, 15].
+    """
+
+    values: Tensor
+    scales: Tensor
+    minima: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,12 +157,64 @@ class KernelSet(ABC):
         *,
         bits: int,
     ) -> LinearLayer:
-        """A linear layer of weights that are quantised already.
+        """A linear layer of weights that are quantised already, see `Integers`.
 
-        values int8 [N, K], scales and minima [N, K / group]; bits 8: weight = scale * value with
-        values in [-127, 127]; bits 4: scale * (value - 8), or with minima scale * value - minimum,
-        with values in [0, 15]. Scales and minima are kept in float16.
+        Scales and minima are kept in float16.
         """
+
+    def StreamedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Tensor],
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype,
+        quantization: str | None = None,
+        group_size: int | None = None,
+        round_inputs: bool = False,
+    ) -> LinearLayer:
+        """`PackedLinear` of a weight [N, K] = `shape` that comes in pieces.
+
+        `pieces` are its rows, one piece over the other, each of a multiple of `PIECE_ROWS` rows but
+        the last. The compiled kernels pack each as it comes and keep nothing of it, so that one at
+        a time needs to be in memory. The weight is kept in `dtype` unless it is quantised. Raises
+        ValueError for pieces that don't make up `shape`.
+        """
+        return self.PackedLinear(
+            stacked(shape, pieces).to(dtype),
+            bias,
+            quantization=quantization,
+            group_size=group_size,
+            round_inputs=round_inputs,
+        )
+
+    def StreamedIntegerLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Integers],
+        bias: Tensor | None = None,
+        *,
+        bits: int,
+        group_size: int,
+        with_minima: bool = False,
+    ) -> LinearLayer:
+        """`IntegerLinear` of a weight [N, K] = `shape` that comes in pieces.
+
+        They are as for `StreamedLinear`; K must be a multiple of `group_size`, and either all
+        pieces have minima or none has.
+        """
+        check_integer_groups(shape, bits, group_size, with_minima)
+        parts = list(pieces)
+        for part in parts:
+            check_integers(part, shape[1], bits, group_size, with_minima)
+        minima = [part.minima for part in parts if part.minima is not None]
+        return self.IntegerLinear(
+            stacked(shape, (part.values for part in parts)),
+            torch.cat([part.scales for part in parts]),
+            torch.cat(minima) if minima else None,
+            bias,
+            bits=bits,
+        )
 
     @abstractmethod
     def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:

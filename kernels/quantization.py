@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kernels.interface import Integers
 
 GROUP_SIZES = {"int8": 128, "int4": 32}
 """Neighbours of a row that share a scale, by default."""
@@ -22,19 +28,56 @@ def group_size_for(quantization: str, group_size: int | None) -> int:
     return group
 
 
-def check_integers(values: Tensor, scales: Tensor, minima: Tensor | None, bits: int) -> int:
-    """The group size of integers that fit together; raises ValueError for others."""
+def group_of(values: Tensor, scales: Tensor) -> int:
+    """The group size that whole values and scales have; raises ValueError where there is none."""
+    if values.dim() != 2 or scales.dim() != 2:
+        raise ValueError("values must be int8 [N, K], scales [N, K / group]")
+    width, groups = values.shape[1], scales.shape[1]
+    if not groups or width % groups:
+        raise ValueError(f"scales {list(scales.shape)} don't fit values {list(values.shape)}")
+    return width // groups
+
+
+def check_integer_groups(
+    shape: tuple[int, int], bits: int, group_size: int, with_minima: bool
+) -> None:
+    """Raise ValueError for integers that no kernel has."""
     if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got {bits}")
-    if values.dtype != torch.int8 or values.dim() != 2 or scales.dim() != 2:
-        raise ValueError("values must be int8 [N, K], scales [N, K / group]")
-    rows, width = values.shape
-    groups = scales.shape[1]
-    if scales.shape[0] != rows or not groups or width % groups:
+    if with_minima and bits != 4:
+        raise ValueError("minima are for 4 bits")
+    if shape[1] % group_size_for(f"int{bits}", group_size):
+        raise ValueError(f"rows of {shape[1]} values have no whole groups of {group_size}")
+
+
+def check_integers(
+    piece: Integers, width: int, bits: int, group_size: int, with_minima: bool
+) -> None:
+    """Raise ValueError unless a piece's tensors fit each other and their layer."""
+    values, scales, minima = piece.values, piece.scales, piece.minima
+    if values.dtype != torch.int8 or values.dim() != 2 or values.shape[1] != width:
+        raise ValueError(f"values must be int8 [N, {width}]")
+    if scales.shape != (len(values), width // group_size):
         raise ValueError(f"scales {list(scales.shape)} don't fit values {list(values.shape)}")
-    if minima is not None and (bits != 4 or minima.shape != scales.shape):
-        raise ValueError("minima are for 4 bits and have the shape of the scales")
+    if (minima is not None) != with_minima or (minima is not None and minima.shape != scales.shape):
+        raise ValueError("minima are for layers that have them, and have the shape of the scales")
     low, high = (-127, 127) if bits == 8 else (0, 15)
     if values.numel() and (int(values.min()) < low or int(values.max()) > high):
         raise ValueError(f"values of {bits} bits must lie in [{low}, {high}]")
-    return group_size_for(f"int{bits}", width // groups)
+
+
+def check_piece(piece: Tensor, shape: tuple[int, int]) -> None:
+    """Raise ValueError unless a piece could belong to the weight of `shape`."""
+    if piece.dim() != 2 or piece.shape[1] != shape[1]:
+        raise ValueError(f"a piece {list(piece.shape)} doesn't fit the weight {list(shape)}")
+
+
+def stacked(shape: tuple[int, int], pieces: Iterable[Tensor]) -> Tensor:
+    """The weight that pieces make up; raises ValueError unless it has `shape`."""
+    parts = list(pieces)
+    for part in parts:
+        check_piece(part, shape)
+    rows = sum(len(part) for part in parts)
+    if rows != shape[0]:
+        raise ValueError(f"the pieces have {rows} rows, the weight {shape[0]}")
+    return torch.cat(parts)

@@ -6,7 +6,7 @@ those that keep C++ from reading or writing outside of a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,13 +25,19 @@ from kernels.cpu.checks import (
 )
 from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
-from kernels.cpu.linear import integer_linear, packed_linear
+from kernels.cpu.linear import (
+    integer_linear,
+    packed_linear,
+    streamed_integer_linear,
+    streamed_linear,
+)
 from kernels.cpu.memory import lazy_zeros
 from kernels.cpu.threads import bind_threads, num_threads, use_threads
 from kernels.interface import (
     CompiledDecoder,
     DecoderLayerWeights,
     DecoderShape,
+    Integers,
     KernelSet,
     LinearLayer,
 )
@@ -81,6 +87,37 @@ class CpuKernels(KernelSet):
     ) -> LinearLayer:
         """See `KernelSet.IntegerLinear`."""
         return integer_linear(self._library, values, scales, minima, bias, bits)
+
+    def StreamedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Tensor],
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype,
+        quantization: str | None = None,
+        group_size: int | None = None,
+        round_inputs: bool = False,
+    ) -> LinearLayer:
+        """See `KernelSet.StreamedLinear`."""
+        return streamed_linear(
+            self._library, shape, pieces, bias, dtype, quantization, group_size, round_inputs
+        )
+
+    def StreamedIntegerLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Integers],
+        bias: Tensor | None = None,
+        *,
+        bits: int,
+        group_size: int,
+        with_minima: bool = False,
+    ) -> LinearLayer:
+        """See `KernelSet.StreamedIntegerLinear`."""
+        return streamed_integer_linear(
+            self._library, shape, pieces, bias, bits, group_size, with_minima
+        )
 
     def compile_decoder(
         self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: Tensor

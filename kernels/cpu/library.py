@@ -33,6 +33,9 @@ SIGNATURES: dict[str, list[Any]] = {
     ],
     "quire_linear": [P, P, P, L, L, N, N],
     "quire_linear_rows": [P, P, P, L, N],
+    "quire_pack_rows": [P, L, L, P, L, N, N],
+    "quire_pack_quantized_rows": [P, L, L, P, L, N, N],
+    "quire_pack_integer_rows": [P, L, L, P, P, P, N],
     "quire_read_memory": [P, L, N],
     "quire_multiply": [L, N],
     "quire_argmax": [P, P, L, L, N],
@@ -43,9 +46,7 @@ SIGNATURES: dict[str, list[Any]] = {
 
 MAKERS: dict[str, list[Any]] = {
     "quire_decoder_new": [P, P, L, P],
-    "quire_pack": [P, L, N, L, L, P, N, N],
-    "quire_pack_quantized": [P, L, N, L, L, P, N, L, N],
-    "quire_pack_integers": [P, P, P, L, L, P, N, L, N],
+    "quire_pack_new": [N, L, L, L, P, N],
 }
 """Functions that give a handle, null when memory runs out."""
 
@@ -64,6 +65,7 @@ WRONG = {
     4: "block_tables names a block outside of the KV cache",
     5: "query_start_loc, seq_lens and block_tables contradict each other",
     7: "a row that is wanted isn't there",
+    8: "pieces of a weight must be whole panels of its format",
 }
 NO_MEMORY = 6
 

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from kernels.cpu.library import DTYPES, Library, check
 from kernels.cpu.threads import num_threads
-from kernels.interface import LinearLayer
-from kernels.quantization import check_integers, group_size_for
+from kernels.interface import Integers, LinearLayer
+from kernels.quantization import (
+    check_integer_groups,
+    check_integers,
+    check_piece,
+    group_of,
+    group_size_for,
+)
 
 FORMATS = {"int8": 3, "int4": 4}
 INT4_WITH_MINIMA = 5
+Piece = TypeVar("Piece")
 
 
 class CpuLinear(LinearLayer):
@@ -59,6 +68,70 @@ class CpuLinear(LinearLayer):
         return out
 
 
+def streamed_linear(
+    library: Library,
+    shape: tuple[int, int],
+    pieces: Iterable[Tensor],
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    quantization: str | None,
+    group_size: int | None,
+    round_inputs: bool,
+) -> CpuLinear:
+    """See `KernelSet.StreamedLinear`."""
+    kind, group, pack = DTYPES[dtype], 0, library.pack_rows
+    if quantization is not None:
+        group = group_size_for(quantization, group_size)
+        kind = FORMATS[quantization]
+        pack = library.pack_quantized_rows
+    layer = _room(library, shape, bias, kind, group, round_inputs)
+
+    def put(first: int, piece: Tensor) -> None:
+        if quantization is None:
+            piece = piece.to(dtype)
+        check_piece(piece, shape)
+        if piece.stride(1) != 1 and piece.shape[1] > 1:
+            piece = piece.contiguous()
+        status = pack(
+            layer.handle, first, piece.shape[0], piece.data_ptr(), piece.stride(0),
+            DTYPES[piece.dtype], num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+
+    _fill(shape[0], pieces, put, len)
+    return layer
+
+
+def streamed_integer_linear(
+    library: Library,
+    shape: tuple[int, int],
+    pieces: Iterable[Integers],
+    bias: Tensor | None,
+    bits: int,
+    group_size: int,
+    with_minima: bool,
+) -> CpuLinear:
+    """See `KernelSet.StreamedIntegerLinear`."""
+    check_integer_groups(shape, bits, group_size, with_minima)
+    kind = INT4_WITH_MINIMA if with_minima else FORMATS[f"int{bits}"]
+    layer = _room(library, shape, bias, kind, group_size, False)
+
+    def put(first: int, piece: Integers) -> None:
+        check_integers(piece, shape[1], bits, group_size, with_minima)
+        values, scales = piece.values.contiguous(), piece.scales.float().contiguous()
+        minima = None if piece.minima is None else piece.minima.float().contiguous()
+        status = library.pack_integer_rows(
+            layer.handle, first, len(values), values.data_ptr(), scales.data_ptr(), _at(minima),
+            num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+
+    _fill(shape[0], pieces, put, lambda piece: len(piece.values))
+    return layer
+
+
 def packed_linear(
     library: Library,
     weight: Tensor,
@@ -69,16 +142,9 @@ def packed_linear(
 ) -> CpuLinear:
     """See `KernelSet.PackedLinear`."""
     rows, width = weight.shape
-    if width and weight.stride(1) != 1:
-        weight = weight.contiguous()
-    kept = _bias(bias, rows)
-    source = (weight.data_ptr(), weight.stride(0), DTYPES[weight.dtype], rows, width, _at(kept))
-    if quantization is None:
-        handle = library.pack(*source, round_inputs, num_threads())
-    else:
-        group = group_size_for(quantization, group_size)
-        handle = library.pack_quantized(*source, FORMATS[quantization], group, num_threads())
-    return CpuLinear(library, handle, rows, width)
+    return streamed_linear(
+        library, (rows, width), [weight], bias, weight.dtype, quantization, group_size, round_inputs
+    )
 
 
 def integer_linear(
@@ -90,17 +156,43 @@ def integer_linear(
     bits: int,
 ) -> CpuLinear:
     """See `KernelSet.IntegerLinear`."""
-    group = check_integers(values, scales, minima, bits)
-    rows, width = values.shape
-    kept = _bias(bias, rows)
-    values, scales = values.contiguous(), scales.float().contiguous()
-    minima = None if minima is None else minima.float().contiguous()
-    kind = FORMATS[f"int{bits}"] if minima is None else INT4_WITH_MINIMA
-    handle = library.pack_integers(
-        values.data_ptr(), scales.data_ptr(), _at(minima), rows, width, _at(kept), kind, group,
-        num_threads(),
-    )  # fmt: skip
-    return CpuLinear(library, handle, rows, width)
+    group, (rows, width) = group_of(values, scales), values.shape
+    pieces = [Integers(values, scales, minima)]
+    return streamed_integer_linear(
+        library, (rows, width), pieces, bias, bits, group, minima is not None
+    )
+
+
+def _room(
+    library: Library,
+    shape: tuple[int, int],
+    bias: Tensor | None,
+    kind: int,
+    group: int,
+    round_inputs: bool,
+) -> CpuLinear:
+    """A layer whose weights are still to come."""
+    kept = _bias(bias, shape[0])
+    return CpuLinear(
+        library, library.pack_new(kind, *shape, group, _at(kept), round_inputs), *shape
+    )
+
+
+def _fill(
+    rows: int,
+    pieces: Iterable[Piece],
+    put: Callable[[int, Piece], None],
+    size: Callable[[Piece], int],
+) -> None:
+    """Put each piece behind the one before. Raises ValueError unless they make up all rows."""
+    first = 0
+    for piece in pieces:
+        if first + size(piece) > rows:
+            raise ValueError(f"the pieces have more than the weight's {rows} rows")
+        put(first, piece)
+        first += size(piece)
+    if first != rows:
+        raise ValueError(f"the pieces have {first} rows, the weight {rows}")
 
 
 def _bias(bias: Tensor | None, rows: int) -> Tensor | None:

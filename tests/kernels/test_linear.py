@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from kernels.interface import Integers
 from kernels.reference.quantization import dequantize, quantize
 from tests.kernels.tolerance import assert_close
 
@@ -153,6 +154,62 @@ def test_rows_that_are_not_there_are_refused(kernels):
     for wrong in (-1, 10):
         with pytest.raises(ValueError, match="isn't there"):
             layer.rows(torch.tensor([0, wrong]))
+
+
+def cut(weight, *sizes):
+    """Pieces of those many rows, and the rest."""
+    return [*weight.split([*sizes, len(weight) - sum(sizes)])]
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_a_weight_in_pieces_equals_the_whole(kernels, quantization):
+    torch.manual_seed(11)
+    weight, bias, x = torch.randn(141, 70).bfloat16(), torch.randn(141), torch.randn(3, 70)
+    streamed = kernels.StreamedLinear(
+        (141, 70), iter(cut(weight, 32, 96)), bias, dtype=torch.bfloat16, quantization=quantization
+    )
+    assert torch.equal(
+        streamed(x), kernels.PackedLinear(weight, bias, quantization=quantization)(x)
+    )
+
+
+def test_pieces_take_the_dtype_of_the_layer(kernels):
+    weight, x = torch.randn(70, 33), torch.randn(2, 33)
+    streamed = kernels.StreamedLinear((70, 33), cut(weight, 64), dtype=torch.bfloat16)
+    assert torch.equal(streamed(x), kernels.PackedLinear(weight.bfloat16())(x))
+
+
+@pytest.mark.parametrize("with_minima", [False, True])
+def test_integers_in_pieces_equal_the_whole(kernels, with_minima):
+    torch.manual_seed(12)
+    values = torch.randint(0, 16, (75, 64), dtype=torch.int8)
+    scales, minima = torch.rand(75, 2).half(), torch.rand(75, 2).half() if with_minima else None
+    pieces = [
+        Integers(values[rows], scales[rows], None if minima is None else minima[rows])
+        for rows in (slice(0, 32), slice(32, 64), slice(64, 75))
+    ]
+    streamed = kernels.StreamedIntegerLinear(
+        (75, 64), pieces, bits=4, group_size=32, with_minima=with_minima
+    )
+    x = torch.randn(2, 64)
+    assert torch.equal(streamed(x), kernels.IntegerLinear(values, scales, minima, bits=4)(x))
+
+
+def test_pieces_that_do_not_make_up_the_weight_are_refused(kernels):
+    weight = torch.randn(96, 16)
+    for pieces in ([weight[:64]], [weight, weight], [weight[:, :8]], [weight[0]], []):
+        with pytest.raises(ValueError, match="piece"):
+            kernels.StreamedLinear((96, 16), pieces, dtype=torch.float32)
+    values, scales = torch.zeros(96, 32, dtype=torch.int8), torch.ones(96, 1)
+    for piece in (Integers(values, scales, scales), Integers(values, scales[:5])):
+        with pytest.raises(ValueError, match=r"minima|scales"):
+            kernels.StreamedIntegerLinear((96, 32), [piece], bits=8, group_size=32)
+
+
+def test_pieces_that_end_within_a_panel_are_refused(compiled):
+    weight = torch.randn(70, 16)
+    with pytest.raises(ValueError, match="whole panels"):
+        compiled.StreamedLinear((70, 16), cut(weight, 5), dtype=torch.float32)
 
 
 def test_zero_weights_stay_zero(compiled):

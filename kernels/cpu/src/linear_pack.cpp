@@ -67,8 +67,8 @@ void split_pairs(char* panel, int64_t k) {
   }
 }
 
-void pack_panel(const Packed& w, int64_t p, const char* src, int64_t row_bytes) {
-  const char* from = src + p * NR * row_bytes;
+// Panel `p` of float weights from the rows at `from`.
+void pack_panel(const Packed& w, int64_t p, const char* from, int64_t row_bytes) {
   const int64_t rows = std::min<int64_t>(NR, w.n - p * NR);
   if (w.format != kHalf) {
     turn_panel(w.panel(p), from, row_bytes, rows, w.k * (w.format == kFloat ? 4 : 2));
@@ -81,6 +81,26 @@ void pack_panel(const Packed& w, int64_t p, const char* src, int64_t row_bytes) 
   for (int64_t j = 0; even < w.k && j < NR; j++) {
     last[j] = j < rows ? static_cast<uint16_t>(word_at(from + j * row_bytes, even * 2, w.k * 2)) : 0;
   }
+}
+
+// Quantises `count` rows of x to panel `p`; the panel's other rows become zeros.
+void quantize_panel(const Packed& w, int64_t p, const void* x, int64_t offset, int64_t stride,
+                    int dtype, int64_t count, float* row, int8_t* q) {
+  const int64_t width = w.steps * w.group;
+  for (int64_t j = 0; j < NR; j++) {
+    std::fill(row, row + width, 0.0f);
+    if (j < count) read_row(row, x, offset + j * stride, w.k, dtype);
+    for (int64_t g = 0; g < w.steps; g++) {
+      const Scale scale = quantize_group(w.format, row + g * w.group, w.group, q + g * w.group);
+      put_group(w, p, g, j, q + g * w.group, scale);
+    }
+  }
+}
+
+// Rows are packed by whole panels: a piece begins with one, and only the last one ends within one.
+bool whole_panels(const Packed& w, int64_t first, int64_t rows) {
+  return first >= 0 && rows >= 0 && first % NR == 0 && first + rows <= w.n &&
+         (rows % NR == 0 || first + rows == w.n);
 }
 
 struct Freed {
@@ -114,72 +134,69 @@ std::unique_ptr<Packed, Freed> make(Format format, int64_t n, int64_t k, int64_t
 
 using namespace quire;
 
-// Packs weights [n, k] of `dtype` as they are. Gives null when memory runs out.
-extern "C" void* quire_pack(const void* weight, int64_t row_stride, int dtype, int64_t n, int64_t k,
-                            const float* bias, int round_inputs, int threads) {
+// Room for weights [n, k], which the functions below fill, rows by rows. Gives null when memory runs
+// out. `group` is for integers.
+extern "C" void* quire_pack_new(int format, int64_t n, int64_t k, int64_t group, const float* bias,
+                                int round_inputs) {
   try {
-    auto w = make(static_cast<Format>(dtype), n, k, 0, bias);
+    auto w = make(static_cast<Format>(format), n, k, group, bias);
     w->round_inputs = round_inputs != 0;
-    const int64_t row_bytes = row_stride * static_cast<int64_t>(size_of(dtype));
-    deal(threads, w->panels, [&](int64_t p, int) {
-      pack_panel(*w, p, static_cast<const char*>(weight), row_bytes);
-    });
     return w.release();
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
 }
 
-// Quantises weights [n, k] of `dtype` to `format`, a scale for each `group` of a row.
-extern "C" void* quire_pack_quantized(const void* weight, int64_t row_stride, int dtype, int64_t n,
-                                      int64_t k, const float* bias, int format, int64_t group,
-                                      int threads) {
-  try {
-    auto w = make(static_cast<Format>(format), n, k, group, bias);
-    std::unique_ptr<float[]> rows(new float[threads * w->steps * group]);
-    std::unique_ptr<int8_t[]> values(new int8_t[threads * w->steps * group]);
-    deal(threads, w->panels, [&](int64_t p, int slot) {
-      const int64_t first = p * NR;
-      float* row = rows.get() + slot * w->steps * group;
-      int8_t* q = values.get() + slot * w->steps * group;
-      for (int64_t j = 0; j < NR; j++) {
-        std::fill(row, row + w->steps * group, 0.0f);
-        if (first + j < n) read_row(row, weight, (first + j) * row_stride, k, dtype);
-        for (int64_t g = 0; g < w->steps; g++) {
-          const Scale scale = quantize_group(w->format, row + g * group, group, q + g * group);
-          put_group(*w, p, g, j, q + g * group, scale);
-        }
-      }
-    });
-    return w.release();
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
+// Packs weights [rows, k] as they are; `dtype` is the format's own.
+extern "C" int quire_pack_rows(void* packed, int64_t first, int64_t rows, const void* weight,
+                               int64_t row_stride, int dtype, int threads) {
+  const Packed& w = *static_cast<Packed*>(packed);
+  if (!whole_panels(w, first, rows) || w.format != dtype) return kBadPiece;
+  const int64_t row_bytes = row_stride * static_cast<int64_t>(size_of(dtype));
+  const char* src = static_cast<const char*>(weight);
+  deal(threads, (rows + NR - 1) / NR, [&](int64_t p, int) {
+    pack_panel(w, first / NR + p, src + p * NR * row_bytes, row_bytes);
+  });
+  return kOk;
 }
 
-// Packs integers [n, k] that are quantised already: w = scale * (q - offset) - minimum, with an
-// offset of 0 for int8 and int4 with minima, 8 for int4 without. scales, minima [n, k / group].
-extern "C" void* quire_pack_integers(const int8_t* q, const float* scales, const float* minima,
-                                     int64_t n, int64_t k, const float* bias, int format,
-                                     int64_t group, int threads) {
-  try {
-    auto w = make(static_cast<Format>(format), n, k, group, bias);
-    deal(threads, w->panels, [&](int64_t p, int) {
-      for (int64_t j = 0; j < NR; j++) {
-        const int64_t row = p * NR + j;
-        for (int64_t g = 0; g < w->steps; g++) {
-          const int8_t zeros[kMostGroup] = {};
-          const int64_t at = row * w->steps + g;
-          const bool real = row < n;
-          const Scale scale{real ? scales[at] : 0.0f, real && minima ? minima[at] : 0.0f};
-          put_group(*w, p, g, j, real ? q + row * k + g * group : zeros, scale);
-        }
-      }
+// Quantises weights [rows, k] of `dtype`, a scale for each group of a row.
+extern "C" int quire_pack_quantized_rows(void* packed, int64_t first, int64_t rows,
+                                         const void* weight, int64_t row_stride, int dtype,
+                                         int threads) {
+  const Packed& w = *static_cast<Packed*>(packed);
+  if (!whole_panels(w, first, rows) || w.format < kInt8) return kBadPiece;
+  return guarded([&] {
+    const int64_t width = w.steps * w.group;
+    std::unique_ptr<float[]> row(new float[threads * width]);
+    std::unique_ptr<int8_t[]> values(new int8_t[threads * width]);
+    deal(threads, (rows + NR - 1) / NR, [&](int64_t p, int slot) {
+      quantize_panel(w, first / NR + p, weight, p * NR * row_stride, row_stride, dtype,
+                     rows - p * NR, row.get() + slot * width, values.get() + slot * width);
     });
-    return w.release();
-  } catch (const std::bad_alloc&) {
-    return nullptr;
-  }
+    return kOk;
+  });
+}
+
+// Packs integers [rows, k] that are quantised already: w = scale * (q - offset) - minimum, with an
+// offset of 0 for int8 and int4 with minima, 8 for int4 without. scales, minima [rows, k / group].
+extern "C" int quire_pack_integer_rows(void* packed, int64_t first, int64_t rows, const int8_t* q,
+                                       const float* scales, const float* minima, int threads) {
+  const Packed& w = *static_cast<Packed*>(packed);
+  if (!whole_panels(w, first, rows) || w.format < kInt8) return kBadPiece;
+  deal(threads, (rows + NR - 1) / NR, [&](int64_t p, int) {
+    for (int64_t j = 0; j < NR; j++) {
+      const int64_t row = p * NR + j;
+      for (int64_t g = 0; g < w.steps; g++) {
+        const int8_t zeros[kMostGroup] = {};
+        const int64_t at = row * w.steps + g;
+        const bool real = row < rows;
+        const Scale scale{real ? scales[at] : 0.0f, real && minima ? minima[at] : 0.0f};
+        put_group(w, first / NR + p, g, j, real ? q + row * w.k + g * w.group : zeros, scale);
+      }
+    }
+  });
+  return kOk;
 }
 
 extern "C" void quire_free_packed(void* packed) {

@@ -23,6 +23,7 @@ enum Status : int32_t {
   kBadSequence = 5,
   kNoMemory = 6,
   kBadRow = 7,
+  kBadPiece = 8,
 };
 
 inline size_t size_of(int dtype) { return dtype == kF32 ? 4 : dtype == kI8 ? 1 : 2; }
