@@ -128,8 +128,8 @@ class EngineService:
             loaded.load_seconds,
         )
         log.info(
-            "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d tokens "
-            "a request: %.1fx; token budget %d a step, prompts %d beside decodes",
+            "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d "
+            "tokens a request: %.1fx; token budget %d a step, prompts %d beside decodes",
             core.executor.num_blocks,
             self.config.block_size,
             tokens,
