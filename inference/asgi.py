@@ -15,7 +15,7 @@ import io
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
-from typing import Any
+from typing import IO, Any
 
 from django.core.handlers.asgi import ASGIHandler
 from django.http import HttpRequest
@@ -25,15 +25,13 @@ from django.urls.base import set_script_prefix
 
 from engine.errors import QuireError
 from inference.engine_client import close_engine_client, get_engine_client
-from inference.errors import PayloadTooLarge, RequestTimeout, error_response
+from inference.errors import error_response
 from inference.generation import background
-from inference.settings import gateway_settings
+from inference.web.body import ClientGone, Receive, Scope, is_upload, read_body, read_upload
 from inference.web.streaming import EventStreamResponse
 
 logger = logging.getLogger(__name__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -48,10 +46,6 @@ SETTLE_WITHIN_S = 5.0
 CANCEL_AGAIN_S = 0.5
 
 
-class ClientGone(Exception):
-    """The client closed the connection before its request was complete."""
-
-
 class GatewayHandler(ASGIHandler):
     """Serves `inference.urls`. Tested under uvicorn, granian and daphne."""
 
@@ -64,7 +58,10 @@ class GatewayHandler(ASGIHandler):
         """Serve one request; return when the response is sent or the client is gone."""
         set_script_prefix(scope.get("root_path", "") or "/")
         try:
-            body = await read_body(scope, receive)
+            if is_upload(scope, gateway_path(scope)):
+                body: IO[bytes] = await read_upload(scope, receive)
+            else:
+                body = io.BytesIO(await read_body(scope, receive))
         except ClientGone:
             return
         except QuireError as error:
@@ -73,11 +70,12 @@ class GatewayHandler(ASGIHandler):
             response["Connection"] = "close"
             await self.send_response(response, send)
             return
-        request, response = self.create_request(scope, io.BytesIO(body))
-        if request is None:
-            await self.send_response(response, send)
-            return
-        await self._serve_while_connected(request, receive, send)
+        with body:
+            request, response = self.create_request(scope, body)
+            if request is None:
+                await self.send_response(response, send)
+                return
+            await self._serve_while_connected(request, receive, send)
 
     async def _serve_while_connected(
         self, request: HttpRequest, receive: Receive, send: Send
@@ -144,57 +142,16 @@ def _release(response: HttpResponseBase) -> None:
         closer()
 
 
-async def read_body(scope: Scope, receive: Receive) -> bytes:
-    """The whole body, refused as soon as it's known to be too large.
-
-    Raises:
-        PayloadTooLarge: more than `max_body_bytes`, announced or sent.
-        RequestTimeout: not complete within `body_timeout_s`.
-        ClientGone: the connection closed first.
-    """
-    settings = gateway_settings()
-    limit = settings.max_body_bytes
-    announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
-    if announced.isdigit() and int(announced[:20]) > limit:
-        raise _too_large(limit)
-    message = await _next_part(receive)
-    first: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if len(first) > limit:
-            raise _too_large(limit)
-        return first
-    body = bytearray(first)
-    try:
-        async with asyncio.timeout(settings.body_timeout_s):
-            while message.get("more_body"):
-                message = await _next_part(receive)
-                body += message.get("body", b"")
-                if len(body) > limit:
-                    raise _too_large(limit)
-    except TimeoutError:
-        raise RequestTimeout(
-            f"The request body did not arrive within {settings.body_timeout_s:g} s."
-        ) from None
-    return bytes(body)
-
-
-async def _next_part(receive: Receive) -> MutableMapping[str, Any]:
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGone
-    return message
-
-
-def _too_large(limit: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The request body is over the limit of {limit} bytes.")
+def gateway_path(scope: Scope) -> str:
+    """The path below where the application is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root) else path
 
 
 def is_gateway_path(scope: Scope) -> bool:
     """Whether the data plane serves this path. The raw path decides nothing: views authenticate."""
-    path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    if root and path.startswith(root):
-        path = path[len(root) :]
+    path = gateway_path(scope)
     return path in PATHS or path.startswith("/v1/")
 
 

@@ -22,6 +22,12 @@ class GatewaySettings:
     Attributes:
         key_prefix: of all keys in Redis.
         max_body_bytes: a larger request body is refused with 413 while it comes in.
+        max_file_bytes: a larger file is refused with 413 while it comes in.
+        upload_timeout_s: a file that takes longer to arrive is refused with 408.
+        batch_concurrency: requests of one batch that run at a time in a worker.
+        batch_priority: what a batch's requests are given; larger runs later.
+        max_batch_requests: lines in a batch's file.
+        lease_seconds: a worker that is silent for so long has lost its work to another.
         body_timeout_s: a body that takes longer to arrive is refused with 408.
         max_json_depth: arrays and objects inside each other in a body.
         strict: refuse unknown fields with 400 instead of naming them in a header.
@@ -43,6 +49,12 @@ class GatewaySettings:
 
     key_prefix: str = KEY_PREFIX
     max_body_bytes: int = 10 * MIB
+    max_file_bytes: int = 200 * MIB
+    upload_timeout_s: float = 1800.0
+    batch_concurrency: int = 8
+    batch_priority: int = 100
+    max_batch_requests: int = 50_000
+    lease_seconds: float = 30.0
     body_timeout_s: float = 60.0
     max_json_depth: int = 64
     strict: bool = False

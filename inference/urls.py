@@ -2,7 +2,9 @@
 
 from django.urls import path, re_path
 
+from inference.batches.views import BatchCancelView, BatchesView, BatchView
 from inference.extras.tokenize import DetokenizeView, TokenizeView
+from inference.files.views import FileContentView, FilesView, FileView
 from inference.health import HealthView, PingView
 from inference.openai.chat import ChatCompletionsView
 from inference.openai.completions import CompletionsView
@@ -15,6 +17,12 @@ urlpatterns = [
     path("v1/models/<path:model>", ModelView.as_view()),
     path("v1/chat/completions", ChatCompletionsView.as_view()),
     path("v1/completions", CompletionsView.as_view()),
+    path("v1/files", FilesView.as_view()),
+    path("v1/files/<str:file_id>", FileView.as_view()),
+    path("v1/files/<str:file_id>/content", FileContentView.as_view()),
+    path("v1/batches", BatchesView.as_view()),
+    path("v1/batches/<str:batch_id>", BatchView.as_view()),
+    path("v1/batches/<str:batch_id>/cancel", BatchCancelView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
     path("health", HealthView.as_view()),

@@ -1,4 +1,4 @@
-"""The Celery application. Run a worker with `celery -A config worker` (`platform/` on the path)."""
+"""The Celery application. `manage.py worker` runs it."""
 
 import os
 
@@ -9,3 +9,15 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 app = Celery("quire")
 app.config_from_object("django.conf:settings", namespace="CELERY")
 app.autodiscover_tasks()
+
+
+@app.on_after_configure.connect
+def _schedule(sender: Celery, **_: object) -> None:
+    """What beat asks for. A task that comes too late is left: the next is on its way."""
+    from django.conf import settings
+
+    every = float(settings.QUIRE["SWEEP_SECONDS"])
+    sender.conf.beat_schedule = {
+        "sweep": {"task": "inference.sweep", "schedule": every, "options": {"expires": every}},
+        "expire": {"task": "inference.expire", "schedule": 300.0, "options": {"expires": 300.0}},
+    }

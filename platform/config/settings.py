@@ -45,6 +45,21 @@ QUIRE = {
     "DRAIN_SECONDS": env.integer("QUIRE_DRAIN_SECONDS", 30),
     # Usage records that wait in Redis while the database is away; the oldest go beyond it.
     "USAGE_SPOOL_MAX": env.integer("QUIRE_USAGE_SPOOL_MAX", 1_000_000, low=1000),
+    # Where gateways find the application that hands work to workers.
+    "CELERY_APP": "config.celery.app",
+    # Files of tenants. Every gateway and worker must see the same folder.
+    "FILES_DIR": env.folder("QUIRE_FILES_DIR", DATA_DIR / "files"),
+    "MAX_FILE_BYTES": env.integer("QUIRE_MAX_FILE_BYTES", 200 * 1024 * 1024, low=1024),
+    # What all files of one tenant may take; 0 is no limit.
+    "TENANT_FILE_BYTES": env.integer("QUIRE_TENANT_FILE_BYTES", 10 * 1024**3),
+    # Days that a response is kept for `previous_response_id`; 0 is for ever.
+    "RESPONSE_DAYS": env.integer("QUIRE_RESPONSE_DAYS", 30, high=36_500),
+    # A worker that is silent for so long has lost its work to another.
+    "LEASE_SECONDS": env.integer("QUIRE_LEASE_SECONDS", 30, low=1),
+    # How often workers look for work that nobody does.
+    "SWEEP_SECONDS": env.integer("QUIRE_SWEEP_SECONDS", 10, low=1),
+    # Requests of one batch that a worker has running at a time.
+    "BATCH_CONCURRENCY": env.integer("QUIRE_BATCH_CONCURRENCY", 8, low=1, high=1024),
     # What a tenant without limits of its own gets; 0 is no limit.
     "DEFAULT_REQUESTS_PER_MINUTE": env.integer("QUIRE_REQUESTS_PER_MINUTE", 0),
     "DEFAULT_TOKENS_PER_MINUTE": env.integer("QUIRE_TOKENS_PER_MINUTE", 0),
@@ -69,6 +84,7 @@ INSTALLED_APPS = [
     "tenants",
     "catalog",
     "metering",
+    "storage",
     "inference",
     "console",
 ]

@@ -28,6 +28,7 @@ __all__ = [
     "PermissionDenied",
     "ServiceUnavailable",
     "authenticate",
+    "caller_again",
     "caller_for_user",
     "check_still_valid",
 ]
@@ -96,19 +97,29 @@ async def check_still_valid(caller: Caller) -> None:
 
     Raises: what `authenticate` raises. A database that is away refuses nobody.
     """
-    key_id, user_id, tenant = caller.key_id, caller.user_id, caller.tenant
+    if caller.key_id is None and caller.user_id is None:
+        return
+    try:
+        await caller_again(caller.key_id, caller.user_id, caller.tenant)
+    except ServiceUnavailable:
+        return
+
+
+async def caller_again(key_id: int | None, user_id: int | None, tenant: str) -> Caller:
+    """The caller behind work that was asked for earlier, with the rights of today.
+
+    Raises: what `authenticate` raises; `AuthenticationFailed` when key and user are gone.
+    """
     if key_id is not None:
         name, look_up = f"#{key_id}", partial(_look_up_id, key_id)
     elif user_id is not None:
         name, look_up = f"@{user_id}/{tenant}", partial(_look_up_user, user_id, tenant)
     else:
-        return
-    try:
-        answer = _known.fresh(name) or await _find(name, look_up)
-    except ServiceUnavailable:
-        return
+        raise UNKNOWN.error()
+    answer = _known.fresh(name) or await _find(name, look_up)
     if isinstance(answer, Refusal):
         raise answer.error()
+    return answer
 
 
 async def caller_for_user(user: User, tenant_slug: str | None = None) -> Caller:

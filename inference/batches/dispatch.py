@@ -1,0 +1,88 @@
+"""One request of a batch through the very view that serves it over HTTP, as its tenant.
+
+No socket and no key: the caller is known. Parsing, limits, rendering, generation and the ledger are
+the endpoint's own.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+from django.core.handlers.asgi import ASGIRequest
+from django.urls import Resolver404, get_resolver
+
+from engine.errors import InvalidRequest
+from inference.errors import error_response
+from inference.web.request_ids import new_id
+from inference.web.views import GatewayRequest, GatewayView
+from tenants.authentication import Caller
+
+URLCONF = "inference.urls"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an endpoint answered. `retry_after`: seconds, when it asks to be asked again."""
+
+    status: int
+    request_id: str
+    body: dict[str, Any]
+    retry_after: float | None = None
+
+
+def view_of(path: str) -> GatewayView:
+    """A fresh view of an endpoint. Raises `InvalidRequest` for a path without a POST."""
+    try:
+        match = get_resolver(URLCONF).resolve(path)
+    except Resolver404:
+        raise InvalidRequest(f"There is no endpoint {path!r}.", param="endpoint") from None
+    kind = getattr(match.func, "cls", None)
+    if kind is None or not hasattr(kind, "post"):
+        raise InvalidRequest(f"The endpoint {path!r} is not served.", param="endpoint")
+    return cast(GatewayView, kind())
+
+
+def check_endpoint(path: str) -> None:
+    """Raise `InvalidRequest` unless requests can be sent there."""
+    view_of(path)
+
+
+async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outcome:
+    """The endpoint's answer to one JSON body. Errors are answers too; nothing is raised."""
+    request_id = new_id("batch_req")
+    try:
+        caller.require("inference")
+        view = view_of(path)
+        request = _request(path, body, caller, request_id)
+        response = await view.post(request)  # type: ignore[attr-defined]
+    except Exception as error:
+        response = error_response(error, request_id)
+    wait = response.headers.get("retry-after-ms")
+    return Outcome(
+        response.status_code,
+        request_id,
+        json.loads(response.content),
+        float(wait) / 1000 if wait else None,
+    )
+
+
+def _request(path: str, body: dict[str, Any], caller: Caller, request_id: str) -> GatewayRequest:
+    data = json.dumps(body).encode()
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(data)).encode()),
+        ],
+    }
+    request = cast(GatewayRequest, ASGIRequest(scope, io.BytesIO(data)))
+    request.caller, request.request_id = caller, request_id
+    request.received = time.perf_counter()
+    return request

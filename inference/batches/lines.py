@@ -1,0 +1,104 @@
+"""A batch's file: its lines, checked before the first runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.errors import InvalidRequest
+from inference.settings import gateway_settings
+from inference.web.json_body import parse_object
+
+#: Errors that a failed batch tells of.
+MAX_ERRORS = 50
+FIELDS = frozenset({"custom_id", "method", "url", "body"})
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Where a request is in the file. Its body is read again when its turn comes."""
+
+    custom_id: str
+    offset: int
+    length: int
+
+
+def index_lines(path: Path, endpoint: str) -> tuple[list[Line], list[dict[str, Any]]]:
+    """All requests of the file by place, and what is wrong with it (an empty file is). Blocks."""
+    lines: list[Line] = []
+    errors: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    limit = gateway_settings().max_batch_requests
+    offset = 0
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            here, offset = offset, offset + len(raw)
+            if not raw.strip():
+                continue
+            if len(lines) >= limit:
+                errors.append(_error(f"A batch may hold at most {limit} requests.", number))
+                break
+            try:
+                custom_id = _check(raw, endpoint, seen)
+            except InvalidRequest as error:
+                errors.append(_error(error.message, number, error.param, error.code))
+                if len(errors) >= MAX_ERRORS:
+                    break
+                continue
+            seen.add(custom_id)
+            lines.append(Line(custom_id, here, len(raw)))
+    if not lines and not errors:
+        errors.append(_error("The file holds no request.", None))
+    return lines, errors
+
+
+def _error(
+    message: str, line: int | None, param: str | None = None, code: str = "invalid_request"
+) -> dict[str, Any]:
+    return {"code": code, "message": message, "param": param, "line": line}
+
+
+def _check(raw: bytes, endpoint: str, seen: set[str]) -> str:
+    """The line's custom_id. Raises `InvalidRequest`."""
+    request = parse_line(raw)
+    for name in sorted(request.keys() - FIELDS):
+        raise InvalidRequest(f"Unknown field {name[:50]!r}.", param=name[:50])
+    custom_id = request.get("custom_id")
+    if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= 512:
+        raise InvalidRequest("custom_id must be 1 to 512 characters.", param="custom_id")
+    if custom_id in seen:
+        raise InvalidRequest(
+            f"The custom_id {custom_id[:100]!r} occurs twice.",
+            param="custom_id",
+            code="duplicate_custom_id",
+        )
+    if request.get("method") != "POST":
+        raise InvalidRequest("method must be 'POST'.", param="method")
+    if request.get("url") != endpoint:
+        raise InvalidRequest(f"url must be the batch's endpoint, {endpoint!r}.", param="url")
+    body = request.get("body")
+    if not isinstance(body, dict):
+        raise InvalidRequest("body must be a JSON object.", param="body")
+    for name in ("stream", "background"):
+        if body.get(name):
+            raise InvalidRequest(f"A batch's requests can't set {name}.", param=f"body.{name}")
+    return custom_id
+
+
+def parse_line(raw: bytes) -> dict[str, Any]:
+    """A line as strictly as a request's body. Raises `InvalidRequest`."""
+    settings = gateway_settings()
+    if len(raw) > settings.max_body_bytes:
+        raise InvalidRequest(
+            f"The line has {len(raw)} bytes; the limit is {settings.max_body_bytes}."
+        )
+    return parse_object(raw.strip(), settings.max_json_depth)
+
+
+def read_body(path: Path, line: Line) -> dict[str, Any]:
+    """The body of one request. Blocks."""
+    with path.open("rb") as file:
+        file.seek(line.offset)
+        body: dict[str, Any] = parse_line(file.read(line.length))["body"]
+    return body

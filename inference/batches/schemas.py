@@ -1,0 +1,54 @@
+"""The body of `POST /v1/batches`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+MAX_METADATA = 16
+_WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
+_UNIT_S = {"m": 60, "h": 3600, "d": 86_400}
+MAX_WINDOW_S = 14 * 86_400
+
+Metadata = Annotated[
+    dict[
+        Annotated[str, StringConstraints(min_length=1, max_length=64)],
+        Annotated[str, StringConstraints(max_length=512)],
+    ],
+    Field(max_length=MAX_METADATA),
+]
+
+
+class OutputExpiresAfter(BaseModel):
+    """When output and error file are removed."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=2_592_000)]
+
+
+class BatchRequest(BaseModel):
+    """A batch to run. `completion_window`: minutes, hours or days, such as "24h"; 14 d at most."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    input_file_id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+    completion_window: str
+    metadata: Metadata | None = None
+    output_expires_after: OutputExpiresAfter | None = None
+
+    @model_validator(mode="after")
+    def _window(self) -> Self:
+        if not 0 < self.window_s <= MAX_WINDOW_S:
+            raise ValueError("completion_window must be like '24h': m, h or d, up to '14d'.")
+        return self
+
+    @property
+    def window_s(self) -> int:
+        """Seconds; 0 when it can't be read."""
+        match = _WINDOW.fullmatch(self.completion_window)
+        return int(match[1]) * _UNIT_S[match[2]] if match else 0

@@ -1,0 +1,1 @@
+"""`/v1/files`: what clients upload, and what batches write for them."""

@@ -1,0 +1,58 @@
+"""Celery's tasks. Each is short: what takes time runs on the worker's own loop."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+
+from celery import shared_task
+from celery.signals import worker_shutdown
+
+from inference.work.loop import Runner, WorkLoop
+from inference.work.queue import RUN, send
+from storage.access import unclaimed_batches, unclaimed_responses
+from storage.actions import remove_expired
+
+logger = logging.getLogger(__name__)
+
+#: Pieces of work of each kind that one worker process runs at a time.
+LIMITS = {"batch": 4, "response": 32}
+
+
+@lru_cache(maxsize=1)
+def work_loop() -> WorkLoop:
+    """This process's loop, started at the first call."""
+    from inference.batches.runner import run_batch
+
+    runners: dict[str, Runner] = {"batch": run_batch}
+    return WorkLoop(runners, LIMITS)
+
+
+@shared_task(name=RUN, ignore_result=True, acks_late=False)
+def run(kind: str, public_id: str) -> None:
+    """Work on a batch or a background response, unless another worker does."""
+    work_loop().start(kind, public_id)
+
+
+@shared_task(name="inference.sweep", ignore_result=True, acks_late=False)
+def sweep() -> None:
+    """Find work that nobody does: its message was lost, its worker died, or all were busy."""
+    for public_id in unclaimed_batches():
+        send("batch", public_id)
+    for public_id in unclaimed_responses():
+        send("response", public_id)
+
+
+@shared_task(name="inference.expire", ignore_result=True, acks_late=False)
+def expire() -> None:
+    """Remove files and responses past their end."""
+    removed = remove_expired()
+    if removed:
+        logger.info("removed %d expired objects", removed)
+
+
+@worker_shutdown.connect
+def _stop_loop(**_: object) -> None:
+    """A worker that is told to end gives its work back."""
+    if work_loop.cache_info().currsize:
+        work_loop().stop()

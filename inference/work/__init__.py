@@ -1,0 +1,1 @@
+"""Work that outlives a request: what a worker process runs, and how it's asked to."""

@@ -1,0 +1,55 @@
+"""`manage.py worker`."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from celery.beat import EmbeddedService
+from celery.signals import worker_ready
+from django.conf import settings
+from django.core.management.base import CommandError, CommandParser
+
+from config.celery import app
+from config.up.stack import StartFailed, check_redis
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Run what outlives a request."""
+
+    help = (
+        "Run a worker: batches and background responses, and the clearing away of what has expired."
+        " Any number may run; each looks after what a dead one left."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whether it keeps the clock too."""
+        parser.add_argument(
+            "--no-beat", action="store_true", help="leave the schedule to other workers"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Work until SIGTERM or Ctrl-C: what runs then is given back to other workers."""
+        try:
+            check_redis(settings.REDIS_URL)
+        except StartFailed as error:
+            raise CommandError(str(error)) from error
+        if not options["no_beat"]:
+            # Its own schedule file would be a pickle; nothing of it needs to outlive the process.
+            beat = EmbeddedService(app, thread=True, scheduler_cls="celery.beat:Scheduler")
+            worker_ready.connect(lambda **_: start(beat), weak=False)
+        app.worker_main(
+            [
+                "worker",
+                # Tasks only hand work to the process's own loop.
+                *("--pool=threads", "--concurrency=2", "--loglevel=WARNING"),
+                *("--without-gossip", "--without-mingle", "--without-heartbeat"),
+            ]
+        )
+
+
+def start(beat: threading.Thread) -> None:
+    """Look for what earlier workers left, at once; then at the schedule's times."""
+    app.send_task("inference.sweep", ignore_result=True)
+    beat.start()

@@ -1,0 +1,1 @@
+"""What tenants leave with the installation: files, batches of requests, stored responses."""

@@ -1,0 +1,42 @@
+"""The one way to change what tenants have stored. Functions take keywords alone.
+
+Those that a caller asks for write an audit row in their transaction. Those of workers (progress,
+leases, ends) write none: the object itself says when what happened.
+"""
+
+from storage.actions.batches import (
+    cancel_batch,
+    create_batch,
+    fail_batch,
+    finish_batch,
+    note_progress,
+    start_batch,
+)
+from storage.actions.files import create_file, delete_file, remove_expired
+from storage.actions.leases import claim_batch, claim_response, release_lease, renew_lease
+from storage.actions.responses import (
+    cancel_response,
+    delete_response,
+    store_response,
+    update_response,
+)
+
+__all__ = [
+    "cancel_batch",
+    "cancel_response",
+    "claim_batch",
+    "claim_response",
+    "create_batch",
+    "create_file",
+    "delete_file",
+    "delete_response",
+    "fail_batch",
+    "finish_batch",
+    "note_progress",
+    "release_lease",
+    "remove_expired",
+    "renew_lease",
+    "start_batch",
+    "store_response",
+    "update_response",
+]

@@ -1,0 +1,175 @@
+"""A batch's life, from its making to its end."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.db import transaction
+from django.utils import timezone
+
+from engine.errors import InvalidRequest
+from storage.access import access_batch, access_file
+from storage.actions.files import lifetime
+from storage.actions.owners import actor_of, owner_fields
+from storage.blobs import adopt_blob, blob_path
+from storage.errors import Conflict
+from storage.ids import new_id
+from storage.models import Batch, BatchStatus, StoredFile
+from storage.models.batch import OPEN
+from tenants.audit import record
+from tenants.authentication import Caller
+
+
+@transaction.atomic
+def create_batch(
+    *,
+    caller: Caller,
+    input_file_id: str,
+    endpoint: str,
+    completion_window: str,
+    window_s: int,
+    metadata: dict[str, str],
+    output_lifetime_s: int | None = None,
+) -> Batch:
+    """A batch of the requests in a file of the caller's tenant.
+
+    Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose.
+    """
+    source = access_file(caller, input_file_id, "input_file_id")
+    if source.purpose != "batch":
+        raise InvalidRequest(
+            f"The file's purpose is {source.purpose!r}, not 'batch'.", param="input_file_id"
+        )
+    row = Batch.objects.create(
+        public_id=new_id("batch_"),
+        input_file_id=source.public_id,
+        endpoint=endpoint,
+        completion_window=completion_window,
+        expires_at=timezone.now() + timedelta(seconds=window_s),
+        metadata=metadata,
+        output_lifetime_s=output_lifetime_s,
+        **owner_fields(caller),
+    )
+    record(
+        actor=actor_of(caller),
+        action="batch.create",
+        target=row,
+        tenant=row.tenant,
+        endpoint=endpoint,
+        input_file=source.public_id,
+    )
+    return row
+
+
+@transaction.atomic
+def cancel_batch(*, caller: Caller, public_id: str) -> Batch:
+    """Ask for a batch's end; a worker brings it about. Cancelling twice changes nothing.
+
+    Raises: `NotFound`; `Conflict` for a batch that has ended.
+    """
+    found = access_batch(caller, public_id)
+    row = Batch.objects.select_for_update().get(pk=found.pk)
+    if row.status == BatchStatus.CANCELLING:
+        return found
+    if row.status not in OPEN:
+        raise Conflict(f"The batch is {row.status} and can't be cancelled.")
+    _set(row, BatchStatus.CANCELLING, "cancelling_at")
+    record(actor=actor_of(caller), action="batch.cancel", target=row, tenant=row.tenant)
+    return access_batch(caller, public_id)
+
+
+@transaction.atomic
+def start_batch(*, row: Batch, total: int) -> Batch:
+    """The file is in order: `total` requests. A batch that is being cancelled stays so."""
+    row = _locked(row)
+    row.total = total
+    if row.status == BatchStatus.VALIDATING:
+        row.status, row.in_progress_at = BatchStatus.IN_PROGRESS, timezone.now()
+    row.save(update_fields=["status", "total", "in_progress_at"])
+    return row
+
+
+@transaction.atomic
+def fail_batch(*, row: Batch, errors: list[dict[str, Any]]) -> Batch:
+    """The file is not in order, or its owner may not use the installation any more."""
+    row = _locked(row)
+    row.errors = errors
+    _set(row, BatchStatus.FAILED, "failed_at", "errors")
+    return row
+
+
+def note_progress(*, row: Batch, completed: int, failed: int, usage: dict[str, int]) -> str:
+    """Write the counts; return the status as it is, so that the worker hears of a cancellation."""
+    mine = Batch.objects.filter(pk=row.pk)
+    mine.update(completed=completed, failed=failed, usage=usage)
+    return str(mine.values_list("status", flat=True).get())
+
+
+@transaction.atomic
+def finish_batch(
+    *,
+    row: Batch,
+    status: BatchStatus,
+    output: Path,
+    errors: Path,
+    counts: dict[str, Any],
+    problems: list[dict[str, Any]],
+) -> Batch:
+    """The journals become files, and the batch is done. Repeatable until it commits.
+
+    Args:
+        status: COMPLETED, CANCELLED, EXPIRED or FAILED. counts: `completed`, `failed` and `usage`.
+        problems: why it failed, as the batch's `errors`.
+    """
+    row = _locked(row)
+    if row.status not in OPEN:  # a worker that had lost its lease without knowing
+        return row
+    row.completed, row.failed = counts["completed"], counts["failed"]
+    row.usage = counts["usage"]
+    row.finalizing_at, row.errors = timezone.now(), problems
+    row.output_file = _as_file(row, output, "output")
+    row.error_file = _as_file(row, errors, "error")
+    names = ("completed", "failed", "usage", "errors", "finalizing_at", "output_file", "error_file")
+    _set(row, status, f"{status.value}_at", *names)
+    return row
+
+
+def _as_file(row: Batch, journal: Path, kind: str) -> StoredFile | None:
+    """The journal as a stored file; None when it has no line."""
+    if not journal.exists() or journal.stat().st_size == 0:
+        return None
+    # The same name each time, so that a worker that died here leaves nothing to its successor.
+    prefix = {"output": "0", "error": "1"}[kind]
+    public_id = f"file-{prefix}{row.public_id.removeprefix('batch_')[1:]}"
+    size = adopt_blob(row.tenant_id, public_id, journal)
+    return StoredFile.objects.create(
+        public_id=public_id,
+        filename=f"{row.public_id}_{kind}.jsonl",
+        purpose="batch_output",
+        size=size,
+        expires_at=lifetime(row.output_lifetime_s),
+        tenant_id=row.tenant_id,
+        key_id=row.key_id,
+        user_id=row.user_id,
+    )
+
+
+def journal_paths(row: Batch) -> tuple[Path, Path]:
+    """Where a batch that runs collects its results: output and errors."""
+    return (
+        blob_path(row.tenant_id, row.public_id, ".output"),
+        blob_path(row.tenant_id, row.public_id, ".errors"),
+    )
+
+
+def _locked(row: Batch) -> Batch:
+    rows = Batch.objects.select_for_update(of=("self",)).select_related("tenant")
+    return rows.get(pk=row.pk)
+
+
+def _set(row: Batch, status: BatchStatus, moment: str, *others: str) -> None:
+    row.status = status
+    setattr(row, moment, timezone.now())
+    row.save(update_fields=["status", moment, *others])

@@ -1,0 +1,120 @@
+"""Keeping files and letting go of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from functools import partial
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from storage.access import access_file, stored_bytes
+from storage.actions.owners import actor_of, owner_fields
+from storage.blobs import remove_blob, sweep_blobs, write_blob
+from storage.errors import StorageFull
+from storage.ids import new_id
+from storage.models import Batch, StoredFile, StoredResponse
+from tenants.audit import record
+from tenants.authentication import Caller
+from tenants.models import Tenant
+
+logger = logging.getLogger(__name__)
+
+#: An upload or a batch that hasn't touched its bytes for so long is dead.
+ORPHAN_AFTER_S = 3600.0
+
+
+def create_file(
+    *,
+    caller: Caller,
+    filename: str,
+    purpose: str,
+    size: int,
+    chunks: Iterable[bytes],
+    expires_at: datetime | None = None,
+) -> StoredFile:
+    """Keep a file: first its bytes, then its row.
+
+    Args:
+        filename: what the client calls it, any text. size: of all `chunks`, in bytes.
+    Raises: `StorageFull` (413); OSError when the disk doesn't take it.
+    """
+    room = settings.QUIRE["TENANT_FILE_BYTES"]
+    public_id = new_id("file-")
+    check_room(caller.tenant_id, size, room)
+    written = write_blob(caller.tenant_id, public_id, chunks)
+    try:
+        with transaction.atomic():
+            # One upload at a time counts what the tenant has: two can't both take the last room.
+            Tenant.objects.select_for_update().get(pk=caller.tenant_id)
+            check_room(caller.tenant_id, written, room)
+            row = StoredFile.objects.create(
+                public_id=public_id,
+                filename=clean_filename(filename),
+                purpose=purpose,
+                size=written,
+                expires_at=expires_at,
+                **owner_fields(caller),
+            )
+            record(
+                actor=actor_of(caller),
+                action="file.create",
+                target=row,
+                tenant=row.tenant,
+                bytes=written,
+                purpose=purpose,
+            )
+    except BaseException:
+        remove_blob(caller.tenant_id, public_id)
+        raise
+    return row
+
+
+def check_room(tenant_id: int, size: int, room: int) -> None:
+    """Raise `StorageFull` when the tenant has no room for so many bytes more; 0 is no limit."""
+    if room and stored_bytes(tenant_id) + size > room:
+        raise StorageFull(
+            f"This tenant's files may take {room} bytes; a file of {size} bytes does not fit.",
+            param="file",
+        )
+
+
+def clean_filename(name: str) -> str:
+    """The last part of what the client calls it, one line of printable text."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    shown = "".join(char for char in last if char.isprintable())
+    return shown[:255] or "file"
+
+
+@transaction.atomic
+def delete_file(*, caller: Caller, public_id: str) -> None:
+    """Forget a file and its bytes. Raises `NotFound`."""
+    row = access_file(caller, public_id)
+    record(actor=actor_of(caller), action="file.delete", target=row, tenant=row.tenant)
+    row.delete()
+    transaction.on_commit(partial(remove_blob, caller.tenant_id, public_id))
+
+
+def remove_expired() -> int:
+    """Remove files and responses past their end, and bytes without an owner; return how many."""
+    now, removed = timezone.now(), 0
+    for row in StoredFile.objects.filter(expires_at__lte=now)[:1000]:
+        row.delete()
+        remove_blob(row.tenant_id, row.public_id)
+        removed += 1
+    removed += StoredResponse.objects.filter(expires_at__lte=now).delete()[0]
+    removed += sweep_blobs(_is_known, ORPHAN_AFTER_S)
+    return removed
+
+
+def _is_known(public_id: str) -> bool:
+    model = Batch if public_id.startswith("batch_") else StoredFile
+    return model.objects.filter(public_id=public_id).exists()
+
+
+def lifetime(seconds: int | None) -> datetime | None:
+    """The moment so many seconds from now; None for no end."""
+    return None if seconds is None else timezone.now() + timedelta(seconds=seconds)

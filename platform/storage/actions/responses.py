@@ -1,0 +1,73 @@
+"""Keeping responses."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from django.conf import settings
+from django.db import transaction
+from django.utils import timezone
+
+from engine.errors import InvalidRequest
+from storage.access import access_response
+from storage.actions.owners import owner_fields
+from storage.models import ResponseStatus, StoredResponse
+from tenants.authentication import Caller
+
+#: A response in one of these can still become another.
+RUNNING = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
+
+
+def store_response(
+    *,
+    caller: Caller,
+    public_id: str,
+    status: str,
+    request: dict[str, Any],
+    input_items: list[dict[str, Any]],
+    body: dict[str, Any],
+    previous_id: str = "",
+    background: bool = False,
+) -> StoredResponse:
+    """Keep a response for as long as the installation keeps them."""
+    days = settings.QUIRE["RESPONSE_DAYS"]
+    return StoredResponse.objects.create(
+        public_id=public_id,
+        status=status,
+        background=background,
+        request=request,
+        input_items=input_items,
+        body=body,
+        previous_id=previous_id,
+        expires_at=timezone.now() + timedelta(days=days) if days else None,
+        **owner_fields(caller),
+    )
+
+
+def update_response(*, row: StoredResponse, status: str, body: dict[str, Any]) -> bool:
+    """Write how far it is; False when it has ended (was cancelled) or is gone."""
+    rows = StoredResponse.objects.filter(pk=row.pk, status__in=RUNNING)
+    return bool(rows.update(status=status, body=body))
+
+
+@transaction.atomic
+def cancel_response(*, caller: Caller, public_id: str) -> StoredResponse:
+    """End a background response. Cancelling one that has ended changes nothing.
+
+    Raises: `NotFound`; `InvalidRequest` for one that isn't made in the background.
+    """
+    found = access_response(caller, public_id)
+    if not found.background:
+        raise InvalidRequest("Only a response made in the background can be cancelled.")
+    row = StoredResponse.objects.select_for_update().get(pk=found.pk)
+    if row.status in RUNNING:
+        row.status = ResponseStatus.CANCELLED
+        row.body = {**row.body, "status": "cancelled"}
+        row.save(update_fields=["status", "body"])
+    return row
+
+
+def delete_response(*, caller: Caller, public_id: str) -> None:
+    """Forget a response; what goes on from it can't any more. Raises `NotFound`."""
+    access_response(caller, public_id).delete()

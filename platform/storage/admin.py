@@ -1,0 +1,39 @@
+"""Looking at what is stored: facts, not contents."""
+
+from django.contrib import admin
+
+from storage.models import Batch, StoredFile, StoredResponse
+from tenants.admin.base import ReadOnlyAdmin
+
+
+@admin.register(StoredFile)
+class StoredFileAdmin(ReadOnlyAdmin):
+    """Files."""
+
+    list_display = ("public_id", "tenant", "filename", "purpose", "size", "created_at")
+    list_filter = ("purpose", "tenant")
+    search_fields = ("public_id", "filename", "tenant__slug")
+    list_select_related = ("tenant",)
+
+
+@admin.register(Batch)
+class BatchAdmin(ReadOnlyAdmin):
+    """Batches and how far they are."""
+
+    list_display = (
+        "public_id", "tenant", "endpoint", "status", "total", "completed", "failed", "created_at",
+    )  # fmt: skip
+    list_filter = ("status", "endpoint", "tenant")
+    search_fields = ("public_id", "tenant__slug")
+    list_select_related = ("tenant",)
+
+
+@admin.register(StoredResponse)
+class StoredResponseAdmin(ReadOnlyAdmin):
+    """Stored responses. What was said is the tenant's business."""
+
+    list_display = ("public_id", "tenant", "status", "background", "created_at", "expires_at")
+    list_filter = ("status", "background", "tenant")
+    search_fields = ("public_id", "tenant__slug")
+    list_select_related = ("tenant",)
+    exclude = ("request", "input_items", "body")

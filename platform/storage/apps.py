@@ -1,0 +1,10 @@
+"""The app of what tenants leave with the installation."""
+
+from django.apps import AppConfig
+
+
+class StorageConfig(AppConfig):
+    """Files, batches, stored responses."""
+
+    name = "storage"
+    verbose_name = "Files, batches, responses"

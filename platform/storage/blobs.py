@@ -1,0 +1,87 @@
+"""Files' bytes on disk: one folder a tenant, names that the server made, nothing a client chose.
+
+`<files dir>/<tenant's number>/<public id>`; a batch that runs keeps its journals beside them as
+`<batch id>.output` and `<batch id>.errors`. Every gateway and worker must see the same folder.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from django.conf import settings
+
+from storage.errors import NotFound
+from storage.ids import is_id
+
+#: Temporary files of uploads begin with this.
+PARTIAL = ".upload-"
+CHUNK = 1 << 16
+
+
+def files_dir() -> Path:
+    """Where files are, mode 0700."""
+    folder = Path(settings.QUIRE["FILES_DIR"])
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def tenant_dir(tenant_id: int) -> Path:
+    """A tenant's folder."""
+    folder = files_dir() / str(int(tenant_id))
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def blob_path(tenant_id: int, public_id: str, suffix: str = "") -> Path:
+    """A file's place. Raises `NotFound` for a text that can't be an id."""
+    if not is_id(public_id):
+        raise NotFound("There is no such file.")
+    return tenant_dir(tenant_id) / f"{public_id}{suffix}"
+
+
+def write_blob(tenant_id: int, public_id: str, chunks: Iterable[bytes]) -> int:
+    """Write a file whole or not at all, mode 0600; return its size in bytes. Raises OSError."""
+    target, size = blob_path(tenant_id, public_id), 0
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=PARTIAL)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for chunk in chunks:
+                size += file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return size
+
+
+def adopt_blob(tenant_id: int, public_id: str, source: Path) -> int:
+    """Give a finished journal a file's name, keeping its own; return its size. Repeatable."""
+    target = blob_path(tenant_id, public_id)
+    target.unlink(missing_ok=True)
+    os.link(source, target)
+    return target.stat().st_size
+
+
+def remove_blob(tenant_id: int, public_id: str, suffix: str = "") -> None:
+    """Remove a file's bytes, if they are there."""
+    blob_path(tenant_id, public_id, suffix).unlink(missing_ok=True)
+
+
+def sweep_blobs(is_known: Callable[[str], bool], older_than_s: float) -> int:
+    """Remove what no row speaks of and nobody has touched for so long; return how many files."""
+    removed, limit = 0, time.time() - older_than_s
+    for path in files_dir().glob("*/*"):
+        try:
+            old = path.stat().st_mtime < limit
+        except FileNotFoundError:  # removed meanwhile by whoever owns it
+            continue
+        if old and (path.name.startswith(PARTIAL) or not is_known(path.name.partition(".")[0])):
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed

@@ -1,0 +1,44 @@
+"""The journal survives its writer."""
+
+from pathlib import Path
+
+import pytest
+
+from inference.batches.journal import Journal, JournalInUse
+from inference.batches.tally import Tally
+
+
+def line(custom_id: str, status: int = 200) -> dict[str, object]:
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    body = {"usage": usage} if status == 200 else {"error": {}}
+    return {"custom_id": custom_id, "response": {"status_code": status, "body": body}}
+
+
+def test_a_torn_line_is_cut_off_and_what_is_whole_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path, Tally().note)
+    journal.append(line("a"))
+    journal.append(line("b", 400))
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b'{"custom_id": "c", "respo')
+    tally = Tally()
+    again = Journal(path, tally.note)
+    assert again.custom_ids == {"a", "b"}
+    assert tally.counts() == {
+        "completed": 1,
+        "failed": 1,
+        "usage": {"input": 3, "output": 2, "cached": 0, "reasoning": 0},
+    }
+    again.append(line("c"))
+    again.sync()
+    again.close()
+    assert path.read_bytes().count(b"\n") == 3
+
+
+def test_two_writers_at_a_time_are_one_too_many(tmp_path: Path) -> None:
+    first = Journal(tmp_path / "j", Tally().note)
+    with pytest.raises(JournalInUse):
+        Journal(tmp_path / "j", Tally().note)
+    first.close()
+    Journal(tmp_path / "j", Tally().note).close()

@@ -1,0 +1,15 @@
+"""A second tenant, for whom nothing of the first exists."""
+
+from __future__ import annotations
+
+from inference.asgi import GatewayHandler
+from tenants import actions
+from tenants.actors import SYSTEM
+from tests.inference.asgi_client import AsgiClient
+
+
+def stranger(name: str = "Strangers") -> AsgiClient:
+    """A client with a key of another tenant. Touches the database: call it in a thread."""
+    tenant = actions.create_tenant(actor=SYSTEM, name=name)
+    made = actions.create_key(actor=SYSTEM, tenant=tenant, name="test")
+    return AsgiClient(GatewayHandler(), made.secret)
