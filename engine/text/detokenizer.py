@@ -24,6 +24,7 @@ class IncrementalDetokenizer:
         prompt_token_ids: what stands before the output. A leading space of the output is only
             dropped where the text really begins with it.
         skip_special_tokens: leave special tokens out of the text.
+        kept_tokens: special tokens that stay in the text all the same.
         spaces_between_special_tokens: for tokenizers that join tokens with spaces: also between
             two added tokens that follow each other. Others write none anyway.
     """
@@ -35,9 +36,11 @@ class IncrementalDetokenizer:
         *,
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
+        kept_tokens: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        special = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = special - kept_tokens if kept_tokens else special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_start = True
         self._window: WindowDecoder | None = None
@@ -45,7 +48,7 @@ class IncrementalDetokenizer:
             self._window = WindowDecoder(
                 tokenizer,
                 prompt_token_ids,
-                skip_special_tokens=skip_special_tokens,
+                skipped=self._skipped,
                 spaces_between=skip_special_tokens or spaces_between_special_tokens,
             )
         else:

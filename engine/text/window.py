@@ -21,27 +21,26 @@ class WindowDecoder:
         tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         *,
-        skip_special_tokens: bool,
+        skipped: frozenset[int],
         spaces_between: bool,
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
+        self._skipped = skipped
         self._spaces_between = spaces_between
         self._last_added = False
-        skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         kept = [token for token in prompt_token_ids[-64:] if token not in skipped]
         self._window = kept[-CONTEXT_TOKENS:]
         self._read = len(self._window)
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode_window(ids, self._skip)
+        return self._tokenizer.decode_window(ids, False)
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these tokens complete."""
         return "".join(map(self._push_one, ids))
 
     def _push_one(self, token: int) -> str:
-        if self._skip and token in self._tokenizer.special_token_ids:
+        if token in self._skipped:
             return ""
         self._window.append(token)
         added = token in self._tokenizer.added_tokens

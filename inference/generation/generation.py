@@ -11,6 +11,7 @@ from engine.errors import QuireError
 from inference.engine_client import Piece, Submission, get_engine_client
 from inference.errors import as_quire_error
 from inference.generation.background import spawn
+from inference.generation.field_names import renamed
 from inference.generation.job import Job
 from inference.generation.output import Increment, OutputState
 from inference.generation.usage import Usage
@@ -39,7 +40,9 @@ class Generation:
         self.admission = admission
         self.outputs = [
             [
-                OutputState(number, index, job.served.tokenizer, prompt, job.sampling)
+                OutputState(
+                    number, index, job.served.tokenizer, prompt, job.sampling, job.kept_tokens
+                )
                 for index in range(job.sampling.num_sequences)
             ]
             for number, prompt in enumerate(job.prompts)
@@ -95,7 +98,7 @@ class Generation:
         except QuireError as error:
             self._error = error
             self.release()
-            raise
+            raise renamed(error, self.job.field_names) from None
         increments = [inc for piece in pieces if (inc := self._push(piece)) is not None]
         if self.finished:
             self.release()

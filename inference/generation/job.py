@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from engine.errors import InvalidRequest, KVPoolTooSmall
@@ -27,6 +28,8 @@ class Job:
         stream: whether the client takes tokens as they come.
         priority: smaller runs earlier.
         cache_salt: the client's own, narrows the tenant's cache namespace.
+        kept_tokens: special tokens that the text keeps, for the parsers that read it.
+        field_names: our names of fields -> the client's, for errors that come from the engine.
         received: `time.perf_counter()` when the request came in.
     """
 
@@ -39,6 +42,8 @@ class Job:
     stream: bool = False
     priority: int = 0
     cache_salt: str = ""
+    kept_tokens: frozenset[int] = frozenset()
+    field_names: Mapping[str, str] = field(default_factory=dict)
     received: float = field(default_factory=time.perf_counter)
     started_at: float = field(default_factory=time.time)
 

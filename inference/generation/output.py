@@ -77,6 +77,7 @@ class OutputState:
         tokenizer: Tokenizer,
         prompt: Sequence[int],
         sampling: SamplingParams,
+        kept_tokens: frozenset[int] = frozenset(),
     ) -> None:
         self.number, self.index = number, index
         self._sampling = sampling
@@ -85,6 +86,7 @@ class OutputState:
             prompt,
             skip_special_tokens=sampling.skip_special_tokens,
             spaces_between_special_tokens=sampling.spaces_between_special_tokens,
+            kept_tokens=kept_tokens,
         )
         self._stop = (
             StopChecker(list(sampling.stop), sampling.include_stop_str_in_output)

@@ -5,23 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from inference.generation import Generation, Increment
-from inference.openai.chat_options import ChatOptions
+from inference.chat import ChatTurn, TurnDelta
 from inference.openai.chunks import ChunkEncoder
 from inference.openai.logprobs import chat_logprobs
-from inference.openai.serving import DONE
-from inference.tools import ParsedText, ToolParser
+from inference.openai.serving import DONE, StreamWriter
+from inference.parsing import Part
 
 _PLACE = '"\\u0000text"'
 _TEXT_MARK = "\0text"
 
 
-class ChatStreamWriter:
+class ChatStreamWriter(StreamWriter[TurnDelta]):
     """OpenAI's `chat.completion.chunk`s: role, text, finish reason, usage, `[DONE]`."""
 
-    def __init__(self, generation: Generation, options: ChatOptions) -> None:
-        job = generation.job
-        self._generation, self._options = generation, options
+    def __init__(self, turn: ChatTurn) -> None:
+        job, self._options = turn.job, turn.options
+        self._turn, options = turn, turn.options
         head = {
             "id": job.request_id,
             "object": "chat.completion.chunk",
@@ -32,15 +31,13 @@ class ChatStreamWriter:
         }
         self._chunks = ChunkEncoder(
             head,
-            generation,
+            turn.generation,
             usage=options.include_usage,
             continuous=options.continuous_usage,
         )
-        self._parsers: dict[int, ToolParser] = {}
-        self._calls: dict[int, int] = {}
         # Nothing but text: the chunk is put together from pieces that are encoded already.
-        self._plain = not (
-            options.parser or options.return_token_ids or options.top_logprobs is not None
+        self._plain = options.parsers.plain and not (
+            options.return_token_ids or options.top_logprobs is not None
         )
 
     def begin(self) -> bytes:
@@ -49,30 +46,31 @@ class ChatStreamWriter:
         for index in range(self._options.n):
             first = self._choice(index, {"role": self._options.role, "content": ""})
             if self._options.return_token_ids:
-                first["prompt_token_ids"] = self._generation.job.prompts[0]
+                first["prompt_token_ids"] = self._turn.job.prompts[0]
             out += self._chunks.choice(first)
             if self._options.echo:
                 out += self._chunks.choice(self._choice(index, {"content": self._options.echo}))
         return out
 
-    def write(self, increments: Iterable[Increment]) -> bytes:
+    def write(self, news: Iterable[TurnDelta]) -> bytes:
         """Chunks for what is new."""
-        return b"".join(map(self._write, increments))
+        return b"".join(map(self._write, news))
 
-    def _write(self, increment: Increment) -> bytes:
-        if self._plain and increment.finish_reason is None:
-            return self._text(increment.index, increment.text)
-        delta, called = self._delta(increment)
-        if increment.finish_reason is None:
-            return self._chunks.choice(self._full(increment, delta)) if delta else b""
+    def _write(self, delta: TurnDelta) -> bytes:
+        increment = delta.increment
+        if self._plain and delta.finish_reason is None:
+            return self._text(delta.index, increment.text)
+        fields = message_delta(delta.parts)
+        if not fields and self._shows_tokens(delta):
+            fields = {"content": ""}
+        if delta.finish_reason is None:
+            return self._chunks.choice(self._full(delta, fields)) if fields else b""
         out = b""
-        if delta:
-            out += self._chunks.choice(self._full(increment, delta))
+        if fields:
+            out += self._chunks.choice(self._full(delta, fields))
             increment.entries, increment.token_ids = [], []
-        last = self._full(increment, {})
-        last["finish_reason"] = increment.finish_reason
-        if called and increment.finish_reason == "stop":
-            last["finish_reason"] = "tool_calls"
+        last = self._full(delta, {})
+        last["finish_reason"] = delta.finish_reason
         last["stop_reason"] = increment.stop_reason
         return out + self._chunks.choice(last)
 
@@ -80,13 +78,13 @@ class ChatStreamWriter:
         template = self._choice(index, {"content": _TEXT_MARK})
         return self._chunks.text(index, text, template, _PLACE)
 
-    def _choice(self, index: int, delta: dict[str, Any]) -> dict[str, Any]:
-        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+    def _choice(self, index: int, fields: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": fields, "logprobs": None, "finish_reason": None}
 
-    def _full(self, increment: Increment, delta: dict[str, Any]) -> dict[str, Any]:
-        """A choice with the increment's tokens as far as they are asked for."""
-        options = self._options
-        choice = self._choice(increment.index, delta)
+    def _full(self, delta: TurnDelta, fields: dict[str, Any]) -> dict[str, Any]:
+        """A choice with the delta's tokens as far as they are asked for."""
+        options, increment = self._options, delta.increment
+        choice = self._choice(delta.index, fields)
         if options.top_logprobs is not None and increment.entries:
             content = chat_logprobs(increment.entries, options.names, options.top_logprobs)
             choice["logprobs"] = {"content": content, "refusal": None}
@@ -94,49 +92,37 @@ class ChatStreamWriter:
             choice["token_ids"] = increment.token_ids
         return choice
 
-    def _delta(self, increment: Increment) -> tuple[dict[str, Any], bool]:
-        """The increment's text as a delta, and whether the output has called a tool so far."""
-        index = increment.index
-        parsed = self._parse(increment)
-        delta: dict[str, Any] = {"content": parsed.content} if parsed.content else {}
-        if not delta and self._shows_tokens(increment):
-            delta = {"content": ""}
-        first = self._calls.get(index, 0)
-        if parsed.calls:
-            delta["tool_calls"] = [
-                {
-                    "index": first + place,
-                    "id": call.id,
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": call.arguments},
-                }
-                for place, call in enumerate(parsed.calls)
-            ]
-            self._calls[index] = first + len(parsed.calls)
-        return delta, self._calls.get(index, 0) > 0
-
-    def _shows_tokens(self, increment: Increment) -> bool:
+    def _shows_tokens(self, delta: TurnDelta) -> bool:
         """Whether tokens have to be written although they made no text."""
-        options = self._options
+        options, increment = self._options, delta.increment
         return bool(
             (options.top_logprobs is not None and increment.entries)
             or (options.return_token_ids and increment.token_ids)
         )
 
-    def _parse(self, increment: Increment) -> ParsedText:
-        choice = self._options.parser
-        if choice is None:
-            return ParsedText(increment.text)
-        parser = self._parsers.get(increment.index)
-        if parser is None:
-            parser = self._parsers[increment.index] = choice.make()
-        parsed = parser.push(increment.text)
-        if increment.finish_reason is not None:
-            parsed.add(parser.flush())
-        if not choice.parallel:
-            del parsed.calls[1 - min(1, self._calls.get(increment.index, 0)) :]
-        return parsed
-
     def end(self) -> bytes:
         """The usage when asked for, and the end mark."""
         return self._chunks.final_usage() + DONE
+
+
+def message_delta(parts: Iterable[Part]) -> dict[str, Any]:
+    """Parts as a chunk's `delta`: what clients append to the fields that they have."""
+    fields: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if part.kind == "content":
+            fields["content"] = fields.get("content", "") + part.text
+        elif part.kind == "reasoning":
+            fields["reasoning"] = fields["reasoning_content"] = (
+                fields.get("reasoning", "") + part.text
+            )
+        elif part.kind == "call":
+            function = {"name": part.text, "arguments": ""}
+            call = {"index": part.call, "id": part.id, "type": "function", "function": function}
+            calls[part.call] = call
+        else:
+            more = {"index": part.call, "function": {"arguments": ""}}
+            calls.setdefault(part.call, more)["function"]["arguments"] += part.text
+    if calls:
+        fields["tool_calls"] = list(calls.values())
+    return fields

@@ -9,13 +9,13 @@ from inference.generation import Generation, Increment
 from inference.openai.chunks import ChunkEncoder
 from inference.openai.completion_options import CompletionOptions
 from inference.openai.logprobs import completion_logprobs, joined
-from inference.openai.serving import DONE
+from inference.openai.serving import DONE, StreamWriter
 
 _PLACE = '"\\u0000text"'
 _TEXT_MARK = "\0text"
 
 
-class CompletionStreamWriter:
+class CompletionStreamWriter(StreamWriter[Increment]):
     """OpenAI's streamed `text_completion`s. A choice's echo comes with its first text."""
 
     def __init__(self, generation: Generation, options: CompletionOptions) -> None:
@@ -38,10 +38,6 @@ class CompletionStreamWriter:
         self._plain = (
             options.logprobs is None and not options.return_token_ids and options.shows_output
         )
-
-    def begin(self) -> bytes:
-        """Nothing: a completion's first chunk has text already."""
-        return b""
 
     def write(self, increments: Iterable[Increment]) -> bytes:
         """Chunks for what is new."""

@@ -6,11 +6,12 @@ from django.http.response import HttpResponseBase
 
 from engine.errors import InvalidRequest
 from inference.generation import Generation, Job, Served, find_served
+from inference.generation.field_names import renamed
 from inference.openai.completion_answer import CompletionAnswer
 from inference.openai.completion_options import CompletionOptions
 from inference.openai.completion_stream import CompletionStreamWriter
 from inference.openai.schemas import CompletionRequest
-from inference.openai.serving import parse, renamed, respond
+from inference.openai.serving import parse, respond
 from inference.rendering.prompts import checked_token_ids, text_token_ids, truncated
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.request_ids import new_id

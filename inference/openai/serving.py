@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from typing import Any, Protocol, TypeVar
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from django.http.response import HttpResponseBase
 
-from engine.errors import InvalidRequest
+from engine.errors import QuireError
 from inference.errors import as_quire_error, encode_error, report
-from inference.generation import Generation, Increment
+from inference.generation import Job
 from inference.openai.schemas.base import GenerateRequest, Refused
 from inference.settings import gateway_settings
 from inference.web.streaming import EventStreamResponse
 from inference.web.views import json_response
 from metering.access import Admission
 
-logger = logging.getLogger(__name__)
-
 HEARTBEAT = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 MAX_IGNORED_CHARS = 1024
 
 R = TypeVar("R", bound=GenerateRequest)
+N = TypeVar("N")
+N_co = TypeVar("N_co", covariant=True)
+N_contra = TypeVar("N_contra", contravariant=True)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -41,33 +42,58 @@ def parse(schema: type[R], body: dict[str, Any]) -> R:
         raise refusal.error from None
 
 
-def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """The same error in the words of the client's own fields."""
-    ours = error.param
-    if ours is not None and ours in names:
-        theirs = names[ours]
-        error.message = error.message.replace(ours, theirs)
-        error.args, error.param = (error.message,), theirs
-    return error
+class Source(Protocol[N_co]):
+    """What runs: a `Generation`, whose news are increments, or a `ChatTurn`, whose are deltas."""
+
+    @property
+    def job(self) -> Job:
+        """What is generated, for whom."""
+
+    @property
+    def admission(self) -> Admission:
+        """What the limits said."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every output has its end."""
+
+    async def next(self, wait_s: float | None = None) -> Sequence[N_co]:
+        """What is new; [] after `wait_s` seconds without anything."""
+
+    def release(self) -> None:
+        """Abort what runs and settle, once. Any thread."""
 
 
-class StreamWriter(Protocol):
-    """Writes one endpoint's chunks."""
+class StreamWriter(ABC, Generic[N]):
+    """Writes one endpoint's events.
+
+    Attributes:
+        heartbeat: what is written after a while without a token.
+    """
+
+    heartbeat: bytes = HEARTBEAT
 
     def begin(self) -> bytes:
-        """What comes before the first token."""
+        """What comes before the first token; b"" for nothing."""
+        return b""
 
-    def write(self, increments: Iterable[Increment]) -> bytes:
-        """Chunks for what is new; b"" for none."""
+    @abstractmethod
+    def write(self, news: Iterable[N]) -> bytes:
+        """Events for what is new; b"" for none."""
 
+    @abstractmethod
     def end(self) -> bytes:
-        """What comes after the last token, `[DONE]` included."""
+        """What comes after the last token."""
+
+    def error(self, error: QuireError) -> bytes:
+        """The stream's last event when the generation failed in the middle."""
+        return b"event: error\ndata: " + encode_error(error) + b"\n\n"
 
 
-class Answer(Protocol):
+class Answer(Protocol[N_contra]):
     """Collects one endpoint's whole answer."""
 
-    def take(self, increment: Increment) -> None:
+    def take(self, news: N_contra) -> None:
         """Add what is new."""
 
     def body(self) -> dict[str, Any]:
@@ -75,66 +101,67 @@ class Answer(Protocol):
 
 
 async def respond(
-    generation: Generation,
+    source: Source[N],
     ignored: list[str],
     *,
-    writer: Callable[[], StreamWriter],
-    answer: Callable[[], Answer],
+    writer: Callable[[], StreamWriter[N]],
+    answer: Callable[[], Answer[N]],
 ) -> HttpResponseBase:
-    """A generation as a response, in the form that its client asked for.
+    """What runs as a response, in the form that its client asked for.
 
-    Raises: what the engine or the gateway refuses or fails with before the first byte. The
-    generation is released in any case.
+    Raises: what the engine or the gateway refuses or fails with before the first byte. The source
+    is released in any case.
     """
     response: HttpResponseBase
     try:
-        if generation.job.stream:
-            response = await stream_response(generation, writer())
+        if source.job.stream:
+            response = await stream_response(source, writer())
         else:
             whole = answer()
-            await collect(generation, whole.take)
+            await collect(source, whole.take)
             response = json_response(_encode(whole.body()))
     except BaseException:
-        generation.release()
+        source.release()
         raise
-    add_headers(response, generation.admission, ignored)
+    add_headers(response, source.admission, ignored)
     return response
 
 
-async def stream_response(generation: Generation, writer: StreamWriter) -> EventStreamResponse:
-    """A response that streams a generation.
+async def stream_response(source: Source[N], writer: StreamWriter[N]) -> EventStreamResponse:
+    """A response that streams what runs.
 
-    Waits for the first increment, but not for ever: until then errors are HTTP errors.
+    Waits for the first news, but not for ever: until then errors are HTTP errors.
     """
-    first = await generation.next(gateway_settings().stream_start_wait_s)
-    return EventStreamResponse(_events(generation, writer, first), generation.release)
+    first = await source.next(gateway_settings().stream_start_wait_s)
+    return EventStreamResponse(stream_events(source, writer, first), source.release)
 
 
-async def _events(
-    generation: Generation, writer: StreamWriter, increments: list[Increment]
+async def stream_events(
+    source: Source[N], writer: StreamWriter[N], news: Sequence[N]
 ) -> AsyncGenerator[bytes, None]:
+    """The events of a stream, beginning with news that are there already."""
     heartbeat_s = gateway_settings().sse_heartbeat_s or None
     try:
-        chunk = writer.begin() + writer.write(increments)
-        while not generation.finished:
+        chunk = writer.begin() + writer.write(news)
+        while not source.finished:
             if chunk:
                 yield chunk
-            increments = await generation.next(heartbeat_s)
-            chunk = writer.write(increments) if increments else HEARTBEAT
+            news = await source.next(heartbeat_s)
+            chunk = writer.write(news) if news else writer.heartbeat
         yield chunk + writer.end()
     except Exception as error:
         # The status line is long gone: the error is the stream's last event, without a [DONE].
-        report(error, generation.job.request_id)
-        yield b"event: error\ndata: " + encode_error(as_quire_error(error)) + b"\n\n"
+        report(error, source.job.request_id)
+        yield writer.error(as_quire_error(error))
     finally:
-        generation.release()
+        source.release()
 
 
-async def collect(generation: Generation, take: Callable[[Increment], None]) -> None:
-    """Run a generation to its end."""
-    while not generation.finished:
-        for increment in await generation.next():
-            take(increment)
+async def collect(source: Source[N], take: Callable[[N], None]) -> None:
+    """Run to the end."""
+    while not source.finished:
+        for news in await source.next():
+            take(news)
 
 
 def add_headers(response: HttpResponseBase, admission: Admission, ignored: list[str]) -> None:

@@ -8,10 +8,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from engine.errors import InvalidRequest
+from inference.chat import ChatTurn
 from inference.errors import as_quire_error, envelope, report
-from inference.generation import Generation, Usage, find_served
-from inference.openai.chat import chat_job
-from inference.openai.chat_options import ChatOptions
+from inference.generation import Generation, Usage
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
 from inference.playground.access import SessionEnded
@@ -54,11 +53,11 @@ class Answer:
     async def run(self) -> None:
         """All frames, in order. Raises `SessionEnded`."""
         self._task = asyncio.current_task()
-        generation: Generation | None = None
+        turn: ChatTurn | None = None
         reason: str | None = None
         try:
-            generation = await self._start()
-            reason = await self._stream(generation)
+            turn = await self._start()
+            reason = await self._stream(turn)
         except asyncio.CancelledError:
             if not self._stopped or self._task is None:
                 raise
@@ -72,31 +71,23 @@ class Answer:
             await self._send({"type": "error", "id": self.name, **failure})
             return
         finally:
-            if generation is not None:
-                generation.release()
-        await self._send(self._done(generation, reason))
+            if turn is not None:
+                turn.release()
+        await self._send(self._done(turn, reason))
 
-    async def _start(self) -> Generation:
+    async def _start(self) -> ChatTurn:
         received = time.perf_counter()
         self._caller.require("inference")
         chat = parse(ChatRequest, _body(self._message))
         for name in chat.ignored_fields():
             raise InvalidRequest(f"'{name[:50]}' is no sampling field.", param=name[:50])
-        served = await find_served(self._caller, chat.model)
-        job = await chat_job(
-            chat,
-            self._message["messages"],
-            served,
-            ChatOptions.of(chat, served),
-            caller=self._caller,
-            received=received,
-            endpoint="playground",
+        return await ChatTurn.start(
+            chat, caller=self._caller, received=received, endpoint="playground"
         )
-        return await Generation.start(job)
 
-    async def _stream(self, generation: Generation) -> str | None:
+    async def _stream(self, turn: ChatTurn) -> str | None:
         """Frames up to the last delta; returns the finish reason."""
-        job = generation.job
+        job = turn.job
         await self._send(
             {
                 "type": "start",
@@ -106,24 +97,25 @@ class Answer:
             }
         )
         reason: str | None = None
-        while not generation.finished:
-            increments = await generation.next(WAKE_EVERY_S)
+        while not turn.finished:
+            deltas = await turn.next(WAKE_EVERY_S)
             await self._check()
-            text = "".join(increment.text for increment in increments)
-            if text:
-                await self._send({"type": "delta", "id": self.name, "text": text})
-            reason = increments[-1].finish_reason if increments else None
+            for kind, frame in (("reasoning", "reasoning"), ("content", "delta")):
+                parts = [part for delta in deltas for part in delta.parts if part.kind == kind]
+                if text := "".join(part.text for part in parts):
+                    await self._send({"type": frame, "id": self.name, "text": text})
+            reason = deltas[-1].finish_reason if deltas else None
         return reason
 
-    def _done(self, generation: Generation | None, reason: str | None) -> dict[str, Any]:
-        usage = generation.usage if generation is not None else Usage()
+    def _done(self, turn: ChatTurn | None, reason: str | None) -> dict[str, Any]:
+        usage = turn.usage if turn is not None else Usage()
         return {
             "type": "done",
             "id": self.name,
             "finish_reason": reason,
             "usage": usage.as_openai(),
-            "ttft_ms": generation.ttft_ms if generation is not None else None,
-            "tokens_per_s": _tokens_per_s(generation) if generation is not None else 0.0,
+            "ttft_ms": turn.generation.ttft_ms if turn is not None else None,
+            "tokens_per_s": _tokens_per_s(turn.generation) if turn is not None else 0.0,
         }
 
 

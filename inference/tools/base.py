@@ -1,42 +1,169 @@
-"""What a tool parser is."""
+"""What a tool parser is: a small state machine over a growing text."""
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, ClassVar
+
+from inference.parsing.call_object import CallObject
+from inference.parsing.json_scan import ValueScanner
+from inference.parsing.literals import first_of, may_begin
+from inference.parsing.parts import Part, joined
+from inference.tools.layout import Layout
 
 
-@dataclass(slots=True)
-class ToolCallText:
-    """One call. `arguments` is JSON text, as OpenAI has it."""
+@dataclass(frozen=True)
+class ToolFunction:
+    """A function that the model may call. `parameters`: its JSON schema, {} for none.
 
-    name: str
-    arguments: str
-    id: str = field(default_factory=lambda: f"call_{secrets.token_hex(12)}")
-
-
-@dataclass(slots=True)
-class ParsedText:
-    """What new text turned out to be: ordinary content, and calls that are complete."""
-
-    content: str = ""
-    calls: list[ToolCallText] = field(default_factory=list)
-
-    def add(self, other: ParsedText) -> None:
-        """Append what came later."""
-        self.content += other.content
-        self.calls += other.calls
-
-
-class ToolParser(Protocol):
-    """Takes an output's text apart, piece by piece; how it's cut into pieces changes nothing.
-
-    Nothing is lost: what begins like a call and isn't one comes out as content.
+    `strict`: calls must follow the schema even where the model chooses freely.
     """
 
-    def push(self, text: str) -> ParsedText:
-        """What is certain after this text."""
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    strict: bool = False
 
-    def flush(self) -> ParsedText:
+
+class ToolParser:
+    """Takes one output's text apart; how it is cut into pieces changes nothing.
+
+    Arguments come out as the model writes them. Nothing is lost: what begins like a call and isn't
+    one comes out as content. White space right before and right after a call belongs to neither.
+
+    A subclass sets `_state` to a method that takes what it can from `_held`, and returns whether
+    there may be more to take. `_ended` tells that no more text will come.
+
+    Attributes:
+        name: in settings. template_marks: texts, all of which a chat template writes whose models
+            are read by this parser; () for one that isn't told by templates.
+        markers: control tokens that must stay in the text.
+        layout: how a call that is enforced looks.
+    """
+
+    name: ClassVar[str]
+    template_marks: ClassVar[tuple[str, ...]] = ()
+    markers: ClassVar[tuple[str, ...]] = ()
+    layout: ClassVar[Layout]
+
+    def __init__(self, functions: Sequence[ToolFunction] = ()) -> None:
+        self.functions = {function.name: function for function in functions}
+        self._held = self._gap = ""
+        self._ended = False
+        self._after_call = False
+        self._num_calls = 0
+        self._out: list[Part] = []
+        self._state: Callable[[], bool] = self._text
+        self._object: CallObject | None = None
+        self._scanner = ValueScanner()
+
+    def push(self, text: str) -> list[Part]:
+        """What is certain after this text."""
+        self._held += text
+        return self._run()
+
+    def flush(self) -> list[Part]:
         """The rest, now that the text has ended."""
+        self._ended = True
+        return self._run()
+
+    def _run(self) -> list[Part]:
+        while self._state():
+            pass
+        out, self._out = self._out, []
+        return joined(out)
+
+    # -- states ------------------------------------------------------------------------------
+
+    def _text(self) -> bool:
+        """Ordinary text, outside of any call."""
+        raise NotImplementedError
+
+    def _plain(self) -> bool:
+        """Nothing but content from here on."""
+        held, self._held = self._held, ""
+        self._emit(held)
+        return False
+
+    def _in_object(self, opening: str, then: Callable[[], bool]) -> bool:
+        """Inside a call's object. `opening` stood before it; `then` is the state after it."""
+        if self._object is None:
+            self._object = CallObject(self._call, self._arguments)
+        reader = self._object
+        self._held = self._held[reader.feed(self._held) :]
+        if not (reader.done or reader.failed or self._ended):
+            return False
+        self._object = None
+        if not reader.certain:
+            self._emit(self._gap + opening + reader.raw)
+        self._state = then if reader.done else self._after_failure
+        return True
+
+    def _after_failure(self) -> bool:
+        """After something that began like a call and went wrong: text again."""
+        self._state = self._text
+        return True
+
+    def _in_value(self, then: Callable[[], bool]) -> bool:
+        """Inside the bare JSON of a call that has begun."""
+        end = self._scanner.feed(self._held)
+        size = len(self._held) if end is None else end
+        self._arguments(self._held[:size])
+        self._held = self._held[size:]
+        if end is None and not self._ended:
+            return False
+        self._scanner = ValueScanner()
+        self._state = then
+        return True
+
+    # -- helpers -----------------------------------------------------------------------------
+
+    def _find(self, *openers: str) -> str:
+        """Emit content up to the first of `openers` and take that; "" while there is none."""
+        place, opener = first_of(self._held, openers)
+        if opener:
+            before = self._held[:place]
+            shown = before.rstrip()
+            self._gap = before[len(shown) :]
+            self._emit(shown)
+            self._held = self._held[place + len(opener) :]
+            return opener
+        if self._ended:
+            held, self._held = self._held, ""
+            self._emit(held)
+            return ""
+        keep = may_begin(self._held, openers)
+        head = self._held[: len(self._held) - keep]
+        shown = head.rstrip()  # white space at the end may turn out to stand before a call
+        self._emit(shown)
+        self._held = self._held[len(shown) :]
+        return ""
+
+    def _skip(self, text: str) -> bool | None:
+        """Take white space and then `text`, if that comes next; None while that can't be told.
+
+        At the end of all text a beginning of `text` counts as the whole.
+        """
+        rest = self._held.lstrip()
+        if rest.startswith(text) or (self._ended and rest and text.startswith(rest)):
+            self._held = rest[len(text) :]
+            return True
+        return None if text.startswith(rest) and not self._ended else False
+
+    def _emit(self, text: str) -> None:
+        if self._after_call:
+            text = text.lstrip()
+        if text:
+            self._after_call = False
+            self._out.append(Part("content", text))
+
+    def _call(self, name: str) -> None:
+        self._after_call = True
+        call_id = f"call_{secrets.token_hex(12)}"
+        self._out.append(Part("call", name, self._num_calls, call_id))
+        self._num_calls += 1
+
+    def _arguments(self, text: str) -> None:
+        if text:
+            self._out.append(Part("arguments", text, self._num_calls - 1))

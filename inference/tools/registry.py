@@ -1,16 +1,19 @@
-"""Which parser reads a model's calls, told by its chat template."""
+"""Which parser reads a model's calls: by name, or told by its chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from inference.parsing.plugins import Registry
 from inference.tools.base import ToolParser
-from inference.tools.hermes import OPEN, HermesParser
+from inference.tools.hermes import HermesParser
 
-#: A mark that a chat template writes, and the parser for models trained on it.
-PARSERS: dict[str, Callable[[], ToolParser]] = {OPEN: HermesParser}
+#: The first whose marks a chat template holds reads that model's calls.
+tool_parsers: Registry[ToolParser] = Registry(
+    "tool_parsers",
+    ToolParser,  # type: ignore[type-abstract]
+    [HermesParser],
+)
 
 
-def parser_for_template(template: str) -> Callable[[], ToolParser] | None:
+def parser_for_template(template: str) -> type[ToolParser] | None:
     """The parser for models with this chat template, or None."""
-    return next((parser for mark, parser in PARSERS.items() if mark in template), None)
+    return tool_parsers.for_template(template)

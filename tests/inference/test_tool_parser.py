@@ -3,43 +3,56 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.tools import HermesParser, ParsedText, parser_for_template
+from inference.chat.turn import message_of
+from inference.parsing import Part
+from inference.tools import HermesParser, parser_for_template
 
 CALL = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}\n</tool_call>'
 )
 
 
-def parse(parts: list[str]) -> ParsedText:
-    parser, result = HermesParser(), ParsedText()
-    for part in parts:
-        result.add(parser.push(part))
-    result.add(parser.flush())
-    return result
+@dataclass
+class Parsed:
+    """An output put together."""
+
+    content: str
+    calls: list[dict[str, Any]]
 
 
-def calls(parsed: ParsedText) -> list[tuple[str, str]]:
-    return [(call.name, call.arguments) for call in parsed.calls]
+def parse(pieces: list[str]) -> Parsed:
+    parser = HermesParser()
+    parts: list[Part] = []
+    for piece in pieces:
+        parts += parser.push(piece)
+    message = message_of(parts + parser.flush())
+    return Parsed(message["content"] or "", message.get("tool_calls", []))
+
+
+def calls(parsed: Parsed) -> list[tuple[str, str]]:
+    return [(call["function"]["name"], call["function"]["arguments"]) for call in parsed.calls]
 
 
 def test_a_call_is_read() -> None:
     parsed = parse([CALL])
     assert parsed.content == ""
     assert calls(parsed) == [("weather", '{"city": "Köln", "days": [1, 2]}')]
-    assert parsed.calls[0].id.startswith("call_")
+    assert parsed.calls[0]["id"].startswith("call_")
 
 
 def test_several_calls_and_text_around_them() -> None:
     parsed = parse([f"Let me look. \n{CALL}\n{CALL}\nDone. "])
     assert parsed.content == "Let me look.Done. "
     assert [name for name, _ in calls(parsed)] == ["weather", "weather"]
-    assert len({call.id for call in parsed.calls}) == 2
+    assert len({call["id"] for call in parsed.calls}) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import model_validator
+from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from engine.errors import InvalidRequest
 from inference.errors import UnsupportedField
@@ -12,6 +12,7 @@ from inference.openai.schemas.base import Refused
 from inference.openai.schemas.messages import Messages, Tools
 from inference.openai.schemas.sampling import SamplingFields
 from inference.settings import gateway_settings
+from inference.tools import ToolFunction
 
 #: Names that `render_chat` gives a meaning of its own.
 RESERVED_KWARGS = frozenset(
@@ -44,6 +45,20 @@ class ChatRequest(SamplingFields):
     documents: list[dict[str, Any]] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    _raw_messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep_messages(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        chat = handler(data)
+        chat._raw_messages = data["messages"]
+        return chat
+
+    @property
+    def raw_messages(self) -> list[dict[str, Any]]:
+        """The (checked) messages as they were sent: templates may know more fields than we do."""
+        return self._raw_messages
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -111,6 +126,16 @@ class ChatRequest(SamplingFields):
         if not self.tools or self.tool_choice == "none":
             return None
         return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+
+    @property
+    def functions_in_use(self) -> tuple[ToolFunction, ...]:
+        """The functions that the model may call."""
+        if self.tools_in_use is None:
+            return ()
+        return tuple(
+            ToolFunction(spec.name, spec.parameters or {}, bool(spec.strict))
+            for spec in (tool.function for tool in self.tools or ())
+        )
 
     @property
     def output_limit(self) -> int | None:

@@ -1,0 +1,9 @@
+"""A chat turn: render, admit, generate, split into reasoning, content and calls.
+
+Every endpoint that answers chats is built on it: `ChatTurn.start` takes a checked `ChatRequest`,
+and `next` gives `TurnDelta`s until `finished`.
+"""
+
+from inference.chat.turn import ChatTurn, TurnDelta
+
+__all__ = ["ChatTurn", "TurnDelta"]

@@ -1,0 +1,83 @@
+"""A checked chat request as a `Job`: rendered, with its sampling and its parsers."""
+
+from __future__ import annotations
+
+from engine.errors import InvalidRequest
+from inference.chat.options import ChatOptions
+from inference.chat.parsers import ModelParsers
+from inference.generation import Job, Served
+from inference.generation.field_names import renamed
+from inference.openai.schemas import ChatRequest
+from inference.rendering.messages import template_messages
+from inference.rendering.prompts import chat_token_ids, truncated
+from inference.web.request_ids import new_id
+from tenants.authentication import Caller
+
+#: Tokens at a prompt's end that tell whether the reasoning has begun.
+TAIL_TOKENS = 32
+
+
+async def chat_job(
+    chat: ChatRequest,
+    served: Served,
+    *,
+    caller: Caller,
+    received: float,
+    endpoint: str,
+    id_prefix: str,
+) -> tuple[Job, ChatOptions]:
+    """The chat rendered, with its sampling, and what shapes the answer.
+
+    Raises:
+        InvalidRequest: with the name of the client's field.
+    """
+    limit_name = "max_completion_tokens" if chat.max_completion_tokens is not None else "max_tokens"
+    names = {"max_tokens": limit_name, "logprobs": "top_logprobs", "prompt": "messages"}
+    try:
+        parsers = ModelParsers.of(chat, served)
+        sampling = chat.sampling_params(
+            served.info.default_sampling,
+            max_tokens=chat.output_limit,
+            logprobs=chat.logprobs_wanted,
+        )
+        prompt = await _prompt(chat, served)
+        plan = parsers.plan(served.tokenizer.decode(prompt[-TAIL_TOKENS:], False))
+        job = Job(
+            request_id=new_id(id_prefix),
+            endpoint=endpoint,
+            caller=caller,
+            served=served,
+            prompts=[truncated(prompt, chat.truncate_prompt_tokens)],
+            sampling=sampling,
+            kept_tokens=parsers.kept_tokens,
+            stream=bool(chat.stream),
+            priority=chat.priority or 0,
+            cache_salt=chat.cache_salt or "",
+            received=received,
+        )
+        await job.check()
+    except InvalidRequest as error:
+        raise renamed(error, names) from None
+    return job, ChatOptions.of(chat, served, plan)
+
+
+async def _prompt(chat: ChatRequest, served: Served) -> list[int]:
+    """The chat's token ids."""
+    token_ids = await chat_token_ids(
+        served.tokenizer,
+        served.info,
+        template_messages(chat.raw_messages, served.tokenizer.chat_template or ""),
+        tools=chat.tools_in_use,
+        add_generation_prompt=bool(chat.add_generation_prompt),
+        continue_final_message=bool(chat.continue_final_message),
+        chat_template=chat.chat_template,
+        documents=chat.documents,
+        **(chat.chat_template_kwargs or {}),
+    )
+    return with_special_tokens(token_ids, served) if chat.add_special_tokens else token_ids
+
+
+def with_special_tokens(token_ids: list[int], served: Served) -> list[int]:
+    """What the tokeniser puts before a text, unless the template wrote it already."""
+    start = served.tokenizer.bos_token_id
+    return token_ids if start is None or token_ids[:1] == [start] else [start, *token_ids]

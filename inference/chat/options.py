@@ -1,0 +1,46 @@
+"""What of a chat request shapes its answer, in one place for every form of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from inference.chat.output_parser import ParserPlan
+from inference.generation import Served
+from inference.openai.logprobs import TokenNames
+from inference.openai.schemas import ChatRequest
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Attributes:
+    role: the answer's. echo: text before it. top_logprobs: None for no log probabilities.
+    parsers: how reasoning and calls are found in each output.
+    """
+
+    n: int
+    role: str
+    echo: str
+    top_logprobs: int | None
+    names: TokenNames
+    parsers: ParserPlan
+    return_token_ids: bool
+    include_usage: bool
+    continuous_usage: bool
+
+    @classmethod
+    def of(cls, chat: ChatRequest, served: Served, parsers: ParserPlan) -> ChatOptions:
+        """The options of a checked request."""
+        last = chat.messages[-1]
+        role = "assistant" if chat.add_generation_prompt else last.role
+        echoes = chat.echo and last.role == role and isinstance(last.content, str)
+        return cls(
+            n=chat.n or 1,
+            role=role,
+            echo=str(last.content) if echoes else "",
+            top_logprobs=chat.logprobs_wanted,
+            names=TokenNames(served.tokenizer, as_ids=bool(chat.return_tokens_as_token_ids)),
+            parsers=parsers,
+            return_token_ids=bool(chat.return_token_ids),
+            include_usage=chat.include_usage,
+            continuous_usage=chat.continuous_usage,
+        )

@@ -1,0 +1,71 @@
+"""`OutputParser`: one output through its reasoning parser and then its tool parser."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from inference.parsing.parts import Part, joined
+from inference.reasoning import ReasoningParser
+from inference.tools import ToolParser
+
+
+@dataclass(frozen=True)
+class ParserPlan:
+    """How each output of a request is read.
+
+    Attributes:
+        reasoning, tools: make a parser for one output; None where there is nothing to find.
+        parallel: False: calls after the first are left out.
+        shows_reasoning: False: reasoning is left out.
+        named: the client said which function to call.
+    """
+
+    reasoning: Callable[[], ReasoningParser] | None = None
+    tools: Callable[[], ToolParser] | None = None
+    parallel: bool = True
+    shows_reasoning: bool = True
+    named: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether all text is content."""
+        return self.reasoning is None and self.tools is None
+
+
+class OutputParser:
+    """Text in, parts out. All parts together don't depend on how the text was cut."""
+
+    def __init__(self, plan: ParserPlan) -> None:
+        self._plan = plan
+        self._reasoning = plan.reasoning() if plan.reasoning is not None else None
+        self._tools = plan.tools() if plan.tools is not None else None
+        self.num_calls = 0
+
+    def push(self, text: str, *, ended: bool = False) -> list[Part]:
+        """What is certain after this text; with `ended` all that is left."""
+        parts = self._split(text, ended)
+        read = list(self._read(parts))
+        if ended and self._tools is not None:
+            read += self._tools.flush()
+        return joined(part for part in read if self._wanted(part))
+
+    def _split(self, text: str, ended: bool) -> list[Part]:
+        if self._reasoning is None:
+            return [Part("content", text)]
+        parts = self._reasoning.push(text)
+        return parts + self._reasoning.flush() if ended else parts
+
+    def _read(self, parts: Iterable[Part]) -> Iterable[Part]:
+        for part in parts:
+            if part.kind == "content" and self._tools is not None:
+                yield from self._tools.push(part.text)
+            else:
+                yield part
+
+    def _wanted(self, part: Part) -> bool:
+        if part.kind == "reasoning":
+            return self._plan.shows_reasoning
+        if part.kind == "call":
+            self.num_calls = max(self.num_calls, part.call + 1)
+        return self._plan.parallel or part.call == 0

@@ -1,0 +1,75 @@
+"""Which parsers read a model's answers to a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from engine.text import Tokenizer
+from inference.chat.output_parser import ParserPlan
+from inference.errors import UnsupportedField
+from inference.generation import Served
+from inference.openai.schemas import ChatRequest
+from inference.reasoning import ReasoningParser, reasoning_parsers
+from inference.tools import ToolFunction, ToolParser, tool_parsers
+
+
+@dataclass(frozen=True)
+class ModelParsers:
+    """The parsers of one request's model.
+
+    Attributes:
+        tools: None when the request offers no tools. functions: those it offers.
+        reasoning: None for a model that doesn't reason.
+        kept_tokens: control tokens that must stay in the text.
+    """
+
+    chat: ChatRequest
+    tools: type[ToolParser] | None
+    functions: tuple[ToolFunction, ...]
+    reasoning: type[ReasoningParser] | None
+    kept_tokens: frozenset[int]
+
+    @classmethod
+    def of(cls, chat: ChatRequest, served: Served) -> ModelParsers:
+        """Raises `UnsupportedField` for tools that the model has no use for."""
+        functions = chat.functions_in_use
+        tools = _tool_parser(chat, served) if functions else None
+        reasoning = _reasoning_parser(served)
+        found = [parser for parser in (tools, reasoning) if parser is not None]
+        markers = [marker for parser in found for marker in parser.markers]
+        return cls(chat, tools, functions, reasoning, _special(served.tokenizer, markers))
+
+    def plan(self, tail: str) -> ParserPlan:
+        """How outputs are read after a prompt that ends with `tail`."""
+        reasoning = tools = None
+        if self.reasoning is not None:
+            reasoning = partial(self.reasoning, self.reasoning.prompt_is_inside(tail))
+        if self.tools is not None:
+            tools = partial(self.tools, self.functions)
+        return ParserPlan(
+            reasoning=reasoning,
+            tools=tools,
+            parallel=self.chat.parallel_tool_calls is not False,
+        )
+
+
+def _tool_parser(chat: ChatRequest, served: Served) -> type[ToolParser]:
+    template = served.tokenizer.chat_template or ""
+    parser = tool_parsers.for_template(template)
+    if "tools" not in template or parser is None:
+        raise UnsupportedField(
+            f"The model '{served.name}' was not trained to call tools in a way that is supported.",
+            param="tools",
+        )
+    return parser
+
+
+def _reasoning_parser(served: Served) -> type[ReasoningParser] | None:
+    return reasoning_parsers.for_template(served.tokenizer.chat_template or "")
+
+
+def _special(tokenizer: Tokenizer, markers: list[str]) -> frozenset[int]:
+    """Ids of those markers that are special tokens, which texts usually leave out."""
+    special = tokenizer.special_tokens
+    return frozenset(tokenizer.added_token(marker).id for marker in markers if marker in special)

@@ -1,0 +1,137 @@
+"""`ChatTurn`: one answer to a chat, from a checked request to parsed deltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from inference.chat.job import chat_job
+from inference.chat.options import ChatOptions
+from inference.chat.output_parser import OutputParser
+from inference.generation import Generation, Increment, Job, Usage, find_served
+from inference.openai.schemas import ChatRequest
+from inference.parsing import Part
+from metering.access import Admission
+from tenants.authentication import Caller
+
+
+@dataclass(slots=True)
+class TurnDelta:
+    """What is new of one output.
+
+    Attributes:
+        index: which output.
+        parts: the new text, taken apart, in the model's order.
+        increment: the tokens behind it, their log probabilities, the stop reason.
+        finish_reason: OpenAI's, on the last delta: "stop", "length" or "tool_calls".
+    """
+
+    index: int
+    parts: list[Part]
+    increment: Increment
+    finish_reason: str | None = None
+
+
+class ChatTurn:
+    """A running answer. Read deltas with `next` until `finished`; `release` it in any case."""
+
+    def __init__(self, generation: Generation, options: ChatOptions) -> None:
+        self.generation, self.options = generation, options
+        plan = options.parsers
+        self._parsers = [
+            [None if plan.plain else OutputParser(plan) for _ in outputs]
+            for outputs in generation.outputs
+        ]
+
+    @classmethod
+    async def start(
+        cls,
+        chat: ChatRequest,
+        *,
+        caller: Caller,
+        received: float,
+        endpoint: str = "chat.completions",
+        id_prefix: str = "chatcmpl",
+    ) -> ChatTurn:
+        """Render, check, admit and submit a chat.
+
+        Args:
+            received: `time.perf_counter()` when the request came in.
+            endpoint: for the ledger. id_prefix: of the request's id.
+
+        Raises:
+            InvalidRequest: with the name of the client's field. ModelNotFound, EngineUnavailable.
+            RateLimited: not now. ServiceUnavailable: the limits can't be read.
+        """
+        served = await find_served(caller, chat.model)
+        job, options = await chat_job(
+            chat, served, caller=caller, received=received, endpoint=endpoint, id_prefix=id_prefix
+        )
+        return cls(await Generation.start(job), options)
+
+    @property
+    def job(self) -> Job:
+        """What is generated, for whom."""
+        return self.generation.job
+
+    @property
+    def admission(self) -> Admission:
+        """What the limits said."""
+        return self.generation.admission
+
+    @property
+    def finished(self) -> bool:
+        """Whether every output has its end."""
+        return self.generation.finished
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        return self.generation.usage
+
+    async def next(self, wait_s: float | None = None) -> list[TurnDelta]:
+        """The next deltas, at most one an output; [] after `wait_s` seconds without any.
+
+        Raises: what the engine or the gateway refuses or fails with. The turn is released.
+        """
+        return [self._delta(increment) for increment in await self.generation.next(wait_s)]
+
+    def _delta(self, increment: Increment) -> TurnDelta:
+        ended = increment.finish_reason is not None
+        parser = self._parsers[increment.number][increment.index]
+        if parser is None:
+            parts = [Part("content", increment.text)] if increment.text else []
+            return TurnDelta(increment.index, parts, increment, increment.finish_reason)
+        parts = parser.push(increment.text, ended=ended)
+        reason = increment.finish_reason
+        if reason == "stop" and parser.num_calls and not self.options.parsers.named:
+            reason = "tool_calls"
+        return TurnDelta(increment.index, parts, increment, reason)
+
+    def release(self) -> None:
+        """Abort what runs and settle, once. Any thread."""
+        self.generation.release()
+
+
+def message_of(parts: list[Part]) -> dict[str, Any]:
+    """All parts of an output as OpenAI's message fields: content, reasoning, tool_calls.
+
+    `content` is None where there is none but calls. Fields without anything are left out.
+    """
+    texts = {"content": "", "reasoning": ""}
+    calls: list[dict[str, Any]] = []
+    for part in parts:
+        if part.kind == "call":
+            function = {"name": part.text, "arguments": ""}
+            calls.append({"id": part.id, "type": "function", "function": function})
+        elif part.kind == "arguments":
+            calls[part.call]["function"]["arguments"] += part.text
+        else:
+            texts[part.kind] += part.text
+    message: dict[str, Any] = {"content": texts["content"]}
+    if texts["reasoning"]:
+        message["reasoning"] = message["reasoning_content"] = texts["reasoning"]
+    if calls:
+        message["content"] = message["content"] or None
+        message["tool_calls"] = calls
+    return message

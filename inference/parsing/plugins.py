@@ -1,0 +1,73 @@
+"""`Registry`: parsers by name. Operators add their own by a setting or by installing a package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.metadata import entry_points
+from typing import Generic, Protocol, TypeVar
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+
+
+class Named(Protocol):
+    """A parser's class."""
+
+    name: str
+    template_marks: tuple[str, ...]
+
+
+P = TypeVar("P", bound=Named)
+
+
+class Registry(Generic[P]):
+    """Our own parsers, then those of installed packages, then those of the settings; later ones
+    replace earlier ones of the same name.
+
+    A package names its classes under the entry point group `quire.<kind>`; `settings.QUIRE` has
+    `{"<KIND>": {"name": "dotted.path.Class"}}`.
+
+    Args:
+        kind: "tool_parsers" or "reasoning_parsers". base: what every class is a subclass of.
+        own: in the order in which chat templates are looked at.
+    """
+
+    def __init__(self, kind: str, base: type[P], own: Sequence[type[P]]) -> None:
+        self.kind, self._base = kind, base
+        self._own = {parser.name: parser for parser in own}
+
+    def all(self) -> Mapping[str, type[P]]:
+        """Every parser by its name. Raises TypeError or ImportError for a plug-in that is none."""
+        return {**self._own, **{name: self._checked(path) for name, path in self._paths().items()}}
+
+    def get(self, name: str) -> type[P] | None:
+        """The parser of this name."""
+        return self.all().get(name)
+
+    def for_template(self, template: str) -> type[P] | None:
+        """The parser for models with this chat template, or None. Plug-ins are asked first."""
+        parsers = self.all()
+        ours = [parsers[name] for name in self._own]
+        theirs = [parser for name, parser in parsers.items() if name not in self._own]
+        for parser in [*theirs, *ours]:
+            marks = parser.template_marks
+            if marks and all(mark in template for mark in marks):
+                return parser
+        return None
+
+    def _paths(self) -> dict[str, str]:
+        """Dotted paths of the plug-ins."""
+        given = getattr(settings, "QUIRE", {}).get(self.kind.upper(), {})
+        return {**_installed(f"quire.{self.kind}"), **given}
+
+    def _checked(self, path: str) -> type[P]:
+        found = import_string(path)
+        if not (isinstance(found, type) and issubclass(found, self._base)):
+            raise TypeError(f"{path} is no {self._base.__name__}.")
+        return found
+
+
+@lru_cache(maxsize=8)
+def _installed(group: str) -> dict[str, str]:
+    return {point.name: point.value.replace(":", ".") for point in entry_points(group=group)}

@@ -1,0 +1,114 @@
+"""`Layout`: how an enforced call is written, and the grammar for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from inference.parsing.literals import first_of
+
+if TYPE_CHECKING:
+    from inference.tools.base import ToolFunction
+
+#: Calls in one answer that a grammar allows: a weak model would go on for ever.
+MAX_PARALLEL_CALLS = 16
+#: Models are trained on the JSON that Python writes.
+_PYTHON_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NAME = "NAME"
+
+
+class ArgumentsRule(Protocol):
+    """Writes the grammar rules of a function's arguments."""
+
+    def __call__(self, rule: str, function: ToolFunction) -> list[str]:
+        """Lark rules, one of which is called `rule`; others begin with that name."""
+
+
+def json_arguments(rule: str, function: ToolFunction) -> list[str]:
+    """A JSON object that follows the function's schema."""
+    return [f"{rule}: %json {json.dumps(closed_schema(function))}"]
+
+
+def closed_schema(function: ToolFunction) -> dict[str, object]:
+    """The schema of a function's arguments. With `strict` each of its keywords counts."""
+    options = {**_PYTHON_SPACES, "lenient": not function.strict}
+    return {"type": "object", **function.parameters, "x-guidance": options}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Texts around calls; NAME stands for the function's name in `begin`.
+
+    Attributes:
+        open, close: before the first call and after the last one.
+        begin, end: of each call. separator: between two.
+        trigger: what every call begins with, where text may come before it; "" where none may.
+        arguments: the grammar rules for the arguments.
+    """
+
+    begin: str
+    end: str
+    open: str = ""
+    close: str = ""
+    separator: str = "\n"
+    trigger: str = ""
+    arguments: ArgumentsRule = json_arguments
+
+    def grammar(
+        self,
+        functions: Sequence[ToolFunction],
+        special: dict[str, int],
+        *,
+        parallel: bool,
+        required: bool = True,
+    ) -> str:
+        """A Lark grammar of calls of these functions.
+
+        Args:
+            special: texts of the model's control tokens, with their ids.
+            parallel: up to `MAX_PARALLEL_CALLS`, not one.
+            required: nothing but calls; False: text and calls (with a `trigger` alone).
+        """
+        rules = []
+        for number, function in enumerate(functions):
+            begin = self.begin.replace(_NAME, function.name)
+            if not required:
+                begin = begin.removeprefix(self.trigger)
+            rule = f"arguments_{number}"
+            rules.append(
+                f"call_{number}: {literal(begin, special)} {rule} {literal(self.end, special)}"
+            )
+            rules += self.arguments(rule, function)
+        calls = " | ".join(f"call_{number}" for number in range(len(functions)))
+        start = self._all_calls(special, parallel) if required else self._free(special, parallel)
+        return "\n".join([*start, f"call: {calls}", *rules])
+
+    def _all_calls(self, special: dict[str, int], parallel: bool) -> list[str]:
+        more = f"({literal(self.separator, special)} call){{0,{MAX_PARALLEL_CALLS - 1}}}"
+        opening, closing = literal(self.open, special), literal(self.close, special)
+        return [f"start: {opening} call {more if parallel else ''} {closing}"]
+
+    def _free(self, special: dict[str, int], parallel: bool) -> list[str]:
+        """Text, and after each trigger a whole call."""
+        count = "*" if parallel else "?"
+        if self.trigger in special:
+            tag = f"tagged: TEXT {literal(self.trigger, special)} call"
+        else:
+            tag = f"tagged: trigger call\ntrigger[lazy]: TEXT {literal(self.trigger, special)}"
+        return [f"start: tagged{count} rest", "rest: TEXT", r"TEXT: /(.|\n)*/", tag]
+
+
+def literal(text: str, special: dict[str, int]) -> str:
+    """A text in Lark, with control tokens by their ids: `"Hm " <[17]> "x"`."""
+    parts = []
+    while text:
+        place, found = first_of(text, list(special))
+        head = text if place < 0 else text[:place]
+        if head:
+            parts.append(json.dumps(head, ensure_ascii=False))
+        if place >= 0:
+            parts.append(f"<[{special[found]}]>")
+        text = "" if place < 0 else text[place + len(found) :]
+    return " ".join(parts)
