@@ -24,6 +24,7 @@ class HeartbeatWriter(threading.Thread):
         self._prefix = prefix
         self._make = make
         self._stopping = threading.Event()
+        self._writing = threading.Lock()
 
     def run(self) -> None:
         while not self._stopping.is_set():
@@ -32,7 +33,14 @@ class HeartbeatWriter(threading.Thread):
 
     def beat(self) -> None:
         """Write one heartbeat now. Redis being away is logged, and tried again at the next."""
-        heartbeat = self._make()
+        # One at a time, lest an older state be written over a newer one.
+        with self._writing:
+            written = self._write(self._make())
+        if not written:
+            time.sleep(protocol.HEARTBEAT_INTERVAL_S)
+
+    def _write(self, heartbeat: Heartbeat) -> bool:
+        """False when Redis couldn't be reached."""
         pipe = self._redis.pipeline(transaction=False)
         pipe.set(
             protocol.replica_key(heartbeat.replica_id, self._prefix),
@@ -44,7 +52,8 @@ class HeartbeatWriter(threading.Thread):
             pipe.execute()
         except (redis.ConnectionError, redis.TimeoutError) as error:
             log.warning("The heartbeat can't be written (%s).", error)
-            time.sleep(protocol.HEARTBEAT_INTERVAL_S)
+            return False
+        return True
 
     def stop(self, replica_id: str, *, forget: bool) -> None:
         """End; with `forget` the key goes at once, so that gateways needn't wait for the TTL."""
