@@ -1,0 +1,128 @@
+"""Which requests may enter the engine, and what becomes of one that may."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+
+from engine.config import EngineConfig
+from engine.errors import InvalidRequest, KVPoolTooSmall
+from engine.kv_cache.hashing import extra_key
+from engine.models.loader import LoadedModel
+from engine.protocol import EngineRequest
+from engine.scheduler import Request, Sequence
+
+
+class Admission:
+    """Checks requests against the model and the pool, then makes their sequences.
+
+    Args:
+        capacity_tokens: what the pool holds of one sequence.
+    """
+
+    def __init__(self, config: EngineConfig, loaded: LoadedModel, capacity_tokens: int) -> None:
+        self._config = config
+        self._loaded = loaded
+        self._capacity = capacity_tokens
+        self._next_seq_id = 0
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def check(self, message: EngineRequest) -> None:
+        """Refuse what can't run, before anything is allocated.
+
+        Raises:
+            InvalidRequest: a field is out of range for this model.
+            KVPoolTooSmall: it could never fit the pool.
+        """
+        prompt, params = message.prompt_token_ids, message.sampling
+        if not prompt:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        vocab = self._loaded.spec.vocab_size
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            wrong = next(token for token in prompt if not 0 <= token < vocab)
+            raise InvalidRequest(
+                f"The prompt holds token {wrong}, but the vocabulary has {vocab} entries.",
+                param="prompt",
+            )
+        params.check_against_model(
+            vocab_size=vocab,
+            num_prompt_tokens=len(prompt),
+            max_model_len=self._loaded.max_model_len,
+            max_logprobs=self._config.max_logprobs,
+        )
+        if message.adapter:
+            raise InvalidRequest(f"There is no adapter {message.adapter!r}.", param="model")
+        self._check_resumption(message)
+        self._check_pool(len(prompt), params.max_tokens)
+
+    def _check_resumption(self, message: EngineRequest) -> None:
+        """What another replica had generated must be consistent with the request."""
+        count, resumed = message.sampling.num_sequences, message.resume_token_ids
+        if resumed and len(resumed) != count:
+            raise InvalidRequest(
+                "resume_token_ids must hold one list an output.", param="resume_token_ids"
+            )
+        skipped = set(message.skip_indices)
+        if skipped and (not skipped < set(range(count)) or not resumed):
+            raise InvalidRequest("skip_indices is out of range.", param="skip_indices")
+        budget = message.sampling.output_budget(
+            len(message.prompt_token_ids), self._loaded.max_model_len
+        )
+        for index, token_ids in enumerate(resumed):
+            if index not in skipped and len(token_ids) >= budget:
+                raise InvalidRequest(
+                    f"Output {index} has all of its {budget} tokens already.",
+                    param="resume_token_ids",
+                )
+
+    def _check_pool(self, num_prompt_tokens: int, max_tokens: int | None) -> None:
+        """A request that can never fit the pool is refused at once, with both numbers."""
+        needed = num_prompt_tokens + (max_tokens if max_tokens is not None else 1)
+        if needed > self._capacity:
+            raise KVPoolTooSmall(
+                f"The request needs up to {needed} tokens of KV cache, "
+                f"but this replica's pool holds {self._capacity}.",
+                param="max_tokens" if num_prompt_tokens < self._capacity else "prompt",
+            )
+
+    # -- sequences ----------------------------------------------------------------------------
+
+    def request(self, message: EngineRequest, on_done: Callable[[], None] | None) -> Request:
+        """The request that `check` has passed, with its sequences."""
+        request = Request(message, arrived_at=time.time(), on_done=on_done)
+        seed = self._seed(message)
+        for index in range(message.sampling.num_sequences):
+            if index not in message.skip_indices:
+                request.sequences.append(self._sequence(request, index, seed))
+        return request
+
+    def _sequence(self, request: Request, index: int, seed: int) -> Sequence:
+        message = request.message
+        params, prompt = message.sampling, message.prompt_token_ids
+        resumed = message.resume_token_ids[index] if message.resume_token_ids else []
+        room = min(self._loaded.max_model_len, self._capacity)
+        sequence = Sequence(
+            seq_id=self._next_seq_id,
+            request=request,
+            index=index,
+            token_ids=prompt + resumed,
+            num_prompt_tokens=len(prompt),
+            max_output_tokens=params.output_budget(len(prompt), room),
+            # Odd, so that no two outputs of a request share a seed.
+            seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
+            extra_key=extra_key(message.cache_namespace, message.adapter),
+            num_resumed_tokens=len(resumed),
+        )
+        if params.prompt_logprobs is not None and index == 0:
+            sequence.prompt_logprobs = [None]
+        self._next_seq_id += 1
+        return sequence
+
+    def _seed(self, message: EngineRequest) -> int:
+        """The request's seed; without one, from its id: the same on every replica that gets it."""
+        if message.sampling.seed is not None:
+            return message.sampling.seed
+        digest = hashlib.sha256(f"{self._config.seed}:{message.request_id}".encode()).digest()
+        return int.from_bytes(digest[:8], "little")

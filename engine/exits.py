@@ -1,0 +1,79 @@
+"""How sequences end, and how they leave the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.accounting import Accounts
+from engine.errors import QuireError
+from engine.outputs import delta_of, error_delta, refusal_delta
+from engine.protocol import TokenDelta
+from engine.scheduler import Request, Scheduler, Sequence
+from engine.structured.manager import StructuredOutputs
+
+
+class Exits:
+    """Ends sequences: their blocks are free, and their requests forgotten, when a method returns.
+
+    Args:
+        requests: the engine's requests by id; one is removed with its last sequence.
+        eos_token_ids: what ends an output unless `ignore_eos`.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        structured: StructuredOutputs,
+        accounts: Accounts,
+        requests: dict[str, Request],
+        eos_token_ids: Iterable[int],
+    ) -> None:
+        self._scheduler = scheduler
+        self._structured = structured
+        self._accounts = accounts
+        self._requests = requests
+        self.eos = frozenset(eos_token_ids)
+
+    def reason(self, sequence: Sequence, token_id: int) -> tuple[str, int | None] | None:
+        """(finish reason, stop token id) when this token, its last, ends the sequence."""
+        params = sequence.request.message.sampling
+        generated = len(sequence.token_ids) - sequence.num_prompt_tokens
+        if sequence.grammar is not None and token_id in self.eos and sequence.grammar.complete:
+            return "stop", None
+        if generated >= params.min_tokens:
+            if token_id in self.eos and not params.ignore_eos:
+                return "stop", None
+            if params.stop_token_ids and token_id in params.stop_token_ids:
+                return "stop", token_id
+        if generated >= sequence.max_output_tokens:
+            return "length", None
+        circles = params.repetition_detection
+        if circles is not None and circles.found_in(sequence.token_ids, generated):
+            return "repetition", None
+        return None
+
+    def leave(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
+        """Take a sequence out; forget its request when it was the last."""
+        self._scheduler.finish(sequence, reason, stop_reason)
+        self._structured.leave(sequence)
+        self._accounts.note_end(sequence, reason)
+        request = sequence.request
+        if request.finished:
+            self._requests.pop(request.request_id, None)
+            if request.on_done is not None:
+                request.on_done()
+
+    def finish(self, sequence: Sequence, reason: str) -> TokenDelta:
+        """End a sequence from outside."""
+        self.leave(sequence, reason)
+        return delta_of(sequence, [], None, first=sequence.first_token_at == 0.0)
+
+    def fail(self, sequence: Sequence, reason: str) -> TokenDelta:
+        """End a sequence with an error that its client sees."""
+        self.leave(sequence, "error")
+        return error_delta(sequence, reason)
+
+    def refuse(self, sequence: Sequence, error: QuireError) -> TokenDelta:
+        """End a sequence for a reason that lies in its request."""
+        self.leave(sequence, "error")
+        return refusal_delta(sequence, error)
