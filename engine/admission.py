@@ -10,6 +10,7 @@ from engine.config import EngineConfig
 from engine.errors import InvalidRequest, KVPoolTooSmall
 from engine.kv_cache.hashing import extra_key
 from engine.models.loader import LoadedModel
+from engine.pooling.requests import check_pooling
 from engine.protocol import EngineRequest
 from engine.scheduler import Request, Sequence
 
@@ -46,16 +47,19 @@ class Admission:
                 f"The prompt holds token {wrong}, but the vocabulary has {vocab} entries.",
                 param="prompt",
             )
-        params.check_against_model(
-            vocab_size=vocab,
-            num_prompt_tokens=len(prompt),
-            max_model_len=self._loaded.max_model_len,
-            max_logprobs=self._config.max_logprobs,
-        )
+        if message.pooling is not None or self._loaded.pooler is not None:
+            check_pooling(message, self._config.name, self._loaded)
+        else:
+            params.check_against_model(
+                vocab_size=vocab,
+                num_prompt_tokens=len(prompt),
+                max_model_len=self._loaded.max_model_len,
+                max_logprobs=self._config.max_logprobs,
+            )
         if message.adapter:
             raise InvalidRequest(f"There is no adapter {message.adapter!r}.", param="model")
         self._check_resumption(message)
-        self._check_pool(len(prompt), params.max_tokens)
+        self._check_pool(len(prompt), 0 if message.pooling else params.max_tokens)
 
     def _check_resumption(self, message: EngineRequest) -> None:
         """What another replica had generated must be consistent with the request."""

@@ -18,6 +18,8 @@ from engine.errors import ConfigError
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
+RUNNERS = ("auto", "generate", "pooling")
+CONVERSIONS = ("auto", "none", "embed", "classify")
 DEVICES = ("auto", "cpu")
 POLICIES = ("fair", "fcfs", "priority")
 KV_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -39,6 +41,19 @@ class EngineConfig:
     trust_remote_code: bool = _option(False, "run Python code that a model folder brings")
     revision: str | None = _option(None, "branch, tag or commit on the hub")
     download_dir: str | None = _option(None, "where downloads go; default: the hub's cache")
+    runner: str = _option(
+        "auto",
+        "generate text, or give vectors, labels and scores; auto: by the model",
+        choices=RUNNERS,
+    )
+    convert: str = _option(
+        "auto", "adapt a model that wasn't made for pooling", choices=CONVERSIONS
+    )
+    pooler_config: dict[str, Any] | None = _option(  # noqa: RUF009
+        None,
+        "JSON: pooling_type (CLS, LAST, MEAN), use_activation, dimensions of a pooling model",
+        json=True,
+    )
     load_format: str = _option("auto", "how weights are read", choices=LOAD_FORMATS)
     dtype: str = _option(
         "auto",

@@ -13,6 +13,7 @@ from engine.errors import EngineOverloaded, InvalidRequest
 from engine.executor.single import SingleExecutor
 from engine.exits import Exits
 from engine.harvest import Harvest
+from engine.pooling.requests import scheduler_config
 from engine.protocol import EngineRequest, EngineStats, TokenDelta
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan
 from engine.structured.manager import StructuredOutputs
@@ -47,7 +48,7 @@ class EngineCore:
         self.executor = executor = SingleExecutor(config, progress)
         self.loaded = loaded = executor.loaded
         self.scheduler = Scheduler(
-            config,
+            scheduler_config(config, loaded, executor.token_budget),
             executor.num_blocks,
             executor.token_budget,
             self._prefill_limit(online),
@@ -67,7 +68,8 @@ class EngineCore:
 
     def _prefill_limit(self, online: bool) -> int:
         """`prefill_tokens_beside_decodes`; by default what two cores compute in 0.2 s."""
-        if self.config.prefill_tokens_beside_decodes is not None or not online:
+        pools = self.loaded.pooler is not None
+        if self.config.prefill_tokens_beside_decodes is not None or not online or pools:
             return self.config.prefill_tokens_beside_decodes or 0
         tokens = int(_PREFILL_FLOP_BESIDE_DECODES / (2 * self.loaded.spec.num_parameters))
         return max(_LEAST_PREFILL_TOKENS, tokens // 16 * 16)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 from engine.accounting import Accounts
 from engine.errors import QuireError
-from engine.outputs import delta_of, error_delta, refusal_delta
+from engine.outputs import delta_of, error_delta, pooled_delta, refusal_delta
 from engine.protocol import TokenDelta
 from engine.scheduler import Request, Scheduler, Sequence
 from engine.structured.manager import StructuredOutputs
@@ -67,6 +68,12 @@ class Exits:
         """End a sequence from outside."""
         self.leave(sequence, reason)
         return delta_of(sequence, [], None, first=sequence.first_token_at == 0.0)
+
+    def complete(self, sequence: Sequence, pooled: bytes) -> TokenDelta:
+        """End a sequence whose prompt has been pooled."""
+        sequence.first_token_at = time.time()
+        self.leave(sequence, "stop")
+        return pooled_delta(sequence, pooled)
 
     def fail(self, sequence: Sequence, reason: str) -> TokenDelta:
         """End a sequence with an error that its client sees."""

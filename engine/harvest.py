@@ -37,7 +37,7 @@ class Harvest:
         made gets nothing more.
         """
         deltas: list[TokenDelta] = []
-        special = bool(result.prompt_logprobs or result.errors)
+        special = bool(result.prompt_logprobs or result.errors or result.pooled)
         logprobs = result.logprobs
         for at, (sequence, token_id) in enumerate(zip(scheduled, result.token_ids, strict=True)):
             sequence.isolated = False
@@ -51,11 +51,13 @@ class Harvest:
         return deltas
 
     def _special(self, sequence: Sequence, result: StepResult) -> TokenDelta | None:
-        """Prompt logprobs, which wait for the first token; the end of a sequence that failed."""
+        """Prompt logprobs, which wait for the first token; the end of what failed or was pooled."""
         if scores := result.prompt_logprobs.get(sequence.seq_id):
             sequence.prompt_logprobs = [*(sequence.prompt_logprobs or []), *scores]
         if reason := result.errors.get(sequence.seq_id):
             return self._exits.fail(sequence, reason)
+        if pooled := result.pooled.get(sequence.seq_id):
+            return self._exits.complete(sequence, pooled)
         return None
 
     def _token(

@@ -33,6 +33,13 @@ def delta_of(
     return delta
 
 
+def pooled_delta(sequence: Sequence, pooled: bytes) -> TokenDelta:
+    """The result and the end of a prompt that was pooled."""
+    delta = delta_of(sequence, [], None, first=True)
+    delta.pooled = pooled
+    return delta
+
+
 def error_delta(sequence: Sequence, reason: str) -> TokenDelta:
     """The end of a sequence whose step failed."""
     delta = delta_of(sequence, [], None, first=False)

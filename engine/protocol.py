@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from engine.pooling.params import PoolingParams
 from engine.sampling_params import SamplingParams
 
 KEY_PREFIX = "quire"
@@ -53,13 +54,14 @@ def outbox_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
 
 
 class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=True):
-    """One prompt to generate from. Everything about identity is set by the server.
+    """One prompt to generate from, or to pool. Everything about identity is set by the server.
 
     Attributes:
         request_id: unique; outputs carry it.
         gateway_id: whose outbox gets the outputs.
         prompt_token_ids: [num_prompt_tokens], each in [0, vocab_size).
         sampling: validated again by the engine against the vocabulary and the context.
+        pooling: what a pooling model is to do instead; `sampling` has no meaning then.
         arrival_time: seconds since the epoch, the gateway's clock.
         tenant, weight: fair-share identity; weight > 0.
         priority: smaller runs earlier; 0 is the default.
@@ -76,7 +78,8 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     request_id: str
     gateway_id: str
     prompt_token_ids: list[int]
-    sampling: SamplingParams
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    pooling: PoolingParams | None = None
     arrival_time: float = 0.0
     tenant: str = "default"
     weight: float = 1.0
@@ -154,6 +157,8 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
         stop_reason: the stop token id that ended it, if one did (EOS leaves None).
         cumulative_logprob: a beam's, on its only delta.
         num_prompt_tokens, num_cached_tokens: on the first and on the final delta.
+        pooled: a pooling model's result on the only delta, little-endian float32: one row, or one a
+            prompt token for the tasks by token.
         error: set with finish_reason "error".
         flight: on the final delta.
     """
@@ -169,6 +174,7 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
     cumulative_logprob: float | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    pooled: bytes | None = None
     error: ErrorInfo | None = None
     flight: FlightRecord | None = None
 
@@ -201,10 +207,32 @@ class OutboxBatch(msgspec.Struct, omit_defaults=True, kw_only=True):
     replies: list[ControlReply] = msgspec.field(default_factory=list)
 
 
+class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What a gateway must know of a pooling model.
+
+    Attributes:
+        embedding_size: elements of a whole embedding, or labels of a classifier.
+        matryoshka: dimensions that embeddings may be cut to; None: no others, []: any.
+        labels: a classifier's, in order.
+        prompt: put before every text that is embedded.
+        similarity: of two embeddings: "cosine", "dot", "euclidean" or "manhattan".
+        token_types: the model tells a pair's two parts by token types.
+    """
+
+    embedding_size: int
+    matryoshka: list[int] | None = None
+    labels: list[str] = msgspec.field(default_factory=list)
+    prompt: str = ""
+    similarity: str = "cosine"
+    token_types: bool = False
+
+
 class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What a gateway must know of a replica's model to check and render requests.
 
     `path` is the folder with tokenizer files; gateways and replicas share it by volume or by image.
+    `tasks` is "generate", or what a pooling model does (`engine.pooling.params`); `pooling` is for
+    the latter.
     """
 
     name: str
@@ -218,6 +246,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     default_sampling: dict[str, Any] = msgspec.field(default_factory=dict)
     adapters: list[str] = msgspec.field(default_factory=list)
     quantization: str = ""
+    tasks: list[str] = msgspec.field(default_factory=lambda: ["generate"])
+    pooling: PoolingInfo | None = None
 
 
 class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):

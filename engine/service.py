@@ -27,6 +27,7 @@ from engine.config import EngineConfig, add_cli_args
 from engine.core import EngineCore
 from engine.errors import ConfigError, QuireError
 from engine.log import configure_logging
+from engine.pooling.requests import pooling_info, tasks_of
 from engine.protocol import (
     AbortRequest,
     Control,
@@ -302,6 +303,8 @@ class EngineService:
             kv_capacity_tokens=core.scheduler.capacity_tokens,
             eos_token_ids=list(loaded.eos_token_ids),
             default_sampling=loaded.default_sampling,
+            tasks=tasks_of(loaded),
+            pooling=pooling_info(loaded),
         )
 
 

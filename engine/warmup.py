@@ -7,6 +7,8 @@ for that.
 from __future__ import annotations
 
 from engine.core import EngineCore
+from engine.pooling.params import GENERATE, PoolingParams
+from engine.pooling.requests import tasks_of
 from engine.protocol import EngineRequest
 from engine.sampling_params import SamplingParams
 
@@ -21,6 +23,7 @@ def warm_up(core: EngineCore) -> None:
     if prompt < 1:
         return
     output = min(_OUTPUT_TOKENS, room - prompt)
+    tasks = tasks_of(core.loaded)
     for temperature in (0.0, 1.0):
         sampling = SamplingParams(
             temperature=temperature, top_p=0.9, seed=0, max_tokens=output, ignore_eos=True
@@ -31,6 +34,7 @@ def warm_up(core: EngineCore) -> None:
                 gateway_id="",
                 prompt_token_ids=[index % core.loaded.spec.vocab_size for index in range(prompt)],
                 sampling=sampling,
+                pooling=PoolingParams(task=tasks[0]) if tasks[0] != GENERATE else None,
             )
         )
         while core.has_work:

@@ -70,3 +70,13 @@ def num_cpu_blocks(
             param="cpu_kvcache_space",
         )
     return min(blocks, config.max_num_seqs * most_per_sequence)
+
+
+def num_counted_blocks(config: EngineConfig, token_budget: int) -> int:
+    """Blocks for a model without a KV cache: they take no memory, the scheduler only counts them.
+
+    Enough for two steps, since one may be planned while another runs.
+    """
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    return 2 * (-(-token_budget // config.block_size) + config.max_num_seqs)

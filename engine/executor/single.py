@@ -8,9 +8,10 @@ from collections.abc import Callable
 import torch
 
 from engine.config import EngineConfig
-from engine.executor.memory import num_cpu_blocks
+from engine.executor.memory import num_counted_blocks, num_cpu_blocks
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
 from engine.models.loader import LoadedModel, load_model
+from engine.pooling.runner import PoolingRunner
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch
@@ -53,12 +54,17 @@ class SingleExecutor:
             config.block_size,
             len(self.layout.groups),
         )
-        sampler = Sampler(self.loaded.eos_token_ids)
-        self._runner = ModelRunner(self.loaded.model, batch, sampler)
+        self._runner = self._make_runner(batch)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
         return self._runner.execute(plan)
+
+    def _make_runner(self, batch: RunningBatch) -> ModelRunner | PoolingRunner:
+        """What runs steps: by whether the model continues prompts or pools them."""
+        if self.loaded.pooler is not None:
+            return PoolingRunner(self.loaded.model, batch, self.loaded.pooler)
+        return ModelRunner(self.loaded.model, batch, Sampler(self.loaded.eos_token_ids))
 
     def _layout(self, config: EngineConfig) -> KVLayout:
         """The model's KV cache groups."""
@@ -74,6 +80,8 @@ class SingleExecutor:
             for window in layout.windows
         )
         token_bytes = self.loaded.spec.kv_bytes_per_token(element_size, layout.layers_per_block)
+        if token_bytes == 0:
+            return num_counted_blocks(config, self.token_budget)
         return num_cpu_blocks(config, token_bytes, most, least=len(layout.groups))
 
     def _token_budget(self, config: EngineConfig) -> int:
@@ -81,6 +89,6 @@ class SingleExecutor:
         budget = config.max_num_batched_tokens
         if budget is None:
             budget = CPU_TOKEN_BUDGET
-            if not config.enable_chunked_prefill:
-                budget = max(budget, self.loaded.max_model_len)
+        if not config.enable_chunked_prefill or self.loaded.runs_whole_prompts:
+            budget = max(budget, self.loaded.max_model_len)
         return budget

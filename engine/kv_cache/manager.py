@@ -61,7 +61,7 @@ class KVCacheManager:
         At least one token is always left to compute, because its logits are needed. Nothing is
         allocated; the blocks may be evicted until `allocate` touches them.
         """
-        if not self.enable_caching or sequence.wants_prompt_logprobs:
+        if not self.enable_caching or not sequence.reads_cache:
             return [[] for _ in range(self.num_groups)]
         self.update_hashes(sequence)
         most = (sequence.num_tokens - 1) // self.block_size

@@ -18,9 +18,14 @@ from engine.errors import ConfigError, ModelLoadError
 from engine.generation_config import eos_ids, read_generation_config, sampling_defaults
 from engine.layers.rotary import RopeSpec
 from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
+from engine.models.encoders.spec import EncoderSpec
 from engine.models.registry import decoder_spec, read_config
 from engine.models.spec import DecoderSpec
 from engine.models.weights import DummyWeights, WeightReader
+from engine.pooling.load import load_pooled, pooled_spec
+from engine.pooling.pooler import Pooler
+from engine.pooling.settings import pooling_settings
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.tokenizer_folder import tokenizer_folder
 
@@ -39,8 +44,8 @@ _DTYPES = {
 class LoadedModel:
     """A model, and what the rest of the engine must know of it."""
 
-    model: NativeDecoder
-    spec: DecoderSpec
+    model: NativeDecoder | NativeEncoder
+    spec: DecoderSpec | EncoderSpec
     folder: Path
     dtype: torch.dtype
     max_model_len: int
@@ -50,6 +55,13 @@ class LoadedModel:
     eos_token_ids: tuple[int, ...]
     default_sampling: dict[str, Any]
     load_seconds: float
+    #: Of a model that gives vectors, labels or scores instead of text.
+    pooler: Pooler | None = None
+
+    @property
+    def runs_whole_prompts(self) -> bool:
+        """Whether a prompt can't be computed in chunks."""
+        return self.pooler is not None and self.pooler.settings.encoder
 
 
 def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> LoadedModel:
@@ -58,21 +70,28 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
     folder = resolve_folder(config)
     raw = _with_overrides(read_config(folder), config)
     _refuse_custom_code(raw, config, folder)
-    spec = decoder_spec(raw)
+    pooling = pooling_settings(config, folder, raw)
+    spec = decoder_spec(raw) if pooling is None else pooled_spec(pooling, raw)
     generation = read_generation_config(folder)
     files = tokenizer_folder(config, folder)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
-    max_model_len = _max_model_len(spec, config)
-    if config.disable_sliding_window:
+    max_model_len = _max_model_len(spec, config, pooling.max_length if pooling else None)
+    if config.disable_sliding_window and isinstance(spec, DecoderSpec):
         spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
     dtype = _resolve_dtype(config.dtype, spec.dtype)
-    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
-    model = NativeDecoder(spec, ops, dtype, max_model_len)
-    weights = DummyWeights() if config.load_format == "dummy" else WeightReader(folder)
-    model.load(weights, progress)
-    if unread := weights.unread():
-        log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
-    weights.close()
+    model: NativeDecoder | NativeEncoder
+    pooler = None
+    if pooling is not None or isinstance(spec, EncoderSpec):
+        model, pooler = load_pooled(pooling, spec, folder, config, dtype, max_model_len, progress)
+    else:
+        model = NativeDecoder(
+            spec, kernels.get("cpu", use_compiled=config.cpu_kernels), dtype, max_model_len
+        )
+        weights = DummyWeights() if config.load_format == "dummy" else WeightReader(folder)
+        model.load(weights, progress)
+        if unread := weights.unread():
+            log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+        weights.close()
     return LoadedModel(
         model=model,
         spec=spec,
@@ -92,6 +111,7 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
             {} if config.generation_config == "vllm" else sampling_defaults(generation)
         ),
         load_seconds=time.perf_counter() - started,
+        pooler=pooler,
     )
 
 
@@ -150,7 +170,7 @@ def _resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:
     return dtype
 
 
-def derived_max_len(spec: DecoderSpec) -> int:
+def derived_max_len(spec: DecoderSpec | EncoderSpec) -> int:
     """The longest context that the checkpoint is made for, rope scaling included."""
     rope: RopeSpec | None = spec.rope
     length = spec.max_position_embeddings
@@ -165,13 +185,16 @@ def derived_max_len(spec: DecoderSpec) -> int:
     return length
 
 
-def _max_model_len(spec: DecoderSpec, config: EngineConfig) -> int:
+def _max_model_len(
+    spec: DecoderSpec | EncoderSpec, config: EngineConfig, default: int | None = None
+) -> int:
+    """What the operator says, else `default`; never over what the checkpoint is made for."""
     derived = derived_max_len(spec)
     windows = [window for window in spec.windows if window]
     if config.disable_sliding_window and windows:
         derived = min(derived, *windows)
     if config.max_model_len is None:
-        return derived
+        return min(derived, default or derived)
     if config.max_model_len > derived:
         raise ConfigError(
             f"max_model_len ({config.max_model_len}) is over the model's context ({derived}).",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from engine.pooling.params import PoolingParams
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.structured.masks import TokenMask
@@ -30,6 +31,8 @@ class NewSequence:
     #: Length of the prompt logprobs already delivered, or -1 when none are wanted.
     prompt_logprobs_from: int = -1
     adapter: str = ""
+    #: Set when the prompt is to be pooled, not continued.
+    pooling: PoolingParams | None = None
 
 
 @dataclass(slots=True)
@@ -65,5 +68,7 @@ class StepResult:
     logprobs: list[TokenLogprobs | None] | None = None
     #: seq_id -> entries for the prompt positions that this step computed.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    #: seq_id -> result of a prompt that this step completed, little-endian float32.
+    pooled: dict[int, bytes] = field(default_factory=dict)
     #: seq_id -> why this sequence alone failed (NaN logits, say).
     errors: dict[int, str] = field(default_factory=dict)

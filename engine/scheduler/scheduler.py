@@ -271,4 +271,5 @@ def _describe(sequence: Sequence, block_ids: list[list[int]]) -> NewSequence:
         seed=sequence.seed,
         prompt_logprobs_from=-1 if delivered is None else len(delivered),
         adapter=message.adapter,
+        pooling=message.pooling,
     )

@@ -91,6 +91,12 @@ class Sequence:
         )
 
     @property
+    def reads_cache(self) -> bool:
+        """Whether its prompt may begin with cached blocks: nothing is wanted of those tokens."""
+        pooling = self.request.message.pooling
+        return not self.wants_prompt_logprobs and (pooling is None or not pooling.by_token)
+
+    @property
     def finished(self) -> bool:
         """Whether it has left the engine."""
         return self.status is Status.FINISHED

@@ -1,0 +1,1 @@
+"""Bidirectional encoders: one implementation of the BERT-like families, described by data."""

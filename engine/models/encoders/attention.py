@@ -1,0 +1,109 @@
+"""Attention in both directions over sequences of many lengths, without padding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from engine.models.norms import Step
+
+
+class Sequences:
+    """The sequences of one step, in groups of equal length: a group is one dense batch.
+
+    Args:
+        query_start_loc: int32 [num_seqs + 1], where each sequence's tokens begin.
+    """
+
+    def __init__(self, query_start_loc: Tensor) -> None:
+        starts = query_start_loc.tolist()
+        by_length: dict[int, list[int]] = {}
+        for start, end in pairwise(starts):
+            by_length.setdefault(end - start, []).append(start)
+        #: (length, int64 [num_seqs * length] the tokens of its sequences)
+        self.groups = [
+            (length, _tokens(first, length)) for length, first in sorted(by_length.items())
+        ]
+        #: One length for all: the tokens lie as they are needed.
+        self.uniform = len(self.groups) == 1
+
+
+def _tokens(starts: list[int], length: int) -> Tensor:
+    return (torch.tensor(starts)[:, None] + torch.arange(length)).flatten()
+
+
+@dataclass(slots=True, kw_only=True)
+class BidirectionalAttention:
+    """One layer's attention: every token sees its whole sequence, or what is near.
+
+    Attributes:
+        project: hidden states to queries, keys and values side by side: [T, 3 q].
+        output: what follows attention: [T, q] -> [T, hidden].
+        cos_sin: rotary table float32 [max_position, head_dim], None: no rotation.
+        reach: tokens at most this far away are seen, 0 for all.
+        bias_table: float32 [buckets, heads], biases by relative position, or None.
+    """
+
+    project: Step
+    output: Step
+    num_heads: int
+    head_dim: int
+    cos_sin: Tensor | None = None
+    reach: int = 0
+    bias_table: Tensor | None = None
+
+    def __call__(self, x: Tensor, positions: Tensor, sequences: Sequences) -> Tensor:
+        """[T, hidden] of the same."""
+        qkv = self.project(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        if self.cos_sin is not None:
+            rotated = _rotated(qkv[:, :2], self.cos_sin[positions])
+            qkv = torch.cat((rotated, qkv[:, 2:]), dim=1)
+        out = torch.empty_like(qkv[:, 0])
+        for length, tokens in sequences.groups:
+            group = qkv if sequences.uniform else qkv[tokens]
+            attended = self._attend(group.unflatten(0, (-1, length)), length)
+            if sequences.uniform:
+                out = attended
+            else:
+                out[tokens] = attended
+        return self.output(out.flatten(1))
+
+    def _attend(self, qkv: Tensor, length: int) -> Tensor:
+        """[n, L, 3, heads, head_dim] -> [n * L, heads, head_dim]."""
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mask = self._mask(length)
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.transpose(1, 2).flatten(0, 1)
+
+    def _mask(self, length: int) -> Tensor | None:
+        """What is added to the scores, or which pairs count: [L, L] or [heads, L, L]."""
+        if self.bias_table is None and (not self.reach or length <= self.reach + 1):
+            return None
+        place = torch.arange(length)
+        distance = place[None, :] - place[:, None]
+        if self.bias_table is not None:
+            return self.bias_table[relative_bucket(distance, len(self.bias_table))].movedim(-1, 0)
+        return distance.abs() <= self.reach
+
+
+def relative_bucket(distance: Tensor, buckets: int, farthest: int = 128) -> Tensor:
+    """T5's buckets of key minus query position (arXiv 1910.10683): exact near, logarithmic far."""
+    half = buckets // 2
+    exact = half // 2
+    away = distance.abs()
+    far = exact + (
+        torch.log(away.clamp(min=1).float() / exact)
+        / torch.log(torch.tensor(farthest / exact))
+        * (half - exact)
+    ).long().clamp(max=half - exact - 1)
+    return torch.where(away < exact, away, far) + half * (distance > 0)
+
+
+def _rotated(x: Tensor, cos_sin: Tensor) -> Tensor:
+    """x [T, 2, heads, D] rotated as two halves by cos_sin [T, D]."""
+    cos, sin = cos_sin[:, None, None, :].chunk(2, dim=-1)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1)

@@ -1,0 +1,141 @@
+"""From a checkpoint's tensors to an encoder's layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.layers.rotary import RopeSpec, cos_sin_table
+from engine.models.encoders.attention import BidirectionalAttention, Sequences
+from engine.models.encoders.spec import EncoderSpec
+from engine.models.experts import Weights
+from engine.models.mlp import activation, gated_activation
+from engine.models.norms import LayerNorm, NoNorm, Norm, Step, chain
+from kernels import KernelSet, LinearLayer
+
+
+@dataclass(slots=True)
+class EncoderLayer:
+    """Attention and MLP, with norms after the residual ("post") or before ("pre")."""
+
+    attention: BidirectionalAttention
+    attention_norm: Norm
+    mlp: Step
+    mlp_norm: Norm
+    pre: bool
+
+    def __call__(self, x: Tensor, positions: Tensor, sequences: Sequences) -> Tensor:
+        """[T, hidden] of the same."""
+        if self.pre:
+            x = x + self.attention(self.attention_norm(x), positions, sequences)
+            return x + self.mlp(self.mlp_norm(x))
+        x = self.attention_norm.add(self.attention(x, positions, sequences), x)
+        return self.mlp_norm.add(self.mlp(x), x)
+
+
+class EncoderBuilder:
+    """Builds layers from weights, one at a time.
+
+    Args:
+        dtype: in which linear weights are kept. Norms, biases and tables of positions are float32.
+        max_model_len: length of the rotary tables.
+    """
+
+    def __init__(
+        self,
+        spec: EncoderSpec,
+        ops: KernelSet,
+        dtype: torch.dtype,
+        max_model_len: int,
+        weights: Weights,
+    ) -> None:
+        self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
+        self._max_model_len = max_model_len
+        self._tables: list[tuple[RopeSpec, Tensor]] = []
+        whole = f"{spec.names.prefix}{spec.names.embedding}.weight"
+        self._prefix = spec.names.prefix if whole in weights else ""
+        self._bias_table: Tensor | None = None
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A tensor of the encoder, in the checkpoint's dtype, maybe backed by the mapped file."""
+        return self.weights.get(self._prefix + name, shape)
+
+    def vector(self, name: str, *shape: int) -> Tensor:
+        """A small tensor of our own, in float32."""
+        return self.tensor(name, *shape).float().clone()
+
+    def norm(self, name: str) -> Norm:
+        """The LayerNorm of this name; "" for none."""
+        if not name:
+            return NoNorm()
+        size = self.spec.hidden_size
+        bias = self.vector(f"{name}.bias", size) if self.spec.norm_bias else None
+        return LayerNorm(size, self.vector(f"{name}.weight", size), bias, self.spec.norm_eps)
+
+    def linear(self, names: list[tuple[str, int]], columns: int, bias: bool) -> LinearLayer:
+        """One linear layer of (name, rows) parts over each other."""
+        weight = torch.cat([self.tensor(f"{name}.weight", rows, columns) for name, rows in names])
+        biases = [self.vector(f"{name}.bias", rows) for name, rows in names] if bias else []
+        return self.ops.PackedLinear(
+            weight.to(self.dtype).contiguous(), torch.cat(biases) if biases else None
+        )
+
+    def layer(self, index: int) -> EncoderLayer:
+        """One layer."""
+        spec, names, at = self.spec, self.spec.names, self.spec.names.layer.format(index)
+        has_norm = spec.wiring == "post" or spec.first_norm or index > 0
+        return EncoderLayer(
+            attention=self._attention(index, at),
+            attention_norm=self.norm(at + names.attention_norm if has_norm else ""),
+            mlp=self._mlp(at),
+            mlp_norm=self.norm(at + names.mlp_norm),
+            pre=spec.wiring == "pre",
+        )
+
+    def _attention(self, index: int, at: str) -> BidirectionalAttention:
+        spec, names = self.spec, self.spec.names
+        inner = spec.num_heads * spec.head_dim
+        rows = 3 * inner // len(names.qkv)
+        qkv = [(at + name, rows) for name in names.qkv]
+        return BidirectionalAttention(
+            project=self.linear(qkv, spec.hidden_size, spec.qkv_bias),
+            output=self.linear([(at + names.o, spec.hidden_size)], inner, spec.o_bias),
+            num_heads=spec.num_heads,
+            head_dim=spec.head_dim,
+            cos_sin=self._table(spec.ropes[index]) if spec.ropes else None,
+            reach=spec.reach[index] if spec.reach else 0,
+            bias_table=self._relative_bias(),
+        )
+
+    def _relative_bias(self) -> Tensor | None:
+        """The table of relative position biases, one for all layers."""
+        spec = self.spec
+        if spec.relative_buckets and self._bias_table is None:
+            name = f"{spec.names.relative_bias}.weight"
+            self._bias_table = self.vector(name, spec.relative_buckets, spec.num_heads)
+        return self._bias_table
+
+    def _table(self, rope: RopeSpec) -> Tensor:
+        """The rotary table, one for all layers with the same embedding."""
+        for known, table in self._tables:
+            if known == rope:
+                return table
+        table = cos_sin_table(rope, self._max_model_len)
+        self._tables.append((rope, table))
+        return table
+
+    def _mlp(self, at: str) -> Step:
+        spec, names = self.spec, self.spec.names
+        rows = spec.intermediate_size * (2 if spec.gated else 1) // len(names.up)
+        up = self.linear([(at + name, rows) for name in names.up], spec.hidden_size, spec.mlp_bias)
+        act = (
+            gated_activation(self.ops, spec.activation)
+            if spec.gated
+            else activation(spec.activation)
+        )
+        down = self.linear(
+            [(at + names.down, spec.hidden_size)], spec.intermediate_size, spec.mlp_bias
+        )
+        return chain(up, act, down)

@@ -1,0 +1,250 @@
+"""From a config.json to an `EncoderSpec`: one small function a family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.errors import ModelLoadError
+from engine.layers.rotary import rope_spec
+from engine.models.encoders.spec import EncoderNames, EncoderSpec
+from engine.models.families.family import ACTIVATIONS, Config, refuse
+
+_POSITIVE = (
+    "hidden_size",
+    "num_layers",
+    "num_heads",
+    "head_dim",
+    "intermediate_size",
+    "vocab_size",
+    "max_position_embeddings",
+)
+
+
+def bert(config: Config) -> dict[str, Any]:
+    """BERT: learned positions, token types, norms after the residual."""
+    refuse(config, position_embedding_type="absolute", is_decoder=False)
+    refuse(config, embedding_size=config["hidden_size"])
+    return {
+        "num_positions": int(config["max_position_embeddings"]),
+        "type_vocab_size": int(config.get("type_vocab_size", 2)),
+    }
+
+
+def electra(config: Config) -> dict[str, Any]:
+    """ELECTRA: BERT under another prefix (where the embedding is as wide as the layers)."""
+    return {**bert(config), "names": EncoderNames(prefix="electra.")}
+
+
+def roberta(config: Config) -> dict[str, Any]:
+    """RoBERTa: BERT whose positions count from after the padding id."""
+    padding = _padding(config)
+    return {
+        **bert(config),
+        "names": EncoderNames(prefix="roberta."),
+        "position_offset": padding + 1,
+        "max_position_embeddings": int(config["max_position_embeddings"]) - padding - 1,
+    }
+
+
+def distilbert(config: Config) -> dict[str, Any]:
+    """DistilBERT: BERT without token types, under names of its own."""
+    return {
+        "num_positions": int(config["max_position_embeddings"]),
+        "names": EncoderNames(
+            prefix="distilbert.",
+            token_types="",
+            layer="transformer.layer.{}.",
+            qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+            o="attention.out_lin",
+            attention_norm="sa_layer_norm",
+            up=("ffn.lin1",),
+            down="ffn.lin2",
+            mlp_norm="output_layer_norm",
+        ),
+    }
+
+
+def mpnet(config: Config) -> dict[str, Any]:
+    """MPNet: RoBERTa's positions, and biases by relative position that all layers share."""
+    padding = _padding(config)
+    return {
+        "num_positions": int(config["max_position_embeddings"]),
+        "position_offset": padding + 1,
+        "max_position_embeddings": int(config["max_position_embeddings"]) - padding - 1,
+        "relative_buckets": int(config.get("relative_attention_num_buckets", 32)),
+        "names": EncoderNames(
+            prefix="mpnet.",
+            token_types="",
+            relative_bias="encoder.relative_attention_bias",
+            qkv=("attention.attn.q", "attention.attn.k", "attention.attn.v"),
+            o="attention.attn.o",
+            attention_norm="attention.LayerNorm",
+        ),
+    }
+
+
+def modernbert(config: Config) -> dict[str, Any]:
+    """ModernBERT (arXiv 2412.13663): rotary, norms before, local and global layers."""
+    layers = int(config["num_hidden_layers"])
+    every = int(config.get("global_attn_every_n_layers", 3))
+    types = config.get("layer_types") or [
+        "sliding_attention" if layer % every else "full_attention" for layer in range(layers)
+    ]
+    reach = int(config.get("local_attention", 128)) // 2
+    head_dim = int(config["hidden_size"]) // int(config["num_attention_heads"])
+    thetas = {
+        "full_attention": float(config.get("global_rope_theta") or 160_000.0),
+        "sliding_attention": float(
+            config.get("local_rope_theta") or config.get("global_rope_theta") or 10_000.0
+        ),
+    }
+    ropes = {
+        kind: rope_spec({**config, "rope_theta": theta}, head_dim, kind)
+        for kind, theta in thetas.items()
+    }
+    bias = bool(config.get("attention_bias", False))
+    return {
+        "names": EncoderNames(
+            prefix="model.",
+            embedding="embeddings.tok_embeddings",
+            positions="",
+            token_types="",
+            embedding_norm="embeddings.norm",
+            final_norm="final_norm",
+            layer="layers.{}.",
+            qkv=("attn.Wqkv",),
+            o="attn.Wo",
+            attention_norm="attn_norm",
+            up=("mlp.Wi",),
+            down="mlp.Wo",
+            mlp_norm="mlp_norm",
+        ),
+        "wiring": "pre",
+        "first_norm": False,
+        "norm_eps": float(config.get("norm_eps", 1e-5)),
+        "norm_bias": bool(config.get("norm_bias", False)),
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "mlp_bias": bool(config.get("mlp_bias", False)),
+        "reach": tuple(reach if kind == "sliding_attention" else 0 for kind in types),
+        "ropes": tuple(ropes[kind] for kind in types),
+        "gated": True,
+    }
+
+
+def nomic_bert(config: Config) -> dict[str, Any]:
+    """NomicBERT (arXiv 2402.01613): BERT with rotary embedding and a gated MLP, no biases."""
+    head_dim = int(
+        config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"])
+    )
+    rope = rope_spec({"rope_theta": 1000.0, **config}, head_dim)
+    return {
+        "head_dim": head_dim,
+        "type_vocab_size": int(config.get("type_vocab_size", 2)),
+        "names": EncoderNames(
+            prefix="nomic_bert.",
+            positions="",
+            layer="layers.{}.",
+            qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            o="self_attn.o_proj",
+            attention_norm="post_attention_layernorm",
+            up=("mlp.gate_proj", "mlp.up_proj"),
+            down="mlp.down_proj",
+            mlp_norm="post_mlp_layernorm",
+        ),
+        "qkv_bias": False,
+        "o_bias": False,
+        "mlp_bias": False,
+        "ropes": (rope,) * int(config["num_hidden_layers"]),
+        "gated": True,
+    }
+
+
+#: `architectures` without its ending ("Model", "ForSequenceClassification", ...).
+FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
+    "Bert": bert,
+    "Electra": electra,
+    "Roberta": roberta,
+    "XLMRoberta": roberta,
+    "Camembert": roberta,
+    "DistilBert": distilbert,
+    "MPNet": mpnet,
+    "ModernBert": modernbert,
+    "NomicBert": nomic_bert,
+}
+ENDINGS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+#: What DistilBERT calls the common things.
+_ALIASES = {
+    "dim": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "hidden_dim": "intermediate_size",
+    "activation": "hidden_act",
+    "hidden_activation": "hidden_act",
+}
+
+
+def is_encoder(architecture: str) -> bool:
+    """Whether the native encoder knows this architecture."""
+    return any(architecture == family + ending for family in FAMILIES for ending in ENDINGS)
+
+
+def encoder_spec(architecture: str, raw: Config) -> EncoderSpec:
+    """The spec of a config.json. Raises `ModelLoadError` for what the encoder can't run."""
+    family = next(f for f in FAMILIES if any(architecture == f + ending for ending in ENDINGS))
+    renamed = {new: raw[old] for old, new in _ALIASES.items() if raw.get(old) is not None}
+    config = {**{name: value for name, value in raw.items() if value is not None}, **renamed}
+    try:
+        spec = EncoderSpec(**{**_common(architecture, config), **FAMILIES[family](config)})
+    except KeyError as error:
+        reason = f"config.json of {architecture} lacks {error.args[0]!r}."
+        raise ModelLoadError(reason, param="model") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        reason = f"config.json of {architecture} has a value of the wrong type: {error}."
+        raise ModelLoadError(reason, param="model") from error
+    _check(spec)
+    return spec
+
+
+def _common(architecture: str, config: Config) -> dict[str, Any]:
+    """Fields that every family has under the same names."""
+    activation = str(config.get("hidden_act", "gelu"))
+    if activation not in ACTIVATIONS:
+        raise ModelLoadError(
+            f"config.json: hidden_act {activation!r} isn't supported.", param="hidden_act"
+        )
+    heads = int(config["num_attention_heads"])
+    return {
+        "architecture": architecture,
+        "hidden_size": int(config["hidden_size"]),
+        "num_layers": int(config["num_hidden_layers"]),
+        "num_heads": heads,
+        "head_dim": int(config["hidden_size"]) // max(1, heads),
+        "intermediate_size": int(config["intermediate_size"]),
+        "vocab_size": int(config["vocab_size"]),
+        "max_position_embeddings": int(config["max_position_embeddings"]),
+        "norm_eps": float(config.get("layer_norm_eps", 1e-12)),
+        "activation": ACTIVATIONS[activation],
+        "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32"),
+    }
+
+
+def _padding(config: Config) -> int:
+    return int(config.get("pad_token_id", 1))
+
+
+def _check(spec: EncoderSpec) -> None:
+    """Sizes that can't be are refused before anything is read or allocated."""
+    for name in _POSITIVE:
+        if getattr(spec, name) < 1:
+            raise ModelLoadError(
+                f"config.json of {spec.architecture}: {name} must be at least 1.", param=name
+            )
+    for name in ("reach", "ropes"):
+        if getattr(spec, name) and len(getattr(spec, name)) != spec.num_layers:
+            raise ModelLoadError(
+                f"config.json of {spec.architecture}: layer_types names "
+                f"{len(getattr(spec, name))} layers of {spec.num_layers}.",
+                param="layer_types",
+            )

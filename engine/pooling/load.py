@@ -1,0 +1,114 @@
+"""Loads pooling models: a transformer without an output layer, and what comes after it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+import kernels
+from engine.config import EngineConfig
+from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
+from engine.models.encoders.families import encoder_spec
+from engine.models.encoders.spec import EncoderSpec
+from engine.models.experts import Weights
+from engine.models.families.family import Config
+from engine.models.registry import decoder_spec, known_architectures
+from engine.models.spec import DecoderSpec
+from engine.models.weights import DummyWeights, WeightReader
+from engine.pooling.heads import HeadReader, dense_module
+from engine.pooling.pooler import Pooler
+from engine.pooling.settings import PoolingSettings
+
+log = logging.getLogger(__name__)
+
+_ENDINGS = ("ForSequenceClassification", "ForTokenClassification", "ForCausalLM", "Model")
+#: Beginnings of weights that a model may bring and that pooling doesn't need.
+_NOT_NEEDED = (
+    "cls.",
+    "lm_head.",
+    "score.",
+    "classifier.",
+    "head.",
+    "vocab_",
+    "pooler.",
+    "decoder.",
+)
+
+
+def pooled_spec(settings: PoolingSettings, raw: Config) -> DecoderSpec | EncoderSpec:
+    """The spec of a model whose config.json may name it without a language model's head.
+
+    Raises `ModelLoadError` for an architecture that isn't known.
+    """
+    name = settings.architecture
+    if settings.encoder:
+        return encoder_spec(name, raw)
+    if name not in known_architectures():
+        stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
+        causal = (f"{stem}ForCausalLM", f"{stem}LMHeadModel")
+        name = next((found for found in causal if found in known_architectures()), name)
+    spec = decoder_spec({**raw, "architectures": [name]})
+    names = spec.names
+    if not names.optional_prefix and names.embedding.startswith("model."):
+        # Checkpoints of the bare model leave it out.
+        names = replace(names, optional_prefix="model.")
+    # There's no output layer: tied, it is nothing of its own.
+    return replace(spec, names=names, tie_embeddings=True, lm_head_bias=False)
+
+
+def load_pooled(
+    settings: PoolingSettings,
+    spec: DecoderSpec | EncoderSpec,
+    folder: Path,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    max_model_len: int,
+    progress: Callable[[int, int], None],
+) -> tuple[NativeDecoder | NativeEncoder, Pooler]:
+    """The transformer with its weights, in `dtype`, and its pooler.
+
+    Raises `ModelLoadError` for missing or misshapen weights.
+    """
+    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    weights = DummyWeights() if config.load_format == "dummy" else WeightReader(folder)
+    model: NativeDecoder | NativeEncoder
+    if isinstance(spec, EncoderSpec):
+        model = NativeEncoder(spec, ops, dtype, max_model_len)
+    else:
+        model = NativeDecoder(spec, ops, dtype, max_model_len)
+    model.load(weights, progress)
+    pooler = _pooler(settings, spec, weights)
+    unread = [name for name in weights.unread() if _matters(name, spec)]
+    if unread:
+        log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+    weights.close()
+    return model, pooler
+
+
+def _matters(name: str, spec: DecoderSpec | EncoderSpec) -> bool:
+    """Whether a tensor that nobody read hints at config.json and weights not belonging together."""
+    prefix = spec.names.prefix if isinstance(spec, EncoderSpec) else ""
+    bare = name.removeprefix(prefix)
+    return not bare.startswith(_NOT_NEEDED) and not bare.endswith("position_ids")
+
+
+def _pooler(settings: PoolingSettings, spec: DecoderSpec | EncoderSpec, weights: Weights) -> Pooler:
+    """The pooler with its head or dense layers."""
+    width = spec.hidden_size
+    if settings.classifies:
+        prefix = ""
+        if isinstance(spec, EncoderSpec):
+            whole = f"{spec.names.prefix}{spec.names.embedding}.weight"
+            prefix = spec.names.prefix if whole in weights else ""
+        reader = HeadReader(
+            weights, settings.architecture, prefix, width, len(settings.labels), spec.norm_eps
+        )
+        return Pooler(settings, width, head=reader.head(), embedding_size=len(settings.labels))
+    dense = [dense_module(module) for module in settings.files.dense]
+    size = dense[-1].weight.shape[0] if dense else width
+    return Pooler(settings, width, dense=list(dense), embedding_size=size)

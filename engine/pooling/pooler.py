@@ -1,0 +1,64 @@
+"""`Pooler`: from pooled hidden states to what a client gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.models.norms import Step
+from engine.pooling.params import PoolingParams
+from engine.pooling.settings import PoolingSettings
+
+
+@dataclass(slots=True)
+class Pooler:
+    """A pooling model's end.
+
+    Attributes:
+        settings: what the model is.
+        hidden_size: of its hidden states.
+        head: of a classifier: [n, hidden] -> [n, labels].
+        dense: layers between pooling and normalisation of an embedding.
+        embedding_size: of what an embedding has before it's cut.
+    """
+
+    settings: PoolingSettings
+    hidden_size: int
+    head: Step | None = None
+    dense: list[Step] = field(default_factory=list)
+    embedding_size: int = 0
+
+    def __call__(self, hidden: Tensor, params: PoolingParams) -> Tensor:
+        """float32 [n, size] from pooled hidden states [n, hidden_size].
+
+        n is 1, or a prompt's tokens for the tasks that keep them apart.
+        """
+        return self._classified(hidden, params) if self.head else self._embedded(hidden, params)
+
+    def _embedded(self, hidden: Tensor, params: PoolingParams) -> Tensor:
+        vectors = hidden
+        # Of every token they would be no vectors of the same space as a prompt's.
+        if not params.by_token:
+            for layer in self.dense:
+                vectors = layer(vectors)
+        size = params.dimensions or self.settings.dimensions
+        if size is not None:
+            vectors = vectors[:, :size]
+        if self._active(params):
+            vectors = torch.nn.functional.normalize(vectors, dim=-1)
+        return vectors
+
+    def _classified(self, hidden: Tensor, params: PoolingParams) -> Tensor:
+        logits = self.head(hidden) if self.head else hidden
+        if not self._active(params):
+            return logits
+        kind = self.settings.activation or ("sigmoid" if logits.shape[-1] == 1 else "softmax")
+        return logits.sigmoid() if kind == "sigmoid" else logits.softmax(dim=-1)
+
+    def _active(self, params: PoolingParams) -> bool:
+        """Whether results go through the activation: as asked, else as the model does."""
+        if params.use_activation is not None:
+            return params.use_activation
+        return bool(self.settings.activation)

@@ -1,0 +1,127 @@
+"""`PoolingRunner`: a step of a pooling model, in the place of `ModelRunner`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
+from engine.pooling.params import PoolingParams
+from engine.pooling.pooler import Pooler
+from engine.pooling.states import PoolingState
+from engine.scheduler.plan import StepPlan, StepResult
+from engine.worker.batch import RunningBatch, StepInputs
+
+
+@dataclass(slots=True)
+class PoolingInputs:
+    """One step's inputs.
+
+    Attributes:
+        batch: tokens and places.
+        states: what is kept of each of the plan's sequences.
+        every_token: hidden states of all tokens are wanted, not of the last ones alone.
+    """
+
+    batch: StepInputs
+    states: list[PoolingState]
+    every_token: bool
+
+
+class PoolingRunner:
+    """Holds the model, the running batch and what pooling keeps of prompts that come in chunks."""
+
+    def __init__(
+        self, model: NativeDecoder | NativeEncoder, batch: RunningBatch, pooler: Pooler
+    ) -> None:
+        self.model, self.batch, self.pooler = model, batch, pooler
+        self._states: dict[int, PoolingState] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step: inputs, forward, pooling."""
+        return self.run(plan, self.prepare(plan))
+
+    def prepare(self, plan: StepPlan) -> PoolingInputs | None:
+        """The step's inputs. None: no sequence.
+
+        The batch takes over the plan's changes here, so a step that fails later can be taken back
+        by removing its sequences.
+        """
+        self.batch.apply(plan)
+        self._take(plan)
+        if not plan.seq_ids:
+            return None
+        states = [self._states[seq_id] for seq_id in plan.seq_ids]
+        inputs = self.batch.inputs(plan)
+        every_token = self.pooler.settings.encoder or any(state.needs_all for state in states)
+        if every_token:
+            inputs.context.logits_rows = None
+        return PoolingInputs(inputs, states, every_token)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, inputs: PoolingInputs | None) -> StepResult:
+        """Run a prepared step, after the one before; may be called in another thread.
+
+        `StepResult.pooled` holds the sequences whose prompts the step completed.
+        """
+        result = StepResult([-1] * len(plan.seq_ids))
+        if inputs is None:
+            return result
+        starts = inputs.batch.context.query_start_loc.tolist()
+        hidden = self._forward(inputs, starts)
+        done = set(inputs.batch.sampled)
+        row = 0
+        for index, state in enumerate(inputs.states):
+            if inputs.every_token:
+                state.add(hidden[starts[index] : starts[index + 1]])
+            elif index in done:
+                # Only these sequences' last tokens were computed to the end.
+                state.add(hidden[row : row + 1])
+                row += 1
+            if index in done:
+                self._finish(plan.seq_ids[index], state, result)
+        return result
+
+    def _take(self, plan: StepPlan) -> None:
+        """Forget who left; begin anew with who came (or comes again after a preemption)."""
+        for seq_id in plan.removed:
+            self._states.pop(seq_id, None)
+        kind = self.pooler.settings.pooling_type
+        for sequence in plan.new:
+            params = sequence.pooling or PoolingParams()
+            self._states[sequence.seq_id] = PoolingState(params, kind)
+
+    def _forward(self, inputs: PoolingInputs, starts: list[int]) -> Tensor:
+        """[num_rows, hidden] for the rows that are wanted."""
+        token_ids, context = self.batch.token_ids(inputs.batch), inputs.batch.context
+        if isinstance(self.model, NativeEncoder):
+            types = _token_types(inputs.states, starts)
+            return self.model.forward(token_ids, context, types)
+        return self.model.forward(token_ids, context)
+
+    def _finish(self, seq_id: int, state: PoolingState, result: StepResult) -> None:
+        output = self.pooler(state.result(), state.params)
+        if not bool(torch.isfinite(output).all()):
+            result.errors[seq_id] = "the model's output isn't finite"
+            return
+        result.pooled[seq_id] = to_bytes(output)
+
+
+def _token_types(states: list[PoolingState], starts: list[int]) -> Tensor | None:
+    """int64 [num_tokens], 1 from each pair's second part on; None where there are no pairs."""
+    if not any(state.params.second_segment for state in states):
+        return None
+    types = torch.zeros(starts[-1], dtype=torch.int64)
+    for state, start, end in zip(states, starts[:-1], starts[1:], strict=True):
+        if second := state.params.second_segment:
+            types[start + second : end] = 1
+    return types
+
+
+def to_bytes(output: Tensor) -> bytes:
+    """Little-endian float32, row after row."""
+    return output.float().numpy().astype(np.dtype("<f4"), copy=False).tobytes()

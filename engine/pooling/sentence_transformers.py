@@ -1,0 +1,146 @@
+"""The files that sentence-transformers writes beside a model: modules, pooling, prompts.
+
+A model is a list of modules (modules.json): the transformer, a pooling, maybe dense layers, maybe
+a normalisation. Weights of dense layers are read by `engine.pooling.heads`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ModelLoadError
+from engine.text.files import read_object, read_text
+
+_POOLING_FLAGS = {
+    "pooling_mode_cls_token": "CLS",
+    "pooling_mode_lasttoken": "LAST",
+    "pooling_mode_mean_tokens": "MEAN",
+}
+_POOLING_NAMES = {"cls": "CLS", "lasttoken": "LAST", "mean": "MEAN"}
+_ACTIVATIONS = {"Tanh": "tanh", "Identity": "", "ReLU": "relu", "GELU": "gelu"}
+
+
+@dataclass(frozen=True, slots=True)
+class DenseModule:
+    """A dense layer after the pooling: sizes in elements, `activation` "" for none."""
+
+    folder: Path
+    in_features: int
+    out_features: int
+    bias: bool
+    activation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SentenceFiles:
+    """What the files say; everything is empty for a folder without them.
+
+    Attributes:
+        pooling_type: "CLS", "LAST" or "MEAN"; "" without modules.json.
+        normalize: the last module normalises.
+        dense: layers between the pooling and that.
+        max_seq_length: longest prompt, or None.
+        prompt: put before every text that is embedded (`default_prompt_name`).
+        similarity: of two vectors, as named in config_sentence_transformers.json.
+    """
+
+    pooling_type: str = ""
+    normalize: bool = False
+    dense: tuple[DenseModule, ...] = ()
+    max_seq_length: int | None = None
+    prompt: str = ""
+    similarity: str = "cosine"
+    prompts: dict[str, str] = field(default_factory=dict)
+
+
+def read_sentence_files(folder: Path) -> SentenceFiles:
+    """The files of a model folder. Raises `ModelLoadError` for what isn't supported, by name."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return SentenceFiles()
+    pooling_type, normalize, dense = "", False, []
+    for module in _modules(path):
+        kind = str(module.get("type", "")).rsplit(".", 1)[-1]
+        place = _inside(folder, str(module.get("path", "")), path)
+        if kind == "Pooling":
+            pooling_type = _pooling_type(place / "config.json")
+        elif kind == "Dense":
+            dense.append(_dense(place))
+        elif kind == "Normalize":
+            normalize = True
+        elif kind not in ("Transformer", "Dropout"):
+            raise ModelLoadError(f"{path}: the module {kind!r} isn't supported.", param="model")
+    if not pooling_type:
+        return SentenceFiles()
+    return _with_settings(folder, pooling_type, normalize, tuple(dense))
+
+
+def _modules(path: Path) -> list[dict[str, Any]]:
+    try:
+        modules = json.loads(read_text(path))
+    except ValueError as error:
+        raise ModelLoadError(f"{path} is no valid JSON: {error}.", param="model") from error
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise ModelLoadError(f"{path} must hold a list of objects.", param="model")
+    return modules
+
+
+def _with_settings(
+    folder: Path, pooling_type: str, normalize: bool, dense: tuple[DenseModule, ...]
+) -> SentenceFiles:
+    """What sentence_bert_config.json and config_sentence_transformers.json add."""
+    limits = read_object(folder / "sentence_bert_config.json")
+    config = read_object(folder / "config_sentence_transformers.json")
+    prompts = {str(k): str(v) for k, v in (config.get("prompts") or {}).items() if v}
+    return SentenceFiles(
+        pooling_type=pooling_type,
+        normalize=normalize,
+        dense=dense,
+        max_seq_length=limits.get("max_seq_length"),
+        prompt=prompts.get(str(config.get("default_prompt_name")), ""),
+        similarity=str(config.get("similarity_fn_name") or "cosine"),
+        prompts=prompts,
+    )
+
+
+def _inside(folder: Path, name: str, named_by: Path) -> Path:
+    """A module's folder, which must lie in the model's."""
+    place = (folder / name).resolve()
+    if place != folder.resolve() and folder.resolve() not in place.parents:
+        raise ModelLoadError(f"{named_by} names a folder outside: {name!r}.", param="model")
+    return place
+
+
+def _pooling_type(path: Path) -> str:
+    config = read_object(path)
+    named = config.get("pooling_mode")
+    chosen = {
+        flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on is True
+    }
+    found = {_POOLING_FLAGS.get(flag, flag) for flag in chosen}
+    if named is not None:
+        names = named if isinstance(named, list) else [named]
+        found = {_POOLING_NAMES.get(str(name), str(name)) for name in names}
+    if len(found) != 1 or not found <= set(_POOLING_FLAGS.values()):
+        raise ModelLoadError(
+            f"{path}: the pooling {', '.join(sorted(found)) or '(none)'} isn't supported; "
+            "known: cls, lasttoken, mean.",
+            param="model",
+        )
+    return found.pop()
+
+
+def _dense(folder: Path) -> DenseModule:
+    path = folder / "config.json"
+    config: dict[str, Any] = read_object(path)
+    name = str(config.get("activation_function", "Tanh")).rsplit(".", 1)[-1]
+    if name not in _ACTIVATIONS:
+        raise ModelLoadError(f"{path}: the activation {name!r} isn't supported.", param="model")
+    try:
+        sizes = int(config["in_features"]), int(config["out_features"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{path} lacks the layer's sizes.", param="model") from error
+    return DenseModule(folder, *sizes, bool(config.get("bias", True)), _ACTIVATIONS[name])
