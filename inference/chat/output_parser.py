@@ -58,7 +58,12 @@ class OutputParser:
 
     def _read(self, parts: Iterable[Part]) -> Iterable[Part]:
         for part in parts:
-            if part.kind == "content" and self._tools is not None:
+            if self._tools is None:
+                if part.kind == "arguments":  # of a function that nobody offered
+                    yield Part("content", part.text)
+                elif part.kind != "call":
+                    yield part
+            elif part.kind == "content":
                 yield from self._tools.push(part.text)
             else:
                 yield part

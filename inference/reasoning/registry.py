@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from inference.parsing.plugins import Registry
 from inference.reasoning.base import ReasoningParser
+from inference.reasoning.harmony import HarmonyParser
 from inference.reasoning.tags import DeepSeekR1Parser, GraniteParser, Qwen3Parser
 
 #: The first whose marks a chat template holds.
 reasoning_parsers: Registry[ReasoningParser] = Registry(
-    "reasoning_parsers", ReasoningParser, [DeepSeekR1Parser, Qwen3Parser, GraniteParser]
+    "reasoning_parsers",
+    ReasoningParser,
+    [HarmonyParser, DeepSeekR1Parser, Qwen3Parser, GraniteParser],
 )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from inference.parsing.call_object import CallObject
 from inference.parsing.json_scan import ValueScanner
 from inference.parsing.literals import first_of, may_begin
 from inference.parsing.parts import Part, joined
 from inference.tools.layout import Layout
+
+#: What stands between a call's opening and its arguments is shorter, or it is no call.
+MAX_HEADER = 256
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,22 @@ class ToolParser:
         """After something that began like a call and went wrong: text again."""
         self._state = self._text
         return True
+
+    def _header(self, pattern: re.Pattern[str]) -> re.Match[str] | Literal[False] | None:
+        """What stands before a call's arguments, once it is whole, and takes it.
+
+        None while more text is needed; False when no more text could help.
+        """
+        found = pattern.match(self._held[:MAX_HEADER])
+        if found is not None:
+            self._held = self._held[found.end() :]
+            return found
+        return False if self._ended or len(self._held) >= MAX_HEADER else None
+
+    def _fail(self, opening: str) -> bool:
+        """What `opening` began is no call."""
+        self._emit(self._gap + opening)
+        return self._after_failure()
 
     def _in_value(self, then: Callable[[], bool]) -> bool:
         """Inside the bare JSON of a call that has begun."""

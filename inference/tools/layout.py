@@ -17,6 +17,8 @@ MAX_PARALLEL_CALLS = 16
 #: Models are trained on the JSON that Python writes.
 _PYTHON_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _NAME = "NAME"
+#: Text that begins like no call; or nothing.
+_OTHER = r"/([^\s{\[](.|\n)*)?/"
 
 
 class ArgumentsRule(Protocol):
@@ -44,8 +46,8 @@ class Layout:
     Attributes:
         open, close: before the first call and after the last one.
         begin, end: of each call. separator: between two.
-        trigger: what every call begins with, where text may come before it; "" where none may.
-        arguments: the grammar rules for the arguments.
+        trigger: what the calls, or each call, begin with; "" where calls are the whole answer.
+        arguments: the grammar rules for the arguments. shared: rules that all of them may use.
     """
 
     begin: str
@@ -55,6 +57,7 @@ class Layout:
     separator: str = "\n"
     trigger: str = ""
     arguments: ArgumentsRule = json_arguments
+    shared: tuple[str, ...] = ()
 
     def grammar(
         self,
@@ -69,12 +72,12 @@ class Layout:
         Args:
             special: texts of the model's control tokens, with their ids.
             parallel: up to `MAX_PARALLEL_CALLS`, not one.
-            required: nothing but calls; False: text and calls (with a `trigger` alone).
+            required: nothing but calls; False: text, in which calls follow the schemas.
         """
-        rules = []
+        rules: list[str] = []
         for number, function in enumerate(functions):
             begin = self.begin.replace(_NAME, function.name)
-            if not required:
+            if not required and not self._trigger_opens:
                 begin = begin.removeprefix(self.trigger)
             rule = f"arguments_{number}"
             rules.append(
@@ -82,22 +85,36 @@ class Layout:
             )
             rules += self.arguments(rule, function)
         calls = " | ".join(f"call_{number}" for number in range(len(functions)))
-        start = self._all_calls(special, parallel) if required else self._free(special, parallel)
-        return "\n".join([*start, f"call: {calls}", *rules])
-
-    def _all_calls(self, special: dict[str, int], parallel: bool) -> list[str]:
-        more = f"({literal(self.separator, special)} call){{0,{MAX_PARALLEL_CALLS - 1}}}"
-        opening, closing = literal(self.open, special), literal(self.close, special)
-        return [f"start: {opening} call {more if parallel else ''} {closing}"]
-
-    def _free(self, special: dict[str, int], parallel: bool) -> list[str]:
-        """Text, and after each trigger a whole call."""
-        count = "*" if parallel else "?"
-        if self.trigger in special:
-            tag = f"tagged: TEXT {literal(self.trigger, special)} call"
+        if required:
+            start = [f"start: {self._all_calls(special, parallel)}"]
+        elif self.trigger:
+            start = self._triggered(special, parallel)
         else:
-            tag = f"tagged: trigger call\ntrigger[lazy]: TEXT {literal(self.trigger, special)}"
-        return [f"start: tagged{count} rest", "rest: TEXT", r"TEXT: /(.|\n)*/", tag]
+            start = [f"start: {self._all_calls(special, parallel)} | {_OTHER}"]
+        return "\n".join([*start, f"call: {calls}", *rules, *self.shared])
+
+    @property
+    def _trigger_opens(self) -> bool:
+        """Whether the trigger stands before all calls, not before each."""
+        return bool(self.trigger) and self.open.startswith(self.trigger)
+
+    def _all_calls(self, special: dict[str, int], parallel: bool, skip: str = "") -> str:
+        separator = literal(self.separator, special)
+        more = f"({separator} call){{0,{MAX_PARALLEL_CALLS - 1}}}" if parallel else ""
+        opening = literal(self.open.removeprefix(skip), special)
+        return f"{opening} call {more} {literal(self.close, special)}"
+
+    def _triggered(self, special: dict[str, int], parallel: bool) -> list[str]:
+        """Text, and after each trigger a whole call (or after the only one all of them)."""
+        after, count = "call", "*" if parallel else "?"
+        if self._trigger_opens:
+            after, count = self._all_calls(special, parallel, skip=self.trigger), "?"
+        mark = literal(self.trigger, special)
+        if self.trigger in special:
+            tag = [f"tagged: TEXT {mark} {after}"]
+        else:
+            tag = [f"tagged: trigger {after}", f"trigger[lazy]: TEXT {mark}"]
+        return [f"start: tagged{count} rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *tag]
 
 
 def literal(text: str, special: dict[str, int]) -> str:

@@ -8,12 +8,13 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
+from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from inference.chat.turn import message_of
 from inference.parsing import Part
-from inference.tools import HermesParser, parser_for_template
+from inference.tools import HermesParser, parser_for_template, tool_parsers
 
 CALL = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln", "days": [1, 2]}}\n</tool_call>'
@@ -106,7 +107,7 @@ def test_any_split_gives_what_the_whole_gives(text: str) -> None:
     assert (parsed.content, calls(parsed)) == (whole.content, calls(whole))
 
 
-@settings(max_examples=150, deadline=None)
+@profile(max_examples=100, deadline=None)
 @given(
     pieces=st.lists(
         st.sampled_from([CALL, "text", " ", "\n", "<tool_call>", "</tool_call>", "{", "<", "é🙂"]),
@@ -124,6 +125,43 @@ def test_any_cutting_of_any_text_gives_the_same(pieces: list[str], cuts: list[in
         json.loads(arguments)
 
 
-def test_the_parser_is_told_by_the_template() -> None:
-    assert parser_for_template("... <tool_call> ...") is HermesParser
-    assert parser_for_template("[TOOL_CALLS]") is None
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("... <tool_call> ...", "hermes"),
+        ("<tool_call> <function=name> <parameter=key>", "qwen3_coder"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("[TOOL_CALLS] [ARGS]", "mistral_named"),
+        ("<|tool_call|>", "granite"),
+        ("<｜tool▁call▁begin｜> ```json", "deepseek_v3"),
+        ("<｜tool▁call▁begin｜>", "deepseek_v31"),
+        ('"parameters": dictionary of argument name and its value', "llama3_json"),
+        ("[func_name1(params_name1=params_value1)]", "pythonic"),
+        ("<|channel|> <|constrain|>", "gpt_oss"),
+    ],
+)
+def test_the_parser_is_told_by_the_template(template: str, name: str) -> None:
+    parser = parser_for_template(template)
+    assert parser is not None
+    assert parser.name == name
+
+
+def test_a_template_without_marks_has_no_parser() -> None:
+    assert parser_for_template("{{ tools }}") is None
+
+
+class OurParser(HermesParser):
+    """An operator's own."""
+
+    name = "ours"
+    template_marks = ("<ours>",)
+
+
+def test_an_operator_adds_a_parser_by_a_setting(settings: Any) -> None:
+    path = f"{__name__}.OurParser"
+    settings.QUIRE = {**settings.QUIRE, "TOOL_PARSERS": {"ours": path}}
+    assert tool_parsers.get("ours") is OurParser
+    assert parser_for_template("<ours> <tool_call>") is OurParser
+    settings.QUIRE = {**settings.QUIRE, "TOOL_PARSERS": {"ours": "json.dumps"}}
+    with pytest.raises(TypeError, match="ToolParser"):
+        tool_parsers.get("ours")

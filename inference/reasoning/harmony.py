@@ -1,0 +1,79 @@
+"""gpt-oss's way: an answer is messages on channels, each with a header of control tokens."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import ClassVar
+
+from inference.parsing.literals import first_of, is_beginning, may_begin
+from inference.parsing.parts import Part
+from inference.reasoning.base import ReasoningParser
+
+CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
+_ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
+_RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
+_KINDS: dict[str, str] = {"analysis": "reasoning"}
+
+
+class HarmonyParser(ReasoningParser):
+    """Analysis is reasoning, messages to functions are calls, all else is content."""
+
+    name: ClassVar[str] = "gpt_oss"
+    template_marks: ClassVar[tuple[str, ...]] = (CHANNEL, MESSAGE)
+    markers: ClassVar[tuple[str, ...]] = (CHANNEL, MESSAGE, "<|constrain|>", *_ENDS)
+
+    def __init__(self, inside: bool | None = None) -> None:
+        super().__init__(inside)
+        self._kind = "content"
+        self._num_calls = 0
+
+    def _begin(self) -> bool:
+        """Before a message's header; without one, all is content."""
+        rest = self._held.lstrip()
+        if rest.startswith((CHANNEL, START)):
+            self._state = self._header
+            return True
+        if not self._ended and (not rest or is_beginning(rest, (CHANNEL, START))):
+            return False
+        self._trim = False
+        self._kind, self._state = "content", self._body
+        return bool(self._held)
+
+    def _header(self) -> bool:
+        header, found, rest = self._held.partition(MESSAGE)
+        if not found:
+            if self._ended:
+                self._held = ""  # a header without a message says nothing
+            return False
+        self._held = rest
+        recipient = _RECIPIENT.search(header)
+        channel = header.rpartition(CHANNEL)[2].split("<")[0].split()
+        self._kind = _KINDS.get(channel[0] if channel else "", "content")
+        if recipient is not None:
+            self._kind = "arguments"
+            call_id = f"call_{secrets.token_hex(12)}"
+            self._out.append(Part("call", recipient[1], self._num_calls, call_id))
+            self._num_calls += 1
+        self._trim, self._state = self._kind != "content", self._body
+        return True
+
+    def _body(self) -> bool:
+        place, mark = first_of(self._held, _ENDS)
+        if mark:
+            self._pass(self._held[:place])
+            self._held = self._held[place:] if mark == START else self._held[place + len(mark) :]
+            self._state = self._begin
+            return True
+        keep = 0 if self._ended else may_begin(self._held, _ENDS)
+        size = len(self._held) - keep
+        self._pass(self._held[:size])
+        self._held = self._held[size:]
+        return False
+
+    def _pass(self, text: str) -> None:
+        if self._kind == "arguments":
+            if text:
+                self._out.append(Part("arguments", text, self._num_calls - 1))
+        else:
+            self._emit(self._kind, text)

@@ -1,0 +1,169 @@
+"""Every parser: what it reads, the same however the text is cut, with nothing lost."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inference.chat.output_parser import ParserPlan
+from inference.chat.turn import message_of
+from inference.reasoning import reasoning_parsers
+from inference.tools import tool_parsers
+from tests.inference.parsers import FUNCTIONS, NO_CALLS, SAMPLES, Sample, read, shape
+
+NAMES = sorted(tool_parsers.all())
+THINKING = [
+    ("deepseek_r1", "<think>\nHm, 1 < 2.\n</think>\n\nYes.", "Hm, 1 < 2.", "Yes."),
+    ("deepseek_r1", "Hm.</think>Yes.", "Hm.", "Yes."),
+    ("deepseek_r1", "Hm, cut", "Hm, cut", ""),
+    ("qwen3", "<think>\nHm.\n</think>\n\nYes.", "Hm.", "Yes."),
+    ("qwen3", "Yes </thi", "", "Yes </thi"),
+    ("granite", "Here's my thought process: Hm. Here is my response: Yes.", "Hm.", "Yes."),
+    (
+        "gpt_oss",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        "Hm.",
+        "Yes.",
+    ),
+    ("gpt_oss", "Yes.", "", "Yes."),
+]
+
+
+def plan_of(name: str) -> ParserPlan:
+    parser = tool_parsers.get(name)
+    assert parser is not None
+    return ParserPlan(tools=partial(parser, FUNCTIONS))
+
+
+def thinking(name: str, inside: bool | None = None, **options: bool) -> ParserPlan:
+    parser = reasoning_parsers.get(name)
+    assert parser is not None
+    return ParserPlan(reasoning=partial(parser, inside), **options)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
+def test_calls_and_content_are_read(sample: Sample) -> None:
+    message = message_of(read(plan_of(sample.parser), [sample.text]))
+    calls = [call["function"] for call in message["tool_calls"]]
+    assert (message["content"] or "") == sample.content
+    assert [call["name"] for call in calls] == [name for name, _ in sample.calls]
+    expected = [json.loads(arguments) for _, arguments in sample.calls]
+    assert [json.loads(call["arguments"]) for call in calls] == expected
+    assert len({call["id"] for call in message["tool_calls"]}) == len(calls)
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
+def test_a_text_cut_anywhere_reads_the_same(sample: Sample) -> None:
+    plan, text = plan_of(sample.parser), sample.text
+    whole = shape(read(plan, [text]))
+    assert shape(read(plan, list(text))) == whole
+    for cut in range(len(text) + 1):
+        assert shape(read(plan, [text[:cut], text[cut:]])) == whole
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
+def test_an_output_cut_short_reads_the_same_streamed(sample: Sample) -> None:
+    plan = plan_of(sample.parser)
+    for end in range(len(sample.text)):
+        text = sample.text[:end]
+        assert shape(read(plan, list(text))) == shape(read(plan, [text])), text
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
+def test_arguments_come_before_the_call_has_ended(sample: Sample) -> None:
+    plan = plan_of(sample.parser)
+    begun = sample.text[: sample.text.index("☂")]
+    parts = read(ParserPlan(tools=plan.tools), [begun])
+    kinds = [part.kind for part in parts if part.kind != "content"]
+    if sample.parser == "pythonic":  # by whole values
+        assert kinds == ["call", "arguments"]
+    else:
+        arguments = "".join(part.text for part in parts if part.kind == "arguments")
+        assert "Köln" in arguments
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("text", NO_CALLS)
+def test_what_is_no_call_stays_text(name: str, text: str) -> None:
+    for pieces in ([text], list(text) or [""]):
+        parts = read(plan_of(name), pieces)
+        assert "".join(part.text for part in parts) == text
+        assert {part.kind for part in parts} <= {"content"}
+
+
+FRAGMENTS = [sample.text for sample in SAMPLES] + NO_CALLS + ["<tool_call>", "[", "{", "é🙂", " \n"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None)
+@given(
+    fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=4),
+    cuts=st.lists(st.integers(0, 800), max_size=8),
+)
+def test_any_cutting_of_any_text_reads_the_same(
+    name: str, fragments: list[str], cuts: list[int]
+) -> None:
+    text = "".join(fragments)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
+    pieces = [text[a:b] for a, b in pairwise(places)] or [""]
+    assert shape(read(plan_of(name), pieces)) == shape(read(plan_of(name), [text]))
+
+
+@pytest.mark.parametrize(("name", "text", "reasoning", "content"), THINKING)
+def test_reasoning_is_told_from_content(name: str, text: str, reasoning: str, content: str) -> None:
+    for pieces in ([text], list(text)):
+        message = message_of(read(thinking(name), pieces))
+        assert (message.get("reasoning", ""), message["content"]) == (reasoning, content)
+    for cut in range(len(text)):
+        assert shape(read(thinking(name), [text[:cut], text[cut:]])) == shape(
+            read(thinking(name), [text])
+        )
+
+
+def test_the_prompts_end_tells_where_the_output_begins() -> None:
+    parser = reasoning_parsers.get("qwen3")
+    assert parser is not None
+    assert parser.prompt_is_inside("assistant\n<think>\n") is True
+    assert parser.prompt_is_inside("<think>\n\n</think>\n\n") is False
+    assert parser.prompt_is_inside("assistant\n") is None
+    inside = message_of(read(thinking("qwen3", True), ["Hm.\n</think>\nYes."]))
+    assert (inside["reasoning"], inside["content"]) == ("Hm.", "Yes.")
+    past = message_of(read(thinking("deepseek_r1", False), ["Yes."]))
+    assert past == {"content": "Yes."}
+
+
+def test_reasoning_can_be_left_out() -> None:
+    plan = thinking("qwen3", shows_reasoning=False)
+    assert message_of(read(plan, ["<think>Hm.</think>Yes."])) == {"content": "Yes."}
+
+
+def test_a_call_after_reasoning_and_none_within() -> None:
+    call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+    plan = ParserPlan(
+        reasoning=thinking("qwen3").reasoning, tools=plan_of("hermes").tools, parallel=False
+    )
+    message = message_of(read(plan, list(f"<think>{call}?</think>{call}{call}")))
+    assert message["reasoning"] == f"{call}?"
+    assert [each["function"]["name"] for each in message["tool_calls"]] == ["clock"]
+
+
+def test_harmony_calls_are_messages_to_functions() -> None:
+    text = (
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary "
+        'to=functions.clock <|constrain|>json<|message|>{"a": 1}<|call|>'
+    )
+    tools = plan_of("gpt_oss").tools
+    plan = ParserPlan(reasoning=thinking("gpt_oss").reasoning, tools=tools)
+    for pieces in ([text], list(text)):
+        message = message_of(read(plan, pieces))
+        (call,) = message["tool_calls"]
+        assert call["function"] == {"name": "clock", "arguments": '{"a": 1}'}
+        assert (message["reasoning"], message["content"]) == ("Hm.", None)
+    without_tools = message_of(read(thinking("gpt_oss"), [text]))
+    assert without_tools["content"] == '{"a": 1}'
+    assert "tool_calls" not in without_tools
