@@ -1,0 +1,91 @@
+"""How attention is cut up, by architecture, head size and phase: a table, not a search.
+
+A tile holds ROWS rows of (query, head of a group) and KEYS keys. `python -m kernels.triton.tune`
+measures candidates on a GPU and prints the rows to write here; nothing is tuned while serving.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.triton.launch import Target
+
+MOST_SPLITS = 64
+KEYS_A_SPLIT = 256
+"""A split shorter than this costs more in the reduction than it brings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """How one kernel is cut up and scheduled."""
+
+    rows: int
+    keys: int
+    warps: int
+    stages: int
+
+
+#: (architecture, phase) -> padded head size -> tile, for 16-bit operands. A row's head size is the
+#: largest that it serves. Triton spends every second stage on the look-up in the page table: of n
+#: stages (n - 1) // 2 hold keys and values. Decode, which waits for memory alone, needs two.
+TABLE: dict[tuple[int, str], dict[int, Tile]] = {
+    (8, "prefill"): {
+        64: Tile(128, 64, 8, 3),
+        128: Tile(128, 32, 8, 3),
+        256: Tile(64, 32, 8, 3),
+    },
+    (8, "decode"): {
+        64: Tile(16, 64, 4, 6),
+        128: Tile(16, 32, 4, 6),
+        256: Tile(16, 32, 4, 4),
+    },
+    (9, "prefill"): {
+        64: Tile(128, 128, 8, 3),
+        128: Tile(128, 128, 8, 3),
+        256: Tile(128, 64, 8, 3),
+    },
+    (9, "decode"): {
+        64: Tile(16, 128, 4, 6),
+        128: Tile(16, 64, 4, 6),
+        256: Tile(16, 32, 4, 6),
+    },
+    (10, "prefill"): {
+        64: Tile(128, 128, 8, 3),
+        128: Tile(128, 64, 8, 3),
+        256: Tile(128, 32, 8, 3),
+    },
+    (10, "decode"): {
+        64: Tile(16, 128, 4, 6),
+        128: Tile(16, 64, 4, 6),
+        256: Tile(16, 32, 4, 6),
+    },
+}
+WIDE = {"prefill": Tile(32, 32, 8, 1), "decode": Tile(16, 32, 4, 1)}
+"""float32 operands go through the matrix units in three tf32 parts: registers are short."""
+
+INTERPRETED = {"prefill": Tile(32, 32, 1, 1), "decode": Tile(16, 32, 1, 1)}
+
+
+def tile_for(target: Target, phase: str, padded: int, group: int, itemsize: int) -> Tile:
+    """The tile for queries of `itemsize` bytes; its rows hold at least one whole group."""
+    if target.capability == 0:
+        tile = INTERPRETED[phase]
+    elif itemsize == 4:
+        tile = WIDE[phase] if padded <= 128 else Tile(16, 16, 8, 1)
+    else:
+        sizes = TABLE[min(10, max(8, target.capability // 10)), phase]
+        tile = sizes[min(size for size in sizes if size >= min(padded, max(sizes)))]
+    rows = tile.rows
+    while rows < group:
+        rows *= 2
+    return Tile(rows, tile.keys, tile.warps, tile.stages)
+
+
+def splits_for(target: Target, tiles: int, kv_heads: int, longest: int) -> int:
+    """Among how many programs the keys of a sequence are shared.
+
+    Enough to fill the device twice over; `longest` is the most tokens that a sequence could have,
+    since the host doesn't know how many it has.
+    """
+    wanted = -(-4 * target.processors // max(1, tiles * kv_heads))
+    return max(1, min(wanted, longest // KEYS_A_SPLIT, MOST_SPLITS))

@@ -1,0 +1,66 @@
+"""Eight-bit floats by integer arithmetic, where neither device nor interpreter has them.
+
+e4m3 here is the finite kind ("e4m3fn": no infinities, largest 448), e5m2 the one with IEEE's
+layout, of which only finite values are written (largest 57344). Micikevicius et al. 2022, "FP8
+formats for deep learning".
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+KINDS = {torch.float8_e4m3fn: 1, torch.float8_e5m2: 2}
+"""0 stands for a cache that isn't fp8."""
+
+
+@triton.jit
+def decode_fp8(bits, KIND: tl.constexpr):
+    """uint8 -> float16, exactly: both formats are float16's with fewer bits.
+
+    e4m3's exponent is 8 less biased than float16's, so its bits, moved up, stand for values 256
+    times too small; its NaN becomes 480.
+    """
+    wide = bits.to(tl.int16)
+    if KIND == 2:
+        return (wide << 8).to(tl.float16, bitcast=True)
+    sign = (wide & 0x80) << 8
+    return (sign | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+
+
+@triton.jit
+def round_half_even(x):
+    """float32 of magnitude under 2^22 -> the nearest integer, as float32."""
+    return (x + 12582912.0) - 12582912.0
+
+
+@triton.jit
+def encode_fp8(x, KIND: tl.constexpr):
+    """float32 -> uint8, rounded to nearest even, what is too large held to the largest value."""
+    MANTISSA: tl.constexpr = 3 if KIND == 1 else 2
+    LOWEST: tl.constexpr = -6 if KIND == 1 else -14
+    LIMIT: tl.constexpr = 448.0 if KIND == 1 else 57344.0
+    size = tl.minimum(tl.abs(x), LIMIT)
+    bits = size.to(tl.int32, bitcast=True)
+    DROPPED: tl.constexpr = 23 - MANTISSA
+    half = (1 << (DROPPED - 1)) - 1
+    normal = (bits + half + ((bits >> DROPPED) & 1)) >> DROPPED
+    normal -= (127 + LOWEST - 1) << MANTISSA
+    step = 1.0 / (1 << (MANTISSA - LOWEST))
+    small = round_half_even(size * (1 << (MANTISSA - LOWEST))).to(tl.int32)
+    code = tl.where(size < step * (1 << MANTISSA), small, normal)
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return (code | sign).to(tl.uint8)
+
+
+@triton.jit
+def quantise(x, KIND: tl.constexpr):
+    """float32 -> what a cache of the KIND stores: 0 leaves x alone, 1 and 2 fp8 bits, 3 int8."""
+    if KIND == 0:
+        return x
+    elif KIND == 3:
+        whole = round_half_even(tl.maximum(tl.minimum(x, 127.0), -127.0))
+        return whole.to(tl.int8)
+    else:
+        return encode_fp8(x, KIND)

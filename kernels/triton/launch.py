@@ -1,0 +1,87 @@
+"""Every launch of a Triton kernel goes through `launch`, so that one place can watch them.
+
+`watch` hands launches to somebody else instead of a device: the ahead-of-time compiler learns from
+it which kernels an operation needs, with which types and constants.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+
+INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
+"""Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The device that kernels are chosen for.
+
+    Attributes:
+        capability: compute capability times ten: 80, 90, 100; 0 in the interpreter.
+        processors: streaming multiprocessors.
+    """
+
+    capability: int
+    processors: int
+
+    @property
+    def native_fp8(self) -> bool:
+        """Whether the device converts fp8 by itself (from 8.9 on)."""
+        return self.capability >= 89
+
+
+INTERPRETER = Target(0, 2)
+Watcher = Callable[[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]], None]
+_watcher: contextvars.ContextVar[tuple[Watcher, Target] | None] = contextvars.ContextVar(
+    "watcher", default=None
+)
+
+
+@functools.cache
+def _device_target(index: int) -> Target:
+    properties = torch.cuda.get_device_properties(index)
+    return Target(properties.major * 10 + properties.minor, properties.multi_processor_count)
+
+
+def target_of(device: torch.device) -> Target:
+    """What runs kernels on tensors of `device`. Raises ValueError where nothing does."""
+    watched = _watcher.get()
+    if watched is not None:
+        return watched[1]
+    if device.type == "cuda":
+        return _device_target(torch.cuda.current_device() if device.index is None else device.index)
+    if INTERPRETED:
+        return INTERPRETER
+    raise ValueError(f"Triton kernels need a GPU, not tensors on {device}")
+
+
+@contextlib.contextmanager
+def watch(watcher: Watcher, target: Target) -> Iterator[None]:
+    """Within it, launches go to `watcher(kernel, grid, arguments, options)` and run nowhere."""
+    token = _watcher.set((watcher, target))
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Run `kernel` on `grid`; an empty grid runs nothing.
+
+    `options` are its constants, and `num_warps` and `num_stages`.
+    """
+    if 0 in grid:
+        return
+    watched = _watcher.get()
+    if watched is not None:
+        watched[0](kernel, grid, args, options)
+        return
+    kernel[grid](*args, **options)

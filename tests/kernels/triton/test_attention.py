@@ -1,0 +1,195 @@
+"""Paged attention in Triton's interpreter against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.triton.attention import merge_attention_states, paged_attention
+from tests.kernels import oracle
+from tests.kernels.batches import Batch, make_batch
+from tests.kernels.tolerance import assert_close
+
+DECODES = [(1, 1), (1, 15), (1, 16), (1, 17), (0, 9), (2, 40)]
+PROMPTS = [(1, 1), (7, 7), (33, 40), (0, 9), (1, 17), (16, 16), (2, 50)]
+
+
+def check(batch: Batch, **options) -> None:
+    arguments = batch.arguments()
+    oracle_options = {k: v for k, v in options.items() if k not in ("num_splits", "out")}
+    expected = oracle.paged_attention(**arguments, **oracle_options)
+    got = paged_attention(**arguments, **options)
+    assert_close(got, expected, batch.q.dtype, 4.0)
+
+
+@pytest.mark.parametrize("sequences", [DECODES, PROMPTS], ids=["decode", "prompt"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_ragged_batches(sequences, dtype):
+    check(make_batch(sequences, dtype=dtype, size=32, seed=len(sequences)))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(2, 2), (3, 1), (20, 1)])
+def test_groups_of_heads(heads, kv_heads):
+    check(make_batch([(1, 17), (3, 20)], heads=heads, kv_heads=kv_heads, size=32))
+
+
+@pytest.mark.parametrize("size", [40, 64, 80, 256])
+def test_head_sizes(size):
+    check(make_batch([(1, 17), (5, 20)], size=size, heads=2, kv_heads=1))
+
+
+@pytest.mark.parametrize("block_size", [4, 32, 64, 128])
+def test_block_sizes(block_size):
+    sequences = [(1, 150), (40, 130), (1, block_size), (3, block_size + 1)]
+    check(make_batch(sequences, block_size=block_size, size=32, heads=2, seed=block_size))
+
+
+@pytest.mark.parametrize("sequences", [[(1, 90), (2, 33), (1, 7)], PROMPTS], ids=["few", "many"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 1},
+        {"sliding_window": 33},
+        {"sliding_window": 1000},
+        {"soft_cap": 5.0},
+        {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
+        {"sinks": torch.tensor([-3.0, 0.0, 2.0, 9.0])},
+        {
+            "sliding_window": 20,
+            "soft_cap": 3.0,
+            "alibi_slopes": torch.tensor([0.1, 0.2, 0.3, 0.4]),
+            "sinks": torch.tensor([0.5, -0.5, 1.0, 0.0]),
+        },
+    ],
+    ids=lambda options: "+".join(options),
+)
+def test_variations(sequences, options):
+    check(make_batch(sequences, size=32), **options)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 7])
+@pytest.mark.parametrize(
+    "options", [{}, {"sliding_window": 40, "sinks": torch.tensor([1.0, -1.0, 0.0, 5.0])}]
+)
+def test_splits_of_the_keys(splits, options):
+    """More splits than some sequences have tiles: those find nothing to do."""
+    check(make_batch([(1, 200), (1, 1), (3, 70)], size=32), num_splits=splits, **options)
+
+
+def test_long_contexts_are_split_unasked():
+    check(make_batch([(1, 600)], size=32, heads=2, kv_heads=1))
+
+
+EIGHT_BITS = [
+    (dtype, scaling)
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+    for scaling in ("none", "tensor", "token")
+    if (dtype, scaling) != (torch.int8, "none")
+]
+
+
+@pytest.mark.parametrize(("dtype", "scaling"), EIGHT_BITS)
+def test_eight_bit_caches(dtype, scaling):
+    batch = make_batch([(1, 37), (9, 40), (1, 70)], size=32)
+    scales, plain = [], {}
+    for name in ("key_cache", "value_cache"):
+        cache = getattr(batch, name)
+        unit = 1 / 20 if dtype == torch.int8 else 1
+        whole = (cache.nan_to_num() / unit).to(dtype)
+        scale = {
+            "none": torch.ones(1), "tensor": (torch.rand(1) + 0.5) * unit,
+            "token": (torch.rand(cache.shape[:3]) + 0.5) * unit,
+        }[scaling]  # fmt: skip
+        shaped = scale[..., None] if scaling == "token" else scale
+        plain[name] = whole.double() * shaped.double()
+        setattr(batch, name, whole)
+        scales.append(scale)
+    expected = oracle.paged_attention(**{**batch.arguments(), **plain})
+    given = {} if scaling == "none" else dict(zip(("key_scales", "value_scales"), scales))
+    got = paged_attention(**batch.arguments(), **given)
+    assert_close(got, expected, torch.float32, 8.0)
+
+
+def test_an_int8_cache_needs_its_scales():
+    batch = make_batch(DECODES, size=32)
+    batch.key_cache, batch.value_cache = (torch.zeros_like(batch.key_cache).char(),) * 2
+    with pytest.raises(ValueError, match="scales"):
+        paged_attention(**batch.arguments())
+
+
+@pytest.mark.parametrize("sequences", [[], [(0, 5)], [(1, 1)]])
+def test_small_batches(sequences):
+    check(make_batch(sequences, heads=1, kv_heads=1, size=32))
+
+
+def test_queries_may_be_strided():
+    batch = make_batch(PROMPTS, strided=True, size=32)
+    assert not batch.q.is_contiguous()
+    check(batch)
+
+
+def test_out_is_used():
+    batch = make_batch(DECODES, size=32)
+    out = torch.empty(batch.q.shape)
+    assert paged_attention(**batch.arguments(), out=out) is out
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+def test_blocks_that_left_the_window_are_not_read(splits):
+    batch = make_batch([(1, 100), (5, 90), (30, 200)], size=32)
+    expected = oracle.paged_attention(**batch.arguments(), sliding_window=16)
+    for row, low in enumerate((84, 69, 154)):
+        gone = batch.block_tables[row, : low // 16].long()
+        batch.key_cache[gone] = float("nan")
+        batch.value_cache[gone] = float("inf")
+        batch.block_tables[row, : low // 16] = 1 << 30
+    got = paged_attention(**batch.arguments(), sliding_window=16, num_splits=splits)
+    assert_close(got, expected, torch.float32, 4.0)
+
+
+def test_scores_far_apart_stay_finite():
+    batch = make_batch([(1, 40), (20, 50)], size=32)
+    batch.q *= 1e3
+    expected = oracle.paged_attention(**batch.arguments())
+    got = paged_attention(**batch.arguments())
+    assert_close(got, expected, torch.float32, 1e4)  # scores of thousands, rounded to float32
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_states_of_two_halves_merge_into_the_whole(splits):
+    whole = make_batch([(1, 48), (1, 100), (1, 20)], size=40)
+    expected = oracle.paged_attention(**whole.arguments())
+    parts = []
+    for low, high in ((0, 2), (2, 99)):
+        part = whole.arguments()
+        length = whole.seq_lens.clamp(max=high * 16) - low * 16
+        part["block_tables"] = whole.block_tables[:, low:high].contiguous()
+        part["seq_lens"] = length.clamp(min=0)
+        # A sequence without keys in this half: its query sees nothing.
+        lse = torch.full(whole.q.shape[:2], float("nan"))
+        parts += [paged_attention(**part, lse=lse, num_splits=splits), lse]
+    merged, lse = merge_attention_states(*parts)
+    assert_close(merged, expected, torch.float32, 4.0)
+    assert parts[3][2].tolist() == [float("-inf")] * 4
+    full = torch.empty_like(lse)
+    paged_attention(**whole.arguments(), lse=full)
+    torch.testing.assert_close(lse, full, rtol=1e-5, atol=1e-5)
+
+
+def test_what_contradicts_itself_is_refused():
+    batch = make_batch(DECODES, size=32)
+
+    def refused(words, **changes):
+        with pytest.raises(ValueError, match=words):
+            paged_attention(**{**batch.arguments(), **changes})
+
+    refused("seq_lens", seq_lens=batch.seq_lens.long())
+    refused("query_start_loc", query_start_loc=batch.query_start_loc[:-1])
+    refused("sinks", sinks=torch.zeros(3))
+    refused("share", q=batch.q[:, :3].contiguous())
+    refused("caches", value_cache=batch.value_cache[:-1])
+    refused("q ", q=batch.q.double())
+    refused("block_tables", block_tables=batch.block_tables.long())
+    refused("out", out=torch.empty(1))
+    refused("scales", key_scales=torch.ones(1))
+    refused("lse", lse=torch.empty(3))
