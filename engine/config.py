@@ -17,6 +17,7 @@ from typing import Any
 from engine.errors import ConfigError
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+MODEL_IMPLS = ("auto", "quire", "transformers")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
@@ -39,6 +40,15 @@ class EngineConfig:
     skip_tokenizer_init: bool = _option(False, "load no tokenizer; prompts must be token ids")
     served_model_name: str | None = _option(None, "name that clients use; default: the model's")
     trust_remote_code: bool = _option(False, "run Python code that a model folder brings")
+    model_impl: str = _option(
+        "auto",
+        "who runs the model: the native decoder (quire), the Transformers bridge, or the first that "
+        "can",
+        choices=MODEL_IMPLS,
+    )
+    hf_overrides: dict[str, Any] | None = _option(  # noqa: RUF009
+        None, "JSON that is put over the model's config.json", json=True
+    )
     revision: str | None = _option(None, "branch, tag or commit on the hub")
     download_dir: str | None = _option(None, "where downloads go; default: the hub's cache")
     runner: str = _option(

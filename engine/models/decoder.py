@@ -33,6 +33,8 @@ class NativeDecoder:
         max_model_len: length of the rotary tables.
     """
 
+    stateful = False
+
     def __init__(
         self,
         spec: DecoderSpec,

@@ -58,11 +58,6 @@ def decoder_spec(config: Config) -> DecoderSpec:
             param="model",
         )
     family = _FAMILIES[name]
-    if config.get("quantization_config"):
-        raise ModelLoadError(
-            "config.json: quantization_config: quantised checkpoints aren't supported.",
-            param="quantization_config",
-        )
     try:
         completed = family.complete(config)
         spec = DecoderSpec(**{**common_fields(name, completed), **family.build(completed)})
@@ -74,6 +69,11 @@ def decoder_spec(config: Config) -> DecoderSpec:
         raise ModelLoadError(reason, param="model") from error
     _check(spec)
     return spec
+
+
+def is_known(config: Config) -> bool:
+    """Whether the native decoder has a family for this config.json."""
+    return any(name in _FAMILIES for name in config.get("architectures") or [])
 
 
 def known_architectures() -> list[str]:

@@ -78,6 +78,9 @@ def scheduler_config(config: EngineConfig, loaded: LoadedModel, token_budget: in
     An encoder's prompt runs whole in one step. A prefix can be shared only where the vector
     depends on the last token alone. Nobody decodes, so prompts needn't leave room.
     """
+    if loaded.model.stateful:
+        # What the tokens before have left is in no block.
+        return replace(config, enable_prefix_caching=False)
     if loaded.pooler is None:
         return config
     settings = loaded.pooler.settings

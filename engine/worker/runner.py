@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.models.decoder import NativeDecoder
+from engine.models.interface import EngineModel
 from engine.protocol import TokenLogprobs
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampler
@@ -16,10 +16,11 @@ from engine.worker.batch import RunningBatch, StepInputs
 class ModelRunner:
     """Holds the model, its KV cache and the running batch."""
 
-    def __init__(self, model: NativeDecoder, batch: RunningBatch, sampler: Sampler) -> None:
+    def __init__(self, model: EngineModel, batch: RunningBatch, sampler: Sampler) -> None:
         self.model = model
         self.batch = batch
         self.sampler = sampler
+        self._keep = getattr(model, "keep", None) if model.stateful else None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: inputs, forward, logits, sampling."""
@@ -39,6 +40,8 @@ class ModelRunner:
         """Run a prepared step, after the one before. May be called in another thread."""
         if inputs is None:
             return StepResult([])
+        if self._keep is not None:
+            self._keep(set(self.batch.row_of.values()))
         hidden = self.model.forward(self.batch.token_ids(inputs), inputs.context)
         result = StepResult([-1] * len(plan.seq_ids))
         if len(hidden) == 0:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from engine.layers.rotary import RopeSpec
+from engine.layers.rotary import rope_spec
 from engine.models.families.family import Config, Family, alibi_slopes, refuse
 from engine.models.names import WeightNames
 
@@ -131,7 +131,6 @@ def gpt_neo(config: Config) -> dict[str, Any]:
 def gptj(config: Config) -> dict[str, Any]:
     """GPT-J: parallel, neighbours are rotated, biases in the MLP and the head."""
     head_dim = int(config["hidden_size"]) // int(config["num_attention_heads"])
-    positions = int(config["max_position_embeddings"])
     return {
         **_LAYER_NORM,
         "wiring": "parallel",
@@ -139,9 +138,7 @@ def gptj(config: Config) -> dict[str, Any]:
         "num_kv_heads": int(config["num_attention_heads"]),
         "mlp_bias": True,
         "lm_head_bias": True,
-        "rope": RopeSpec(
-            10000.0, int(config.get("rotary_dim") or head_dim), max_position_embeddings=positions
-        ),
+        "rope": rope_spec(config, int(config.get("rotary_dim") or head_dim)),
         "rope_neox": False,
     }
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.errors import ModelLoadError
+from engine.models.builders import refuse_quantized
 from engine.models.registry import decoder_spec, known_architectures, register_decoder
 
 LLAMA: dict[str, Any] = {
@@ -29,7 +30,6 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
     [
         ("LlamaForCausalLM", {"hidden_act": "xielu"}, "hidden_act"),
         ("LlamaForCausalLM", {"rope_scaling": {"rope_type": "spiral"}}, "rope_type"),
-        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, None),
         ("LlamaForCausalLM", {"hidden_size": 0}, "hidden_size"),
         ("LlamaForCausalLM", {"num_key_value_heads": 3}, "num_key_value_heads"),
         ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -59,6 +59,12 @@ def test_a_setting_that_is_not_done_is_named(
     with pytest.raises(ModelLoadError, match=name) as caught:
         decoder_spec(config(architecture, **changes))
     assert caught.value.param == name
+
+
+def test_a_quantised_checkpoint_is_refused_by_its_method() -> None:
+    with pytest.raises(ModelLoadError, match="awq") as caught:
+        refuse_quantized(config("LlamaForCausalLM", quantization_config={"quant_method": "awq"}))
+    assert caught.value.param == "quantization_config"
 
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:

@@ -1,0 +1,1 @@
+"""The Transformers bridge: causal language models of `transformers` over the paged KV cache."""

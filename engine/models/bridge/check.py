@@ -1,0 +1,115 @@
+"""The proof at load: what the paged cache serves equals what the model computes by itself.
+
+A few tokens go through the model's own attention, and then, as parts of a batch and in pieces,
+through the paged one. Whatever the bridge doesn't know of a model (a bias that it adds to the
+scores, tokens that meet outside of attention, positions that it counts by itself) shows as a
+difference, and the model is refused instead of answering wrongly.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.kv_cache.layout import uniform
+from engine.models.bridge.explore import NotPageable
+from engine.models.bridge.interface import PAGED, use_attention
+from engine.models.bridge.model import BridgeModel
+from engine.models.context import AttentionContext
+
+_BLOCK = 4
+#: Of the spread of the logits: float32 sums in another order differ by 1e-5 of it.
+_TOLERANCE = 2e-3
+_LENGTHS = (9, 1, 6)
+
+
+@torch.inference_mode()
+def prove(bridged: BridgeModel) -> None:
+    """Raise `NotPageable` unless both ways give the same logits. Leaves no cache behind."""
+    vocab = bridged.spec.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    texts = [torch.randint(0, vocab, (length,), generator=generator) for length in _LENGTHS]
+    own = [_own(bridged, text) for text in texts]
+    if not all(bool(torch.isfinite(logits).all()) for logits in own):
+        raise NotPageable("its logits aren't finite")
+    bridged.allocate_kv(16, _BLOCK, torch.float32, uniform(len(bridged.layers)))
+    try:
+        _compare(own, _together(bridged, texts), "several texts in one batch")
+        if bridged.stateful:
+            # Some models go on from a state only by single tokens.
+            bridged.continues = _close(own, _in_pieces(bridged, texts, 4))
+        size = 4 if bridged.continues else 1
+        _compare(own, _in_pieces(bridged, texts, size), "a text in several steps")
+    finally:
+        bridged.forget_all()
+
+
+def _own(bridged: BridgeModel, text: Tensor) -> Tensor:
+    """float32 [tokens, vocab] by the model's own attention."""
+    use_attention(bridged.model, "eager")
+    try:
+        arguments: dict[str, Any] = {"input_ids": text[None], "use_cache": False}
+        logits: Tensor = bridged.model(**arguments).logits[0].float()
+        return logits
+    finally:
+        use_attention(bridged.model, PAGED)
+
+
+def _together(bridged: BridgeModel, texts: list[Tensor]) -> list[Tensor]:
+    return _serve(bridged, texts, [0] * len(texts), [len(text) for text in texts])
+
+
+def _in_pieces(bridged: BridgeModel, texts: list[Tensor], size: int) -> list[Tensor]:
+    """Logits when each step takes `size` tokens of every text that has some left."""
+    found: list[list[Tensor]] = [[] for _ in texts]
+    for at in range(0, max(map(len, texts)), size):
+        left = [index for index, text in enumerate(texts) if at < len(text)]
+        counts = [min(size, len(texts[index]) - at) for index in left]
+        step = _serve(bridged, [texts[i] for i in left], [at] * len(left), counts, left)
+        for index, logits in zip(left, step, strict=True):
+            found[index].append(logits)
+    return [torch.cat(parts) for parts in found]
+
+
+def _serve(
+    bridged: BridgeModel,
+    texts: list[Tensor],
+    starts: list[int],
+    counts: list[int],
+    rows: list[int] | None = None,
+) -> list[Tensor]:
+    """One step: logits of the `count` tokens of each text from `start` on; text r has row r."""
+    owners = rows or list(range(len(texts)))
+    # Text r has blocks 4 r to 4 r + 3.
+    tables = torch.tensor([[4 * owner + block for block in range(4)] for owner in owners])
+    spans = list(zip(starts, counts, strict=True))
+    positions = torch.cat([torch.arange(start, start + count) for start, count in spans])
+    owner_of = torch.repeat_interleave(torch.arange(len(texts)), torch.tensor(counts))
+    slots = tables[owner_of, positions // _BLOCK] * _BLOCK + positions % _BLOCK
+    loc = torch.zeros(len(texts) + 1, dtype=torch.int32)
+    loc[1:] = torch.tensor(counts).cumsum(0)
+    context = AttentionContext(
+        positions=positions,
+        slot_mapping=slots,
+        block_tables=tables.to(torch.int32),
+        seq_lens=torch.tensor([start + count for start, count in spans], dtype=torch.int32),
+        query_start_loc=loc,
+        sequence_rows=torch.tensor(owners),
+    )
+    ids = torch.cat([text[s : s + n] for text, (s, n) in zip(texts, spans, strict=True)])
+    return list(bridged.forward(ids, context).split(counts))
+
+
+def _compare(own: list[Tensor], served: list[Tensor], what: str) -> None:
+    if not _close(own, served):
+        raise NotPageable(f"{what} get other logits than by its own attention")
+
+
+def _close(own: list[Tensor], served: list[Tensor]) -> bool:
+    spread = max(float(logits.std()) for logits in own)
+    return all(
+        float((mine - theirs).abs().max()) <= _TOLERANCE * max(spread, 1e-6)
+        for mine, theirs in zip(served, own, strict=True)
+    )

@@ -1,0 +1,84 @@
+"""What a model's forward pass asks of attention: how often, with which heads, seeing what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.models.bridge.masks import window_of
+from engine.models.bridge.paged import PagedLayer
+
+#: What attention modules pass to change the scores, and the paged kernels don't do.
+_UNKNOWN = ("position_bias", "indices", "block_indices", "sinks", "bias", "attn_bias")
+
+
+class NotPageable(Exception):
+    """Why a model's attention can't run over the paged cache: the message, without its subject."""
+
+
+class Exploration:
+    """A run that writes down what each attention call is like; its results mean nothing.
+
+    Args:
+        max_model_len: for which contexts windows are found.
+    """
+
+    def __init__(self, max_model_len: int) -> None:
+        self.layers: list[PagedLayer] = []
+        self._max_model_len = max_model_len
+        self._masks: list[int | str] = []
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """See `Run`."""
+        for name in _UNKNOWN:
+            if options.get(name) is not None:
+                raise NotPageable(f"its attention needs {name!r}, which the paged kernels lack")
+        if not key.shape[2] == query.shape[2] == value.shape[2]:
+            raise NotPageable("its attention looks at other tokens than those of the text")
+        self.layers.append(
+            PagedLayer(
+                num_heads=query.shape[1],
+                num_kv_heads=key.shape[1],
+                head_dim=query.shape[3],
+                value_dim=value.shape[3],
+                window=self._window(module, mask, options),
+            )
+        )
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
+
+    def mask(self, **arguments: Any) -> Tensor:
+        """A mask that says which one it is: full of its number."""
+        try:
+            found: int | str = window_of(arguments["mask_function"], self._max_model_len)
+        except ValueError as error:
+            found = str(error)
+        self._masks.append(found)
+        shape = (1, 1, arguments["q_length"], arguments["kv_length"])
+        return torch.full(shape, float(len(self._masks)))
+
+    def _window(self, module: torch.nn.Module, mask: Tensor | None, options: dict[str, Any]) -> int:
+        """The window of the mask that the layer was given."""
+        if mask is None:
+            causal = options.get("is_causal")
+            if not (getattr(module, "is_causal", True) if causal is None else causal):
+                raise NotPageable("its attention isn't causal")
+            return 0
+        number = float(mask.flatten()[0])
+        if not number.is_integer() or not 0 < number <= len(self._masks):
+            raise NotPageable("it makes attention masks of its own")
+        if not bool((mask == number).all()):
+            raise NotPageable("it makes attention masks of its own")
+        found = self._masks[int(number) - 1]
+        if isinstance(found, str):
+            raise NotPageable(found)
+        return found

@@ -1,0 +1,102 @@
+"""A bridged model's linear layers and tables on the engine's kernels.
+
+Activations are float32 on a CPU, whatever the weights' dtype is: linear layers keep their dtype
+packed, tables keep it as they are, and all else (norms, biases, fused experts) becomes float32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernels import KernelSet, LinearLayer
+
+
+class PackedModule(nn.Module):
+    """An `nn.Linear` whose weight is packed."""
+
+    def __init__(self, layer: LinearLayer, bias: Tensor | None) -> None:
+        super().__init__()
+        self.layer, self.bias = layer, bias
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """float32 [..., out_features] from [..., in_features]."""
+        if not x.numel():
+            return x.new_empty((*x.shape[:-1], self.out_features))
+        rows = x.reshape(-1, self.in_features).float().contiguous()
+        return self.layer(rows).view(*x.shape[:-1], self.out_features)
+
+    @property
+    def weight(self) -> Tensor:
+        """float32 [out_features, in_features], unpacked anew: for modules that read it directly."""
+        return self.layer.rows(torch.arange(self.out_features))
+
+
+class Table(nn.Module):
+    """An `nn.Embedding` that keeps its dtype and gives float32."""
+
+    def __init__(self, weight: Tensor, layer: LinearLayer | None) -> None:
+        super().__init__()
+        self._weight: Tensor | None = weight if layer is None else None
+        self._layer = layer
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """float32 [..., size]."""
+        if self._layer is not None:
+            return self._layer.rows(ids.flatten()).view(*ids.shape, -1)
+        return nn.functional.embedding(ids, self.weight).float()
+
+    @property
+    def weight(self) -> Tensor:
+        """[rows, size]; float32 where a tied output layer keeps it packed."""
+        if self._layer is not None:
+            return self._layer.rows(torch.arange(self._layer.out_features))
+        if self._weight is None:
+            raise RuntimeError("a table has neither rows nor a layer")
+        return self._weight
+
+
+@torch.no_grad()
+def pack(model: nn.Module, ops: KernelSet) -> int:
+    """Pack a model's linear layers, one at a time; bytes that a pass over one token reads."""
+    linears, tables = _places(model, nn.Linear), _places(model, nn.Embedding)
+    layers: dict[int, LinearLayer] = {}
+    for child, places in linears:
+        weight, bias = child.weight.detach(), child.bias
+        bias = None if bias is None else bias.detach().float()
+        layer = layers[weight.data_ptr()] = ops.PackedLinear(weight.contiguous(), bias)
+        _replace(places, PackedModule(layer, bias))
+        if all(child.weight is not table.weight for table, _ in tables):
+            child.weight = None
+    for table, places in tables:
+        weight = table.weight.detach()
+        _replace(places, Table(weight, layers.get(weight.data_ptr())))
+    return sum(layer.nbytes for layer in layers.values()) + _to_float32(model)
+
+
+def _places(model: nn.Module, kind: type) -> list[tuple[Any, list[tuple[nn.Module, str]]]]:
+    """Each module of exactly this type, and where it hangs: layers may share one."""
+    found: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if type(child) is kind:
+                found.setdefault(id(child), (child, []))[1].append((parent, name))
+    return list(found.values())
+
+
+def _replace(places: list[tuple[nn.Module, str]], module: nn.Module) -> None:
+    for parent, name in places:
+        setattr(parent, name, module)
+
+
+def _to_float32(model: nn.Module) -> int:
+    """Convert what is left; its bytes."""
+    total = 0
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            tensor.data = tensor.data.float()
+        total += tensor.nbytes
+    return total

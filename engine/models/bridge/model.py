@@ -1,0 +1,214 @@
+"""`BridgeModel`: a causal language model of `transformers` over the paged KV cache.
+
+All tokens of a step go through the model as one sequence without padding; only attention knows
+where a sequence ends. A model that carries a state from token to token (`states`) can't be run so:
+there a step is one pass for each prompt, and one for all sequences that decode.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.kv_cache.layout import KVLayout, uniform
+from engine.models.bridge.batches import take, token_rows
+from engine.models.bridge.interface import running
+from engine.models.bridge.paged import PagedLayer, PagedRun
+from engine.models.bridge.spec import BridgeSpec
+from engine.models.bridge.states import StateCache, gather, scatter
+from engine.models.context import AttentionContext
+from engine.models.experts import Weights
+from kernels import KernelSet
+
+
+class BridgeModel:
+    """One model of `transformers`, with its attention turned over to the paged kernels.
+
+    Args:
+        model: in evaluation mode, its attention implementation set to `interface.PAGED`.
+        ops: kernels of the device.
+        spec: what the rest of the engine must know; exploring the model completes it.
+        decode_bytes: weights that a decode step of one sequence reads.
+
+    Attributes:
+        layers: its attention calls, in order.
+        stateful: sequences carry a state that no block of the cache holds.
+        continues: a state can be carried over several tokens in one pass; else one by one.
+    """
+
+    def __init__(
+        self, model: nn.Module, spec: BridgeSpec, ops: KernelSet, decode_bytes: int
+    ) -> None:
+        self.model, self.spec, self.ops = model, spec, ops
+        self.decode_bytes = decode_bytes
+        self.layers: list[PagedLayer] = []
+        self.stateful = False
+        self.continues = True
+        self._arguments = frozenset(inspect.signature(model.forward).parameters)
+        self._states: dict[int, tuple[int, StateCache]] = {}
+
+    def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
+        """`transformers` has read the weights."""
+
+    # -- KV cache -----------------------------------------------------------------------------
+
+    def allocate_kv(
+        self, num_blocks: int, block_size: int, dtype: torch.dtype, layout: KVLayout | None = None
+    ) -> None:
+        """Make each layer's caches; those of one layer slot share theirs, see `KVLayout`."""
+        layout = layout or uniform(len(self.layers))
+        slots: dict[int, tuple[Tensor, Tensor]] = {}
+        places = zip(layout.group_of_layers(), layout.slot_of_layers(), strict=True)
+        for layer, (group, slot) in zip(self.layers, places, strict=True):
+            if slot not in slots:
+                shape = (num_blocks, layer.num_kv_heads, block_size, layer.size)
+                slots[slot] = (
+                    self.ops.new_kv_cache(shape, dtype),
+                    self.ops.new_kv_cache(shape, dtype),
+                )
+            layer.group, layer.caches = group, slots[slot]
+
+    def keep(self, rows: set[int]) -> None:
+        """Forget the states of the sequences whose rows of the batch aren't these."""
+        for row in self._states.keys() - rows:
+            del self._states[row]
+
+    def forget_all(self) -> None:
+        """Let caches and states go."""
+        self._states.clear()
+        for layer in self.layers:
+            layer.caches = None
+
+    # -- forward ------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+        """float32 [num_rows, vocab_size]: what `logits` takes.
+
+        Unlike the native decoder's, these are logits already: many architectures do something to
+        them behind their output layer.
+        """
+        if self.stateful:
+            return self._forward_by_state(token_ids, context)
+        rows = context.logits_rows
+        return self._pass(token_ids[None], context, rows)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`hidden` itself, see `forward`."""
+        return hidden
+
+    def _pass(
+        self,
+        token_ids: Tensor,
+        context: AttentionContext,
+        rows: Tensor | None,
+        cache: StateCache | None = None,
+    ) -> Tensor:
+        """float32 [batch, rows, vocab_size] of token ids [batch, tokens].
+
+        rows: which tokens' logits are wanted, None: all.
+        """
+        arguments: dict[str, Any] = {"input_ids": token_ids, "use_cache": cache is not None}
+        if cache is not None:
+            arguments[self.cache_argument] = cache
+        if "position_ids" in self._arguments:
+            arguments["position_ids"] = context.positions.view(token_ids.shape)
+        if rows is not None and "logits_to_keep" in self._arguments:
+            arguments["logits_to_keep"] = rows
+        run = PagedRun(self.layers, context, self.ops)
+        with running(run):
+            logits: Tensor = self.model(**arguments, return_dict=True).logits
+        run.finish()
+        if rows is not None and "logits_to_keep" not in self._arguments:
+            logits = logits[:, rows]
+        return logits.float()
+
+    # -- models with a state ------------------------------------------------------------------
+
+    @property
+    def cache_argument(self) -> str:
+        """The argument of the model's forward that takes its cache, "": it takes none."""
+        names = ("past_key_values", "cache_params")
+        return next((name for name in names if name in self._arguments), "")
+
+    def new_cache(self) -> StateCache:
+        """The empty state of a sequence."""
+        config: Any = self.model.config
+        return StateCache(config=config)
+
+    def _forward_by_state(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+        starts = context.query_start_loc.tolist()
+        first = context.positions[context.query_start_loc[:-1].long()].tolist()
+        counts = [end - start for start, end in pairwise(starts)]
+        wanted = context.logits_rows
+        if wanted is None:
+            wanted = torch.arange(len(token_ids))
+        out = torch.empty(len(wanted), self.spec.vocab_size)
+        if context.sequence_rows is None:
+            raise RuntimeError("the step doesn't say whose sequences these are")
+        owners: list[int] = context.sequence_rows.tolist()
+        decodes = [s for s, count in enumerate(counts) if count == 1 and first[s] > 0]
+        passes = [[s] for s in range(len(counts)) if s not in set(decodes)]
+        for sequences in ([decodes] if decodes else []) + passes:
+            caches = [self._state(owners[s], first[s]) for s in sequences]
+            begin = [starts[s] for s in sequences]
+            for at, count in self._strides(first[sequences[0]], counts[sequences[0]]):
+                steps = [start + at for start in begin]
+                rows = token_rows(steps, [count] * len(steps))
+                logits = self._step(token_ids, context, sequences, steps, count, caches, wanted)
+                places, _ = _matches(wanted, rows)
+                out[places] = logits
+            for s, cache in zip(sequences, caches, strict=True):
+                self._states[owners[s]] = (first[s] + counts[s], cache)
+        return out
+
+    def _strides(self, first: int, count: int) -> list[tuple[int, int]]:
+        """(offset, tokens) of the passes over `count` tokens from position `first` on."""
+        if first == 0 or self.continues:
+            return [(0, count)]
+        return [(offset, 1) for offset in range(count)]
+
+    def _state(self, owner: int, position: int) -> StateCache:
+        """The state of the sequence in row `owner`, which has computed `position` tokens."""
+        if position == 0:
+            return self.new_cache()
+        held, cache = self._states.pop(owner, (0, None))
+        if cache is None or held != position:
+            raise RuntimeError(f"the state of {held} tokens can't go on at position {position}")
+        return cache
+
+    def _step(
+        self,
+        token_ids: Tensor,
+        context: AttentionContext,
+        sequences: list[int],
+        starts: list[int],
+        count: int,
+        caches: list[StateCache],
+        wanted: Tensor,
+    ) -> Tensor:
+        """Logits of those wanted among `count` tokens of each of these sequences."""
+        part = take(context, sequences, starts, [count] * len(starts))
+        rows = token_rows(starts, [count] * len(starts))
+        _, local = _matches(wanted, rows)
+        ids = token_ids[rows].view(len(sequences), count)
+        cache = caches[0] if len(caches) == 1 else gather(caches, self.new_cache())
+        if len(sequences) > 1:
+            logits = self._pass(ids, part, None, cache)
+            scatter(cache, caches)
+            return logits.flatten(0, 1)[local]
+        # An output layer wants at least one row.
+        keep = local if len(local) else torch.zeros(1, dtype=torch.int64)
+        return self._pass(ids, part, keep, cache)[0, : len(local)]
+
+
+def _matches(wanted: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """(places in `wanted`, places in `rows`, which ascends) of the rows that are in both."""
+    at = torch.searchsorted(rows, wanted).clamp(max=len(rows) - 1)
+    places = torch.nonzero(rows[at] == wanted).flatten()
+    return places, at[places]

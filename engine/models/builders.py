@@ -1,0 +1,202 @@
+"""What runs a checkpoint: the native decoder, the Transformers bridge or a class from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import kernels
+from engine.config import EngineConfig
+from engine.errors import ConfigError, ModelLoadError
+from engine.layers.rotary import RopeSpec
+from engine.models.decoder import NativeDecoder
+from engine.models.interface import EngineModel, ModelSpec
+from engine.models.outside import ModelRegistry, is_transformers
+from engine.models.registry import decoder_spec, is_known
+from engine.models.weights import DummyWeights, WeightReader
+from engine.pooling.load import load_pooled, pooled_spec
+from engine.pooling.pooler import Pooler
+from engine.pooling.settings import PoolingSettings, pooling_settings
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+_DTYPES = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model with its weights.
+
+    Attributes:
+        dtype: of its linear weights.
+        max_model_len: the context that is served.
+        pooler: of a pooling model.
+    """
+
+    model: EngineModel
+    spec: ModelSpec
+    dtype: torch.dtype
+    max_model_len: int
+    pooler: Pooler | None = None
+
+
+def build_model(
+    folder: Path, raw: dict[str, Any], config: EngineConfig, progress: Progress
+) -> Built:
+    """Make the model of a folder whose config.json, settings applied, is `raw`.
+
+    Raises `ModelLoadError` or `ConfigError`.
+    """
+    refuse_quantized(raw)
+    pooling = pooling_settings(config, folder, raw)
+    if pooling is not None:
+        return _pooled(folder, raw, config, progress, pooling)
+    outside = ModelRegistry.find(raw)
+    if outside is not None:
+        if is_transformers(outside):
+            return _bridged(folder, raw, config, progress, outside)
+        return _native(folder, raw, config, progress, outside)
+    if config.model_impl == "transformers":
+        return _bridged(folder, raw, config, progress)
+    if config.model_impl == "quire" or is_known(raw):
+        return _native(folder, raw, config, progress)
+    return _bridged(folder, raw, config, progress)
+
+
+def _native(
+    folder: Path,
+    raw: dict[str, Any],
+    config: EngineConfig,
+    progress: Progress,
+    outside: Any = None,
+) -> Built:
+    """The native decoder, or a class from outside that keeps to its contract."""
+    spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
+    _refuse_rope_settings(spec, config)
+    max_model_len = context_length(spec, config)
+    if config.disable_sliding_window:
+        spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
+    dtype = resolve_dtype(config.dtype, spec.dtype)
+    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    model = (outside or NativeDecoder)(spec, ops, dtype, max_model_len)
+    weights = DummyWeights() if config.load_format == "dummy" else WeightReader(folder)
+    model.load(weights, progress)
+    if unread := weights.unread():
+        log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+    weights.close()
+    return Built(model, spec, dtype, max_model_len)
+
+
+def _pooled(
+    folder: Path,
+    raw: dict[str, Any],
+    config: EngineConfig,
+    progress: Progress,
+    settings: PoolingSettings,
+) -> Built:
+    """A model that gives vectors, labels or scores."""
+    spec = pooled_spec(settings, raw)
+    max_model_len = context_length(spec, config, settings.max_length)
+    dtype = resolve_dtype(config.dtype, spec.dtype)
+    model, pooler = load_pooled(settings, spec, folder, config, dtype, max_model_len, progress)
+    return Built(model, spec, dtype, max_model_len, pooler)
+
+
+def _bridged(
+    folder: Path,
+    raw: dict[str, Any],
+    config: EngineConfig,
+    progress: Progress,
+    outside: Any = None,
+) -> Built:
+    """A model of `transformers`, which is imported only for this."""
+    from engine.models.bridge.load import load_bridge, without_windows
+    from engine.models.bridge.source import Source
+
+    source = Source(folder, raw, config.trust_remote_code, outside, config.load_format == "dummy")
+    spec = source.spec(config.max_model_len)
+    dtype = resolve_dtype(config.dtype, spec.dtype)
+    max_model_len = context_length(spec, config)
+    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    model = load_bridge(source, spec, ops, dtype, max_model_len, progress)
+    if config.disable_sliding_window:
+        max_model_len = min(max_model_len, *filter(None, model.spec.windows), max_model_len)
+        without_windows(model)
+    return Built(model, model.spec, dtype, max_model_len)
+
+
+def _refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
+    """A setting that would do nothing is refused."""
+    for name in ("rope_scaling", "rope_theta"):
+        if getattr(config, name) is not None and spec.rope is None:
+            raise ConfigError(
+                f"{name} is set, but {spec.architecture} has no rotary embedding.", param=name
+            )
+
+
+def refuse_quantized(raw: dict[str, Any]) -> None:
+    """Refuse checkpoints whose weights are quantised, by the method's name."""
+    found = raw.get("quantization_config")
+    if not found:
+        return
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    raise ModelLoadError(
+        f"config.json: quantization_config: {method or 'unnamed'} quantisation isn't supported.",
+        param="quantization_config",
+    )
+
+
+def resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:
+    """In which dtype weights are kept. `auto`: the checkpoint's."""
+    name = checkpoint.removeprefix("torch.") if wanted == "auto" else wanted
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise ModelLoadError(f"config.json: dtype {checkpoint!r} isn't supported.", param="dtype")
+    return dtype
+
+
+def derived_max_len(spec: ModelSpec) -> int:
+    """The longest context that the checkpoint is made for, rope scaling included."""
+    rope: RopeSpec | None = spec.rope
+    length = spec.max_position_embeddings
+    if rope is None:
+        return length
+    factor = float(rope.params.get("factor") or 1.0)
+    if rope.kind in ("linear", "dynamic"):
+        return int(length * factor)
+    if rope.kind == "yarn":
+        original = rope.params.get("original_max_position_embeddings") or length
+        return max(length, int(original * factor))
+    return length
+
+
+def context_length(spec: ModelSpec, config: EngineConfig, default: int | None = None) -> int:
+    """The context that is served: as the operator says, else `default`, else the model's own.
+
+    Raises `ConfigError` for one beyond the model's.
+    """
+    derived = derived_max_len(spec)
+    windows = [window for window in spec.windows if window]
+    if config.disable_sliding_window and windows:
+        derived = min(derived, *windows)
+    if config.max_model_len is None:
+        return min(derived, default or derived)
+    if config.max_model_len > derived:
+        raise ConfigError(
+            f"max_model_len ({config.max_model_len}) is over the model's context ({derived}).",
+            param="max_model_len",
+        )
+    return config.max_model_len
