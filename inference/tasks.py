@@ -8,6 +8,8 @@ from functools import lru_cache
 from celery import shared_task
 from celery.signals import worker_shutdown
 
+from inference.batches.runner import run_batch
+from inference.responses.runner import run_response
 from inference.work.loop import Runner, WorkLoop
 from inference.work.queue import RUN, send
 from storage.access import unclaimed_batches, unclaimed_responses
@@ -22,9 +24,7 @@ LIMITS = {"batch": 4, "response": 32}
 @lru_cache(maxsize=1)
 def work_loop() -> WorkLoop:
     """This process's loop, started at the first call."""
-    from inference.batches.runner import run_batch
-
-    runners: dict[str, Runner] = {"batch": run_batch}
+    runners: dict[str, Runner] = {"batch": run_batch, "response": run_response}
     return WorkLoop(runners, LIMITS)
 
 

@@ -10,6 +10,12 @@ from inference.openai.chat import ChatCompletionsView
 from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
 from inference.ops import MetricsView, VersionView
+from inference.responses.views import (
+    ResponseCancelView,
+    ResponseInputItemsView,
+    ResponsesView,
+    ResponseView,
+)
 from inference.web.views import NotFoundView
 
 urlpatterns = [
@@ -23,6 +29,10 @@ urlpatterns = [
     path("v1/batches", BatchesView.as_view()),
     path("v1/batches/<str:batch_id>", BatchView.as_view()),
     path("v1/batches/<str:batch_id>/cancel", BatchCancelView.as_view()),
+    path("v1/responses", ResponsesView.as_view()),
+    path("v1/responses/<str:response_id>", ResponseView.as_view()),
+    path("v1/responses/<str:response_id>/cancel", ResponseCancelView.as_view()),
+    path("v1/responses/<str:response_id>/input_items", ResponseInputItemsView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
     path("health", HealthView.as_view()),

@@ -1,0 +1,109 @@
+"""A Responses request as the chat that the model continues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.errors import InvalidRequest
+from inference.errors import as_quire_error
+from inference.openai.schemas import ChatRequest
+from inference.openai.serving import parse
+from inference.responses.items import Messages
+from inference.responses.schemas import LOGPROBS, ResponsesRequest
+from inference.web.known_fields import in_words_of
+from storage.access import StoredResponse
+
+#: The chat's fields in this endpoint's words.
+NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+#: Fields that both have under one name.
+SHARED = (
+    "model",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "stop",
+    "user",
+    "priority",
+    "cache_salt",
+)
+
+
+def chat_request(request: ResponsesRequest, before: list[StoredResponse]) -> ChatRequest:
+    """The chat: instructions, what was said before, the input.
+
+    Raises: `InvalidRequest` with the name of the client's field.
+    """
+    body: dict[str, Any] = {
+        name: value for name in SHARED if (value := getattr(request, name)) is not None
+    }
+    body["messages"] = _messages(request, before)
+    if request.max_output_tokens is not None:
+        body["max_completion_tokens"] = request.max_output_tokens
+    if request.tools:
+        body["tools"] = [_tool(tool.model_dump(exclude_none=True)) for tool in request.tools]
+        body["parallel_tool_calls"] = request.parallel_tool_calls
+    if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
+        body["tool_choice"] = _tool_choice(request.tool_choice)
+    if (form := _format(request)) is not None:
+        body["response_format"] = form
+    if request.reasoning is not None and request.reasoning.effort is not None:
+        body["reasoning_effort"] = request.reasoning.effort
+    if request.top_logprobs is not None or LOGPROBS in (request.include or ()):
+        body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
+    try:
+        return parse(ChatRequest, body)
+    except ValueError as error:  # pydantic's, in the chat's words
+        told = as_quire_error(error)
+        if isinstance(told, InvalidRequest):
+            raise in_words_of(told, NAMES) from None
+        raise
+
+
+def _messages(request: ResponsesRequest, before: list[StoredResponse]) -> list[dict[str, Any]]:
+    collected = Messages()
+    for row in before:
+        collected.add_all(row.input_items)
+        collected.add_all(row.body["output"])
+    collected.add_all(request.items)
+    if request.instructions is not None:
+        collected.instruct(request.instructions)
+    return collected.messages
+
+
+def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+    kind = tool.pop("type")
+    return {"type": kind, "function": tool}
+
+
+def _tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+    if isinstance(choice, str):
+        return choice
+    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+        raise InvalidRequest("tool_choice must name a function.", param="tool_choice")
+    return {"type": "function", "function": {"name": choice["name"]}}
+
+
+def _format(request: ResponsesRequest) -> dict[str, Any] | None:
+    form = request.text.format if request.text else None
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return {"type": "json_object"}
+    schema = {
+        "name": form.name,
+        "schema": form.json_schema,
+        "strict": form.strict,
+        "description": form.description,
+    }
+    given = {name: value for name, value in schema.items() if value is not None}
+    return {"type": "json_schema", "json_schema": given}

@@ -1,0 +1,184 @@
+"""The body of `POST /v1/responses`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from engine.errors import InvalidRequest
+from inference.batches.schemas import Metadata
+from inference.errors import UnsupportedField
+from inference.openai.schemas.base import Label, Refused
+from inference.openai.schemas.messages import MAX_TOOLS
+from inference.web.known_fields import refuse_unsupported, unknown_fields
+
+#: Known, not supported, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "access_programs": (),
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "prompt": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": ("in_memory",),
+    "service_tier": ("auto", "default"),
+    "truncation": ("disabled",),
+}
+LOGPROBS = "message.output_text.logprobs"
+
+
+class InputItem(BaseModel):
+    """One item of the input. Which fields it needs is up to its type."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Annotated[str, StringConstraints(max_length=100)] = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: str | list[dict[str, Any]] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[dict[str, Any]] | None = None
+
+
+class FunctionTool(BaseModel):
+    """A function that the model may call. `parameters` is a JSON schema."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str
+    name: str | None = None
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class TextFormat(BaseModel):
+    """How the text has to look."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class TextConfig(BaseModel):
+    """The text's format."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Reasoning(BaseModel):
+    """How much the model shall reason."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    effort: str | None = None
+    summary: Literal["auto"] | None = None
+
+
+class ResponsesStreamOptions(BaseModel):
+    """What a stream carries besides text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(BaseModel):
+    """What to answer. Sampling fields beyond OpenAI's are vLLM's."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    input: str | list[InputItem]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, StringConstraints(max_length=100)] | None = None
+    store: bool | None = True
+    background: bool | None = False
+    stream: bool | None = False
+    stream_options: ResponsesStreamOptions | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = True
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
+    top_logprobs: int | None = None
+    metadata: Metadata | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    prompt_cache_key: Label | None = None
+    priority: int | None = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        refuse_unsupported(data, UNSUPPORTED)
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            self._check_tools()
+            self._check_modes()
+        except InvalidRequest as error:
+            raise Refused(error) from None
+        return self
+
+    def _check_tools(self) -> None:
+        for place, tool in enumerate(self.tools or ()):
+            if tool.type != "function":
+                raise UnsupportedField(
+                    f"Tools of the type {tool.type[:50]!r} are not supported.",
+                    param=f"tools[{place}].type",
+                )
+            if tool.name is None:
+                raise InvalidRequest("A function needs a name.", param=f"tools[{place}].name")
+        for name in self.include or ():
+            if name != LOGPROBS:
+                raise UnsupportedField(f"{name[:100]!r} can't be included.", param="include")
+        form = self.text.format if self.text else None
+        if form and form.type == "json_schema" and (form.name is None or form.json_schema is None):
+            raise InvalidRequest("A json_schema needs name and schema.", param="text.format")
+
+    def _check_modes(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options may only be set when stream is true.", param="stream_options"
+            )
+        if self.background and self.store is False:
+            raise InvalidRequest("background needs store to be true.", param="background")
+        if self.background and self.stream:
+            raise UnsupportedField("A background response can't be streamed.", param="stream")
+        if not self.input and self.previous_response_id is None:
+            raise InvalidRequest("input must not be empty.", param="input")
+
+    @property
+    def items(self) -> list[dict[str, Any]]:
+        """The input as items."""
+        if isinstance(self.input, str):
+            return [{"type": "message", "role": "user", "content": self.input}]
+        return [item.model_dump(exclude_unset=True) for item in self.input]
+
+    def ignored_fields(self) -> list[str]:
+        """Unknown fields, by name. Raises `InvalidRequest` in strict mode."""
+        return unknown_fields(self, UNSUPPORTED)

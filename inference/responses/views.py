@@ -1,0 +1,186 @@
+"""`/v1/responses`: create, retrieve, delete, cancel, list the input."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from django.http.response import HttpResponseBase
+
+from engine.errors import InvalidRequest
+from inference.chat import ChatTurn, TurnDelta
+from inference.errors import NotFound, UnsupportedField
+from inference.openai.schemas.base import Refused
+from inference.openai.serving import add_headers, collect, stream_events
+from inference.responses.answer import ResponseAnswer, ResponseStreamWriter, response_object
+from inference.responses.chat import NAMES, chat_request
+from inference.responses.items import kept_items
+from inference.responses.schemas import ResponsesRequest
+from inference.settings import gateway_settings
+from inference.web.known_fields import in_words_of
+from inference.web.negotiation import JSON_OR_EVENTS
+from inference.web.paging import as_list, paging
+from inference.web.streaming import EventStreamResponse
+from inference.web.views import GatewayRequest, GatewayView, json_response
+from inference.work.queue import enqueue
+from storage.access import StoredResponse, access_conversation, access_response
+from storage.actions import cancel_response, delete_response, store_response
+from storage.ids import new_id
+from tenants.authentication import Caller
+from tenants.db_threads import in_db_thread
+
+_encode = msgspec.json.Encoder().encode
+
+
+def parse_request(body: dict[str, Any]) -> ResponsesRequest:
+    """Raises `InvalidRequest` and pydantic's ValidationError, which both become 400."""
+    try:
+        return ResponsesRequest.model_validate(body)
+    except Refused as refusal:
+        raise refusal.error from None
+
+
+async def conversation(caller: Caller, request: ResponsesRequest) -> list[StoredResponse]:
+    """What was said before. Raises `NotFound` naming `previous_response_id`."""
+    if request.previous_response_id is None:
+        return []
+    rows = await in_db_thread(access_conversation, caller, request.previous_response_id)
+    for row in rows:
+        if row.status not in ("completed", "incomplete"):
+            raise InvalidRequest(
+                f"The response {row.public_id} is {row.status}: nothing can go on from it.",
+                param="previous_response_id",
+            )
+    return rows
+
+
+async def start_turn(caller: Caller, request: ResponsesRequest, received: float) -> ChatTurn:
+    """The answer under way. Raises what `ChatTurn.start` raises, in this endpoint's words."""
+    chat = chat_request(request, await conversation(caller, request))
+    try:
+        return await ChatTurn.start(chat, caller=caller, received=received, endpoint="responses")
+    except InvalidRequest as error:
+        raise in_words_of(error, NAMES) from None
+
+
+class ResponsesView(GatewayView):
+    """Create a response."""
+
+    renderer_classes = JSON_OR_EVENTS
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Answer now, as a stream, or in the background."""
+        body = self.read_json(request)
+        wanted = parse_request(body)
+        ignored = wanted.ignored_fields()
+        exchange = Exchange(request.caller, wanted, body)
+        if wanted.background:
+            return await exchange.in_background()
+        turn = await start_turn(request.caller, wanted, request.received)
+        try:
+            response = await (exchange.stream(turn) if wanted.stream else exchange.whole(turn))
+        except BaseException:
+            turn.release()
+            raise
+        add_headers(response, turn.admission, ignored)
+        return response
+
+
+class Exchange:
+    """One request and what becomes of it."""
+
+    def __init__(self, caller: Caller, request: ResponsesRequest, body: dict[str, Any]) -> None:
+        self._caller, self._request, self._raw = caller, request, body
+        self.public_id = new_id("resp_")
+
+    async def in_background(self) -> HttpResponseBase:
+        """Keep it for a worker, after checking what can be checked without the model."""
+        chat_request(self._request, await conversation(self._caller, self._request))
+        body = response_object(self._request, self.public_id, time.time())
+        body["status"] = "queued"
+        await self._keep(body, background=True)
+        await enqueue("response", self.public_id)
+        return json_response(_encode(body))
+
+    async def whole(self, turn: ChatTurn) -> HttpResponseBase:
+        """The answer in one body."""
+        answer = ResponseAnswer(turn, self._request, self.public_id)
+        await collect(turn, answer.add)
+        body = answer.body()
+        if self._request.store is not False:
+            await self._keep(body)
+        return json_response(_encode(body))
+
+    async def stream(self, turn: ChatTurn) -> HttpResponseBase:
+        """The answer as it comes."""
+        writer = ResponseStreamWriter(turn, self._request, self.public_id)
+        first = await turn.next(gateway_settings().stream_start_wait_s)
+        return EventStreamResponse(self._events(turn, writer, first), turn.release)
+
+    async def _events(
+        self, turn: ChatTurn, writer: ResponseStreamWriter, first: list[TurnDelta]
+    ) -> AsyncGenerator[bytes, None]:
+        """Kept before the last event leaves: who has read it can go on from it."""
+        async with aclosing(stream_events(turn, writer, first)) as events:
+            async for chunk in events:
+                if writer.final is not None and self._request.store is not False:
+                    await self._keep(writer.final)
+                yield chunk
+
+    async def _keep(self, body: dict[str, Any], *, background: bool = False) -> None:
+        await in_db_thread(
+            store_response,
+            caller=self._caller,
+            public_id=self.public_id,
+            status=body["status"],
+            request=self._raw,
+            input_items=kept_items(self._request.items),
+            body=body,
+            previous_id=self._request.previous_response_id or "",
+            background=background,
+        )
+
+
+class ResponseView(GatewayView):
+    """One stored response."""
+
+    async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
+        """As it is now."""
+        if request.GET.get("stream", "false") != "false":
+            raise UnsupportedField("A stored response can't be streamed.", param="stream")
+        row = await in_db_thread(access_response, request.caller, response_id)
+        return json_response(_encode(row.body))
+
+    async def delete(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
+        """Forget it."""
+        await in_db_thread(delete_response, caller=request.caller, public_id=response_id)
+        return json_response(_encode({"id": response_id, "object": "response", "deleted": True}))
+
+
+class ResponseCancelView(GatewayView):
+    """The end of a background response."""
+
+    async def post(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
+        """Stop it."""
+        row = await in_db_thread(cancel_response, caller=request.caller, public_id=response_id)
+        return json_response(_encode(row.body))
+
+
+class ResponseInputItemsView(GatewayView):
+    """What a response was the answer to."""
+
+    async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
+        """Its own input items, the last first."""
+        asked = paging(request, default=20, most=100)
+        row = await in_db_thread(access_response, request.caller, response_id)
+        items = row.input_items[::-1] if asked.newest_first else list(row.input_items)
+        if asked.after:
+            ids = [item["id"] for item in items]
+            if asked.after not in ids:
+                raise NotFound(f"No such item: {asked.after[:80]!r}.", param="after")
+            items = items[ids.index(asked.after) + 1 :]
+        more = len(items) > asked.limit
+        return json_response(_encode(as_list(items[: asked.limit], more, lambda item: item)))
