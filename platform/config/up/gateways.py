@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
-from django.conf import settings
-
-from catalog.processes import ManagedProcess, spawn
-from catalog.slot import backoff, describe_exit
-
-logger = logging.getLogger(__name__)
+from config.up.kept import KeptProcesses
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -39,7 +30,7 @@ def url_of(host: str, port: int, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 
-class Gateways:
+class Gateways(KeptProcesses):
     """Keeps `count` gateway processes running.
 
     They share the listening socket, so a connection waits for the next one when a process dies, and
@@ -48,53 +39,11 @@ class Gateways:
 
     def __init__(self, listener: socket.socket, count: int, options: dict[str, Any]) -> None:
         self._listener = listener
-        self._command = [sys.executable, "-m", "config.serve", json.dumps(options)]
-        self._processes: list[ManagedProcess | None] = [None] * count
-        self._due = [0.0] * count
-        self._failures = [0] * count
-
-    def tick(self) -> None:
-        """Start what isn't running."""
-        for index, process in enumerate(self._processes):
-            if process is not None and (status := process.poll()) is not None:
-                lived = time.monotonic() - process.started
-                self._failures[index] = 1 if lived > 10 else self._failures[index] + 1
-                self._due[index] = time.monotonic() + backoff(self._failures[index])
-                self._processes[index] = None
-                logger.warning("gateway %d %s", index, describe_exit(status))
-            if self._processes[index] is None and time.monotonic() >= self._due[index]:
-                self._processes[index] = self._start(index)
-
-    @property
-    def broken(self) -> bool:
-        """Whether they fail at every start."""
-        return min(self._failures) >= 3
+        number = listener.fileno()
+        command = ["-m", "config.serve", json.dumps(options), str(number)]
+        super().__init__("gateway", command, count, [number])
 
     def stop(self, grace: float) -> None:
         """Let open requests finish for `grace` seconds, then end."""
         self._listener.close()
-        running = [process for process in self._processes if process is not None]
-        for process in running:
-            process.terminate()
-        deadline = time.monotonic() + grace
-        for process in running:
-            process.wait(max(0.0, deadline - time.monotonic()))
-            process.kill()
-
-    def kill(self) -> None:
-        """End at once."""
-        for process in self._processes:
-            if process is not None:
-                process.kill()
-
-    def _start(self, index: int) -> ManagedProcess:
-        root = Path(settings.BASE_DIR)
-        paths = [str(root), str(root / "platform"), os.environ.get("PYTHONPATH", "")]
-        number = self._listener.fileno()
-        return spawn(
-            [*self._command, str(number)],
-            name=f"gateway {index}",
-            cwd=str(root),
-            env={"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-            pass_fds=(number,),
-        )
+        super().stop(grace)

@@ -21,6 +21,7 @@ from catalog.supervisor import TICK_S, Supervisor
 from config import embedded_redis
 from config.up.first_token import FirstToken
 from config.up.gateways import Gateways
+from config.up.kept import KeptProcesses
 from metering.drain import Drainer, drain_once
 from metering.redis_clients import sync_client
 
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 #: XAUTOCLAIM came with this one.
 OLDEST_REDIS = (6, 2)
+#: What a worker needs to give its work back.
+WORKER_GRACE_S = 15.0
 
 
 class StartFailed(RuntimeError):
@@ -48,6 +51,7 @@ class Stack:
         self.data_dir, self.grace = data_dir, grace
         self.redis: ManagedProcess | None = None
         self.gateways: Gateways | None = None
+        self.worker: KeptProcesses | None = None
         self.supervisor: Supervisor | None = None
         self.drainer: Drainer | None = None
         self.signals: list[int] = []
@@ -87,6 +91,8 @@ class Stack:
             self.gateways.tick()
             if self.gateways.broken:
                 raise StartFailed("The gateway ends at every start; its log above says why.")
+        if self.worker is not None:
+            self.worker.tick()
         if self.supervisor is not None:
             self.supervisor.tick()
 
@@ -113,7 +119,9 @@ class Stack:
     # -- stop ---------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Gateways first, so that their streams can end; then replicas, usage, Redis."""
+        """The worker gives its work back; gateways let their streams end; then all they need."""
+        if self.worker is not None:
+            self.worker.stop(min(self.grace, WORKER_GRACE_S))
         if self.gateways is not None:
             self.gateways.stop(self.grace)
         if self.supervisor is not None:
@@ -123,7 +131,7 @@ class Stack:
         if self.redis is not None:
             self._write_usage()
             self.redis.stop(grace=10)
-        self.gateways = self.supervisor = self.drainer = self.redis = None
+        self.worker = self.gateways = self.supervisor = self.drainer = self.redis = None
 
     def _write_usage(self) -> None:
         """What is still in the spool."""
@@ -141,8 +149,9 @@ class Stack:
             logger.info("stopping; once more kills")
             return
         # A second time: no more patience with streams.
-        if self.gateways is not None:
-            self.gateways.kill()
+        for kept in (self.worker, self.gateways):
+            if kept is not None:
+                kept.kill()
         if self.supervisor is not None:
             self.supervisor.kill()
 

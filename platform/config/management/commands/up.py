@@ -18,6 +18,7 @@ from config.up.banner import INSTANCE_FILE, banner, write_ready_file
 from config.up.credentials import ensure_credentials
 from config.up.first_token import FirstToken
 from config.up.gateways import Gateways, listen, url_of
+from config.up.kept import KeptProcesses
 from config.up.lock import InUse, exclusive
 from config.up.models import ensure_model
 from config.up.stack import Stack, StartFailed, Stopped
@@ -31,9 +32,9 @@ class Command(QuireCommand):
 
     help = (
         "Run all of Quire in one group of processes: Redis (unless REDIS_URL is set), migrations, "
-        "an engine replica, the web server. Prints the address, a login, an API key and a curl to "
-        "paste once the first token can be served. Ctrl-C stops everything. Without --model it "
-        "serves the models that are loaded in the catalogue, or else the bundled demo model."
+        "an engine replica, the web server, a worker. Prints the address, a login, an API key and "
+        "a curl to paste once the first token can be served. Ctrl-C stops everything. Without "
+        "--model it serves the models that are loaded in the catalogue, or else the demo model."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -51,6 +52,9 @@ class Command(QuireCommand):
         )
         parser.add_argument(
             "--workers", type=int, default=1, metavar="N", help="gateway processes (default: 1)"
+        )
+        parser.add_argument(
+            "--no-worker", action="store_true", help="run no batches and background responses"
         )
         parser.add_argument(
             "--asgi-server",
@@ -105,6 +109,8 @@ class Command(QuireCommand):
             stack.drainer.start()
         self.note(f"Loading {model.name} from {model.source} ...")
         stack.run_until_proven(FirstToken(url, credentials.api_key, model.name), model)
+        if not options["no_worker"]:  # not before: the first token shall not wait for it
+            stack.worker = KeptProcesses("worker", ["manage.py", "worker"])
         instance = data_dir / INSTANCE_FILE
         write_ready_file(instance, url, model.name, credentials)
         try:

@@ -1,0 +1,92 @@
+"""A real worker process: SIGKILL in the middle of a batch, SIGTERM, the sweep."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.inference import live
+from tests.inference.batches.conftest import as_lines, request_line
+
+WORKER = [sys.executable, "manage.py", "worker"]
+END = ("completed", "failed", "expired", "cancelled")
+
+
+@pytest.fixture(scope="module")
+def client(short_tmp: Path) -> Iterator[tuple[openai.OpenAI, live.Instance]]:
+    """An installation with a fake replica and a gateway, without a worker."""
+    folder = short_tmp / "worker"
+    folder.mkdir()
+    with live.instance(folder) as of:
+        of.environment |= {"QUIRE_LEASE_SECONDS": "1", "QUIRE_SWEEP_SECONDS": "1"}
+        flags = ("--token-delay", "0.02", "--low", "10", "--high", "90", "--vocab-size", "512")
+        with (
+            live.replica(of, "tests.fakes.fake_replica", *flags),
+            live.gateway(of, "uvicorn") as (port, _),
+        ):
+            url = f"http://127.0.0.1:{port}/v1"
+            with openai.OpenAI(base_url=url, api_key=of.key, max_retries=0) as made:
+                yield made, of
+
+
+def make(client: openai.OpenAI, count: int, **body: Any) -> openai.types.Batch:
+    body = {"model": "m", "max_tokens": 20, **body}
+    data = as_lines([request_line(number, body=body) for number in range(count)])
+    file = client.files.create(file=("in.jsonl", data), purpose="batch")
+    return client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h"
+    )
+
+
+def wait(client: openai.OpenAI, batch_id: str, done: int | None = None) -> openai.types.Batch:
+    """Until so many requests are done, or until the batch has ended."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        batch = client.batches.retrieve(batch_id)
+        if batch.status in END or (done is not None and batch.request_counts.completed >= done):
+            return batch
+        time.sleep(0.05)
+    pytest.fail(f"waited in vain: {batch}")
+
+
+def test_a_killed_worker_loses_and_repeats_nothing(
+    client: tuple[openai.OpenAI, live.Instance],
+) -> None:
+    sdk, of = client
+    batch = make(sdk, 40)
+    with live.process(WORKER, of.environment) as first:
+        partly = wait(sdk, batch.id, done=8)
+        assert partly.status == "in_progress"
+        first.send_signal(signal.SIGKILL)
+        first.wait(10)
+    with live.process(WORKER, of.environment):
+        done = wait(sdk, batch.id)
+    assert done.status == "completed"
+    assert done.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
+    text = sdk.files.content(done.output_file_id).text
+    answers = [json.loads(line) for line in text.splitlines()]
+    assert sorted(a["custom_id"] for a in answers) == sorted(f"r{n}" for n in range(40))
+    assert all(a["response"]["body"]["usage"]["completion_tokens"] == 20 for a in answers)
+
+
+def test_a_worker_that_is_told_to_end_gives_its_work_back(
+    client: tuple[openai.OpenAI, live.Instance],
+) -> None:
+    sdk, of = client
+    batch = make(sdk, 16, max_tokens=60)
+    with live.process(WORKER, of.environment) as first:
+        wait(sdk, batch.id, done=1)
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(20) == 0
+    partly = sdk.batches.retrieve(batch.id)
+    assert partly.status == "in_progress"
+    with live.process(WORKER, of.environment):
+        assert wait(sdk, batch.id).request_counts.completed == 16
