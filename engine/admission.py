@@ -19,13 +19,15 @@ class Admission:
     """Checks requests against the model and the pool, then makes their sequences.
 
     Args:
-        capacity_tokens: what the pool holds of one sequence.
+        capacity: how many tokens of one sequence the pool holds for a request's tenant.
     """
 
-    def __init__(self, config: EngineConfig, loaded: LoadedModel, capacity_tokens: int) -> None:
+    def __init__(
+        self, config: EngineConfig, loaded: LoadedModel, capacity: Callable[[EngineRequest], int]
+    ) -> None:
         self._config = config
         self._loaded = loaded
-        self._capacity = capacity_tokens
+        self._capacity = capacity
         self._next_seq_id = 0
 
     # -- checks -------------------------------------------------------------------------------
@@ -59,7 +61,8 @@ class Admission:
         if message.adapter:
             raise InvalidRequest(f"There is no adapter {message.adapter!r}.", param="model")
         self._check_resumption(message)
-        self._check_pool(len(prompt), 0 if message.pooling else params.max_tokens)
+        _check_tenant(message)
+        self._check_pool(message, len(prompt), 0 if message.pooling else params.max_tokens)
 
     def _check_resumption(self, message: EngineRequest) -> None:
         """What another replica had generated must be consistent with the request."""
@@ -81,14 +84,17 @@ class Admission:
                     param="resume_token_ids",
                 )
 
-    def _check_pool(self, num_prompt_tokens: int, max_tokens: int | None) -> None:
+    def _check_pool(
+        self, message: EngineRequest, num_prompt_tokens: int, max_tokens: int | None
+    ) -> None:
         """A request that can never fit the pool is refused at once, with both numbers."""
         needed = num_prompt_tokens + (max_tokens if max_tokens is not None else 1)
-        if needed > self._capacity:
+        capacity = self._capacity(message)
+        if needed > capacity:
             raise KVPoolTooSmall(
                 f"The request needs up to {needed} tokens of KV cache, "
-                f"but this replica's pool holds {self._capacity}.",
-                param="max_tokens" if num_prompt_tokens < self._capacity else "prompt",
+                f"but this replica's pool holds {capacity} for it.",
+                param="max_tokens" if num_prompt_tokens < capacity else "prompt",
             )
 
     # -- sequences ----------------------------------------------------------------------------
@@ -106,7 +112,7 @@ class Admission:
         message = request.message
         params, prompt = message.sampling, message.prompt_token_ids
         resumed = message.resume_token_ids[index] if message.resume_token_ids else []
-        room = min(self._loaded.max_model_len, self._capacity)
+        room = min(self._loaded.max_model_len, self._capacity(message))
         sequence = Sequence(
             seq_id=self._next_seq_id,
             request=request,
@@ -130,3 +136,19 @@ class Admission:
             return message.sampling.seed
         digest = hashlib.sha256(f"{self._config.seed}:{message.request_id}".encode()).digest()
         return int.from_bytes(digest[:8], "little")
+
+
+def _check_tenant(message: EngineRequest) -> None:
+    """The tenant's shares, which the server sets, must be numbers to reckon with."""
+    if not 0 < message.weight < float("inf"):
+        raise InvalidRequest(f"weight must be positive, got {message.weight}.", param="weight")
+    if not 0 <= message.kv_reserved_fraction <= 1:
+        raise InvalidRequest(
+            f"kv_reserved_fraction must be in [0, 1], got {message.kv_reserved_fraction}.",
+            param="kv_reserved_fraction",
+        )
+    if not 0 < message.kv_max_fraction <= 1:
+        raise InvalidRequest(
+            f"kv_max_fraction must be in (0, 1], got {message.kv_max_fraction}.",
+            param="kv_max_fraction",
+        )

@@ -59,7 +59,7 @@ class EngineCore:
         self.structured = StructuredOutputs(
             loaded.tokenizer, loaded.spec.vocab_size, loaded.eos_token_ids
         )
-        self._admission = Admission(config, loaded, self.scheduler.capacity_tokens)
+        self._admission = Admission(config, loaded, self.scheduler.capacity_of)
         self._accounts = Accounts(self.scheduler)
         self._exits = Exits(
             self.scheduler, self.structured, self._accounts, self.requests, loaded.eos_token_ids
@@ -135,6 +135,7 @@ class EngineCore:
         started = time.perf_counter()
         refused = self._take_compiled() if self.structured.num_waiting else []
         plan, scheduled = self.scheduler.schedule()
+        refused += [self._exits.refuse(*ended) for ended in self.scheduler.take_refused()]
         plan.mask = self.structured.begin_masks()
         try:
             result = self.executor.execute(plan)

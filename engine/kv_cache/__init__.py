@@ -1,5 +1,6 @@
 """The paged KV cache: blocks, their free list, prefix hashes and each sequence's block tables."""
 
+from engine.kv_cache.accounts import Account
 from engine.kv_cache.block import NULL_BLOCK, Block
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.factory import make_manager
@@ -9,6 +10,7 @@ from engine.kv_cache.manager import KVCacheManager
 
 __all__ = [
     "NULL_BLOCK",
+    "Account",
     "Block",
     "BlockPool",
     "HybridKVCacheManager",

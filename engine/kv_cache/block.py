@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from engine.kv_cache.accounts import Account
+
 
 class Block:
     """Bookkeeping of one block. All blocks are made once, when the pool is.
@@ -10,7 +15,15 @@ class Block:
     list (a cache hit on a free block) is O(1) and allocates nothing.
     """
 
-    __slots__ = ("block_hash", "block_id", "next_free", "prev_free", "ref_count")
+    __slots__ = (
+        "block_hash",
+        "block_id",
+        "guests",
+        "next_free",
+        "owner",
+        "prev_free",
+        "ref_count",
+    )
 
     def __init__(self, block_id: int) -> None:
         #: Index into the KV cache tensors; never changes.
@@ -19,6 +32,10 @@ class Block:
         self.ref_count = 0
         #: Hash of this block's tokens and all before them, once it is full; None when not cached.
         self.block_hash: bytes | None = None
+        #: The tenant that it's charged to; of a free block, the one that used it last.
+        self.owner: Account | None = None
+        #: How often tenants other than the owner use it; None, as nearly always: not at all.
+        self.guests: dict[Account, int] | None = None
         self.prev_free: Block | None = None
         self.next_free: Block | None = None
 

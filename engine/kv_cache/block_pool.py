@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from engine.kv_cache.accounts import Account, TenantAccounts
 from engine.kv_cache.block import NULL_BLOCK, Block
-from engine.kv_cache.free_list import FreeList
 
 
 class BlockPool:
     """All blocks of a replica.
 
-    Every block is either used (`ref_count > 0`) or in the free list. A full block may also be
-    cached under its hash, used or free; a free cached block is evicted when it is taken again.
-    Two blocks may hold the same content (block tables are append-only, so a duplicate isn't
-    replaced); a hash then maps to several blocks.
+    Every block is either used (`ref_count > 0`) or in its last user's free list. A full block may
+    also be cached under its hash, used or free; a free cached block is evicted when it is taken
+    again. Two blocks may hold the same content (block tables are append-only, so a duplicate isn't
+    replaced); a hash then maps to several blocks. Blocks are counted by tenant, see `accounts`;
+    who doesn't care leaves the account out.
     """
 
-    def __init__(self, num_blocks: int, enable_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        enable_caching: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         if num_blocks < 1:
             raise ValueError(f"A pool needs at least one block, got {num_blocks}.")
         self.blocks = [Block(i) for i in range(num_blocks)]
-        self.free_list = FreeList(self.blocks)
+        self.accounts = TenantAccounts(num_blocks, clock)
+        #: Blocks that can be allocated now, cached ones included.
+        self.num_free = 0
+        self._give_to_nobody(self.blocks)
         self.enable_caching = enable_caching
         # Nearly every hash has one block: it's stored bare, a dict only for duplicates.
         self._cached: dict[bytes, Block | dict[int, Block]] = {}
@@ -34,9 +45,26 @@ class BlockPool:
         return len(self.blocks)
 
     @property
-    def num_free(self) -> int:
-        """Blocks that can be allocated now, cached ones included."""
-        return self.free_list.count
+    def free_blocks(self) -> Iterator[Block]:
+        """The free blocks, tenant by tenant; of one tenant, the next to go first."""
+        yield from self.accounts.nobody.free
+        for account in self.accounts:
+            yield from account.free
+
+    def available_to(self, account: Account) -> int:
+        """Blocks that the tenant may take now: within its maximum, without others' reserves."""
+        room = account.maximum - account.used
+        if not self.accounts.reserving:
+            return min(room, self.num_free)
+        return min(room, self.num_free - self.accounts.kept_for_others(account))
+
+    def _give_to_nobody(self, blocks: Iterable[Block]) -> None:
+        """Put blocks that are in no list into the list of those that were never used."""
+        nobody = self.accounts.nobody
+        for block in blocks:
+            block.owner = nobody
+            nobody.free.append(block)
+            self.num_free += 1
 
     @property
     def usage(self) -> float:
@@ -50,39 +78,75 @@ class BlockPool:
             return next(iter(found.values()))
         return found
 
-    def allocate(self, count: int) -> list[Block]:
-        """Take `count` blocks from the head of the free list, evicting what they cached.
+    def allocate(self, count: int, account: Account | None = None) -> list[Block]:
+        """Take `count` free blocks for a tenant, evicting what they cached.
 
-        Raises RuntimeError when fewer are free: callers ask `num_free` first.
+        Raises RuntimeError when fewer are free: callers ask `available_to` first.
         """
         if count > self.num_free:
             raise RuntimeError(f"{count} blocks asked for, {self.num_free} are free.")
-        taken = []
-        for _ in range(count):
-            block = self.free_list.pop()
-            if block.block_hash is not None:
-                self.uncache(block)
-            block.ref_count = 1
-            taken.append(block)
+        account = account or self.accounts.of("")
+        taken: list[Block] = []
+        while len(taken) < count:
+            source, most = self.accounts.next_evicted()
+            for _ in range(min(most, count - len(taken))):
+                block = source.free.pop()
+                if block.block_hash is not None:
+                    self.uncache(block)
+                block.ref_count = 1
+                block.owner = account
+                taken.append(block)
+        account.used += count
+        self.num_free -= count
         return taken
 
-    def touch(self, blocks: Iterable[Block]) -> None:
+    def touch(self, blocks: Iterable[Block], account: Account | None = None) -> None:
         """One more sequence uses these cached blocks; free ones leave the free list."""
+        account = account or self.accounts.of("")
         for block in blocks:
+            owner = block.owner
             if block.ref_count == 0:
-                self.free_list.remove(block)
+                if owner is not None:
+                    owner.free.remove(block)
+                self.num_free -= 1
+                block.owner = account
+                account.used += 1
+            elif owner is not account:
+                guests = block.guests = block.guests or {}
+                guests[account] = guests.get(account, 0) + 1
             block.ref_count += 1
 
-    def free(self, blocks: Sequence[Block]) -> None:
-        """One sequence stops using these blocks, given in block-table order.
+    def free(self, blocks: Sequence[Block], account: Account | None = None) -> None:
+        """One sequence of the tenant stops using these blocks, given in block-table order.
 
         They are freed in reverse: the last block covers the longest prefix and is the least likely
         to be hit again, so it is to be evicted first.
         """
+        account = account or self.accounts.of("")
         for block in reversed(blocks):
             block.ref_count -= 1
-            if block.ref_count == 0:
-                self.free_list.append(block)
+            if block.guests is not None:
+                self._leave_shared(block, block.guests, account)
+            owner = block.owner
+            if block.ref_count == 0 and owner is not None:
+                owner.used -= 1
+                owner.free.append(block)
+                self.num_free += 1
+
+    def _leave_shared(self, block: Block, guests: dict[Account, int], account: Account) -> None:
+        """One use fewer of a block that several tenants share; a guest inherits it at the end."""
+        owner = block.owner
+        if account is not owner:
+            guests[account] -= 1
+            if not guests[account]:
+                del guests[account]
+        elif block.ref_count == sum(guests.values()):
+            heir = next(iter(guests))
+            owner.used -= 1
+            heir.used += 1
+            block.owner = heir
+            del guests[heir]
+        block.guests = guests or None
 
     def cache(self, block: Block, block_hash: bytes) -> None:
         """Make a full block findable by its hash."""
@@ -128,34 +192,55 @@ class BlockPool:
             block.block_hash = None
         self._cached.clear()
         self.num_cached = 0
+        for account in self.accounts:
+            while account.free.count:
+                self._give_to_nobody([account.free.pop()])
+                self.num_free -= 1
         return True
 
-    def check_integrity(self, tables: Iterable[Sequence[Block]] = ()) -> None:
+    def check_integrity(self, tables: Iterable[tuple[str, Sequence[Block]]] = ()) -> None:
         """Raise RuntimeError unless free + used = all and no count is off.
 
         Args:
-            tables: the block tables of all live sequences; reference counts must equal their use.
+            tables: the block tables of all live sequences, each with its tenant; reference counts
+                must equal their use.
         """
-        free_ids = [block.block_id for block in self.free_list]
+        free_ids = [block.block_id for block in self.free_blocks]
         if len(free_ids) != len(set(free_ids)) or len(free_ids) != self.num_free:
-            raise RuntimeError("The free list holds a block twice, or its count is off.")
-        uses = [0] * self.num_blocks
-        for table in tables:
+            raise RuntimeError("A free list holds a block twice, or its count is off.")
+        uses: list[Counter[str]] = [Counter() for _ in self.blocks]
+        for tenant, table in tables:
             for block in table:
                 if block is not NULL_BLOCK:
-                    uses[block.block_id] += 1
+                    uses[block.block_id][tenant] += 1
         free = set(free_ids)
         for block in self.blocks:
-            if block.ref_count != uses[block.block_id]:
-                raise RuntimeError(f"{block} is in {uses[block.block_id]} block tables.")
+            if block.ref_count != uses[block.block_id].total():
+                raise RuntimeError(f"{block} is in {uses[block.block_id].total()} block tables.")
             if (block.block_id in free) != (block.ref_count == 0):
                 raise RuntimeError(f"{block} is free and used at once, or neither.")
             if block.block_hash is not None and not self._holds(block):
                 raise RuntimeError(f"{block} is cached, but its hash does not lead to it.")
+        self._check_accounts(uses)
         entries = sum(len(v) if isinstance(v, dict) else 1 for v in self._cached.values())
         cached = sum(block.block_hash is not None for block in self.blocks)
         if not entries == cached == self.num_cached:
             raise RuntimeError(f"{entries} cache entries for {cached} cached blocks.")
+
+    def _check_accounts(self, uses: list[Counter[str]]) -> None:
+        """Raise RuntimeError unless every used block is charged to one of its users, once."""
+        charged: Counter[str] = Counter()
+        for block, users in zip(self.blocks, uses, strict=True):
+            owner = block.owner
+            if owner is None or (users and not users[owner.name]):
+                raise RuntimeError(f"{block} is charged to {owner}, used by {dict(users)}.")
+            guests = {guest.name: count for guest, count in (block.guests or {}).items()}
+            if guests != {name: count for name, count in users.items() if name != owner.name}:
+                raise RuntimeError(f"{block} has guests {guests}, is used by {dict(users)}.")
+            charged[owner.name] += bool(users)
+        for account in self.accounts:
+            if account.used != charged[account.name]:
+                raise RuntimeError(f"{account} uses {charged[account.name]} blocks.")
 
     def _holds(self, block: Block) -> bool:
         """Whether the block's own hash leads back to it."""

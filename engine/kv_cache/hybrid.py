@@ -43,6 +43,17 @@ class HybridKVCacheManager(KVCacheManager):
         size = self.block_size
         return sum(most_blocks(window, num_tokens, chunk, size) for window in self.windows)
 
+    def capacity(self, num_blocks: int, chunk: int, longest: int = 0) -> int:
+        """Tokens of the longest sequence that can run in so many blocks; see the base."""
+        low, high = 0, max(num_blocks * self.block_size, longest)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.most_blocks(middle, chunk) <= num_blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
     def _find(self, hashes: list[bytes], most: int) -> Tables:
         """Cached blocks by group; those that the next token doesn't see are left out."""
         lookup = self.pool.lookup
@@ -71,32 +82,36 @@ class HybridKVCacheManager(KVCacheManager):
             while start > 0 and table[start - 1] is not NULL_BLOCK:
                 start -= 1
             if start < end:
-                self.pool.free(table[start:end])
+                self.pool.free(table[start:end], self.account_of(sequence))
                 table[start:end] = [NULL_BLOCK] * (end - start)
 
     def needed(self, sequence: Sequence, num_tokens: int, prefix: Tables | None = None) -> int:
         """How many blocks `allocate` with the same arguments would take from the free list."""
+        revived = sum(
+            block.ref_count == 0 and block is not NULL_BLOCK
+            for table in prefix or ()
+            for block in table
+        )
+        return revived + self._missing(sequence, num_tokens, prefix)
+
+    def _missing(self, sequence: Sequence, num_tokens: int, prefix: Tables | None) -> int:
+        """New blocks beyond the sequence's tables, or beyond the prefix."""
         have = len(prefix[0]) if prefix else len(sequence.blocks)
-        total = self.blocks_for(num_tokens)
         computed = have * self.block_size if prefix else sequence.num_computed_tokens
-        needed = 0
-        for window in self.windows:
-            first = first_needed_block(window, computed, self.block_size)
-            needed += max(0, total - max(have, first))
-        for table in prefix or ():
-            needed += sum(block.ref_count == 0 and block is not NULL_BLOCK for block in table)
-        return needed
+        total = self.blocks_for(num_tokens)
+        firsts = (first_needed_block(w, computed, self.block_size) for w in self.windows)
+        return sum(max(0, total - max(have, first)) for first in firsts)
 
     def allocate(
         self, sequence: Sequence, num_tokens: int, prefix: Tables | None = None
     ) -> Tables | None:
         """Make room for the sequence's first `num_tokens` tokens in every group; see the base."""
-        tables = self._tables_of(sequence)
+        tables, account = self._tables_of(sequence), self.account_of(sequence)
         computed = sequence.num_computed_tokens
         if prefix and prefix[0]:
             computed = len(prefix[0]) * self.block_size
             for table, found in zip(tables, prefix, strict=True):
-                self.pool.touch(block for block in found if block is not NULL_BLOCK)
+                self.pool.touch((block for block in found if block is not NULL_BLOCK), account)
                 table.extend(found)
         total, have = self.blocks_for(num_tokens), len(tables[0])
         fresh: Tables | None = None
@@ -105,7 +120,8 @@ class HybridKVCacheManager(KVCacheManager):
             for window, table in zip(self.windows, tables, strict=True):
                 first = first_needed_block(window, computed, self.block_size)
                 skipped = min(total, max(have, first)) - have
-                blocks = [NULL_BLOCK] * skipped + self.pool.allocate(total - have - skipped)
+                blocks = [NULL_BLOCK] * skipped
+                blocks += self.pool.allocate(total - have - skipped, account)
                 table.extend(blocks)
                 fresh.append(blocks)
         self._cache_full_blocks(sequence, num_tokens)
@@ -113,8 +129,9 @@ class HybridKVCacheManager(KVCacheManager):
 
     def free(self, sequence: Sequence) -> None:
         """Give all of the sequence's blocks back; what is cached stays cached until evicted."""
+        account = self.account_of(sequence)
         for table in sequence.tables:
-            self.pool.free([block for block in table if block is not NULL_BLOCK])
+            self.pool.free([block for block in table if block is not NULL_BLOCK], account)
             table.clear()
         sequence.num_cached_blocks = 0
 
@@ -127,6 +144,12 @@ class HybridKVCacheManager(KVCacheManager):
         for block_hash in sequence.block_hashes[first : sequence.num_cached_blocks]:
             for suffix in self._suffixes:
                 self.pool.uncache_all(block_hash + suffix)
+
+    def total(self, sequence: Sequence, num_tokens: int, prefix: Tables | None = None) -> int:
+        """Blocks in the sequence's tables after `allocate`, null blocks left out."""
+        tables = [*sequence.tables, *(prefix or ())]
+        held = sum(block is not NULL_BLOCK for table in tables for block in table)
+        return held + self._missing(sequence, num_tokens, prefix)
 
     def tables(self, sequence: Sequence) -> Tables:
         """The sequence's block tables, one a group."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.kv_cache.accounts import Account
 from engine.kv_cache.block import Block
 from engine.kv_cache.block_pool import BlockPool
 from engine.kv_cache.hashing import ROOT, hash_block
@@ -28,6 +29,7 @@ class KVCacheManager:
     def __init__(self, num_blocks: int, block_size: int, enable_caching: bool = True) -> None:
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, enable_caching)
+        self.accounts = self.pool.accounts
         self.enable_caching = enable_caching
         #: Prompt tokens looked up, and found, since the start.
         self.num_query_tokens = 0
@@ -46,14 +48,11 @@ class KVCacheManager:
 
         Where only windows are kept there may be no end to it; then `longest`, the model's context.
         """
-        low, high = 0, max(num_blocks * self.block_size, longest)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.most_blocks(middle, chunk) <= num_blocks:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return num_blocks * self.block_size
+
+    def account_of(self, sequence: Sequence) -> Account:
+        """Who pays for the sequence's blocks."""
+        return self.accounts.of(sequence.request.message.tenant)
 
     def find_cached_prefix(self, sequence: Sequence) -> Tables:
         """The longest run of cached blocks that the sequence's tokens begin with, by group.
@@ -91,7 +90,8 @@ class KVCacheManager:
         self, sequence: Sequence, num_tokens: int, prefix: Tables | None = None
     ) -> bool:
         """Whether `allocate` with the same arguments would succeed."""
-        return self.needed(sequence, num_tokens, prefix) <= self.pool.num_free
+        room = self.pool.available_to(self.account_of(sequence))
+        return self.needed(sequence, num_tokens, prefix) <= room
 
     def needed(self, sequence: Sequence, num_tokens: int, prefix: Tables | None = None) -> int:
         """How many blocks `allocate` with the same arguments would take from the free list."""
@@ -114,12 +114,13 @@ class KVCacheManager:
         Returns the new blocks by group, the prefix left out; None when there is none. Raises
         RuntimeError when too few blocks are free: callers ask `can_allocate` first.
         """
+        account = self.account_of(sequence)
         if prefix and prefix[0]:
             # Before allocating, lest the allocation evict what was just found.
-            self.pool.touch(prefix[0])
+            self.pool.touch(prefix[0], account)
             sequence.blocks.extend(prefix[0])
         missing = self.blocks_for(num_tokens) - len(sequence.blocks)
-        fresh = self.pool.allocate(missing) if missing > 0 else None
+        fresh = self.pool.allocate(missing, account) if missing > 0 else None
         if fresh:
             sequence.blocks.extend(fresh)
         self._cache_full_blocks(sequence, num_tokens)
@@ -127,7 +128,7 @@ class KVCacheManager:
 
     def free(self, sequence: Sequence) -> None:
         """Give all of the sequence's blocks back; what is cached stays cached until evicted."""
-        self.pool.free(sequence.blocks)
+        self.pool.free(sequence.blocks, self.account_of(sequence))
         sequence.blocks.clear()
         sequence.num_cached_blocks = 0
 
@@ -135,6 +136,10 @@ class KVCacheManager:
         """Uncache the sequence's blocks from token `num_tokens` on: their content never came."""
         for block in sequence.blocks[num_tokens // self.block_size :]:
             self.pool.uncache(block)
+
+    def total(self, sequence: Sequence, num_tokens: int, prefix: Tables | None = None) -> int:
+        """Blocks in the sequence's tables after `allocate` with the same arguments."""
+        return self.blocks_for(num_tokens)
 
     def tables(self, sequence: Sequence) -> Tables:
         """The sequence's block tables, one a group."""

@@ -13,21 +13,13 @@ got differs by at most 2 * max(PROMPT_COST * longest prompt, OUTPUT_COST * token
 
 from __future__ import annotations
 
-from collections import deque
-
-from engine.scheduler.queue import WaitingQueue
-from engine.scheduler.sequence import Sequence, Status
+from engine.scheduler.lazy_heap import LazyHeap
+from engine.scheduler.queue import Place, WaitingQueue
+from engine.scheduler.sequence import Sequence
 
 #: Cost of a prompt token and of an output token; the paper's, after what providers charge.
 PROMPT_COST = 1.0
 OUTPUT_COST = 2.0
-
-
-class _Level:
-    """The waiting sequences of one priority, by tenant."""
-
-    def __init__(self) -> None:
-        self.tenants: dict[str, deque[Sequence]] = {}
 
 
 class FairQueue(WaitingQueue):
@@ -38,12 +30,12 @@ class FairQueue(WaitingQueue):
 
     def __init__(self) -> None:
         super().__init__()
-        self._levels: dict[int, _Level] = {}
         #: Tenant -> service so far over weight, in weighted tokens.
         self.counters: dict[str, float] = {}
         #: The counter of whoever was served last: where a tenant starts when nobody waits.
         self._last_served = 0.0
-        self._chosen: tuple[int, str] | None = None
+        #: Those that wait, by their counters as of some time ago; counters only grow.
+        self._waiting = LazyHeap()
 
     # -- service ------------------------------------------------------------------------------
 
@@ -59,76 +51,34 @@ class FairQueue(WaitingQueue):
         message = sequence.request.message
         tenant = message.tenant
         self.counters[tenant] = self.counters.get(tenant, 0.0) + cost / message.weight
-        self._chosen = None
 
-    # -- the queue ----------------------------------------------------------------------------
+    # -- the policy ---------------------------------------------------------------------------
 
-    def _push(self, sequence: Sequence) -> None:
-        self._line_of(sequence).append(sequence)
+    def _place(self, sequence: Sequence, preempted: bool) -> Place:
+        priority = sequence.request.priority
+        return (priority, 0, sequence.seq_id) if preempted else (priority, 1, self._pushed)
 
-    def _push_back(self, sequence: Sequence) -> None:
-        self._line_of(sequence).appendleft(sequence)
+    def _rank(self, tenant: str, place: Place) -> tuple[float, ...]:
+        return (place[0], self.counters.get(tenant, 0.0), *place[1:])
 
-    def _line_of(self, sequence: Sequence) -> deque[Sequence]:
-        """The tenant's line, made when it has none; a tenant that begins to wait is lifted."""
-        message = sequence.request.message
-        level = self._levels.setdefault(message.priority, _Level())
-        line = level.tenants.get(message.tenant)
-        if line is None:
-            self._lift(message.tenant)
-            line = level.tenants[message.tenant] = deque()
-        self._chosen = None
-        return line
+    def _opened(self, tenant: str) -> None:
+        """No service is saved up while a tenant has nothing to run: its counter is lifted."""
+        counter = max(self.counters.get(tenant, 0.0), self._floor())
+        self.counters[tenant] = counter
+        self._waiting.put(tenant, counter)
 
-    def _lift(self, tenant: str) -> None:
-        """No service is saved up while a tenant has nothing to run."""
-        waiting = {name for level in self._levels.values() for name in level.tenants}
-        counter = self.counters.get(tenant, 0.0)
-        if tenant in waiting:
-            return
-        floor = min((self.counters.get(name, 0.0) for name in waiting), default=self._last_served)
-        self.counters[tenant] = max(counter, floor)
+    def _closed(self, tenant: str) -> None:
+        self._waiting.discard(tenant)
 
-    def _head(self) -> Sequence | None:
-        if self._chosen is None:
-            self._chosen = self._choose()
-        if self._chosen is None:
-            return None
-        priority, tenant = self._chosen
-        return self._levels[priority].tenants[tenant][0]
-
-    def _choose(self) -> tuple[int, str] | None:
-        """The most urgent level's tenant with the smallest counter; ties by who came first."""
-        while self._levels:
-            priority = min(self._levels)
-            self._drop_finished(priority)
-            if not self._levels[priority].tenants:
-                del self._levels[priority]
-                continue
-            tenants = self._levels[priority].tenants
-            best = min(
-                tenants, key=lambda name: (self.counters.get(name, 0.0), tenants[name][0].seq_id)
-            )
-            return priority, best
-        return None
-
-    def _drop_finished(self, priority: int) -> None:
-        """Forget lines whose sequences have all ended while they waited."""
-        tenants = self._levels[priority].tenants
-        for name in list(tenants):
-            line = tenants[name]
-            while line and line[0].status is Status.FINISHED:
-                line.popleft()
-            if not line:
-                del tenants[name]
-
-    def _drop_head(self) -> None:
-        if self._chosen is None:
-            raise IndexError("The waiting queue is empty.")
-        priority, tenant = self._chosen
-        line = self._levels[priority].tenants[tenant]
-        line.popleft()
+    def _took(self, tenant: str) -> None:
         self._last_served = self.counters.get(tenant, 0.0)
-        if not line:
-            del self._levels[priority].tenants[tenant]
-        self._chosen = None
+
+    def _floor(self) -> float:
+        """The smallest counter of those that wait."""
+        while (first := self._waiting.first()) is not None:
+            tenant, listed = first
+            counter = self.counters.get(tenant, 0.0)
+            if counter == listed:
+                return counter
+            self._waiting.put(tenant, counter)
+        return self._last_served

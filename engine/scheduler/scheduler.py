@@ -10,10 +10,13 @@ from __future__ import annotations
 import time
 
 from engine.config import EngineConfig
-from engine.kv_cache import Block, KVLayout, make_manager
+from engine.errors import KVPoolTooSmall
+from engine.kv_cache import Account, Block, KVLayout, make_manager
+from engine.protocol import EngineRequest
 from engine.scheduler.plan import NewSequence, StepPlan
 from engine.scheduler.policies import make_queue
 from engine.scheduler.sequence import Sequence, Status
+from engine.scheduler.victims import choose_victim
 
 
 class Scheduler:
@@ -41,12 +44,15 @@ class Scheduler:
         #: Prompt tokens of a step in which others decode; the budget without decodes.
         self.prefill_limit = min(prefill_limit or token_budget, token_budget)
         self._prefill_left = token_budget
+        self._lacks_blocks = 0
         self.kv = make_manager(layout, num_blocks, config.block_size, config.enable_prefix_caching)
         #: The longest sequence that can ever run.
         self.capacity_tokens = self.kv.capacity(num_blocks, self.most_at_once, max_model_len)
         self.waiting = make_queue(config.scheduling_policy)
         self.running: list[Sequence] = []
+        self._max_model_len = max_model_len
         self.num_preemptions = 0
+        self._refused: list[tuple[Sequence, KVPoolTooSmall]] = []
         self._removed: list[int] = []
         self._num_steps = 0
 
@@ -68,7 +74,27 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
+        self.note_tenant(sequence.request.message).sequences += 1
         self.waiting.push(sequence)
+
+    def note_tenant(self, message: EngineRequest) -> Account:
+        """Take over what a request says of its tenant's share of the pool."""
+        return self.kv.accounts.note(
+            message.tenant,
+            message.weight,
+            message.kv_reserved_fraction,
+            message.kv_max_fraction,
+        )
+
+    def capacity_of(self, message: EngineRequest) -> int:
+        """The longest sequence, in tokens, that the request's tenant can ever run as of now."""
+        blocks = self.kv.accounts.limit(self.note_tenant(message))
+        return self.kv.capacity(blocks, self.most_at_once, self._max_model_len)
+
+    def take_refused(self) -> list[tuple[Sequence, KVPoolTooSmall]]:
+        """Sequences that ended because their tenant's limit can't hold them any more."""
+        refused, self._refused = self._refused, []
+        return refused
 
     def schedule(self) -> tuple[StepPlan, list[Sequence]]:
         """Deal one step's budget.
@@ -79,9 +105,12 @@ class Scheduler:
         self._num_steps += 1
         plan = StepPlan(self._num_steps)
         scheduled: list[Sequence] = []
+        if self.kv.accounts.reserving:
+            self._claim_reserves()
         self._prefill_left = self.prefill_limit if self._any_decodes() else self.token_budget
         head = self.waiting.peek()
-        if head is None or not head.isolated or not self._admit(plan, scheduled, self.token_budget):
+        alone = head is not None and head.isolated
+        if head is None or not alone or not self._admit(plan, scheduled, head, self.token_budget):
             budget = self._schedule_running(plan, scheduled)
             if budget is not None:
                 self._admit_waiting(plan, scheduled, budget)
@@ -102,6 +131,8 @@ class Scheduler:
             self._removed.append(sequence.seq_id)
         elif not unknown:
             self.waiting.discard(sequence)
+        if not unknown:
+            self.kv.account_of(sequence).sequences -= 1
         self.kv.free(sequence)
 
     def undo(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
@@ -120,7 +151,9 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's books balance."""
         self.kv.pool.check_integrity(
-            table for sequence in self.running for table in self.kv.tables(sequence)
+            (sequence.request.message.tenant, table)
+            for sequence in self.running
+            for table in self.kv.tables(sequence)
         )
 
     def _schedule_running(self, plan: StepPlan, scheduled: list[Sequence]) -> int | None:
@@ -162,12 +195,45 @@ class Scheduler:
         return budget if self.num_preemptions == before else None
 
     def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Preempt from the end of the running list until the sequence fits; False if it went."""
+        """Preempt others until the sequence fits; False if it had to go itself."""
+        account = self.kv.account_of(sequence)
         while not self.kv.can_allocate(sequence, num_tokens):
-            victim = self.running[-1]
+            needed = self.kv.needed(sequence, num_tokens)
+            own_only = account.used + needed > account.maximum
+            victim = self._victim(account, own_only=own_only) or sequence
+            if victim is sequence and self._refused_for_good(sequence, num_tokens, None):
+                return False
             self._preempt(victim)
             if victim is sequence:
                 return False
+        return True
+
+    def _victim(
+        self, taker: Account, *, own_only: bool = False, over_share: bool = False
+    ) -> Sequence | None:
+        """Whom to preempt for a tenant."""
+        return choose_victim(
+            self.running,
+            self.kv.accounts,
+            taker,
+            by_priority=self.config.scheduling_policy != "fcfs",
+            own_only=own_only,
+            over_share=over_share,
+        )
+
+    def _refused_for_good(
+        self, sequence: Sequence, num_tokens: int, prefix: list[list[Block]] | None
+    ) -> bool:
+        """End a sequence that wouldn't fit if it were the only one: its tenant's limit shrank."""
+        limit = self.kv.accounts.limit(self.kv.account_of(sequence))
+        if self.kv.total(sequence, num_tokens, prefix) <= limit:
+            return False
+        error = KVPoolTooSmall(
+            f"The request needs more than the {limit} KV blocks that its tenant may use.",
+            param="max_tokens",
+        )
+        self.finish(sequence, "error")
+        self._refused.append((sequence, error))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -182,21 +248,64 @@ class Scheduler:
         self.waiting.push_back(sequence)
 
     def _admit_waiting(self, plan: StepPlan, scheduled: list[Sequence], budget: int) -> None:
-        """Waiting sequences while budget, places and blocks last; never past one that can't go."""
+        """Waiting sequences while budget, places and blocks last; never past one that can't go.
+
+        Except that a tenant at its own maximum is passed over, and that a full pool stops nobody
+        from using blocks that are reserved for him.
+        """
         while budget > 0 and len(self.running) < self.max_num_seqs:
             head = self.waiting.peek()
             if head is None or head.isolated:
-                return
-            count = self._admit(plan, scheduled, budget)
-            if not count:
-                return
+                break
+            count = self._admit(plan, scheduled, head, budget)
             budget -= count
+            if count or head.finished:
+                continue
+            if not self._lacks_blocks:
+                break
+            account = self.kv.account_of(head)
+            if account.used + self._lacks_blocks <= account.maximum:
+                self._admit_reserved(plan, scheduled, budget)
+                break
+            self.waiting.hold(account.name)
+        self.waiting.release()
 
-    def _admit(self, plan: StepPlan, scheduled: list[Sequence], budget: int) -> int:
-        """Start the next waiting sequence; returns the tokens dealt to it, 0 if it can't start."""
-        sequence = self.waiting.peek()
-        if sequence is None:
-            return 0
+    def _admit_reserved(self, plan: StepPlan, scheduled: list[Sequence], budget: int) -> None:
+        """Sequences that fit into what is reserved for their tenants, when the pool is full."""
+        for account in list(self.kv.accounts.reserving):
+            head = self.waiting.head_of(account.name)
+            full = len(self.running) >= self.max_num_seqs or budget <= 0
+            if head is not None and not head.isolated and not full:
+                budget -= self._admit(plan, scheduled, head, budget)
+
+    def _claim_reserves(self) -> None:
+        """Preempt those over their share for a tenant whose reserve they came to use.
+
+        They did so before it was reserved: no allocation dips into a reserve.
+        """
+        for account in self.kv.accounts.unbacked(self.kv.pool.num_free):
+            head = self.waiting.head_of(account.name)
+            if head is None:
+                continue
+            prefix = self.kv.find_cached_prefix(head)
+            computed = len(prefix[0]) * self.kv.block_size
+            target = min(head.num_tokens, computed + self.most_at_once)
+            if self.kv.needed(head, target, prefix) > account.unused_reserve:
+                continue
+            while not self.kv.can_allocate(head, target, prefix):
+                victim = self._victim(account, over_share=True)
+                if victim is None:
+                    break
+                self._preempt(victim)
+
+    def _admit(
+        self, plan: StepPlan, scheduled: list[Sequence], sequence: Sequence, budget: int
+    ) -> int:
+        """Start a waiting sequence; returns the tokens dealt to it, 0 if it can't start.
+
+        `_lacks_blocks` then says how many blocks it would take, if that was why.
+        """
+        self._lacks_blocks = 0
         prefix = self.kv.find_cached_prefix(sequence)
         computed = len(prefix[0]) * self.kv.block_size
         wanted = sequence.num_tokens - computed
@@ -204,8 +313,10 @@ class Scheduler:
         if count == 0 or (count < wanted and not self.config.enable_chunked_prefill):
             return 0
         if not self.kv.can_allocate(sequence, computed + count, prefix):
+            if not self._refused_for_good(sequence, computed + count, prefix):
+                self._lacks_blocks = self.kv.needed(sequence, computed + count, prefix)
             return 0
-        self.waiting.pop()
+        self.waiting.take(sequence)
         self.kv.allocate(sequence, computed + count, prefix)
         self._note_start(sequence, computed)
         self.running.append(sequence)

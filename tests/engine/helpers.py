@@ -38,6 +38,8 @@ class Driver:
         max_tokens: int = 1000,
         tenant: str = "default",
         weight: float = 1.0,
+        reserved: float = 0.0,
+        maximum: float = 1.0,
     ) -> Sequence:
         """Queue a prompt."""
         message = EngineRequest(
@@ -48,6 +50,8 @@ class Driver:
             priority=priority,
             tenant=tenant,
             weight=weight,
+            kv_reserved_fraction=reserved,
+            kv_max_fraction=maximum,
         )
         sequence = Sequence(
             seq_id=self.count,
@@ -90,4 +94,4 @@ class Driver:
 
     def free_ids(self) -> list[int]:
         """Block ids in the free list, next to go first."""
-        return [block.block_id for block in self.scheduler.kv.pool.free_list]
+        return [block.block_id for block in self.scheduler.kv.pool.free_blocks]

@@ -41,7 +41,7 @@ def test_blocks_are_freed_in_reverse_so_the_longest_prefix_goes_first() -> None:
     pool = BlockPool(5)
     table = pool.allocate(3)
     pool.free(table)
-    assert ids(pool.free_list) == [3, 4, 2, 1, 0]
+    assert ids(pool.free_blocks) == [3, 4, 2, 1, 0]
     pool.check_integrity()
 
 
@@ -52,7 +52,7 @@ def test_a_shared_block_is_free_only_when_its_last_user_leaves() -> None:
     pool.touch(table)
     pool.free(table)
     assert table[0].ref_count == 1
-    pool.check_integrity([table])
+    pool.check_integrity([("", table)])
     pool.free(table)
     assert pool.num_free == 3
     pool.check_integrity()
@@ -86,14 +86,14 @@ def test_duplicates_of_one_content_live_side_by_side() -> None:
     table = pool.allocate(3)
     for block in table:
         pool.cache(block, b"h")
-    pool.check_integrity([table])
+    pool.check_integrity([("", table)])
     pool.uncache(table[0])
     assert pool.lookup(b"h") is table[1]
     pool.uncache(table[1])
     assert pool.lookup(b"h") is table[2]
     pool.uncache(table[2])
     assert pool.lookup(b"h") is None
-    pool.check_integrity([table])
+    pool.check_integrity([("", table)])
 
 
 def test_more_blocks_than_there_are_is_an_error_and_changes_nothing() -> None:
@@ -119,7 +119,7 @@ def test_integrity_check_finds_a_wrong_reference_count() -> None:
     table = pool.allocate(1)
     table[0].ref_count = 2
     with pytest.raises(RuntimeError, match="block tables"):
-        pool.check_integrity([table])
+        pool.check_integrity([("", table)])
 
 
 def test_a_pool_without_blocks_is_refused() -> None:

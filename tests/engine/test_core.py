@@ -299,3 +299,51 @@ def test_totals_count_what_ran(model_folder: Folder) -> None:
     assert stats.requests_finished_total == {"length": 3}
     assert stats.num_requests_running == stats.num_requests_waiting == 0
     assert stats.num_free_blocks == 64
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("weight", 0.0),
+        ("weight", float("nan")),
+        ("kv_reserved_fraction", -0.1),
+        ("kv_reserved_fraction", float("nan")),
+        ("kv_max_fraction", 0.0),
+        ("kv_max_fraction", 1.5),
+    ],
+)
+def test_shares_that_are_no_shares_are_refused(
+    model_folder: Folder, field: str, value: float
+) -> None:
+    core = make(model_folder)
+    with pytest.raises(InvalidRequest) as error:
+        core.add_request(request([5], **{field: value}))
+    assert error.value.param == field
+    assert not core.has_work
+
+
+def test_fault_07_what_never_fits_a_tenants_maximum_is_refused_at_once(
+    model_folder: Folder,
+) -> None:
+    core = make(model_folder, num_gpu_blocks_override=16)
+    with pytest.raises(KVPoolTooSmall, match=r"up to 108 tokens.*holds 64 for it"):
+        core.add_request(request([5] * 100, kv_max_fraction=0.25))
+    core.add_request(request([5] * 10, kv_max_fraction=0.25, sampling={"max_tokens": None}))
+    deltas = finish(core)["r", 0]
+    assert len(tokens(deltas)) == 54
+    assert deltas[-1].finish_reason == "length"
+
+
+def test_a_limit_that_shrinks_under_a_running_request_ends_it_with_a_typed_error(
+    model_folder: Folder,
+) -> None:
+    core = make(model_folder, num_gpu_blocks_override=16)
+    core.add_request(request([5] * 40, "long", sampling={"max_tokens": 100}))
+    core.step()
+    core.add_request(request([6], "short", kv_max_fraction=0.25))
+    found = finish(core)
+    last = found["long", 0][-1]
+    assert last.finish_reason == "error"
+    assert last.error is not None
+    assert last.error.code == KVPoolTooSmall("").code
+    assert found["short", 0][-1].finish_reason == "length"

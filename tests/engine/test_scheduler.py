@@ -176,11 +176,11 @@ def test_a_hundred_thousand_queued_requests_are_not_walked() -> None:
     driver = Driver(num_blocks=50, max_num_seqs=2, scheduling_policy="fcfs")
     sequences = [driver.add([i % 97, 1]) for i in range(100_000)]
     queue = driver.scheduler.waiting
-    before = len(queue._queue)  # type: ignore[attr-defined]
+    before = len(queue._lines["default"])
     for sequence in sequences[10:5000]:
         driver.scheduler.finish(sequence, "abort")
     # Finished in place: the queue's own list hasn't been searched or rebuilt.
-    assert len(queue._queue) == before  # type: ignore[attr-defined]
+    assert len(queue._lines["default"]) == before
     assert len(queue) == 100_000 - 4990
     driver.step()
     assert len(driver.scheduler.running) == 2

@@ -1,0 +1,55 @@
+"""Who gives blocks back when there are too few."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as List
+
+from engine.kv_cache.accounts import Account, TenantAccounts
+from engine.scheduler.sequence import Sequence
+
+
+def choose_victim(
+    running: List[Sequence],
+    accounts: TenantAccounts,
+    taker: Account,
+    *,
+    by_priority: bool,
+    own_only: bool = False,
+    over_share: bool = False,
+) -> Sequence | None:
+    """The running sequence to preempt so that a tenant gets blocks.
+
+    The last sequence of the tenant that is most over its share; where priorities count, the lowest
+    goes first. Whoever uses no more than his reserve gives nothing to others.
+
+    Args:
+        running: in order; the last of a tenant goes before its others.
+        accounts: everyone's blocks.
+        taker: for whom.
+        by_priority: `running` is in order of priority, and only the lowest that can give does.
+        own_only: the tenant is at its maximum, so that only its own blocks help.
+        over_share: only others who are over their share give.
+
+    Returns None when nobody can give.
+    """
+    chosen: Sequence | None = None
+    most = 0.0
+    seen: set[str] = set()
+    for sequence in reversed(running):
+        urgency = sequence.request.priority
+        if chosen is not None and by_priority and urgency < chosen.request.priority:
+            break
+        name = sequence.request.message.tenant
+        if name in seen:
+            continue
+        account = accounts.of(name)
+        own = account is taker
+        if (own and over_share) or (own_only and not own):
+            continue
+        seen.add(name)
+        excess = accounts.excess(account, account.used)
+        if not own and (account.used <= account.reserved or (over_share and excess <= 1)):
+            continue
+        if chosen is None or excess > most:
+            chosen, most = sequence, excess
+    return chosen
