@@ -120,6 +120,12 @@ class EngineConfig:
         "auto: sampling defaults of the model's generation_config.json; vllm: none",
         choices=("auto", "vllm"),
     )
+    tool_call_parser: str | None = _option(
+        None, "how gateways read tool calls; default: told by the chat template"
+    )
+    reasoning_parser: str | None = _option(
+        None, "how gateways find reasoning; none: not at all; default: told by the chat template"
+    )
     disable_log_stats: bool = _option(False, "no periodic line of statistics")
 
     def __post_init__(self) -> None:

@@ -236,7 +236,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     `path` is the folder with tokenizer files; gateways and replicas share it by volume or by image.
     `tasks` is "generate", or what a pooling model does (`engine.pooling.params`); `pooling` is for
-    the latter.
+    the latter. `tool_call_parser` and `reasoning_parser` are names, "" for what the chat template
+    tells of.
     """
 
     name: str
@@ -252,6 +253,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     quantization: str = ""
     tasks: list[str] = msgspec.field(default_factory=lambda: ["generate"])
     pooling: PoolingInfo | None = None
+    tool_call_parser: str = ""
+    reasoning_parser: str = ""
 
 
 class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):

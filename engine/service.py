@@ -303,6 +303,8 @@ class EngineService:
             kv_capacity_tokens=core.scheduler.capacity_tokens,
             eos_token_ids=list(loaded.eos_token_ids),
             default_sampling=loaded.default_sampling,
+            tool_call_parser=config.tool_call_parser or "",
+            reasoning_parser=config.reasoning_parser or "",
             tasks=tasks_of(loaded),
             pooling=pooling_info(loaded),
         )
