@@ -124,11 +124,17 @@ class Admission:
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
             extra_key=extra_key(message.cache_namespace, message.adapter),
             num_resumed_tokens=len(resumed),
+            looks_ahead=self._looks_ahead(message),
         )
         if params.prompt_logprobs is not None and index == 0:
             sequence.prompt_logprobs = [None]
         self._next_seq_id += 1
         return sequence
+
+    def _looks_ahead(self, message: EngineRequest) -> bool:
+        """With async scheduling, except where the next token isn't simply the one sampled last."""
+        beams = message.sampling.use_beam_search
+        return bool(self._config.async_scheduling) and not beams and message.pooling is None
 
     def _seed(self, message: EngineRequest) -> int:
         """The request's seed; without one, from its id: the same on every replica that gets it."""

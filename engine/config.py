@@ -91,6 +91,11 @@ class EngineConfig:
         None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
     )
     max_num_seqs: int = _option(256, "most sequences in one step", low=1, high=65536)
+    async_scheduling: bool | None = _option(
+        None,
+        "plan a step and deliver the one before while one is being run; default: not on a CPU, "
+        "whose cores the model needs",
+    )
     max_waiting: int = _option(16384, "most queued requests; more are refused with 429", low=1)
     max_logprobs: int = _option(20, "most logprobs a request may ask for", low=0, high=1000)
     enable_chunked_prefill: bool = _option(True, "split long prompts over steps")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import NamedTuple
 
 from engine.accounting import Accounts
 from engine.admission import Admission
@@ -15,7 +18,7 @@ from engine.exits import Exits
 from engine.harvest import Harvest
 from engine.pooling.requests import scheduler_config
 from engine.protocol import EngineRequest, EngineStats, TokenDelta
-from engine.scheduler import Request, Scheduler, Sequence, StepPlan
+from engine.scheduler import Request, Scheduler, Sequence, StepPlan, StepResult
 from engine.structured.manager import StructuredOutputs
 
 log = logging.getLogger(__name__)
@@ -26,6 +29,14 @@ _GRAMMAR_WAIT_S = 0.01
 #: two cores reach. Fewer tokens than the least would waste the weights that a step reads anyway.
 _PREFILL_FLOP_BESIDE_DECODES = 20e9
 _LEAST_PREFILL_TOKENS = 32
+
+
+class Step(NamedTuple):
+    """A step that was begun: its plan, the plan's sequences in order, and what comes of it."""
+
+    plan: StepPlan
+    scheduled: list[Sequence]
+    result: Future[StepResult]
 
 
 class EngineCore:
@@ -65,6 +76,8 @@ class EngineCore:
             self.scheduler, self.structured, self._accounts, self.requests, loaded.eos_token_ids
         )
         self._harvest = Harvest(self.scheduler, self.structured, self._accounts, self._exits)
+        self._most_in_flight = 1 if config.async_scheduling else 0
+        self._steps_in_flight: deque[Step] = deque()
 
     def _prefill_limit(self, online: bool) -> int:
         """`prefill_tokens_beside_decodes`; by default what two cores compute in 0.2 s."""
@@ -126,25 +139,60 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
-        return self.scheduler.has_work or self.structured.num_waiting > 0
+        return bool(self.scheduler.has_work or self.structured.num_waiting or self._steps_in_flight)
 
     # -- one step -----------------------------------------------------------------------------
 
     def step(self) -> list[TokenDelta]:
-        """Schedule, execute, update: new tokens of all sequences that got one."""
+        """Schedule, execute, update: new tokens of all sequences that got one.
+
+        With async scheduling a step is only begun here, and the one before it updated: the tokens
+        come one call later.
+        """
         started = time.perf_counter()
-        refused = self._take_compiled() if self.structured.num_waiting else []
+        deltas = self._take_compiled() if self.structured.num_waiting else []
+        begun = self._begin()
+        deltas += [self._exits.refuse(*ended) for ended in self.scheduler.take_refused()]
+        if begun is not None:
+            self._steps_in_flight.append(begun)
+        if len(self._steps_in_flight) > (self._most_in_flight if begun else 0):
+            deltas += self._complete(self._steps_in_flight.popleft())
+        self._accounts.note_step(started, begun is not None)
+        return deltas
+
+    def _begin(self) -> Step | None:
+        """Schedule a step and have it run; None when there is nothing to compute now."""
         plan, scheduled = self.scheduler.schedule()
-        refused += [self._exits.refuse(*ended) for ended in self.scheduler.take_refused()]
-        plan.mask = self.structured.begin_masks()
+        if not scheduled:
+            self.executor.prepare(plan)
+            return None
+        if self._steps_in_flight:
+            plan.mask = self.structured.promise_masks()
+        else:
+            plan.mask = self.structured.begin_masks()
+        return Step(plan, scheduled, self._execute(plan))
+
+    def _execute(self, plan: StepPlan) -> Future[StepResult]:
+        """The step's result: to come, or there already without async scheduling."""
+        if self._most_in_flight:
+            return self.executor.submit(plan)
+        result: Future[StepResult] = Future()
         try:
-            result = self.executor.execute(plan)
+            result.set_result(self.executor.execute(plan))
+        except Exception as error:  # `_recover` takes the step back
+            result.set_exception(error)
+        return result
+
+    def _complete(self, step: Step) -> list[TokenDelta]:
+        """Wait for a step's result and update; then the next one's masks can be made."""
+        try:
+            result = step.result.result()
         except Exception as error:
-            if plan.mask is not None:
-                plan.mask.exception()  # its thread mustn't still be at work on the next step
-            return refused + self._recover(plan, scheduled, error)
-        deltas = refused + self._harvest.take(plan, scheduled, result)
-        self._accounts.note_step(started, bool(scheduled))
+            return self._recover(step, error)
+        deltas = self._harvest.take(step.plan, step.scheduled, result)
+        for later in self._steps_in_flight:
+            if later.plan.mask is not None:
+                self.structured.keep_promise(later.plan.mask)
         return deltas
 
     def _take_compiled(self) -> list[TokenDelta]:
@@ -159,17 +207,24 @@ class EngineCore:
                 deltas += [self._exits.refuse(sequence, error) for sequence in left]
         return deltas
 
-    def _recover(
-        self, plan: StepPlan, scheduled: list[Sequence], error: Exception
-    ) -> list[TokenDelta]:
+    def _recover(self, step: Step, error: Exception) -> list[TokenDelta]:
         """A step failed: blame its only sequence, or let each of them run alone from here on."""
-        log.error("Step %d failed with %d sequences", plan.step, len(scheduled), exc_info=error)
-        if not scheduled:
-            raise error
-        self.scheduler.undo(plan, scheduled)
-        if len(scheduled) > 1:
+        log.error(
+            "Step %d failed with %d sequences", step.plan.step, len(step.scheduled), exc_info=error
+        )
+        failed = [step, *self._steps_in_flight]
+        self._steps_in_flight.clear()
+        for each in failed:
+            # Nothing of them may still be at work on the next step.
+            each.result.exception()
+            if each.plan.mask is not None and each is step:
+                each.plan.mask.exception()
+        self.executor.resume()
+        self.scheduler.undo(*((each.plan, each.scheduled) for each in failed))
+        alive = [sequence for sequence in step.scheduled if not sequence.finished]
+        if len(step.scheduled) > 1 or not alive:
             return []
-        return [self._exits.fail(scheduled[0], f"{type(error).__name__}: {error}")]
+        return [self._exits.fail(alive[0], f"{type(error).__name__}: {error}")]
 
     # -- for operators ------------------------------------------------------------------------
 

@@ -64,6 +64,8 @@ class Harvest:
         self, sequence: Sequence, token_id: int, scores: TokenLogprobs | None, plan: StepPlan
     ) -> TokenDelta:
         """A sequence's new token, and what its grammar adds."""
+        if sequence.num_placeholders:
+            sequence.num_placeholders -= 1
         token_ids = [token_id]
         if sequence.grammar is not None:
             try:

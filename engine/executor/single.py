@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Any
 
 import torch
 
 from engine.config import EngineConfig
 from engine.executor.memory import num_counted_blocks, num_cpu_blocks
+from engine.executor.step_thread import StepThread
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
 from engine.models.loader import LoadedModel, load_model
 from engine.pooling.runner import PoolingRunner
@@ -54,11 +58,36 @@ class SingleExecutor:
             config.block_size,
             len(self.layout.groups),
         )
+        self._thread: StepThread | None = None
         self._runner = self._make_runner(batch)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
         return self._runner.execute(plan)
+
+    def prepare(self, plan: StepPlan) -> None:
+        """Take over the changes of a plan that holds no sequence."""
+        self._runner.prepare(plan)
+
+    def submit(self, plan: StepPlan) -> Future[StepResult]:
+        """Prepare a step now and run it in a thread, after those submitted before.
+
+        At most one other may be unfinished. After one has failed, all are skipped (`StepSkipped`)
+        until `resume`.
+        """
+        if self._thread is None:
+            self._thread = StepThread(torch.get_num_threads())
+        runner: Any = self._runner  # one kind of runner or the other, its inputs its own
+
+        def prepare() -> Callable[[], StepResult]:
+            return partial(runner.run, plan, runner.prepare(plan))
+
+        return self._thread.submit(prepare)
+
+    def resume(self) -> None:
+        """Run submitted steps again after one has failed; all must be done."""
+        if self._thread is not None:
+            self._thread.resume()
 
     def _make_runner(self, batch: RunningBatch) -> ModelRunner | PoolingRunner:
         """What runs steps: by whether the model continues prompts or pools them."""

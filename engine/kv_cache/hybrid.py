@@ -151,6 +151,12 @@ class HybridKVCacheManager(KVCacheManager):
         held = sum(block is not NULL_BLOCK for table in tables for block in table)
         return held + self._missing(sequence, num_tokens, prefix)
 
+    def forget_all(self, sequence: Sequence) -> None:
+        """Uncache all that a sequence, now without blocks, has offered to the cache."""
+        for block_hash in sequence.block_hashes:
+            for suffix in self._suffixes:
+                self.pool.uncache_all(block_hash + suffix)
+
     def tables(self, sequence: Sequence) -> Tables:
         """The sequence's block tables, one a group."""
         return self._tables_of(sequence)

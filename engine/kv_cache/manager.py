@@ -141,6 +141,11 @@ class KVCacheManager:
         """Blocks in the sequence's tables after `allocate` with the same arguments."""
         return self.blocks_for(num_tokens)
 
+    def forget_all(self, sequence: Sequence) -> None:
+        """Uncache all that a sequence, now without blocks, has offered to the cache."""
+        for block_hash in sequence.block_hashes:
+            self.pool.uncache_all(block_hash)
+
     def tables(self, sequence: Sequence) -> Tables:
         """The sequence's block tables, one a group."""
         return [sequence.blocks]

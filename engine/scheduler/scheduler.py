@@ -135,18 +135,26 @@ class Scheduler:
             self.kv.account_of(sequence).sequences -= 1
         self.kv.free(sequence)
 
-    def undo(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
-        """Take back a step that failed: nothing that it computed counts or stays cached.
+    def undo(self, *steps: tuple[StepPlan, list[Sequence]]) -> None:
+        """Take back a step that failed, and those after it that were planned already: nothing that
+        they computed counts or stays cached.
 
-        All of its sequences go back to the queue and will each run in a step of their own, so that
-        the one to blame fails alone.
+        All of their sequences go back to the queue and will each run in a step of their own, so
+        that the one to blame fails alone.
         """
-        counts = zip(scheduled, plan.num_scheduled, strict=True)
-        for sequence, count in reversed(list(counts)):
+        counts: dict[Sequence, int] = {}
+        for plan, scheduled in steps:
+            for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
+                counts[sequence] = counts.get(sequence, 0) + count
+        for sequence, count in reversed(counts.items()):
+            sequence.num_placeholders = 0
             if sequence.status is Status.RUNNING:
                 self.kv.forget(sequence, sequence.num_computed_tokens - count)
                 sequence.isolated = True
                 self._preempt(sequence)
+            else:
+                # It left while its step was being run, and its blocks may be anyone's by now.
+                self.kv.forget_all(sequence)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's books balance."""
@@ -171,7 +179,10 @@ class Scheduler:
         while index < len(self.running) and budget > 0:
             sequence = self.running[index]
             computed = sequence.num_computed_tokens
-            pending = len(sequence.token_ids) - computed
+            pending = len(sequence.token_ids) + sequence.num_placeholders - computed
+            if sequence.num_placeholders and sequence.ends_in_flight:
+                index += 1
+                continue
             if pending == 1 and computed % block_size not in (0, block_size - 1):
                 # The usual decode: it neither needs a block nor fills one.
                 self._deal(plan, scheduled, sequence, 1)
@@ -339,7 +350,8 @@ class Scheduler:
     def _any_decodes(self) -> bool:
         """Whether a running sequence waits for its next token, not for its prompt."""
         return any(
-            len(sequence.token_ids) - sequence.num_computed_tokens == 1 for sequence in self.running
+            len(sequence.token_ids) + sequence.num_placeholders - sequence.num_computed_tokens == 1
+            for sequence in self.running
         )
 
     def _prefill_share(self, wanted: int, budget: int) -> int:
@@ -359,8 +371,13 @@ class Scheduler:
         sequence.flight.num_steps += 1
         if count > 1:
             self._prefill_left -= count
-        if len(sequence.token_ids) == sequence.num_prompt_tokens:
+        known = len(sequence.token_ids)
+        if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
             sequence.flight.prefill_chunks += 1
+        if sequence.looks_ahead:
+            sequence.num_placeholders += (
+                sequence.num_computed_tokens == known + sequence.num_placeholders
+            )
 
 
 def _ids(tables: list[list[Block]]) -> list[list[int]]:

@@ -63,6 +63,10 @@ class Sequence:
     flight: FlightRecord = field(default_factory=FlightRecord)
     first_scheduled_at: float = 0.0
     first_token_at: float = 0.0
+    #: Whether steps may be planned with tokens that are still being sampled.
+    looks_ahead: bool = False
+    #: How many tokens after the known ones the steps being run will sample.
+    num_placeholders: int = 0
     #: Must run in a step of its own, to find out which sequence of a failed step is to blame.
     isolated: bool = False
     #: Where it stands in its grammar, with structured output; survives preemption.
@@ -82,6 +86,13 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def ends_in_flight(self) -> bool:
+        """Whether a token that is still being sampled is the last one by length."""
+        if not self.num_placeholders:
+            return False
+        return self.num_output_tokens + self.num_placeholders >= self.max_output_tokens
 
     @property
     def wants_prompt_logprobs(self) -> bool:

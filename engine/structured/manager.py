@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Iterable
 from concurrent.futures import Future
 
+import numpy as np
+
 from engine.errors import InvalidRequest
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.sequence import Request, Sequence, Status
@@ -138,6 +140,19 @@ class StructuredOutputs:
 
     # -- masks ----------------------------------------------------------------------------------
 
+    def promise_masks(self) -> Future[TokenMask] | None:
+        """For a step whose masks can't be begun before the step before has been followed: what
+        `keep_promise` fulfils; None when no sequence has a grammar."""
+        return Future() if self._active else None
+
+    def keep_promise(self, promise: Future[TokenMask]) -> None:
+        """Start on the masks of the step that was scheduled last."""
+        masks = self.begin_masks()
+        if masks is None:
+            promise.set_result(TokenMask({}, np.zeros((0, 0), dtype=np.int32)))
+        else:
+            masks.add_done_callback(lambda done: _pass_on(done, promise))
+
     def begin_masks(self) -> Future[TokenMask] | None:
         """Start on the masks of a step that has just been scheduled; None when it needs none."""
         if not self._active:
@@ -209,3 +224,10 @@ class StructuredOutputs:
             raise InvalidRequest("Structured output isn't installed here.", param=PARAM)
         size = max(self._vocab_size, self._tokenizer.vocab_size)
         return Vocabulary(self._tokenizer.to_json(), size, self._eos)
+
+
+def _pass_on(done: Future[TokenMask], promise: Future[TokenMask]) -> None:
+    if (error := done.exception()) is not None:
+        promise.set_exception(error)
+    else:
+        promise.set_result(done.result())

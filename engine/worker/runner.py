@@ -93,6 +93,8 @@ def _masked_rows(plan: StepPlan, seq_ids: list[int]) -> MaskedRows | None:
     if plan.mask is None:
         return None
     mask = plan.mask.result()
+    if not mask.row_of:
+        return None
     places = [(row, mask.row_of[seq]) for row, seq in enumerate(seq_ids) if seq in mask.row_of]
     only_eos = set(mask.only_eos)
     return MaskedRows(

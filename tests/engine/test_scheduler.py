@@ -160,7 +160,7 @@ def test_a_failed_step_leaves_nothing_cached_and_its_sequences_run_alone() -> No
     driver = Driver(num_blocks=50)
     first, second = driver.add(list(range(9))), driver.add(list(range(20, 29)))
     plan, scheduled = driver.scheduler.schedule()
-    driver.scheduler.undo(plan, scheduled)
+    driver.scheduler.undo((plan, scheduled))
     assert driver.scheduler.kv.pool.num_cached == 0
     assert driver.scheduler.kv.pool.num_free == 50
     driver.scheduler.check_integrity()

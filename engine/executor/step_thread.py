@@ -1,0 +1,85 @@
+"""`StepThread`: runs steps one after the other while the engine prepares the next."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+import torch
+
+from engine.scheduler.plan import StepResult
+
+
+class StepSkipped(RuntimeError):
+    """A step wasn't run, because the one before it failed."""
+
+
+@dataclass(slots=True)
+class _Work:
+    run: Callable[[], StepResult]
+    future: Future[StepResult]
+    attempt: int
+
+
+class StepThread:
+    """A thread that runs what is submitted, in order.
+
+    A step builds on the one before. So once one has failed, all that was or is submitted after it
+    is skipped, until `resume`.
+
+    Args:
+        num_threads: torch's, for the operations of a step; it's a setting of each thread.
+    """
+
+    def __init__(self, num_threads: int) -> None:
+        self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
+        self._attempt = 0
+        self._broken = False
+        thread = threading.Thread(
+            target=_run_all, args=(self._queue, num_threads), name="steps", daemon=True
+        )
+        thread.start()
+        # The thread doesn't hold this object, so its end is the thread's.
+        weakref.finalize(self, self._queue.put, None)
+
+    def submit(self, prepare: Callable[[], Callable[[], StepResult]]) -> Future[StepResult]:
+        """Call `prepare` here and now, and what it returns in the thread, after earlier steps."""
+        future: Future[StepResult] = Future()
+        if self._broken:
+            future.set_exception(StepSkipped("An earlier step failed."))
+            return future
+        try:
+            run = prepare()
+        except Exception as error:  # whatever the model's inputs run into; the engine takes it back
+            self._broken = True
+            future.set_exception(error)
+            return future
+        self._queue.put(_Work(run, future, self._attempt))
+        return future
+
+    def resume(self) -> None:
+        """Run again what is submitted from now on. Everything submitted before must be done."""
+        self._attempt += 1
+        self._broken = False
+
+
+def _run_all(work: queue.SimpleQueue[_Work | None], num_threads: int) -> None:
+    torch.set_num_threads(num_threads)
+    failed = -1
+    while (item := work.get()) is not None:
+        if item.attempt <= failed:
+            item.future.set_exception(StepSkipped("An earlier step failed."))
+            continue
+        try:
+            result = item.run()
+        except BaseException as error:
+            failed = item.attempt
+            item.future.set_exception(error)
+        else:
+            item.future.set_result(result)
+        # Lest it live until the next step comes.
+        del item

@@ -1,0 +1,244 @@
+"""With `async_scheduling` nothing changes but when tokens come: one step later."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.protocol import EngineRequest, TokenDelta
+from engine.sampling_params import RepetitionDetectionParams, SamplingParams
+from engine.scheduler.plan import StepPlan, StepResult
+from engine.structured.params import StructuredOutputsParams
+from engine.worker.batch import StepInputs
+from tests.engine.models import VOCAB
+
+Folder = Callable[[str], Path]
+SETTINGS: dict[str, Any] = {"max_model_len": 256, "block_size": 4}
+ROOMY: dict[str, Any] = {"num_gpu_blocks_override": 600}
+#: Few blocks and a small budget: preemptions, chunks, sequences that wait their turn.
+TIGHT: dict[str, Any] = {"num_gpu_blocks_override": 44, "max_num_batched_tokens": 24}
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0, "ignore_eos": True, "max_tokens": 20},
+    {"temperature": 0, "max_tokens": 40},
+    {"temperature": 1.0, "max_tokens": 1},
+    {"temperature": 1.5, "top_p": 0.9, "max_tokens": 30},
+    {"temperature": 1.0, "top_k": 5, "n": 3, "max_tokens": 12},
+    {"temperature": 0.7, "repetition_penalty": 1.4, "presence_penalty": 1.0, "max_tokens": 25},
+    {"temperature": 1.0, "frequency_penalty": 2.0, "min_tokens": 9, "max_tokens": 25},
+    {"temperature": 1.0, "logprobs": 3, "prompt_logprobs": 2, "max_tokens": 15},
+    {"temperature": 2.0, "stop_token_ids": list(range(10, 90)), "max_tokens": 30},
+    {"temperature": 1.0, "bad_words_token_ids": [[7, 8], [9]], "max_tokens": 20},
+    {"temperature": 0, "logit_bias": {5: 50.0, 6: 50.0}, "max_tokens": 40, "ignore_eos": True}
+    | {"repetition_detection": RepetitionDetectionParams(2, 1, 5)},
+    {"temperature": 1.0, "structured_outputs": StructuredOutputsParams(regex="[a-f]{5,30}!")},
+    {"temperature": 1.0, "structured_outputs": StructuredOutputsParams(json_object=True)},
+    {"temperature": 1.0, "structured_outputs": StructuredOutputsParams(choice=["yes", "no"])}
+    | {"logprobs": 1},
+]
+
+
+def make(model_folder: Folder, *, switch: bool, **settings: Any) -> EngineCore:
+    settings = {**SETTINGS, **settings, "async_scheduling": switch}
+    return EngineCore(EngineConfig(model=str(model_folder("llama")), **settings))
+
+
+def requests(count: int, seed: int = 3) -> list[EngineRequest]:
+    rng = random.Random(seed)
+    stem = [rng.randrange(4, VOCAB) for _ in range(30)]
+    return [
+        EngineRequest(
+            request_id=f"r{number}",
+            gateway_id="g",
+            prompt_token_ids=stem[: rng.choice((0, 9, 30))]
+            + [rng.randrange(4, VOCAB) for _ in range(rng.randint(1, 40))],
+            sampling=SamplingParams(**{"seed": number, **KINDS[number % len(KINDS)]}),
+            priority=number % 3,
+            tenant=f"t{number % 2}",
+        )
+        for number in range(count)
+    ]
+
+
+def outcome(deltas: list[TokenDelta]) -> dict[str, Any]:
+    """What a client sees of one output, however it was cut into deltas."""
+    scores = [entry for delta in deltas for entry in delta.logprobs or []]
+    prompt = [entry for delta in deltas for entry in delta.prompt_logprobs or []]
+    return {
+        "tokens": [token for delta in deltas for token in delta.token_ids],
+        "starts": [delta.start for delta in deltas],
+        "logprobs": [entry.token_ids for entry in scores],
+        "prompt_logprobs": [entry and entry.token_ids for entry in prompt],
+        "end": (deltas[-1].finish_reason, deltas[-1].stop_reason),
+        "ends": sum(delta.finish_reason is not None for delta in deltas),
+    }
+
+
+def run(
+    core: EngineCore, messages: list[EngineRequest], spread: int = 3
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """Requests arrive `spread` at a time, a step apart."""
+    found: dict[tuple[str, int], list[TokenDelta]] = {}
+    left = list(messages)
+    for _ in range(5000):
+        for message in left[:spread]:
+            core.add_request(message)
+        left = left[spread:]
+        if not core.has_work and not left:
+            break
+        for delta in core.step():
+            found.setdefault((delta.request_id, delta.index), []).append(delta)
+        core.check_integrity()
+    assert not core.requests
+    assert core.scheduler.kv.pool.num_free == core.executor.num_blocks
+    return {key: outcome(deltas) for key, deltas in found.items()}
+
+
+@pytest.mark.parametrize("room", [ROOMY, TIGHT], ids=["roomy", "tight"])
+@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])
+def test_every_kind_of_request_gets_the_same_tokens(
+    model_folder: Folder, room: dict[str, Any], policy: str
+) -> None:
+    messages = requests(28)
+    plain = make(model_folder, switch=False, scheduling_policy=policy, **room)
+    ahead = make(model_folder, switch=True, scheduling_policy=policy, **room)
+    expected = run(plain, messages)
+    assert run(ahead, messages) == expected
+    assert {result["ends"] for result in expected.values()} == {1}
+    reasons = {result["end"][0] for result in expected.values()}
+    assert reasons == {"stop", "length", "repetition"}
+    if room is TIGHT:
+        assert plain.scheduler.num_preemptions > 0
+        assert ahead.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"enable_prefix_caching": False},
+        {"enable_chunked_prefill": False},
+        {"max_num_seqs": 2},
+        {"block_size": 16, "long_prefill_token_threshold": 7},
+    ],
+)
+def test_settings_that_touch_the_scheduler(model_folder: Folder, changes: dict[str, Any]) -> None:
+    messages = requests(14, seed=8)
+    settings = {**ROOMY, **changes}
+    expected = run(make(model_folder, switch=False, **settings), messages)
+    assert run(make(model_folder, switch=True, **settings), messages) == expected
+
+
+def test_a_cache_that_was_filled_ahead_holds_what_it_says(model_folder: Folder) -> None:
+    core = make(model_folder, switch=True, **ROOMY)
+    messages = requests(14)
+    cold = run(core, messages)
+    hits = core.scheduler.kv.num_hit_tokens
+    assert run(core, messages) == cold
+    assert core.scheduler.kv.num_hit_tokens > hits
+
+
+def test_a_step_is_begun_before_the_one_before_is_updated(model_folder: Folder) -> None:
+    core = make(model_folder, switch=True, **ROOMY)
+    core.add_request(requests(1)[0])
+    assert core.step() == []
+    (first,) = core.step()
+    assert len(first.token_ids) == 1
+    sequence = core.requests["r0"].sequences[0]
+    assert sequence.num_computed_tokens == sequence.num_tokens
+    assert sequence.num_placeholders == 1
+    core.abort("r0")
+    assert core.has_work
+    assert core.step() == []
+    assert not core.has_work
+
+
+@pytest.mark.parametrize("steps", range(6))
+def test_aborts_while_steps_run(model_folder: Folder, steps: int) -> None:
+    core = make(model_folder, switch=True, **TIGHT)
+    messages = requests(6)
+    alone = {key: result["tokens"] for key, result in run(core, messages[1:]).items()}
+    for message in messages:
+        core.add_request(message)
+    found: dict[tuple[str, int], list[int]] = {}
+    for step in range(400):
+        if step == steps:
+            assert [delta.finish_reason for delta in core.abort("r0")] == ["abort"]
+        for delta in core.step():
+            assert step <= steps or delta.request_id != "r0"
+            found.setdefault((delta.request_id, delta.index), []).extend(delta.token_ids)
+        core.check_integrity()
+    found.pop(("r0", 0), None)
+    assert found == alone
+    assert not core.has_work
+
+
+def fail_at(core: EngineCore, calls: set[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make some of the steps of several sequences fail; returns the list of all such steps."""
+    runner, made = core.executor._runner, []
+    run_step = runner.run
+
+    def failing(plan: StepPlan, inputs: StepInputs | None) -> StepResult:
+        made.extend([plan.step] * (len(plan.seq_ids) > 1))
+        if len(made) in calls and made[-1] == plan.step:
+            raise MemoryError("no memory")
+        return run_step(plan, inputs)
+
+    monkeypatch.setattr(runner, "run", failing)
+    return made
+
+
+@pytest.mark.parametrize("calls", [{1}, {2}, {5, 12}])
+def test_fault_27_a_failed_step_takes_the_next_one_with_it_and_both_are_run_again(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch, calls: set[int]
+) -> None:
+    messages = [message for message in requests(12) if message.sampling.prompt_logprobs is None]
+    expected = run(make(model_folder, switch=False, **ROOMY), messages, spread=20)
+    core = make(model_folder, switch=True, **ROOMY)
+    made = fail_at(core, calls, monkeypatch)
+    found = run(core, messages, spread=20)
+    assert {k: v["tokens"] for k, v in found.items()} == {
+        k: v["tokens"] for k, v in expected.items()
+    }
+    assert len(made) > max(calls)
+    monkeypatch.undo()
+    # Nothing that was never computed is in the cache.
+    again = run(core, messages, spread=20)
+    assert {k: v["tokens"] for k, v in again.items()} == {
+        k: v["tokens"] for k, v in expected.items()
+    }
+
+
+def test_fault_27_a_request_that_breaks_its_step_fails_alone(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = requests(4)
+    expected = run(make(model_folder, switch=False, **ROOMY), messages[:3])
+    core = make(model_folder, switch=True, **ROOMY)
+    for message in messages:
+        core.add_request(message)
+    bad = core.requests["r3"].sequences[0].seq_id
+    prepare = core.executor._runner.prepare
+
+    def failing(plan: StepPlan) -> StepInputs | None:
+        inputs = prepare(plan)
+        if bad in plan.seq_ids:
+            raise MemoryError("no memory")
+        return inputs
+
+    monkeypatch.setattr(core.executor._runner, "prepare", failing)
+    found: dict[tuple[str, int], list[TokenDelta]] = {}
+    while core.has_work:
+        for delta in core.step():
+            found.setdefault((delta.request_id, delta.index), []).append(delta)
+    (end,) = found.pop(("r3", 0))
+    assert end.finish_reason == "error"
+    assert end.error is not None
+    assert "no memory" in end.error.message
+    assert {k: outcome(v)["tokens"] for k, v in found.items()} == {
+        k: v["tokens"] for k, v in expected.items()
+    }
