@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.errors import InvalidRequest
+from inference.chat.constraint import chat_constraint
 from inference.chat.options import ChatOptions
 from inference.chat.parsers import ModelParsers
 from inference.generation import Job, Served
@@ -35,12 +36,14 @@ async def chat_job(
     names = {"max_tokens": limit_name, "logprobs": "top_logprobs", "prompt": "messages"}
     try:
         parsers = ModelParsers.of(chat, served)
+        constraint = chat_constraint(chat, parsers, served.tokenizer)
         sampling = chat.sampling_params(
             served.info.default_sampling,
             max_tokens=chat.output_limit,
             logprobs=chat.logprobs_wanted,
+            structured_outputs=constraint.params,
         )
-        prompt = await _prompt(chat, served)
+        prompt = await prompt_token_ids(chat, served)
         plan = parsers.plan(served.tokenizer.decode(prompt[-TAIL_TOKENS:], False))
         job = Job(
             request_id=new_id(id_prefix),
@@ -50,6 +53,7 @@ async def chat_job(
             prompts=[truncated(prompt, chat.truncate_prompt_tokens)],
             sampling=sampling,
             kept_tokens=parsers.kept_tokens,
+            field_names={**names, **constraint.names},
             stream=bool(chat.stream),
             priority=chat.priority or 0,
             cache_salt=chat.cache_salt or "",
@@ -61,7 +65,7 @@ async def chat_job(
     return job, ChatOptions.of(chat, served, plan)
 
 
-async def _prompt(chat: ChatRequest, served: Served) -> list[int]:
+async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:
     """The chat's token ids."""
     token_ids = await chat_token_ids(
         served.tokenizer,
