@@ -64,8 +64,8 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         pooling: what a pooling model is to do instead; `sampling` has no meaning then.
         arrival_time: seconds since the epoch, the gateway's clock.
         tenant, weight: fair-share identity; weight > 0.
-        kv_reserved_fraction, kv_max_fraction: of the KV pool: what others leave free for the tenant,
-            and the most that it may use; in [0, 1].
+        kv_reserved_fraction, kv_max_fraction: of the KV pool: what others leave free for the
+            tenant, and the most that it may use; in [0, 1].
         priority: smaller runs earlier; 0 is the default.
         cache_namespace: goes into the first block's hash, so that prefixes never cross tenants.
         adapter: name of a LoRA adapter, or "".

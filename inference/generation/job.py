@@ -103,6 +103,8 @@ class Job:
                 arrival_time=self.started_at,
                 tenant=self.caller.tenant,
                 weight=self.caller.weight,
+                kv_reserved_fraction=self.caller.kv_reserved_fraction,
+                kv_max_fraction=self.caller.kv_max_fraction,
                 priority=self.priority,
                 cache_namespace=namespace,
             )

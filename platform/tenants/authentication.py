@@ -249,6 +249,8 @@ def _caller(
         tokens_per_minute=tenant.tokens_per_minute,
         key_requests_per_minute=key_requests_per_minute,
         key_tokens_per_minute=key_tokens_per_minute,
+        kv_reserved_fraction=tenant.kv_reserved_fraction,
+        kv_max_fraction=tenant.kv_max_fraction,
     )
 
 

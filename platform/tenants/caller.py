@@ -16,6 +16,7 @@ class Caller:
         key_id: the API key, or None for a session. user_id: the session's user, or None.
         cache_namespace: [32] hex; keeps the tenant's KV cache apart.
         weight: > 0, the tenant's share of a busy engine.
+        kv_reserved_fraction, kv_max_fraction: of a replica's KV cache; see `EngineRequest`.
         max_priority: >= 0; priorities down to minus this number are allowed.
         scopes: see `tenants.scopes`.
         requests_per_minute, tokens_per_minute: the tenant's own limits; None: the default.
@@ -34,6 +35,8 @@ class Caller:
     tokens_per_minute: int | None
     key_requests_per_minute: int | None = None
     key_tokens_per_minute: int | None = None
+    kv_reserved_fraction: float = 0.0
+    kv_max_fraction: float = 1.0
 
     def require(self, scope: str) -> None:
         """Raise `PermissionDenied` (403) unless the caller has the scope."""

@@ -134,6 +134,8 @@ def test_tenants_are_made_changed_and_switched(site: Client, world: World) -> No
         "slug": "new",
         "name": "New",
         "weight": "2.5",
+        "kv_reserved_fraction": "0.25",
+        "kv_max_fraction": "0.5",
         "max_priority": "0",
         "requests_per_minute": "",
         "tokens_per_minute": "500",
@@ -143,6 +145,7 @@ def test_tenants_are_made_changed_and_switched(site: Client, world: World) -> No
     site.post(url(Tenant, "add"), form)
     tenant = Tenant.objects.get(slug="new")
     assert (tenant.weight, tenant.tokens_per_minute) == (2.5, 500)
+    assert (tenant.kv_reserved_fraction, tenant.kv_max_fraction) == (0.25, 0.5)
     site.post(url(Tenant, "change", tenant.pk), {**form, "weight": "3"})
     tenant.refresh_from_db()
     assert tenant.weight == 3

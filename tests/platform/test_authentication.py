@@ -193,10 +193,17 @@ async def test_fault_38_a_socket_can_ask_whether_its_user_still_belongs(world: W
 async def test_new_limits_reach_callers(world: World) -> None:
     assert (await authenticate(bearer(world.secret))).requests_per_minute is None
     await asyncio.to_thread(
-        actions.update_tenant, actor=SYSTEM, tenant=world.acme, requests_per_minute=7, weight=3.0
+        actions.update_tenant,
+        actor=SYSTEM,
+        tenant=world.acme,
+        requests_per_minute=7,
+        weight=3.0,
+        kv_reserved_fraction=0.2,
+        kv_max_fraction=0.6,
     )
     caller = await authenticate(bearer(world.secret))
     assert (caller.requests_per_minute, caller.weight) == (7, 3.0)
+    assert (caller.kv_reserved_fraction, caller.kv_max_fraction) == (0.2, 0.6)
 
 
 async def test_use_is_noted_once_a_minute(world: World) -> None:

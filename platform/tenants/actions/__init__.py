@@ -8,6 +8,7 @@ what the actor may do, and writes the change and its audit row in one transactio
 from tenants.actions.keys import NewKey, create_key, revoke_key
 from tenants.actions.members import add_member, change_role, remove_member
 from tenants.actions.tenants import (
+    LIMITS,
     create_tenant,
     rotate_cache_salt,
     set_tenant_active,
@@ -15,6 +16,7 @@ from tenants.actions.tenants import (
 )
 
 __all__ = [
+    "LIMITS",
     "NewKey",
     "add_member",
     "change_role",

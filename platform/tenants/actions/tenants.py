@@ -15,7 +15,14 @@ from tenants.models.tenant import new_salt
 from tenants.validation import changed, save_valid
 
 #: What the operator sets; a tenant's own admins may change its name.
-LIMITS = frozenset({"weight", "max_priority", "requests_per_minute", "tokens_per_minute"})
+LIMITS = (
+    "weight",
+    "kv_reserved_fraction",
+    "kv_max_fraction",
+    "max_priority",
+    "requests_per_minute",
+    "tokens_per_minute",
+)
 
 
 @transaction.atomic
@@ -33,7 +40,7 @@ def create_tenant(
     """
     actor = as_actor(actor)
     require_operator(actor)
-    if unknown := set(limits) - LIMITS:
+    if unknown := set(limits).difference(LIMITS):
         raise InvalidRequest(f"A tenant has no {sorted(unknown)[0]}.", param=sorted(unknown)[0])
     tenant = Tenant(name=name, slug=slug or slugify(name)[:63], **limits)
     save_valid(tenant)
@@ -57,10 +64,10 @@ def update_tenant(*, actor: Actor | User, tenant: Tenant, **changes: Any) -> Ten
     Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
     """
     actor = as_actor(actor)
-    if unknown := set(changes) - LIMITS - {"name"}:
+    if unknown := set(changes).difference(LIMITS, {"name"}):
         raise InvalidRequest(f"{sorted(unknown)[0]} can't be changed.", param=sorted(unknown)[0])
     require_role(actor, tenant, Role.ADMIN)
-    if LIMITS & set(changes):
+    if set(changes).intersection(LIMITS):
         require_operator(actor)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
     difference = changed(tenant, changes)

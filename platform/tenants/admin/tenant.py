@@ -10,7 +10,7 @@ from tenants import actions
 from tenants.admin.base import ActionsAdmin
 from tenants.models import Membership, Tenant
 
-FIELDS = ("name", "weight", "max_priority", "requests_per_minute", "tokens_per_minute")
+FIELDS = ("name", *actions.LIMITS)
 
 
 class MembershipInline(admin.TabularInline):
@@ -33,10 +33,7 @@ class TenantAdmin(ActionsAdmin):
         "slug",
         "name",
         "active",
-        "weight",
-        "max_priority",
-        "requests_per_minute",
-        "tokens_per_minute",
+        *actions.LIMITS,
         "members",
         "active_keys",
         "created_at",

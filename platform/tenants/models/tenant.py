@@ -46,6 +46,19 @@ class Tenant(models.Model):
         validators=[check_finite, MinValueValidator(0.01), MaxValueValidator(1000.0)],
         help_text="Share of the engine when it's busy, relative to other tenants (0.01 to 1000).",
     )
+    kv_reserved_fraction = models.FloatField(
+        "KV cache reserved",
+        default=0.0,
+        validators=[check_finite, MinValueValidator(0.0), MaxValueValidator(1.0)],
+        help_text="Part of each replica's KV cache that others leave free for this tenant "
+        "(0 to 1).",
+    )
+    kv_max_fraction = models.FloatField(
+        "KV cache at most",
+        default=1.0,
+        validators=[check_finite, MinValueValidator(0.01), MaxValueValidator(1.0)],
+        help_text="Part of each replica's KV cache that this tenant may use (0.01 to 1).",
+    )
     max_priority = models.PositiveIntegerField(
         default=0,
         validators=[MaxValueValidator(1000)],

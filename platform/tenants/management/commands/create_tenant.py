@@ -24,6 +24,16 @@ class Command(QuireCommand):
             "--weight", type=float, help="share of a busy engine beside other tenants (default: 1)"
         )
         parser.add_argument(
+            "--kv-reserved-fraction",
+            type=float,
+            help="part of each replica's KV cache that others leave free for it (default: 0)",
+        )
+        parser.add_argument(
+            "--kv-max-fraction",
+            type=float,
+            help="part of each replica's KV cache that it may use (default: 1)",
+        )
+        parser.add_argument(
             "--max-priority", type=int, help="how far ahead of others it may ask to run"
         )
         parser.add_argument("--requests-per-minute", type=int, metavar="N")
@@ -36,8 +46,7 @@ class Command(QuireCommand):
             owner = User.objects.filter(username=options["owner"]).first()
             if owner is None:
                 raise CommandError(f"There is no user {options['owner']!r}.")
-        names = ("weight", "max_priority", "requests_per_minute", "tokens_per_minute")
-        limits = {name: options[name] for name in names if options[name] is not None}
+        limits = {name: options[name] for name in actions.LIMITS if options[name] is not None}
         tenant = actions.create_tenant(
             actor=COMMAND_LINE,
             name=options["name"],
