@@ -24,6 +24,7 @@ from django.urls import get_resolver
 from django.urls.base import set_script_prefix
 
 from engine.errors import QuireError
+from inference.anthropic.errors import anthropic_error
 from inference.engine_client import close_engine_client, get_engine_client
 from inference.errors import error_response
 from inference.generation import background
@@ -40,6 +41,8 @@ URLCONF = "inference.urls"
 PATHS = frozenset({"/v1", "/health", "/ping", "/version", "/metrics", "/tokenize", "/detokenize"})
 
 
+#: Paths whose clients read Anthropic's envelope.
+ANTHROPIC = "/v1/messages"
 #: How long a server that stops waits for the usage of what it served.
 SETTLE_WITHIN_S = 5.0
 #: How long a request whose client is gone gets to end before it's cancelled once more.
@@ -65,7 +68,8 @@ class GatewayHandler(ASGIHandler):
         except ClientGone:
             return
         except QuireError as error:
-            response: HttpResponseBase = error_response(error)
+            anthropic = gateway_path(scope).startswith(ANTHROPIC)
+            response: HttpResponseBase = (anthropic_error if anthropic else error_response)(error)
             # The rest of the body is not read: the connection can't be used again.
             response["Connection"] = "close"
             await self.send_response(response, send)

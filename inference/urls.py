@@ -2,6 +2,7 @@
 
 from django.urls import path, re_path
 
+from inference.anthropic.views import CountTokensView, MessagesView
 from inference.batches.views import BatchCancelView, BatchesView, BatchView
 from inference.extras.tokenize import DetokenizeView, TokenizeView
 from inference.files.views import FileContentView, FilesView, FileView
@@ -33,6 +34,8 @@ urlpatterns = [
     path("v1/responses/<str:response_id>", ResponseView.as_view()),
     path("v1/responses/<str:response_id>/cancel", ResponseCancelView.as_view()),
     path("v1/responses/<str:response_id>/input_items", ResponseInputItemsView.as_view()),
+    path("v1/messages", MessagesView.as_view()),
+    path("v1/messages/count_tokens", CountTokensView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
     path("health", HealthView.as_view()),

@@ -53,6 +53,8 @@ class GatewayView(APIView):
     view_is_async = True
     required_scope: ClassVar[str] = "inference"
     public: ClassVar[bool] = False
+    #: How any exception becomes a response: OpenAI's envelope.
+    render_error = staticmethod(error_response)
 
     async def dispatch(  # type: ignore[override]
         self, request: HttpRequest, *args: Any, **kwargs: Any
@@ -69,7 +71,7 @@ class GatewayView(APIView):
                 await self._admit(gateway_request)
             response = await handler(gateway_request, *args, **kwargs)
         except Exception as error:
-            response = error_response(error, gateway_request.request_id)
+            response = self.render_error(error, gateway_request.request_id)
             if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 response["Allow"] = ", ".join(self.allowed_methods)
         response["X-Request-Id"] = gateway_request.request_id

@@ -1,0 +1,194 @@
+"""An Anthropic conversation as the chat that the model continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from engine.errors import InvalidRequest
+from inference.anthropic.schemas import (
+    Block,
+    CountTokensRequest,
+    InputMessage,
+    MessagesRequest,
+    ToolChoice,
+)
+from inference.errors import UnsupportedField, as_quire_error
+from inference.openai.schemas import ChatRequest
+from inference.openai.serving import parse
+from inference.web.known_fields import in_words_of
+
+#: The chat's fields in this endpoint's words.
+NAMES = {
+    "max_completion_tokens": "max_tokens",
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "user": "metadata.user_id",
+}
+SHARED = ("temperature", "top_p", "top_k", "stream", "priority", "cache_salt")
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+def chat_request(request: CountTokensRequest) -> ChatRequest:
+    """The chat. Raises: `InvalidRequest` with the name of the client's field."""
+    body: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
+    last = body["messages"][-1]
+    if last["role"] == "assistant":
+        if last.get("tool_calls"):
+            raise InvalidRequest("The last message can't be a tool use.", param="messages")
+        body["continue_final_message"] = True
+    if isinstance(request, MessagesRequest):
+        body |= _sampling(request)
+    if request.tools:
+        body["tools"] = [
+            {
+                "type": "function",
+                "function": _given(
+                    name=tool.name,
+                    description=tool.description,
+                    parameters=tool.input_schema,
+                    strict=tool.strict,
+                ),
+            }
+            for tool in request.tools
+        ]
+    if request.tool_choice is not None:
+        body |= _tool_choice(request.tool_choice, bool(request.tools))
+    body |= _thinking(request)
+    try:
+        return parse(ChatRequest, body)
+    except ValueError as error:  # pydantic's, in the chat's words
+        told = as_quire_error(error)
+        if isinstance(told, InvalidRequest):
+            raise in_words_of(told, NAMES) from None
+        raise
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _sampling(request: MessagesRequest) -> dict[str, Any]:
+    return _given(
+        max_completion_tokens=request.max_tokens,
+        stop=request.stop_sequences or None,
+        user=request.metadata.user_id if request.metadata else None,
+        **{name: getattr(request, name) for name in SHARED},
+    )
+
+
+def _tool_choice(choice: ToolChoice, has_tools: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    if choice.disable_parallel_tool_use:
+        fields["parallel_tool_calls"] = False
+    if choice.type == "tool":
+        fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+    elif has_tools or choice.type == "any":
+        fields["tool_choice"] = CHOICES[choice.type]
+    return fields
+
+
+def _thinking(request: CountTokensRequest) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    thinking, output = request.thinking, request.output_config
+    if thinking is not None:
+        fields["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
+        if thinking.type == "enabled" and thinking.budget_tokens is not None:
+            fields["thinking_token_budget"] = thinking.budget_tokens
+    if output is not None and output.effort is not None:
+        fields["reasoning_effort"] = output.effort
+    if output is not None and output.format is not None:
+        schema = {"name": "answer", "schema": output.format.json_schema}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return fields
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = []
+    if request.system:
+        messages.append({"role": "system", "content": _system(request.system)})
+    for place, message in enumerate(request.messages):
+        add = _add_assistant if message.role == "assistant" else _add_user
+        if isinstance(message.content, str):
+            messages.append({"role": message.role, "content": message.content})
+        else:
+            add(messages, message, f"messages.{place}.content")
+    return messages
+
+
+def _system(system: str | list[Block]) -> str:
+    if isinstance(system, str):
+        return system
+    return "\n".join(_text(block, f"system.{place}") for place, block in enumerate(system))
+
+
+def _add_user(messages: list[dict[str, Any]], message: InputMessage, param: str) -> None:
+    """Tools' results are messages of their own, before what the user says."""
+    texts: list[str] = []
+    for place, block in enumerate(message.content):
+        here = f"{param}.{place}"
+        if isinstance(block, Block) and block.type == "tool_result":
+            call_id = _needed(block.tool_use_id, f"{here}.tool_use_id")
+            content = _result(block, here)
+            messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
+        else:
+            texts.append(_text(block, here))
+    if texts or not message.content:
+        messages.append({"role": "user", "content": "\n".join(texts)})
+
+
+def _result(block: Block, param: str) -> str:
+    content = block.content
+    if isinstance(content, list):
+        parts = (Block.model_validate(part) for part in content)
+        content = _joined(parts, lambda place: f"{param}.content.{place}")
+    return f"Error: {content or ''}" if block.is_error else content or ""
+
+
+def _joined(blocks: Iterable[Block], param: Callable[[int], str]) -> str:
+    return "\n".join(_text(block, param(place)) for place, block in enumerate(blocks))
+
+
+def _add_assistant(messages: list[dict[str, Any]], message: InputMessage, param: str) -> None:
+    texts: list[str] = []
+    made: dict[str, Any] = {"role": "assistant", "content": ""}
+    for place, block in enumerate(message.content):
+        here = f"{param}.{place}"
+        if not isinstance(block, Block):
+            continue
+        if block.type == "tool_use":
+            function = {
+                "name": _needed(block.name, f"{here}.name"),
+                "arguments": json.dumps(block.input or {}, ensure_ascii=False),
+            }
+            call = {"id": _needed(block.id, f"{here}.id"), "type": "function"}
+            made.setdefault("tool_calls", []).append(call | {"function": function})
+        elif block.type == "thinking":
+            made["reasoning_content"] = made.get("reasoning_content", "") + (block.thinking or "")
+        else:
+            texts.append(_text(block, here))
+    made["content"] = "".join(texts)
+    messages.append(made)
+
+
+def _text(block: Block | str, param: str) -> str:
+    if isinstance(block, str):
+        return block
+    if block.type != "text":
+        raise UnsupportedField(
+            f"{param}: blocks of the type {block.type[:50]!r} are not supported.",
+            param=f"{param}.type",
+        )
+    return _needed(block.text, f"{param}.text")
+
+
+def _needed(value: str | None, param: str) -> str:
+    if value is None:
+        raise InvalidRequest(f"{param}: Field required", param=param)
+    return value

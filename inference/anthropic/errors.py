@@ -1,0 +1,49 @@
+"""Errors in Anthropic's envelope: `{"type": "error", "error": {"type", "message"}}`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from django.http import HttpResponse
+
+from engine.errors import QuireError
+from inference.errors import as_quire_error, error_headers, report
+from inference.web.views import json_response
+
+_encode = msgspec.json.Encoder().encode
+
+KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def error_object(error: QuireError, request_id: str) -> dict[str, Any]:
+    """The envelope. The field at fault stands before the message, as Anthropic has it."""
+    message = error.message.encode("utf-8", "replace").decode()
+    if error.param and error.param not in message:
+        message = f"{error.param}: {message}"
+    default = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = KINDS.get(error.status, default)
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message},
+        "request_id": request_id or None,
+    }
+
+
+def anthropic_error(error: BaseException, request_id: str = "") -> HttpResponse:
+    """Any exception as an HTTP response, and in the log where it belongs there."""
+    report(error, request_id)
+    told = as_quire_error(error)
+    response = json_response(_encode(error_object(told, request_id)), told.status)
+    for name, value in error_headers(told).items():
+        response[name] = value
+    return response

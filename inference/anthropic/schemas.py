@@ -1,0 +1,169 @@
+"""The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from engine.errors import InvalidRequest
+from inference.errors import UnsupportedField
+from inference.openai.schemas.base import Label, Refused
+from inference.openai.schemas.messages import MAX_TOOLS
+from inference.web.known_fields import refuse_unsupported, unknown_fields
+
+#: Known, not supported, with the values that change nothing.
+UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "container": (),
+    "context_management": (),
+    "diagnostics": (),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "service_tier": ("auto", "standard_only"),
+    "speed": ("standard",),
+}
+
+
+class Block(BaseModel):
+    """One block of a message's content. Which fields it needs is up to its type."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: Annotated[str, StringConstraints(max_length=100)]
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[dict[str, Any]] | None = None
+    is_error: bool | None = None
+
+
+class InputMessage(BaseModel):
+    """One message of the conversation."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    role: Literal["user", "assistant"]
+    content: str | list[Block]
+
+
+class AnthropicTool(BaseModel):
+    """A tool that the client runs."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    type: str | None = "custom"
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolChoice(BaseModel):
+    """Which tool the model has to use."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(BaseModel):
+    """Whether the model reasons first, and for how long."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=1)] | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputFormat(BaseModel):
+    """A JSON schema for the answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", protected_namespaces=())
+
+    type: Literal["json_schema"]
+    json_schema: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(BaseModel):
+    """How the answer has to look."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class Metadata(BaseModel):
+    """About the request."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    user_id: Label | None = None
+
+
+class CountTokensRequest(BaseModel):
+    """A conversation. Sampling fields beyond Anthropic's are in `MessagesRequest`."""
+
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    system: str | list[Block] | None = None
+    tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        refuse_unsupported(data, UNSUPPORTED)
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            self._check_tools()
+        except InvalidRequest as error:
+            raise Refused(error) from None
+        return self
+
+    def _check_tools(self) -> None:
+        for place, tool in enumerate(self.tools or ()):
+            if tool.type not in (None, "custom"):
+                raise UnsupportedField(
+                    f"Tools of the type {tool.type[:50]!r} are not supported.",
+                    param=f"tools.{place}.type",
+                )
+            if tool.input_schema is None:
+                raise InvalidRequest(
+                    "A tool needs an input_schema.", param=f"tools.{place}.input_schema"
+                )
+        choice = self.tool_choice
+        if choice is not None and choice.type == "tool" and choice.name is None:
+            raise InvalidRequest("The choice of a tool needs its name.", param="tool_choice.name")
+
+    def ignored_fields(self) -> list[str]:
+        """Unknown fields, by name. Raises `InvalidRequest` in strict mode."""
+        return unknown_fields(self, UNSUPPORTED)
+
+
+class MessagesRequest(CountTokensRequest):
+    """What to answer."""
+
+    max_tokens: int
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = False
+    metadata: Metadata | None = None
+    priority: int | None = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None

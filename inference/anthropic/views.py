@@ -1,0 +1,103 @@
+"""`POST /v1/messages` and `POST /v1/messages/count_tokens`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+
+from engine.errors import InvalidRequest
+from inference.anthropic.answer import Message, MessageStreamWriter
+from inference.anthropic.chat import NAMES, chat_request
+from inference.anthropic.errors import anthropic_error
+from inference.anthropic.schemas import CountTokensRequest, MessagesRequest
+from inference.chat import ChatTurn
+from inference.chat.job import prompt_token_ids
+from inference.generation import find_served
+from inference.openai.schemas.base import Refused
+from inference.openai.serving import add_headers, collect, stream_response
+from inference.web.known_fields import in_words_of
+from inference.web.negotiation import JSON_OR_EVENTS
+from inference.web.views import GatewayRequest, GatewayView, json_response
+
+_encode = msgspec.json.Encoder().encode
+S = TypeVar("S", bound=CountTokensRequest)
+
+
+class AnthropicView(GatewayView):
+    """Errors in Anthropic's envelope, and its name for the request id."""
+
+    render_error = staticmethod(anthropic_error)
+
+    async def dispatch(  # type: ignore[override]
+        self, request: HttpRequest, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        """As any other; `request-id` is what Anthropic's SDKs look for."""
+        response = await super().dispatch(request, *args, **kwargs)
+        response["request-id"] = response["X-Request-Id"]
+        return response
+
+    def parsed(self, schema: type[S], request: GatewayRequest) -> S:
+        """The checked body. Raises `InvalidRequest` and pydantic's ValidationError."""
+        try:
+            return schema.model_validate(self.read_json(request))
+        except Refused as refusal:
+            raise refusal.error from None
+
+
+class MessagesView(AnthropicView):
+    """Continues a conversation, in one message or as a stream."""
+
+    renderer_classes = JSON_OR_EVENTS
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """One message."""
+        wanted = self.parsed(MessagesRequest, request)
+        ignored = wanted.ignored_fields()
+        turn = await self._start(request, wanted)
+        thinking = wanted.thinking is not None and wanted.thinking.type != "disabled"
+        try:
+            response: HttpResponseBase
+            if wanted.stream:
+                writer = MessageStreamWriter(turn, request.request_id, shows_thinking=thinking)
+                response = await stream_response(turn, writer)
+            else:
+                response = await _whole(turn, thinking)
+        except BaseException:
+            turn.release()
+            raise
+        add_headers(response, turn.admission, ignored)
+        return response
+
+    async def _start(self, request: GatewayRequest, wanted: MessagesRequest) -> ChatTurn:
+        try:
+            return await ChatTurn.start(
+                chat_request(wanted),
+                caller=request.caller,
+                received=request.received,
+                endpoint="messages",
+                id_prefix="msg",
+            )
+        except InvalidRequest as error:
+            raise in_words_of(error, NAMES) from None
+
+
+async def _whole(turn: ChatTurn, thinking: bool) -> HttpResponseBase:
+    message = Message(turn, shows_thinking=thinking)
+    await collect(turn, message.add)
+    return json_response(_encode(message.body()))
+
+
+class CountTokensView(AnthropicView):
+    """How many tokens a conversation has."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """`{"input_tokens": ...}`; nothing is generated."""
+        wanted = self.parsed(CountTokensRequest, request)
+        wanted.ignored_fields()
+        chat = chat_request(wanted)
+        served = await find_served(request.caller, wanted.model)
+        tokens = await prompt_token_ids(chat, served)
+        return json_response(_encode({"input_tokens": len(tokens)}))

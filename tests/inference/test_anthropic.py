@@ -1,0 +1,229 @@
+"""`/v1/messages`: Anthropic's API, its events, its errors."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from anthropic.types import Message, RawMessageStreamEvent
+from pydantic import TypeAdapter
+
+from engine.text import Tokenizer
+from inference.asgi import GatewayHandler
+from tests.inference.asgi_client import AsgiClient, Reply, parse_events
+from tests.inference.conftest import Gateway
+from tests.inference.scripted import says
+
+URL = "/v1/messages"
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+TOOL = {
+    "name": "get_weather",
+    "description": "The weather.",
+    "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+
+
+async def ask(gateway: Gateway, content: Any = "hello", **fields: Any) -> Reply:
+    body = {"model": "fake", "max_tokens": 300, "messages": [{"role": "user", "content": content}]}
+    return await gateway.client.post(URL, body | fields)
+
+
+async def test_a_message_in_one_body(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "a fox"))):
+        reply = await ask(gateway, metadata={"user_id": "me"})
+    message = Message.model_validate(reply.json())
+    assert [block.text for block in message.content] == ["a fox"]
+    assert (message.stop_reason, message.stop_sequence, message.role) == (
+        "end_turn",
+        None,
+        "assistant",
+    )
+    assert message.id.startswith("msg")
+    assert message.usage.input_tokens > 0
+    assert reply.headers["request-id"] == reply.headers["x-request-id"]
+    (record,) = await gateway.usage()
+    assert record.endpoint == "messages"
+
+
+async def test_why_it_stopped(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "one two three"))):
+        cut = (await ask(gateway, max_tokens=2)).json()
+        assert cut["stop_reason"] == "max_tokens"
+        stopped = (await ask(gateway, stop_sequences=["two"])).json()
+        assert (stopped["stop_reason"], stopped["stop_sequence"]) == ("stop_sequence", "two")
+        assert stopped["content"][0]["text"] == "one "
+
+
+async def test_a_conversation_with_tools_is_the_chat_it_tells_of(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "weather?"}]},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "text", "text": "I look."},
+                {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"city": "Rome"}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t1",
+                    "content": [{"type": "text", "text": "sun"}],
+                },
+                {"type": "text", "text": "thanks"},
+            ],
+        },
+    ]
+    function = {"name": "get_weather", "arguments": '{"city": "Rome"}'}
+    chat = [
+        {"role": "system", "content": "be brief\nbe kind"},
+        {"role": "user", "content": "weather?"},
+        {
+            "role": "assistant",
+            "content": "I look.",
+            "tool_calls": [{"id": "t1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "tool_call_id": "t1", "content": "sun"},
+        {"role": "user", "content": "thanks"},
+    ]
+    system = [{"type": "text", "text": "be brief"}, {"type": "text", "text": "be kind"}]
+    parameters = TOOL["input_schema"]
+    tool = {"name": "get_weather", "description": "The weather.", "parameters": parameters}
+    async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
+        assert (await ask(gateway, messages=messages, system=system, tools=[TOOL])).status == 200
+        other = await gateway.client.chat(
+            messages=chat, tools=[{"type": "function", "function": tool}]
+        )
+        assert other.status == 200
+        first, second = replica.received
+        assert first.prompt_token_ids == second.prompt_token_ids
+
+
+async def test_the_last_words_of_the_assistant_are_gone_on_from(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "The fox"}]
+    async with gateway.serving(gateway.scripted(says(tokenizer, " runs"))) as replica:
+        reply = await ask(gateway, messages=messages)
+        prompt = tokenizer.decode(replica.received[0].prompt_token_ids, False)
+    assert prompt.endswith("The fox")
+    assert reply.json()["content"][0]["text"] == " runs"
+
+
+@pytest.mark.parametrize("text", ["plain words", f"Let me see.\n{CALL}", f"{CALL}\n{CALL}"])
+async def test_the_streams_events_are_the_sdks_and_tell_the_same(
+    gateway: Gateway, tokenizer: Tokenizer, text: str
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, text))):
+        reply = await ask(gateway, stream=True, tools=[TOOL])
+        whole = (await ask(gateway, tools=[TOOL])).json()
+    raw = parse_events(reply.body)
+    names = [line[7:] for line in reply.body.decode().split("\n") if line.startswith("event: ")]
+    assert names == [event["type"] for event in raw]
+    assert names[:2] == ["message_start", "ping"]
+    assert names[-2:] == ["message_delta", "message_stop"]
+    for event in raw:
+        if event["type"] != "ping":
+            EVENT.validate_python(event)
+    blocks: list[dict[str, Any]] = []
+    for event in raw:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append(event["content_block"] | {"told": ""})
+        elif event["type"] == "content_block_delta":
+            delta = event["delta"]
+            blocks[event["index"]]["told"] += delta.get("text", delta.get("partial_json", ""))
+    told = [
+        json.loads(block["told"]) if block["type"] == "tool_use" else block["told"]
+        for block in blocks
+    ]
+    assert told == [block.get("input", block.get("text")) for block in whole["content"]]
+    assert raw[-2]["delta"]["stop_reason"] == whole["stop_reason"]
+    assert raw[-2]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+
+
+async def test_tokens_are_counted_as_generation_would(served: Gateway) -> None:
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "hello"}],
+        "system": "be brief",
+        "tools": [TOOL],
+    }
+    counted = (await served.client.post(f"{URL}/count_tokens", body)).json()
+    usage = (await served.client.post(URL, body | {"max_tokens": 1})).json()["usage"]
+    assert counted == {"input_tokens": usage["input_tokens"] + usage["cache_read_input_tokens"]}
+
+
+async def test_x_api_key_opens_and_errors_are_anthropics(gateway: Gateway) -> None:
+    client = AsgiClient(GatewayHandler())
+    body = {"model": "nobody", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
+    nobody = await client.post(URL, body)
+    assert nobody.status == 401
+    assert nobody.json()["type"] == "error"
+    assert nobody.json()["error"]["type"] == "authentication_error"
+    missing = await client.post(URL, body, headers={"x-api-key": gateway.rows.secret})
+    assert missing.status == 404
+    assert missing.json()["error"]["type"] == "not_found_error"
+    assert missing.json()["request_id"] == missing.headers["request-id"]
+    wrong = await client.get(URL, headers={"x-api-key": gateway.rows.secret})
+    assert (wrong.status, wrong.json()["type"]) == (405, "error")
+
+
+async def test_fault_01_a_body_over_the_limit_is_refused_in_the_envelope(
+    gateway: Gateway, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 1000}
+    reply = await ask(gateway, "x" * 2000)
+    assert (reply.status, reply.json()["error"]["type"]) == (413, "request_too_large")
+
+
+async def test_a_fault_in_the_middle_is_an_error_event(gateway: Gateway, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.2}
+    async with gateway.serving(gateway.fake(die_after=5, token_delay=0.01)):
+        reply = await ask(gateway, stream=True, max_tokens=500)
+    last = parse_events(reply.body)[-1]
+    assert last["type"] == "error"
+    assert last["error"]["type"] in ("overloaded_error", "api_error")
+
+
+USER = {"role": "user", "content": "x"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content.0.text"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**63}, "max_tokens"),
+        ({"max_tokens": 100_000}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
+        ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"metadata": {"user_id": "a\nb"}}, "metadata.user_id"),
+        ({"priority": -1}, "priority"),
+    ],
+)
+async def test_fault_05_what_is_wrong_is_named_in_the_clients_words(
+    served: Gateway, fields: dict[str, Any], named: str
+) -> None:
+    body = {"model": "fake", "max_tokens": 5, "messages": [USER]} | fields
+    reply = await served.client.post(URL, body)
+    assert reply.status == 400, reply.body
+    error = reply.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert named in error["message"]
