@@ -21,6 +21,7 @@ MODEL_IMPLS = ("auto", "quire", "transformers")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
+QUANTIZATIONS = ("int8", "int4")
 DEVICES = ("auto", "cpu")
 POLICIES = ("fair", "fcfs", "priority")
 KV_DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -69,6 +70,11 @@ class EngineConfig:
         "auto",
         "of the weights (activations are float32 on a CPU); auto: the checkpoint's",
         choices=DTYPES,
+    )
+    quantization: str | None = _option(
+        None,
+        "round the weights to 8 or 4 bits while they load; default: as the checkpoint has them",
+        choices=QUANTIZATIONS,
     )
     kv_cache_dtype: str = _option("auto", "KV cache; auto: the model's", choices=KV_DTYPES)
     max_model_len: int | None = _option(None, "context length; default: the model's", low=1)

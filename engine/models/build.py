@@ -13,6 +13,9 @@ from engine.models.mlp import activation, gated_activation
 from engine.models.moe import GatedExpert, MixtureOfExperts, Router
 from engine.models.norms import LayerNorm, NoNorm, Norm, RMSNorm, Step, chain, scaled
 from engine.models.spec import DecoderSpec
+from engine.quantization.matrix import DenseMatrix, Matrix
+from engine.quantization.scheme import Scheme
+from engine.quantization.stack import Stack
 from kernels import KernelSet, LinearLayer
 
 Layer = SequentialLayer | ParallelLayer
@@ -26,6 +29,7 @@ class ModelBuilder:
         ops: kernels of the device.
         dtype: in which linear weights are kept. Norms and biases are float32.
         max_model_len: length of the rotary tables.
+        scheme: which weights are kept in few bits.
     """
 
     def __init__(
@@ -35,8 +39,10 @@ class ModelBuilder:
         dtype: torch.dtype,
         max_model_len: int,
         weights: Weights,
+        scheme: Scheme = Scheme(),  # noqa: B008
     ) -> None:
         self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
+        self.scheme = scheme
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
         optional = spec.names.optional_prefix
@@ -69,26 +75,51 @@ class ModelBuilder:
     def _norm_weight(self, name: str, *shape: int) -> Tensor:
         return self.vector(f"{name}.weight", *shape) + self.spec.norm_offset
 
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """A weight [rows, columns], whichever way around the checkpoint keeps it."""
+        if self.spec.transposed:
+            return DenseMatrix(self.tensor(f"{name}.weight", (columns, rows)).T)
+        return self.weights.matrix(f"{name}.weight".removeprefix(self._strip), (rows, columns))
+
     def linear(
-        self, names: list[tuple[str, int]], columns: int, bias: bool, order: Tensor | None = None
+        self,
+        names: list[tuple[str, int]],
+        columns: int,
+        bias: bool,
+        order: Tensor | None = None,
+        quantized: bool = True,
     ) -> LinearLayer:
-        """One linear layer of (name, rows) parts over each other, its rows taken in `order`."""
-        matrices = []
-        for name, rows in names:
-            shape = (columns, rows) if self.spec.transposed else (rows, columns)
-            matrix = self.tensor(f"{name}.weight", shape)
-            matrices.append(matrix.T if self.spec.transposed else matrix)
-        weight = torch.cat(matrices)
+        """One linear layer of (name, rows) parts over each other, its rows taken in `order`.
+
+        `quantized=False` keeps it in the model's dtype whatever the scheme says.
+        """
+        matrices = [self.matrix(name, rows, columns) for name, rows in names]
         biases = [self.vector(f"{name}.bias", rows) for name, rows in names] if bias else []
         added = torch.cat(biases) if biases else None
-        if order is not None:
-            weight, added = weight[order], added[order] if added is not None else None
-        return self.pack(weight, added)
+        if order is not None and added is not None:
+            added = added[order]
+        return self._pack(matrices, added, self.scheme.layers if quantized else None, order)
+
+    def table(self, name: str, bias: Tensor | None = None) -> LinearLayer:
+        """The output layer or the embedding [vocab_size, hidden_size]."""
+        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        matrix = self.weights.matrix(f"{name}.weight".removeprefix(self._strip), shape)
+        return self._pack([matrix], bias, self.scheme.tables)
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
         """A linear layer of [rows, columns]."""
+        return self._pack([DenseMatrix(weight)], bias, self.scheme.layers)
+
+    def _pack(
+        self,
+        matrices: list[Matrix],
+        bias: Tensor | None,
+        quantization: str | None,
+        order: Tensor | None = None,
+    ) -> LinearLayer:
         bias = bias.float() if bias is not None else None
-        return self.ops.PackedLinear(weight.to(self.dtype).contiguous(), bias)
+        stack = Stack(matrices, order, self.weights.release)
+        return stack.pack(self.ops, bias, self.dtype, quantization)
 
     # -- layers -------------------------------------------------------------------------------
 
@@ -232,9 +263,8 @@ class ModelBuilder:
                 self.weights, at, moe, spec.hidden_size
             )
         ]
-        linear = self.linear(
-            [(at + moe.router, moe.num_experts)], spec.hidden_size, moe.router_bias
-        )
+        routes = [(at + moe.router, moe.num_experts)]
+        linear = self.linear(routes, spec.hidden_size, moe.router_bias, quantized=False)
         router = Router(linear, moe.top_k, moe.softmax_first, moe.renormalize)
         return MixtureOfExperts(router, experts, self._shared_expert(at))
 
@@ -249,7 +279,8 @@ class ModelBuilder:
         if not moe.shared_gate:
             return expert
         return GatedExpert(
-            expert, self.linear([(at + moe.shared_gate, 1)], spec.hidden_size, False)
+            expert,
+            self.linear([(at + moe.shared_gate, 1)], spec.hidden_size, False, quantized=False),
         )
 
 

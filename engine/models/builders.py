@@ -91,7 +91,11 @@ def _native(
         spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
-    model = (outside or NativeDecoder)(spec, ops, dtype, max_model_len)
+    if outside is None:
+        model: EngineModel = NativeDecoder(spec, ops, dtype, max_model_len, config.quantization)
+    else:
+        _refuse_quantization(config, spec.architecture)
+        model = outside(spec, ops, dtype, max_model_len)
     weights = DummyWeights() if config.load_format == "dummy" else WeightReader(folder)
     model.load(weights, progress)
     if unread := weights.unread():
@@ -108,6 +112,7 @@ def _pooled(
     settings: PoolingSettings,
 ) -> Built:
     """A model that gives vectors, labels or scores."""
+    _refuse_quantization(config, "a pooling model")
     spec = pooled_spec(settings, raw)
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
@@ -126,6 +131,7 @@ def _bridged(
     from engine.models.bridge.load import load_bridge, without_windows
     from engine.models.bridge.source import Source
 
+    _refuse_quantization(config, "the Transformers bridge")
     source = Source(folder, raw, config.trust_remote_code, outside, config.load_format == "dummy")
     spec = source.spec(config.max_model_len)
     dtype = resolve_dtype(config.dtype, spec.dtype)
@@ -145,6 +151,14 @@ def _refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
             raise ConfigError(
                 f"{name} is set, but {spec.architecture} has no rotary embedding.", param=name
             )
+
+
+def _refuse_quantization(config: EngineConfig, what: str) -> None:
+    """Only the native decoder rounds weights while it loads them."""
+    if config.quantization is not None:
+        raise ConfigError(
+            f"quantization={config.quantization!r} isn't done for {what}.", param="quantization"
+        )
 
 
 def refuse_quantized(raw: dict[str, Any]) -> None:

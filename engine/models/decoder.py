@@ -20,6 +20,7 @@ from engine.models.context import AttentionContext
 from engine.models.experts import Weights
 from engine.models.norms import Norm
 from engine.models.spec import DecoderSpec
+from engine.quantization.scheme import scheme_of
 from kernels import KernelSet
 
 
@@ -31,6 +32,7 @@ class NativeDecoder:
         ops: kernels of the device.
         weight_dtype: in which linear weights and the embedding are kept.
         max_model_len: length of the rotary tables.
+        quantization: "int8" or "int4" to keep them in few bits; None: as the checkpoint does.
     """
 
     stateful = False
@@ -41,11 +43,13 @@ class NativeDecoder:
         ops: KernelSet,
         weight_dtype: torch.dtype,
         max_model_len: int,
+        quantization: str | None = None,
     ) -> None:
         self.spec = spec
         self.ops = ops
         self.weight_dtype = weight_dtype
         self.max_model_len = max_model_len
+        self.quantization = quantization
         self.layers: list[Layer] = []
         self.kv_caches: list[tuple[Tensor, Tensor]] = []
         self._group_of: list[int] = []
@@ -57,7 +61,10 @@ class NativeDecoder:
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec = self.spec
-        builder = ModelBuilder(spec, self.ops, self.weight_dtype, self.max_model_len, weights)
+        scheme = scheme_of(self.quantization)
+        builder = ModelBuilder(
+            spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme
+        )
         total = spec.num_layers + 1
         self._load_tables(builder)
         self._first_norm = builder.first_norm()
@@ -69,19 +76,17 @@ class NativeDecoder:
     def _load_tables(self, builder: ModelBuilder) -> None:
         """The embedding, what is added to it, and the head."""
         spec, names = self.spec, self.spec.names
-        shape = (spec.vocab_size, spec.hidden_size)
-        embedding = builder.tensor(f"{names.embedding}.weight", shape)
-        self.embedding = embedding.to(self.weight_dtype).clone()
+        bias = f"{names.lm_head}.bias"
+        added = builder.vector(bias, spec.vocab_size) if spec.lm_head_bias else None
+        self.lm_head = builder.table(
+            names.embedding if spec.tie_embeddings else names.lm_head, added
+        )
+        self.embedding = self.lm_head if spec.tie_embeddings else builder.table(names.embedding)
         if spec.num_positions:
             shape_of_positions = (spec.num_positions, spec.hidden_size)
             self._positions = builder.vector(f"{names.positions}.weight", *shape_of_positions)
         if names.embedding_norm:
             self._embedding_norm = builder.norm(names.embedding_norm)
-        tied = spec.tie_embeddings
-        head = self.embedding if tied else builder.tensor(f"{names.lm_head}.weight", shape)
-        bias = f"{names.lm_head}.bias"
-        added = builder.vector(bias, spec.vocab_size) if spec.lm_head_bias else None
-        self.lm_head = builder.pack(head, added)
 
     @property
     def decode_bytes(self) -> int:
@@ -132,7 +137,7 @@ class NativeDecoder:
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
         """float32 [num_tokens, hidden], a tensor of its own."""
-        x = self.embedding[token_ids].float()
+        x = self.embedding.rows(token_ids)
         if self.spec.embedding_scale != 1.0:
             x.mul_(self.spec.embedding_scale)
         if self._positions is not None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.models.spec import MoeSpec
+from engine.quantization.matrix import Matrix
 
 ExpertWeights = tuple[Tensor, Tensor | None, Tensor, Tensor | None]
 """gate over up, its bias, down, its bias."""
@@ -31,6 +32,12 @@ class Weights(Protocol):
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The named tensor, which must have this shape."""
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """The same of two dimensions, to be read some rows at a time."""
+
+    def release(self) -> None:
+        """Give back the memory of what has been read; tensors stay valid."""
 
 
 def read_experts(

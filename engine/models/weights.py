@@ -13,8 +13,22 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.errors import ModelLoadError
+from engine.models.mapped import MappedFile
+from engine.quantization.matrix import DenseMatrix, Matrix
 
 INDEX_NAME = "model.safetensors.index.json"
+_DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 #: Buffers that older checkpoints carry and that we compute ourselves.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 
@@ -22,59 +36,80 @@ _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".att
 class WeightReader:
     """Tensors of a checkpoint by name.
 
-    Files are memory-mapped by `safetensors`, which checks the header's length, the offsets and the
-    shapes before it maps anything; its errors come out as `ModelLoadError`.
+    `safetensors` checks each file's header, its length, the offsets and the shapes, before we map
+    it ourselves, so that pages can be given back; its errors come out as `ModelLoadError`.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._handles: dict[Path, Any] = {}
-        self._files: dict[str, Path] = {}
+        self._files: list[MappedFile] = []
+        self._places: dict[str, tuple[MappedFile, dict[str, Any]]] = {}
         self._read: set[str] = set()
         for path in _shards(self.folder):
             self._open(path)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._places
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor, still in the checkpoint's dtype.
 
-        Raises `ModelLoadError` if it's absent or misshapen. The tensor may be backed by the mapped
+        Raises `ModelLoadError` if it's absent or misshapen. The tensor is backed by the mapped
         file: copy or convert it before keeping it.
         """
-        path = self._files.get(name)
-        if path is None:
+        place = self._places.get(name)
+        if place is None:
             raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.", param="model")
-        tensor = self._handles[path].get_tensor(name)
-        if tuple(tensor.shape) != shape:
+        file, entry = place
+        dtype = _DTYPES.get(entry["dtype"])
+        if dtype is None:
             raise ModelLoadError(
-                f"{path}: {name!r} has shape {tuple(tensor.shape)}, "
+                f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported.",
+                param="model",
+            )
+        if tuple(entry["shape"]) != shape:
+            raise ModelLoadError(
+                f"{file.path}: {name!r} has shape {tuple(entry['shape'])}, "
                 f"but config.json asks for {shape}.",
                 param="model",
             )
         self._read.add(name)
-        return tensor
+        return file.tensor(entry["at"], dtype, shape)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
+        return DenseMatrix(self.get(name, shape))
+
+    def release(self) -> None:
+        """Give back the memory of what has been read; tensors stay valid."""
+        for file in self._files:
+            file.release()
 
     def unread(self) -> list[str]:
         """Names that nobody asked for: config.json and weights may not belong together."""
-        left = self._files.keys() - self._read
+        left = self._places.keys() - self._read
         return sorted(name for name in left if not name.endswith(_IGNORED_SUFFIXES))
 
     def close(self) -> None:
-        """Let the files go."""
-        self._handles.clear()
+        """Let the files go; tensors that are still held keep theirs."""
+        self._places.clear()
+        self._files.clear()
 
     def _open(self, path: Path) -> None:
         try:
-            handle = safe_open(str(path), framework="pt")
-            names: Iterable[str] = handle.keys()
+            with safe_open(str(path), framework="pt") as handle:
+                names: Iterable[str] = list(handle.keys())
         except (SafetensorError, OSError) as error:
             reason = f"{path} isn't a sound safetensors file: {error}."
             raise ModelLoadError(reason, param="model") from error
-        self._handles[path] = handle
+        file = MappedFile(path)
+        self._files.append(file)
+        length = int.from_bytes(file.bytes(0, 8), "little")
+        header = json.loads(file.bytes(8, 8 + length))
         for name in names:
-            self._files[name] = path
+            entry = header[name]
+            entry["at"] = 8 + length + entry["data_offsets"][0]
+            self._places[name] = file, entry
 
 
 class DummyWeights:
@@ -93,6 +128,13 @@ class DummyWeights:
             return torch.ones(shape) if name.endswith(".weight") else torch.zeros(shape)
         scale = 1.0 / math.sqrt(shape[-1])
         return torch.randn(shape, generator=self._generator) * scale
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `WeightReader.matrix`."""
+        return DenseMatrix(self.get(name, shape))
+
+    def release(self) -> None:
+        """Nothing to give back."""
 
     def unread(self) -> list[str]:
         """Nothing is ever left over."""

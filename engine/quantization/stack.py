@@ -1,0 +1,125 @@
+"""From matrices of a checkpoint to one packed linear layer, a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from engine.quantization.matrix import IntegerFormat, Matrix, Rows
+from kernels import KernelSet, LinearLayer
+from kernels.interface import PIECE_ROWS, Integers
+
+#: Floats that are read at once: what a load needs beside the packed weights.
+_PIECE_BYTES = 4 << 20
+#: For matrices of several formats in one layer: 8 bits hold what any format of fewer says.
+_MIXED_GROUP = 32
+
+
+class Stack:
+    """Matrices with as many columns, over each other, as the weight of one linear layer.
+
+    Args:
+        matrices: from top to bottom.
+        order: int64 [N], the weight's rows as numbers of the stack's; None: as they come. Only for
+            a single matrix.
+        release: called after each piece that has been packed.
+    """
+
+    def __init__(
+        self,
+        matrices: Sequence[Matrix],
+        order: Tensor | None = None,
+        release: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._matrices, self._order, self._release = list(matrices), order, release
+        self.shape = (sum(m.shape[0] for m in matrices), matrices[0].shape[1])
+
+    def pack(
+        self, ops: KernelSet, bias: Tensor | None, dtype: torch.dtype, quantization: str | None
+    ) -> LinearLayer:
+        """The layer.
+
+        It is quantised where `quantization` ("int8", "int4") says so; else what the checkpoint has
+        in few bits stays so, without being rounded again where the kernels have its format; and
+        floats are kept in `dtype`.
+        """
+        formats = {matrix.integers for matrix in self._matrices}
+        if quantization is None and any(matrix.quantized for matrix in self._matrices):
+            only = formats.pop() if len(formats) == 1 else None
+            if only is not None:
+                return self._pack_integers(ops, bias, only)
+            return self._pack_floats(ops, bias, dtype, "int8", _MIXED_GROUP)
+        return self._pack_floats(ops, bias, dtype, quantization, None)
+
+    def _pack_floats(
+        self,
+        ops: KernelSet,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        quantization: str | None,
+        group_size: int | None,
+    ) -> LinearLayer:
+        return ops.StreamedLinear(
+            self.shape,
+            self._float_pieces(),
+            bias,
+            dtype=dtype,
+            quantization=quantization,
+            group_size=group_size,
+        )
+
+    def _pack_integers(
+        self, ops: KernelSet, bias: Tensor | None, kind: IntegerFormat
+    ) -> LinearLayer:
+        return ops.StreamedIntegerLinear(
+            self.shape,
+            self._integer_pieces(),
+            bias,
+            bits=kind.bits,
+            group_size=kind.group_size,
+            with_minima=kind.with_minima,
+        )
+
+    def _float_pieces(self) -> Iterator[Tensor]:
+        for parts in self._pieces():
+            pieces = [matrix.floats(rows) for matrix, rows in parts]
+            yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            del pieces
+            self._release()
+
+    def _integer_pieces(self) -> Iterator[Integers]:
+        for parts in self._pieces():
+            pieces = [matrix.as_integers(rows) for matrix, rows in parts]
+            yield pieces[0] if len(pieces) == 1 else _joined(pieces)
+            del pieces
+            self._release()
+
+    def _pieces(self) -> Iterator[list[tuple[Matrix, Rows]]]:
+        """What makes up each piece: rows of one matrix, or of two and more where they meet."""
+        total, widest = self.shape[0], max(matrix.row_bytes for matrix in self._matrices)
+        step = max(1, _PIECE_BYTES // max(1, widest * PIECE_ROWS)) * PIECE_ROWS
+        for start in range(0, total, step):
+            stop = min(total, start + step)
+            if self._order is not None:
+                yield [(self._matrices[0], self._order[start:stop])]
+            else:
+                yield list(self._between(start, stop))
+
+    def _between(self, start: int, stop: int) -> Iterator[tuple[Matrix, Rows]]:
+        above = 0
+        for matrix in self._matrices:
+            low, high = max(start, above), min(stop, above + matrix.shape[0])
+            if low < high:
+                yield matrix, slice(low - above, high - above)
+            above += matrix.shape[0]
+
+
+def _joined(pieces: list[Integers]) -> Integers:
+    minima = [piece.minima for piece in pieces if piece.minima is not None]
+    return Integers(
+        torch.cat([piece.values for piece in pieces]),
+        torch.cat([piece.scales for piece in pieces]),
+        torch.cat(minima) if minima else None,
+    )

@@ -1,0 +1,153 @@
+"""`quantization="int8"` and `"int4"`: rounded while they load, close to the whole, and small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from engine import LLM, SamplingParams
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.models.decoder import NativeDecoder
+from engine.quantization.matrix import DenseMatrix
+from engine.quantization.stack import Stack
+from kernels.reference import ReferenceKernels
+from tests.engine.quantization.perplexity import perplexity
+
+ROOT = Path(__file__).parents[3]
+DEMO = ROOT / "demo" / "model"
+MEMORY = Path(__file__).with_name("load_in_a_process.py")
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+Folder = Callable[[str], Path]
+
+
+@cache
+def scored(quantization: str | None, compiled: bool = True) -> float:
+    """Perplexity of the demo model."""
+    llm = LLM(
+        str(DEMO), quantization=quantization, cpu_kernels=compiled, num_gpu_blocks_override=500
+    )
+    return perplexity(llm)
+
+
+@pytest.mark.parametrize(("quantization", "most"), [("int8", 0.005), ("int4", 0.04)])
+def test_perplexity_stays_near_that_of_bfloat16(quantization: str, most: float) -> None:
+    assert scored(quantization) == pytest.approx(scored(None), rel=most)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_without_a_compiler_the_results_are_as_good(quantization: str) -> None:
+    assert scored(quantization, compiled=False) == pytest.approx(scored(quantization), rel=0.005)
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-rope3", "qwen3"])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_any_native_checkpoint_runs_and_batches_like_alone(
+    family: str, quantization: str, model_folder: Folder
+) -> None:
+    llm = LLM(
+        str(model_folder(family)),
+        quantization=quantization,
+        num_gpu_blocks_override=100,
+        max_model_len=128,
+    )
+    prompts = [[5, 6, 7, 8], [9] * 30, [11]]
+    together = [r.outputs[0].token_ids for r in llm.generate(prompts, GREEDY, use_tqdm=False)]
+    llm.core.reset_prefix_cache()
+    for prompt, tokens in zip(prompts, together, strict=True):
+        alone = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
+        assert alone.outputs[0].token_ids == tokens
+
+
+def test_the_layers_are_small_and_the_tables_stay_in_eight_bits(model_folder: Folder) -> None:
+    sizes = {}
+    for quantization in (None, "int8", "int4"):
+        llm = LLM(
+            str(model_folder("llama")), quantization=quantization, num_gpu_blocks_override=8,
+            max_model_len=64,
+        )  # fmt: skip
+        model = llm.core.loaded.model
+        assert isinstance(model, NativeDecoder)
+        sizes[quantization] = sum(layer.nbytes for layer in model.layers), model.lm_head.nbytes
+    # Groups of 128 are wider than these rows of 64 to 96 values, which are padded.
+    assert sizes["int4"][0] < sizes[None][0] / 5
+    assert sizes["int8"][1] == sizes["int4"][1] < sizes[None][1]
+
+
+def test_a_method_that_is_not_there_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match="int8, int4; got 'awq'") as error:
+        EngineConfig(model="m", quantization="awq")
+    assert error.value.param == "quantization"
+
+
+# -- stacks ---------------------------------------------------------------------------------------
+
+
+def test_a_stack_is_packed_in_pieces_and_releases_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.quantization.stack._PIECE_BYTES", 64 * 16 * 4)
+    torch.manual_seed(0)
+    parts = [torch.randn(rows, 16) for rows in (70, 1, 129)]
+    released = []
+    stack = Stack([DenseMatrix(p) for p in parts], release=lambda: released.append(1))
+    layer = stack.pack(ReferenceKernels(), None, torch.float32, None)
+    x = torch.randn(3, 16)
+    torch.testing.assert_close(layer(x), x @ torch.cat(parts).T)
+    assert len(released) == 4  # 200 rows, 64 at a time
+
+
+def test_a_stack_in_another_order() -> None:
+    weight, order = torch.randn(100, 16), torch.randperm(100)
+    stack = Stack([DenseMatrix(weight)], order)
+    layer = stack.pack(ReferenceKernels(), None, torch.float32, None)
+    assert torch.equal(layer.rows(torch.arange(100)), weight[order])
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def middling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of 100 million parameters, all zero: 210 MB in bfloat16."""
+    folder = tmp_path_factory.mktemp("middling")
+    hidden, inner, layers, vocab = 1024, 2816, 8, 8192
+    config = {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab,
+        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "dtype": "bfloat16",
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden)}
+    for layer in range(layers):
+        at = f"model.layers.{layer}."
+        for name, rows in (("q", hidden), ("k", 256), ("v", 256), ("o", hidden)):
+            shapes[f"{at}self_attn.{name}_proj"] = (rows, hidden)
+        shapes |= {f"{at}mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+        shapes[f"{at}mlp.down_proj"] = (hidden, inner)
+        shapes |= {f"{at}{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
+    shapes["model.norm"] = (hidden,)
+    tensors = {f"{k}.weight": torch.zeros(v, dtype=torch.bfloat16) for k, v in shapes.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_load_needs_little_more_memory_than_its_weights(
+    quantization: str, middling: Path
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(MEMORY), str(middling), quantization],
+        capture_output=True, text=True, check=True, cwd=ROOT, env=None,
+    )  # fmt: skip
+    told = json.loads(done.stdout.splitlines()[-1])
+    # The interpreter itself comes and goes by a few megabytes.
+    assert told["peak"] < 1.15 * told["weights"] + (6 << 20)
