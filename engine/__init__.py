@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from engine.pooling.params import PoolingParams
 from engine.sampling_params import SamplingParams
 from engine.structured.params import StructuredOutputsParams
 
@@ -9,7 +10,14 @@ if TYPE_CHECKING:
     from engine.llm import LLM
     from engine.outputs import CompletionOutput, RequestOutput
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+]
 
 
 def __getattr__(name: str) -> Any:

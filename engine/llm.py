@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineFault, InvalidRequest
 from engine.outputs import CompletionOutput, Logprob, RequestOutput
+from engine.pooling.offline import PoolingMethods
 from engine.prompts import Prompt, TokenPrompt, as_list, tokenise
 from engine.protocol import EngineRequest, TokenDelta, TokenLogprobs
 from engine.sampling_params import SamplingParams
@@ -24,8 +25,8 @@ from engine.text.tokenizer import Tokenizer
 Messages = list[dict[str, Any]]
 
 
-class LLM:
-    """Generates from a model in this process.
+class LLM(PoolingMethods):
+    """Generates from a model in this process; or embeds, classifies and scores with one.
 
     Args:
         model: folder of the model (or a hub id where a hub is in reach).

@@ -124,8 +124,8 @@ def check_task(model: str, tasks: Sequence[str], task: str) -> None:
 
 
 def default_task(tasks: Sequence[str]) -> str:
-    """What `encode` and /pooling do when a request names no task: all tokens' vectors, if any."""
-    return next((task for task in (*TOKEN_TASKS, *WHOLE_TASKS) if task in tasks), GENERATE)
+    """What `encode` and /pooling do when a request names no task: every token's vector, if any."""
+    return next((task for task in (*TOKEN_TASKS, *WHOLE_TASKS) if task in tasks), TOKEN_TASKS[0])
 
 
 def _boolean(name: str, value: Any) -> None:

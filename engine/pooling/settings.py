@@ -134,7 +134,7 @@ def _classifier(architecture: str, raw: dict[str, Any]) -> PoolingSettings:
     labels = _labels(raw)
     encoder = is_encoder(architecture)
     by_token = architecture.endswith(_TOKEN)
-    tasks = ("token_classify",) if by_token else ("classify",)
+    tasks: tuple[str, ...] = ("token_classify",) if by_token else ("classify",)
     if len(labels) == 1 and not by_token:
         tasks = ("classify", "score")
     pooling_type = "CLS" if encoder else "LAST"

@@ -13,6 +13,7 @@ import tokenizers
 
 from engine.errors import InvalidRequest
 from engine.text.backend import load_backend, plain_copy
+from engine.text.parts import Parts, encode_parts
 from engine.text.pieces import ByteRules, byte_rules
 from engine.text.tokenizer_settings import TokenizerSettings, read_settings
 from engine.text.unicode import without_surrogates
@@ -99,6 +100,18 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
         ids = self.encode_plain(text)
         return self._wrap(ids) if add_special_tokens else ids
+
+    def encode_parts(
+        self,
+        first: str,
+        second: str | None = None,
+        *,
+        limit: int | None = None,
+        add_special_tokens: bool = True,
+    ) -> Parts:
+        """A text, or a pair of texts, within a limit; see `engine.text.parts`."""
+        texts = without_surrogates(first), None if second is None else without_surrogates(second)
+        return encode_parts(self._backend, *texts, limit, add_special_tokens)
 
     def encode_plain(self, text: str, *, inside: bool = False) -> list[int]:
         """Token ids of `text` with every control token read as ordinary characters.

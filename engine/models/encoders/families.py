@@ -135,6 +135,8 @@ def modernbert(config: Config) -> dict[str, Any]:
 
 def nomic_bert(config: Config) -> dict[str, Any]:
     """NomicBERT (arXiv 2402.01613): BERT with rotary embedding and a gated MLP, no biases."""
+    refuse(config, prenorm=False, qkv_proj_bias=False, mlp_fc1_bias=False, mlp_fc2_bias=False)
+    refuse(config, rotary_emb_fraction=1.0, rotary_emb_interleaved=False)
     head_dim = int(
         config.get("head_dim") or int(config["hidden_size"]) // int(config["num_attention_heads"])
     )
@@ -145,13 +147,14 @@ def nomic_bert(config: Config) -> dict[str, Any]:
         "names": EncoderNames(
             prefix="nomic_bert.",
             positions="",
-            layer="layers.{}.",
-            qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-            o="self_attn.o_proj",
-            attention_norm="post_attention_layernorm",
-            up=("mlp.gate_proj", "mlp.up_proj"),
-            down="mlp.down_proj",
-            mlp_norm="post_mlp_layernorm",
+            embedding_norm="emb_ln",
+            layer="encoder.layers.{}.",
+            qkv=("attn.Wqkv",),
+            o="attn.out_proj",
+            attention_norm="norm1",
+            up=("mlp.fc12", "mlp.fc11"),
+            down="mlp.fc2",
+            mlp_norm="norm2",
         ),
         "qkv_bias": False,
         "o_bias": False,
@@ -174,8 +177,16 @@ FAMILIES: dict[str, Callable[[Config], dict[str, Any]]] = {
     "NomicBert": nomic_bert,
 }
 ENDINGS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
-#: What DistilBERT calls the common things.
+#: What DistilBERT and NomicBERT call the common things.
 _ALIASES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_positions": "max_position_embeddings",
+    "layer_norm_epsilon": "layer_norm_eps",
+    "rotary_emb_base": "rope_theta",
+    "activation_function": "hidden_act",
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
@@ -210,6 +221,7 @@ def encoder_spec(architecture: str, raw: Config) -> EncoderSpec:
 def _common(architecture: str, config: Config) -> dict[str, Any]:
     """Fields that every family has under the same names."""
     activation = str(config.get("hidden_act", "gelu"))
+    activation = {"swiglu": "silu"}.get(activation, activation)
     if activation not in ACTIVATIONS:
         raise ModelLoadError(
             f"config.json: hidden_act {activation!r} isn't supported.", param="hidden_act"

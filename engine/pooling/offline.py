@@ -1,0 +1,245 @@
+"""`PoolingMethods`: what `LLM` offers of pooling models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import torch
+from tqdm import tqdm
+
+from engine.core import EngineCore
+from engine.errors import EngineFault, InvalidRequest
+from engine.pooling.outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from engine.pooling.params import TOKEN_TASKS, PoolingParams, check_task, default_task
+from engine.pooling.requests import pooling_info, tasks_of
+from engine.pooling.similarity import pair_up, similarity
+from engine.prompts import Prompt, as_list, tokenise
+from engine.protocol import EngineRequest, TokenDelta
+from engine.text.tokenizer import Tokenizer
+
+Made = TypeVar("Made")
+Raw = PoolingRequestOutput[torch.Tensor]
+#: Token ids and what to do with them.
+Entry = tuple[list[int], PoolingParams]
+Params = PoolingParams | Sequence[PoolingParams] | None
+
+
+class PoolingMethods:
+    """Mixed into `LLM`, whose attributes it uses."""
+
+    core: EngineCore
+    _tokenizer: Tokenizer | None
+    _ids: itertools.count[int]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt; prompts are as for `generate`.
+
+        Raises:
+            InvalidRequest: the model doesn't embed, or a prompt or parameter can't be served.
+            EngineFault: the engine failed on one of them.
+        """
+        results = self._pool(prompts, pooling_params, "embed", use_tqdm)
+        return [_made(raw, lambda data: EmbeddingOutput(data[0].tolist())) for raw in results]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: Params = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[ClassificationRequestOutput]:
+        """Probabilities of the model's labels for each prompt. Raises as `embed` does."""
+        results = self._pool(prompts, pooling_params, "classify", use_tqdm)
+        info = pooling_info(self.core.loaded)
+        labels = info.labels if info is not None else []
+        return [
+            _made(raw, lambda data: ClassificationOutput(data[0].tolist(), labels))
+            for raw in results
+        ]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: Params = None,
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Results as tensors. By default of every token, where the model does that.
+
+        Raises as `embed` does.
+        """
+        task = pooling_task or default_task(tasks_of(self.core.loaded))
+        by_token = task in TOKEN_TASKS
+        results = self._pool(prompts, pooling_params, task, use_tqdm)
+        return [
+            _made(raw, lambda data: PoolingOutput(data if by_token else data[0])) for raw in results
+        ]
+
+    def score(
+        self,
+        text_1: str | list[str],
+        text_2: str | list[str],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts fit each other: one against each of several, or pair by pair.
+
+        By a cross-encoder where the model is one, else by the similarity of embeddings.
+        Raises as `embed` does.
+        """
+        tasks = tasks_of(self.core.loaded)
+        check_task(self.core.config.name, tasks, "score")
+        first = [text_1] if isinstance(text_1, str) else list(text_1)
+        second = [text_2] if isinstance(text_2, str) else list(text_2)
+        pairs = pair_up(len(first), len(second))
+        params = pooling_params or PoolingParams()
+        if "embed" in tasks:
+            return self._score_embeddings(first, second, pairs, params, use_tqdm)
+        entries = [self._pair(first[a], second[b], params) for a, b in pairs]
+        results = self._run_pooling(entries, use_tqdm)
+        return [_made(raw, lambda data: ScoringOutput(float(data[0, 0]))) for raw in results]
+
+    # -- prompts ------------------------------------------------------------------------------
+
+    def _pair(self, first: str, second: str, params: PoolingParams) -> Entry:
+        limit = params.prompt_limit(self.core.loaded.max_model_len)
+        parts = self._text_tokenizer().encode_parts(first, second, limit=limit)
+        info = pooling_info(self.core.loaded)
+        typed = parts.second_segment if info is not None and info.token_types else 0
+        return parts.token_ids, msgspec.structs.replace(params, task="score", second_segment=typed)
+
+    def _entry(self, prompt: Prompt, params: PoolingParams, task: str) -> Entry:
+        """A prompt's token ids, cut where that is asked for."""
+        if params.task not in ("", task):
+            raise InvalidRequest(
+                f"PoolingParams of the task '{params.task}' can't be used to '{task}'.",
+                param="task",
+            )
+        params = msgspec.structs.replace(params, task=task)
+        limit = params.prompt_limit(self.core.loaded.max_model_len)
+        text = prompt if isinstance(prompt, str) else None
+        if isinstance(prompt, dict) and "prompt_token_ids" not in prompt:
+            text = prompt.get("prompt")
+        if isinstance(text, str) and self._tokenizer is not None:
+            info = pooling_info(self.core.loaded)
+            prefix = info.prompt if info is not None else ""
+            return self._tokenizer.encode_parts(prefix + text, limit=limit).token_ids, params
+        token_ids = tokenise(prompt, self._tokenizer).token_ids
+        return (token_ids if limit is None else token_ids[:limit]), params
+
+    def _text_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
+        return self._tokenizer
+
+    # -- the batch ----------------------------------------------------------------------------
+
+    def _pool(
+        self, prompts: Prompt | Sequence[Prompt], given: Params, task: str, use_tqdm: bool
+    ) -> list[Raw]:
+        check_task(self.core.config.name, tasks_of(self.core.loaded), task)
+        listed = as_list(prompts)
+        params = _params_for(given, len(listed))
+        entries = [
+            self._entry(prompt, param, task) for prompt, param in zip(listed, params, strict=True)
+        ]
+        return self._run_pooling(entries, use_tqdm)
+
+    def _score_embeddings(
+        self,
+        first: list[str],
+        second: list[str],
+        pairs: list[tuple[int, int]],
+        params: PoolingParams,
+        use_tqdm: bool,
+    ) -> list[ScoringRequestOutput]:
+        results = self._pool([*first, *second], params, "embed", use_tqdm)
+        vectors = [raw.outputs[0].numpy() for raw in results]
+        info = pooling_info(self.core.loaded)
+        kind = info.similarity if info is not None else "cosine"
+        return [
+            PoolingRequestOutput(
+                request_id=results[len(first) + b].request_id,
+                outputs=ScoringOutput(similarity(kind, vectors[a], vectors[len(first) + b])),
+                prompt_token_ids=(
+                    results[a].prompt_token_ids + results[len(first) + b].prompt_token_ids
+                ),
+            )
+            for a, b in pairs
+        ]
+
+    def _run_pooling(self, entries: list[Entry], use_tqdm: bool) -> list[Raw]:
+        """Run a batch to its end. Whatever goes wrong, nothing of it stays in the engine."""
+        results: dict[str, Raw] = {}
+        by_token = any(params.by_token for _, params in entries)
+        try:
+            for token_ids, params in entries:
+                request_id = str(next(self._ids))
+                message = EngineRequest(
+                    request_id=request_id,
+                    gateway_id="",
+                    prompt_token_ids=token_ids,
+                    pooling=params,
+                )
+                self.core.add_request(message)
+                results[request_id] = PoolingRequestOutput(request_id, torch.empty(0), token_ids)
+            with tqdm(total=len(entries), desc="Processed prompts", disable=not use_tqdm) as bar:
+                while self.core.has_work:
+                    for delta in self.core.step():
+                        _take(results[delta.request_id], delta, by_token)
+                        bar.update()
+        except BaseException:
+            for request_id in results:
+                self.core.abort(request_id)
+            raise
+        return list(results.values())
+
+
+def _take(result: Raw, delta: TokenDelta, by_token: bool) -> None:
+    """Fill in a request's result: float32 [1, size], or [num_tokens, size]."""
+    if delta.error is not None or delta.pooled is None:
+        message = delta.error.message if delta.error is not None else "The engine gave no result."
+        raise EngineFault(message)
+    values = torch.frombuffer(bytearray(delta.pooled), dtype=torch.float32)
+    rows = len(result.prompt_token_ids) if by_token else 1
+    result.outputs = values.view(rows, -1)
+    result.num_cached_tokens = delta.num_cached_tokens
+
+
+def _made(raw: Raw, make: Callable[[torch.Tensor], Made]) -> PoolingRequestOutput[Made]:
+    """The same result with its numbers in another form."""
+    return PoolingRequestOutput(
+        raw.request_id, make(raw.outputs), raw.prompt_token_ids, raw.num_cached_tokens
+    )
+
+
+def _params_for(given: Params, count: int) -> list[PoolingParams]:
+    """One `PoolingParams` a prompt."""
+    if given is None or isinstance(given, PoolingParams):
+        return [given or PoolingParams()] * count
+    if len(given) != count:
+        raise InvalidRequest(
+            f"{count} prompts need as many pooling_params, got {len(given)}.",
+            param="pooling_params",
+        )
+    return list(given)

@@ -1,0 +1,26 @@
+"""Tiny pooling models, made once a session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.engine.pooling.models import make
+
+Maker = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def pooling_model(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    """(kind, head, **changes) -> folder of its random checkpoint; not to be changed."""
+    made: dict[str, Path] = {}
+
+    def get(kind: str, head: str = "Model", **changes: object) -> Path:
+        key = f"{kind} {head} {changes}"
+        if key not in made:
+            made[key] = make(kind, tmp_path_factory.mktemp(kind), head, **changes)
+        return made[key]
+
+    return get

@@ -1,0 +1,159 @@
+"""Bad pooling requests are refused before they run; good ones share the engine's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import LLM, PoolingParams
+from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.pooling.similarity import from_bytes, pair_up, similarity
+from engine.protocol import EngineRequest
+from tests.engine.pooling.models import TEXTS
+
+Maker = Callable[..., Path]
+
+
+@pytest.fixture
+def llm(pooling_model: Maker) -> LLM:
+    return LLM(str(pooling_model("bert")), max_num_batched_tokens=64, max_model_len=64)
+
+
+def submit(llm: LLM, request_id: str, prompt: list[int], **fields: Any) -> None:
+    llm.core.add_request(
+        EngineRequest(
+            request_id=request_id,
+            gateway_id="",
+            prompt_token_ids=prompt,
+            **{"pooling": PoolingParams(task="embed"), **fields},
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"task": "generate"},
+        {"task": "classify"},
+        {"task": ""},
+        {"task": "embed", "dimensions": 8},
+        {"task": "embed", "second_segment": 3},
+    ],
+)
+def test_fault_05_parameters_out_of_range(llm: LLM, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        submit(llm, "a", [5, 6, 7], pooling=PoolingParams(**fields))
+    assert not llm.core.has_work
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dimensions", 0),
+        ("dimensions", True),
+        ("dimensions", 2**63),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
+        ("use_activation", 1),
+        ("second_segment", -1),
+    ],
+)
+def test_fault_05_values_of_the_wrong_kind(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        PoolingParams(task="embed", **{name: value})
+    assert caught.value.param == name
+
+
+def test_fault_02_and_03_empty_and_foreign_tokens(llm: LLM) -> None:
+    for prompt in ([], [-1], [10_000]):
+        with pytest.raises(InvalidRequest):
+            submit(llm, "a", prompt)
+
+
+def test_fault_06_a_prompt_over_the_context_names_both_numbers(llm: LLM) -> None:
+    with pytest.raises(ContextLengthExceeded, match=r"65 tokens.* at most 64"):
+        submit(llm, "a", [5] * 65)
+    submit(llm, "b", [5] * 64)
+
+
+def test_many_prompts_share_steps_within_the_budget(llm: LLM) -> None:
+    prompts = [[4 + place % 150] * (1 + place * 7 % 60) for place in range(20)]
+    for place, prompt in enumerate(prompts):
+        submit(llm, str(place), prompt, tenant=f"t{place % 3}")
+    steps = found = 0
+    while llm.core.has_work:
+        deltas = llm.core.step()
+        assert sum(delta.num_prompt_tokens for delta in deltas) <= 64
+        assert all(delta.finish_reason == "stop" and delta.pooled for delta in deltas)
+        steps, found = steps + 1, found + len(deltas)
+    assert found == 20
+    assert steps < 20
+    llm.core.check_integrity()
+
+
+def test_an_aborted_prompt_never_runs(llm: LLM) -> None:
+    submit(llm, "a", [5] * 40)
+    submit(llm, "b", [5] * 40)
+    (gone,) = llm.core.abort("b")
+    assert gone.finish_reason == "abort"
+    assert [delta.request_id for delta in llm.core.step()] == ["a"]
+    assert not llm.core.requests
+
+
+def test_prompts_of_the_default_context_run_whole(pooling_model: Maker) -> None:
+    # 300 positions, but a budget of 32 tokens a step: it is raised to what a prompt may need.
+    llm = LLM(str(pooling_model("bert")), max_num_batched_tokens=32)
+    (output,) = llm.embed([[7] * 300], use_tqdm=False)
+    assert output.outputs.hidden_size == 32
+
+
+def test_weights_that_are_no_numbers_fail_the_request_alone(llm: LLM) -> None:
+    llm.core.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
+    submit(llm, "bad", [9, 5])
+    submit(llm, "good", [5, 6])
+    found = {delta.request_id: delta for delta in llm.core.step()}
+    assert found["bad"].finish_reason == "error"
+    assert np.isfinite(from_bytes(found["good"].pooled or b"")).all()
+
+
+def test_scores_need_fitting_counts(llm: LLM) -> None:
+    for first, second in ([["a", "b"], ["c"]], [[], ["c"]], ["a", []]):
+        with pytest.raises(InvalidRequest):
+            llm.score(first, second, use_tqdm=False)
+    assert pair_up(1, 3) == [(0, 0), (0, 1), (0, 2)]
+    assert pair_up(2, 2) == [(0, 0), (1, 1)]
+
+
+def test_scores_are_cosines(llm: LLM) -> None:
+    (score,) = llm.score(TEXTS[0], TEXTS[1], use_tqdm=False)
+    a, b = (np.array(out.outputs.embedding) for out in llm.embed(TEXTS[:2], use_tqdm=False))
+    assert score.outputs.score == pytest.approx(float(a @ b), abs=1e-5)
+    (same,) = llm.score(TEXTS[0], TEXTS[0], use_tqdm=False)
+    assert same.outputs.score == pytest.approx(1.0, abs=1e-5)
+
+
+def test_similarities() -> None:
+    a, b = np.array([3.0, 4.0], dtype=np.float32), np.array([0.0, 1.0], dtype=np.float32)
+    found = {kind: similarity(kind, a, b) for kind in ("cosine", "dot", "euclidean", "manhattan")}
+    assert found == pytest.approx(
+        {"cosine": 0.8, "dot": 4.0, "euclidean": -(18**0.5), "manhattan": -6.0}
+    )
+    assert similarity("cosine", a, 0 * a) == 0.0
+    with pytest.raises(InvalidRequest):
+        similarity("other", a, b)
+
+
+def test_params_may_differ_by_prompt(llm: LLM) -> None:
+    params = [PoolingParams(use_activation=False), PoolingParams()]
+    raw, unit = llm.embed([TEXTS[0], TEXTS[0]], params, use_tqdm=False)
+    norm = float(np.linalg.norm(raw.outputs.embedding))
+    assert abs(norm - 1.0) > 0.1
+    np.testing.assert_allclose(
+        np.array(raw.outputs.embedding) / norm, unit.outputs.embedding, atol=1e-6
+    )
+    with pytest.raises(InvalidRequest, match="as many pooling_params"):
+        llm.embed(TEXTS, params, use_tqdm=False)
