@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 
 import torch
 
@@ -17,34 +18,64 @@ from kernels.interface import KernelSet, LinearLayer
 __all__ = ["KernelSet", "LinearLayer", "get"]
 
 logger = logging.getLogger(__name__)
-_chosen: dict[tuple[str, bool], KernelSet] = {}
+_chosen: dict[tuple[str, bool, str], KernelSet] = {}
+
+
+FORCED = "QUIRE_KERNELS"
 
 
 def get(device: torch.device | str, *, use_compiled: bool = True) -> KernelSet:
     """The fastest kernels that work on `device`, the same object each time.
 
     `use_compiled=False` gives the plain torch reference. Never raises for want of a compiler or of
-    Triton: the set's `.why` and one log line say what was chosen and why.
+    Triton: the set's `.why` and one log line say what was chosen and why. The environment variable
+    QUIRE_KERNELS ("reference", "cpu" or "triton") chooses instead, and raises ValueError where that
+    set can't run.
     """
-    key = (torch.device(device).type, use_compiled)
+    key = (torch.device(device).type, use_compiled, os.environ.get(FORCED, "auto"))
     if key not in _chosen:
         _chosen[key] = _choose(*key)
         logger.info("%s kernels on %s: %s", _chosen[key].name, key[0], _chosen[key].why)
     return _chosen[key]
 
 
-def _choose(kind: str, use_compiled: bool) -> KernelSet:
+def _choose(kind: str, use_compiled: bool, forced: str) -> KernelSet:
     from kernels.reference import ReferenceKernels
 
     if not use_compiled:
-        return ReferenceKernels("compiled kernels are switched off")
+        return ReferenceKernels("compiled kernels are switched off", kind)
+    if forced != "auto":
+        return _forced(forced, kind)
     if kind == "cpu":
         return _cpu()
     if kind == "cuda":
-        if importlib.util.find_spec("triton") and importlib.util.find_spec("kernels.triton"):
-            return importlib.import_module("kernels.triton").load()
-        return ReferenceKernels("Triton is not installed")
-    return ReferenceKernels(f"no kernels are written for {kind}")
+        if importlib.util.find_spec("triton"):
+            return _triton(kind)
+        return ReferenceKernels("Triton is not installed", kind)
+    return ReferenceKernels(f"no kernels are written for {kind}", kind)
+
+
+def _forced(name: str, kind: str) -> KernelSet:
+    from kernels.reference import ReferenceKernels
+
+    if name == "reference":
+        return ReferenceKernels(f"{FORCED} asks for it", kind)
+    if name == "triton":
+        return _triton(kind)
+    if name == "cpu" and kind == "cpu":
+        from kernels.cpu import CpuKernels
+
+        return CpuKernels()
+    raise ValueError(
+        f'{FORCED} must be "auto", "reference", "triton" or, on a CPU, "cpu"; '
+        f"got {name!r} on {kind}"
+    )
+
+
+def _triton(kind: str) -> KernelSet:
+    from kernels.triton import load
+
+    return load(kind)
 
 
 def _cpu() -> KernelSet:

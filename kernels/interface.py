@@ -127,6 +127,12 @@ class KernelSet(ABC):
 
     name: str
     why: str
+    device: torch.device = torch.device("cpu")
+    """Where the operations want their tensors."""
+
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
+        """In which dtype hidden states are best kept, for weights of this dtype."""
+        return torch.float32
 
     @abstractmethod
     def PackedLinear(

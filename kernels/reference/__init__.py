@@ -20,8 +20,9 @@ class ReferenceKernels(KernelSet):
 
     name = "reference"
 
-    def __init__(self, why: str = "asked for") -> None:
+    def __init__(self, why: str = "asked for", device: torch.device | str = "cpu") -> None:
         self.why = why
+        self.device = torch.device(device)
 
     def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:
         """See `KernelSet.use_threads`; torch's threads stay where they are."""
@@ -31,7 +32,7 @@ class ReferenceKernels(KernelSet):
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """See `KernelSet.new_kv_cache`."""
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device=self.device)
 
     PackedLinear = staticmethod(ReferenceLinear)
     IntegerLinear = staticmethod(integer_linear)

@@ -1,1 +1,10 @@
-"""Triton kernels for GPUs; under TRITON_INTERPRET=1 they run on CPU tensors, slowly."""
+"""Triton kernels for GPUs; under TRITON_INTERPRET=1 they run on CPU tensors, slowly.
+
+One function an operation. Those of `KernelSet` are in `TritonKernels`; beside them there are
+`attention.merge_attention_states`, `sampling.penalise`, `sampling.token_logprobs` and what
+`grouped` has: routing, experts and LoRA.
+"""
+
+from kernels.triton.kernel_set import TritonKernels, load
+
+__all__ = ["TritonKernels", "load"]

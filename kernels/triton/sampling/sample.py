@@ -13,7 +13,7 @@ from kernels.triton.sampling.passes import border, count_and_mass, draw, ordered
 
 #: A weight under 2^-149 of the largest is none in float32.
 UNDERFLOW = tl.constexpr(104.0)
-BLOCK = 64 if INTERPRETED else 2048
+BLOCK = 64 if INTERPRETED else 1024
 MOST = 16 if INTERPRETED else 1024
 """Logits that an interval of keys is narrowed down to, which are then sorted."""
 

@@ -1,0 +1,150 @@
+"""Calls that between them launch every kernel in the forms that serving uses, on no device.
+
+Tensors are "meta": they have shapes and dtypes and no data. `kernels.triton.report` compiles what
+the calls launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.triton import attention, grouped, norm, rope, sampling
+from kernels.triton.activation import gelu_and_mul, silu_and_mul
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+Case = Callable[[], object]
+
+
+def empty(*shape: int, dtype: torch.dtype = F32) -> Tensor:
+    """A tensor without data."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def ints(*shape: int) -> Tensor:
+    """int32 without data."""
+    return empty(*shape, dtype=torch.int32)
+
+
+def paged(
+    sequences: int,
+    queries: int,
+    *,
+    dtype: torch.dtype = BF16,
+    cache: torch.dtype | None = None,
+    size: int = 128,
+    page: int = 16,
+    heads: tuple[int, int] = (32, 8),
+    scales: str = "none",
+    features: bool = False,
+) -> None:
+    """Attention of `sequences` times `queries` tokens in a context of 8192."""
+    kv = empty(4096, heads[1], page, size, dtype=cache or dtype)
+    scale = {"none": None, "tensor": empty(1), "token": empty(*kv.shape[:3])}[scales]
+    more = {}
+    if features:
+        more = {
+            "sliding_window": 4096, "soft_cap": 50.0, "sinks": empty(heads[0]),
+            "alibi_slopes": empty(heads[0]),
+        }  # fmt: skip
+    attention.paged_attention(
+        empty(sequences * queries, heads[0], size, dtype=dtype), kv, kv,
+        ints(sequences, 8192 // page), ints(sequences), ints(sequences + 1), size**-0.5,
+        key_scales=scale, value_scales=scale, **more,
+    )  # fmt: skip
+
+
+def rotary(dtype: torch.dtype, cache: torch.dtype, scales: str, *, norms: bool, neox: bool) -> None:
+    """Rotation and cache write of 64 tokens."""
+    kv = empty(4096, 8, 16, 128, dtype=cache)
+    scale = {"none": None, "tensor": empty(1), "token": empty(*kv.shape[:3])}[scales]
+    weight = empty(128) if norms else None
+    longs = empty(64, dtype=torch.int64)
+    rope.rope_and_cache(
+        empty(64, 32, 128, dtype=dtype), empty(64, 8, 128, dtype=dtype),
+        empty(64, 8, 128, dtype=dtype), longs, empty(8192, 128), kv, kv, longs,
+        q_norm_weight=weight, k_norm_weight=weight, neox=neox, key_scales=scale,
+        value_scales=scale,
+    )  # fmt: skip
+
+
+def sampled() -> None:
+    """Sampling from 256 x 128k logits, with penalties and log probabilities."""
+    rows, vocab = 256, 128_256
+    logits, longs = empty(rows, vocab), empty(rows, dtype=torch.int64)
+    doubles = empty(rows, dtype=torch.float64)
+    sampling.penalise(logits, longs, longs, empty(rows), empty(rows), empty(rows), empty(rows))
+    sampling.sample(logits, empty(rows), longs, doubles, doubles, doubles)
+    sampling.argmax(logits)
+    sampling.token_logprobs(logits, longs)
+
+
+def experts(tokens: int, dtype: torch.dtype) -> None:
+    """A mixture of 128 experts, 8 a token."""
+    weights, ids = grouped.route(empty(tokens, 128, dtype=dtype), 8)
+    grouped.fused_experts(
+        empty(tokens, 2048, dtype=dtype), empty(128, 1536, 2048, dtype=dtype),
+        empty(128, 2048, 768, dtype=dtype), weights, ids,
+    )  # fmt: skip
+
+
+def adapters() -> None:
+    """LoRA of rank 16 for 64 rows, with 8 adapters."""
+    groups = grouped.lora_groups(ints(64), 8)
+    small = grouped.lora_shrink(empty(64, 4096, dtype=BF16), empty(8, 16, 4096, dtype=BF16), groups)
+    out = empty(64, 4096, dtype=BF16)
+    grouped.lora_expand(small, empty(8, 4096, 16, dtype=BF16), groups, out)
+
+
+def small() -> None:
+    """Norms and gates."""
+    x = empty(64, 4096, dtype=BF16)
+    norm.rms_norm(x, empty(4096), 1e-5)
+    norm.fused_add_rms_norm(x, x, empty(4096), 1e-5)
+    silu_and_mul(empty(64, 28672, dtype=BF16))
+    gelu_and_mul(empty(64, 28672, dtype=BF16), "tanh")
+    state, lse = empty(64, 32, 128, dtype=BF16), empty(64, 32)
+    attention.merge_attention_states(state, lse, state, lse)
+
+
+CASES: dict[str, Case] = {
+    "decode bf16 head 64": lambda: paged(64, 1, size=64),
+    "decode bf16 head 128": lambda: paged(64, 1),
+    "decode bf16 head 128, one sequence": lambda: paged(1, 1),
+    "decode bf16 head 128, 4 tokens": lambda: paged(64, 4),
+    "decode bf16 head 256, all features": lambda: paged(64, 1, size=256, features=True),
+    "decode bf16 head 128, page 128": lambda: paged(64, 1, page=128),
+    "decode bf16, e4m3 KV, a scale": lambda: paged(64, 1, cache=E4M3, scales="tensor"),
+    "decode fp16, e5m2 KV": lambda: paged(64, 1, dtype=F16, cache=E5M2),
+    "decode bf16, int8 KV": lambda: paged(64, 1, cache=torch.int8, scales="token"),
+    "decode fp32": lambda: paged(64, 1, dtype=F32),
+    "prefill bf16 head 64": lambda: paged(1, 8192, size=64),
+    "prefill bf16 head 128": lambda: paged(1, 8192),
+    "prefill bf16 head 256": lambda: paged(1, 8192, size=256),
+    "prefill bf16 head 128, all features": lambda: paged(1, 8192, features=True),
+    "prefill bf16, e4m3 KV, scales by token": lambda: paged(1, 8192, cache=E4M3, scales="token"),
+    "prefill fp32": lambda: paged(1, 8192, dtype=F32),
+    "rope bf16": lambda: rotary(BF16, BF16, "none", norms=False, neox=True),
+    "rope bf16, norms, e4m3 KV": lambda: rotary(BF16, E4M3, "tensor", norms=True, neox=False),
+    "rope bf16, int8 KV": lambda: rotary(BF16, torch.int8, "token", norms=True, neox=True),
+    "norms, gates, merge": small,
+    "sampling": sampled,
+    "experts bf16, decode": lambda: experts(64, BF16),
+    "experts bf16, prefill": lambda: experts(4096, BF16),
+    "lora bf16": adapters,
+}
+"""Each case launches one kernel or a few."""
+
+CORE = (
+    "decode bf16 head 128, one sequence",
+    "decode bf16, e4m3 KV, a scale",
+    "prefill bf16 head 128",
+    "rope bf16, norms, e4m3 KV",
+    "norms, gates, merge",
+    "sampling",
+    "experts bf16, decode",
+)
+"""Cases that between them launch every kernel once."""

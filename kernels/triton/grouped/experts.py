@@ -1,0 +1,46 @@
+"""A mixture of experts in two grouped products."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.checks import describe
+from kernels.triton.activation import gate_and_mul
+from kernels.triton.grouped.align import align
+from kernels.triton.grouped.gemm import grouped_gemm, tile_rows
+
+
+def fused_experts(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    *,
+    activation: str = "silu",
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """[T, H]: each token's experts, weighted and added up.
+
+    x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights float32 and ids int32 [T, top_k] as
+    `route` gives them; biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or "gelu_tanh".
+    The sum over a token's experts is done in float32. Gale et al. 2022 ("MegaBlocks").
+    """
+    tokens, hidden = x.shape
+    experts, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    if gate_up.shape != (experts, 2 * inner, hidden) or down.shape != (experts, hidden, inner):
+        raise ValueError(
+            f"experts {describe(gate_up)} and {describe(down)} don't go with x {describe(x)}"
+        )
+    top_k = ids.shape[1]
+    if ids.shape != (tokens, top_k) or weights.shape != ids.shape or not weights.is_contiguous():
+        raise ValueError(f"weights {describe(weights)} and ids {describe(ids)} must be [T, top_k]")
+    groups = align(ids.flatten(), experts, tile_rows(tokens * top_k, experts))
+    both = grouped_gemm(x, gate_up, groups, shared=top_k, bias=gate_up_bias)
+    gated = gate_and_mul(both, activation)
+    each = grouped_gemm(
+        gated, down, groups, bias=down_bias, scales=weights.view(-1), dtype=torch.float32
+    )
+    return each.view(tokens, top_k, hidden).sum(1).to(x.dtype)

@@ -1,0 +1,99 @@
+"""`TritonKernels`: the operations of this package as a `KernelSet`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.interface import KernelSet, LinearLayer
+from kernels.reference.linear import integer_linear
+from kernels.triton.activation import gelu_and_mul, silu_and_mul
+from kernels.triton.attention import paged_attention
+from kernels.triton.launch import INTERPRETED
+from kernels.triton.linear import TorchLinear
+from kernels.triton.norm import fused_add_rms_norm, rms_norm
+from kernels.triton.rope import rope_and_cache
+from kernels.triton.sampling import argmax, sample
+
+
+class TritonKernels(KernelSet):
+    """`KernelSet` of a GPU; of the CPU under TRITON_INTERPRET=1, to test it.
+
+    Linear layers are cuBLAS's. Activations are in the weights' own dtype. What a GPU would have to
+    be asked about (positions, slots, block ids, lengths) isn't checked: shapes and dtypes are.
+    """
+
+    name = "triton"
+
+    def __init__(self, device: torch.device | str, why: str) -> None:
+        self.device = torch.device(device)
+        self.why = why
+
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
+        """See `KernelSet.activation_dtype`: the weights' own."""
+        return weights
+
+    def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:
+        """See `KernelSet.use_threads`; what runs on this set's CPU threads is torch alone."""
+        if count < 1:
+            raise ValueError(f"the number of threads must be at least 1, got {count}")
+        torch.set_num_threads(count)
+
+    def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """See `KernelSet.new_kv_cache`."""
+        return torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def PackedLinear(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        quantization: str | None = None,
+        group_size: int | None = None,
+        round_inputs: bool = False,
+    ) -> LinearLayer:
+        """See `KernelSet.PackedLinear`."""
+        return TorchLinear(
+            weight.to(self.device),
+            None if bias is None else bias.to(self.device),
+            quantization=quantization,
+            group_size=group_size,
+            round_inputs=round_inputs,
+        )
+
+    def IntegerLinear(
+        self,
+        values: Tensor,
+        scales: Tensor,
+        minima: Tensor | None = None,
+        bias: Tensor | None = None,
+        *,
+        bits: int,
+    ) -> LinearLayer:
+        """See `KernelSet.IntegerLinear`; kept as the float16 values that the integers stand for."""
+        layer = integer_linear(values, scales, minima, bias, bits=bits)
+        return self.PackedLinear(layer.weight.half(), layer.bias)
+
+    rms_norm = staticmethod(rms_norm)
+    fused_add_rms_norm = staticmethod(fused_add_rms_norm)
+    rope_and_cache = staticmethod(rope_and_cache)
+    paged_attention = staticmethod(paged_attention)
+    silu_and_mul = staticmethod(silu_and_mul)
+    gelu_and_mul = staticmethod(gelu_and_mul)
+    argmax = staticmethod(argmax)
+    sample = staticmethod(sample)
+
+
+def load(device: torch.device | str = "cuda") -> TritonKernels:
+    """The kernels of a device. Raises ValueError where they can't run."""
+    kind = torch.device(device).type
+    if kind == "cuda":
+        if INTERPRETED:
+            raise ValueError("TRITON_INTERPRET is set: kernels would run on the CPU")
+        name = torch.cuda.get_device_name(device)
+        return TritonKernels(device, f"Triton compiles for {name}")
+    if not INTERPRETED:
+        raise ValueError(f"Triton kernels on {kind} need TRITON_INTERPRET=1")
+    return TritonKernels(device, "asked for, in Triton's interpreter: only to test them")

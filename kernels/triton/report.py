@@ -1,0 +1,94 @@
+"""`python -m kernels.triton.report`: compile all kernels, and say what they take of a GPU.
+
+Needs no GPU. Exits with 1 where a kernel takes more shared memory than the GPU has or, with
+`--most-spilled`, more local memory than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kernels.triton.cases import CASES, CORE
+from kernels.triton.compiler import Compiled, compile_launch
+from kernels.triton.launch import INTERPRETED, Target, watch
+
+SHARED = {80: 166_912, 90: 232_448, 100: 232_448}
+"""Bytes of shared memory that one program can have, by architecture."""
+PROCESSORS = {80: 108, 90: 132, 100: 148}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One kernel of one case for one architecture."""
+
+    case: str
+    arch: int
+    compiled: Compiled
+
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU can launch it."""
+        return self.compiled.shared <= SHARED[self.arch]
+
+    def as_json(self) -> dict[str, Any]:
+        """Flat, for other programs."""
+        row = dataclasses.asdict(self.compiled)
+        return {"case": self.case, "arch": self.arch, "fits": self.fits, **row}
+
+
+def compile_all(arch: int, names: Iterable[str]) -> Iterator[Row]:
+    """The rows of the named cases."""
+    launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def note(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: Any) -> None:
+        launches.append((kernel, args, options))
+
+    for name in names:
+        launches.clear()
+        with watch(note, Target(arch, PROCESSORS[arch])):
+            CASES[name]()
+        for kernel, args, options in launches:
+            yield Row(name, arch, compile_launch(kernel, args, options, arch))
+
+
+def main() -> int:
+    """Print a row a kernel; 1 where one doesn't fit."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.triton.report", description=__doc__)
+    parser.add_argument("--arch", type=int, nargs="*", choices=sorted(SHARED), default=None)
+    parser.add_argument("--case", default="", help="only cases whose names hold this")
+    parser.add_argument("--core", action="store_true", help="only so many that each kernel is in")
+    parser.add_argument("--most-spilled", type=int, metavar="BYTES", help="a thread")
+    parser.add_argument("--json", action="store_true", help="a JSON object a line")
+    options = parser.parse_args()
+    if INTERPRETED:
+        parser.error("TRITON_INTERPRET is set: unset it, to compile")
+    good = True
+    if not options.json:
+        print("| case | kernel | sm | registers | spilled B | shared B | warps |")
+        print("|---|---|---|---|---|---|---|")
+    for arch in options.arch or sorted(SHARED):
+        names = CORE if options.core else CASES
+        for row in compile_all(arch, [name for name in names if options.case in name]):
+            spilled = options.most_spilled
+            good &= row.fits and (spilled is None or row.compiled.local <= spilled)
+            print(json.dumps(row.as_json()) if options.json else _line(row), flush=True)
+    return 0 if good else 1
+
+
+def _line(row: Row) -> str:
+    made = row.compiled
+    suffix = "a" if row.arch >= 90 else ""
+    return (
+        f"| {row.case} | {made.kernel} | {row.arch}{suffix} | {made.registers} | {made.local} "
+        f"| {made.shared}{'' if row.fits else ' (too much)'} | {made.warps} |"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""Every kernel compiles for three architectures, fits the GPU and spills next to nothing.
+
+In processes of their own: here kernels are defined for the interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from kernels.triton.report import SHARED
+
+KERNELS = {
+    "attention_kernel", "reduce_kernel", "merge_kernel", "rope_kernel", "rms_norm_kernel",
+    "gate_kernel", "sample_kernel", "argmax_kernel", "penalise_kernel", "logprobs_kernel",
+    "route_kernel", "count_kernel", "place_kernel", "gemm_kernel",
+}  # fmt: skip
+MOST_SPILLED = 64
+
+
+def report(*options: str) -> list[dict]:
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "kernels.triton.report", "--json", *options],
+        capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("arch", sorted(SHARED))
+def test_every_kernel_compiles(arch, capsys):
+    rows = report("--arch", str(arch), "--core")
+    assert {row["kernel"] for row in rows} == KERNELS
+    for row in rows:
+        assert row["fits"], row
+        assert row["local"] <= MOST_SPILLED, row
+        assert 0 < row["registers"] <= 255
+    with capsys.disabled():
+        for row in rows:
+            print(f"\n  sm_{arch} {row['case']}: {row['kernel']}, {row['registers']} registers, "
+                  f"{row['local']} B spilled, {row['shared']} B shared", end="")  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_form_compiles_and_spills_next_to_nothing():
+    for row in report():
+        assert row["fits"], row
+        assert row["local"] <= MOST_SPILLED, row

@@ -1,0 +1,136 @@
+"""Routing, grouped products, experts and LoRA in Triton's interpreter, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.triton.grouped import (
+    align,
+    fused_experts,
+    lora_expand,
+    lora_groups,
+    lora_shrink,
+    route,
+)
+from kernels.triton.grouped.gemm import grouped_gemm
+from tests.kernels.tolerance import assert_close
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize(("experts", "top_k"), [(1, 1), (8, 2), (17, 5), (128, 8)])
+@pytest.mark.parametrize(("first", "again"), [(True, True), (True, False), (False, True)])
+def test_route(experts, top_k, first, again):
+    scores = torch.randn(5, experts)
+    scores[2] = 0.5  # equal scores: the lower ids
+    weights, ids = route(scores, top_k, softmax_first=first, renormalize=again)
+    shares = torch.softmax(scores.double(), -1)
+    order = scores.sort(descending=True, stable=True).indices[:, :top_k]
+    expected = shares.gather(1, order)
+    if again or not first:
+        expected = expected / expected.sum(-1, keepdim=True)
+    assert torch.equal(ids.long(), order)
+    assert_close(weights, expected, torch.float32, 2.0)
+
+
+def test_route_refuses_more_than_there_are():
+    with pytest.raises(ValueError, match="best 3"):
+        route(torch.randn(2, 2), 3)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 15, 16, 17, 150])
+@pytest.mark.parametrize("groups", [1, 3, 9])
+def test_align_sorts_stably_and_pads(rows, groups):
+    ids = torch.randint(-1, groups, (rows,), dtype=torch.int32)
+    made = align(ids, groups, 16)
+    order, seen = made.order.view(-1, 16), []
+    for tile, group in zip(order, made.group.tolist()):
+        kept = tile[tile < rows]
+        assert (group >= 0) == (len(kept) > 0)
+        assert (ids[kept.long()] == group).all()
+        seen += kept.tolist()
+    expected = [r for g in range(groups) for r in (ids == g).nonzero().squeeze(-1).tolist()]
+    assert seen == expected
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 1, 1), (17, 40, 33), (5, 32, 64)])
+def test_grouped_gemm(dtype, rows, columns, depth):
+    x = torch.randn(rows, depth).to(dtype)
+    matrices, bias = torch.randn(3, columns, depth).to(dtype), torch.randn(3, columns)
+    ids = torch.randint(-1, 3, (rows,), dtype=torch.int32)
+    scales = torch.rand(rows)
+    got = grouped_gemm(x, matrices, align(ids, 3, 16), bias=bias, scales=scales, factor=0.5)
+    expected = torch.zeros(rows, columns, dtype=torch.float64)
+    for row, group in enumerate(ids.tolist()):
+        if group >= 0:
+            product = 0.5 * matrices[group].double() @ x[row].double() + bias[group].double()
+            expected[row] = product * float(scales[row])
+    assert_close(got, expected, dtype, 8.0)
+
+
+def test_what_does_not_go_together_is_refused():
+    groups = align(torch.zeros(4, dtype=torch.int32), 2, 16)
+    matrices = torch.randn(2, 8, 6)
+    with pytest.raises(ValueError, match="x "):
+        grouped_gemm(torch.randn(4, 5), matrices, groups)
+    with pytest.raises(ValueError, match="x "):
+        grouped_gemm(torch.randn(3, 6), matrices, groups)
+    with pytest.raises(ValueError, match="bias"):
+        grouped_gemm(torch.randn(4, 6), matrices, groups, bias=torch.randn(2, 7))
+    with pytest.raises(ValueError, match="out"):
+        grouped_gemm(torch.randn(4, 6), matrices, groups, out=torch.empty(4, 7))
+    with pytest.raises(ValueError, match="ids"):
+        align(torch.zeros(4, dtype=torch.int64), 2, 16)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize(("tokens", "top_k"), [(0, 2), (1, 1), (17, 3)])
+def test_fused_experts(tokens, top_k, activation):
+    hidden, inner, experts = 40, 24, 5
+    x = torch.randn(tokens, hidden)
+    up, down = torch.randn(experts, 2 * inner, hidden), torch.randn(experts, hidden, inner)
+    up_bias, down_bias = torch.randn(experts, 2 * inner), torch.randn(experts, hidden)
+    weights, ids = route(torch.randn(tokens, experts), top_k)
+    got = fused_experts(
+        x, up, down, weights, ids, activation=activation, gate_up_bias=up_bias,
+        down_bias=down_bias,
+    )  # fmt: skip
+    act = {
+        "silu": torch.nn.functional.silu,
+        "gelu_tanh": lambda z: torch.nn.functional.gelu(z, approximate="tanh"),
+    }[activation]
+    expected = torch.zeros(tokens, hidden, dtype=torch.float64)
+    for token in range(tokens):
+        for weight, expert in zip(weights[token].tolist(), ids[token].tolist()):
+            both = up[expert].double() @ x[token].double() + up_bias[expert].double()
+            inside = act(both[:inner]) * both[inner:]
+            out = down[expert].double() @ inside + down_bias[expert].double()
+            expected[token] += weight * out
+    assert_close(got, expected, torch.float32, 16.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rank", [4, 16])
+def test_lora(dtype, rank):
+    """Rows of several adapters, and of none, in any order; a slice of a wider result."""
+    tokens, inputs, outputs = 19, 1100, 48
+    x = torch.randn(tokens, inputs).to(dtype)
+    a = (torch.randn(3, rank, inputs) / 30).to(dtype)
+    b = torch.randn(3, outputs, rank).to(dtype)
+    adapters = torch.randint(-1, 3, (tokens,), dtype=torch.int32)
+    groups = lora_groups(adapters, 3)
+    out = torch.randn(tokens, 10 + outputs).to(dtype)
+    expected, before = out.double(), out.clone()
+    for row, adapter in enumerate(adapters.tolist()):
+        if adapter >= 0:
+            low = 2.0 * a[adapter].double() @ x[row].double()
+            expected[row, 10:] += b[adapter].double() @ low
+    shrunk = lora_shrink(x, a, groups, scale=2.0)
+    assert shrunk.dtype == torch.float32
+    assert (shrunk[adapters < 0] == 0).all()
+    lora_expand(shrunk, b, groups, out, start=10)
+    assert_close(out, expected, dtype, 8.0)
+    assert torch.equal(out[:, :10], before[:, :10])
+    assert torch.equal(out[adapters < 0], before[adapters < 0])
