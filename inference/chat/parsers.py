@@ -11,7 +11,8 @@ from inference.errors import UnsupportedField
 from inference.generation import Served
 from inference.openai.schemas import ChatRequest
 from inference.reasoning import ReasoningParser, reasoning_parsers
-from inference.tools import ToolFunction, ToolParser, tool_parsers
+from inference.tools import JsonParser, ToolFunction, ToolParser, tool_parsers
+from inference.tools.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,33 @@ class ModelParsers:
             reasoning=reasoning,
             tools=tools,
             parallel=self.chat.parallel_tool_calls is not False,
+            named=self.chat.named_function is not None,
         )
+
+    @property
+    def layout(self) -> Layout:
+        """How an enforced call is written. Only with `tools`."""
+        return (self.tools or JsonParser).layout
+
+    @property
+    def callable_functions(self) -> tuple[ToolFunction, ...]:
+        """The functions that may be called now: the one that was named, or all."""
+        named = self.chat.named_function
+        return tuple(each for each in self.functions if named in (None, each.name))
 
 
 def _tool_parser(chat: ChatRequest, served: Served) -> type[ToolParser]:
-    template = served.tokenizer.chat_template or ""
-    parser = tool_parsers.for_template(template)
-    if "tools" not in template or parser is None:
+    """The model's own parser; where calls are enforced any model can make them, as JSON."""
+    template, configured = served.tokenizer.chat_template or "", served.info.tool_call_parser
+    if configured:
+        parser = tool_parsers.get(configured)
+        if parser is None:
+            raise _unknown("tool_call_parser", configured, "tools")
+        return parser
+    parser = tool_parsers.for_template(template) if "tools" in template else None
+    if parser is None and chat.forces_calls:
+        return JsonParser
+    if parser is None:
         raise UnsupportedField(
             f"The model '{served.name}' was not trained to call tools in a way that is supported.",
             param="tools",
@@ -66,7 +87,23 @@ def _tool_parser(chat: ChatRequest, served: Served) -> type[ToolParser]:
 
 
 def _reasoning_parser(served: Served) -> type[ReasoningParser] | None:
-    return reasoning_parsers.for_template(served.tokenizer.chat_template or "")
+    """The model's configured parser ("none" for none), or the one that its template tells of."""
+    configured = served.info.reasoning_parser
+    if configured == "none":
+        return None
+    if not configured:
+        return reasoning_parsers.for_template(served.tokenizer.chat_template or "")
+    parser = reasoning_parsers.get(configured)
+    if parser is None:
+        raise _unknown("reasoning_parser", configured, "model")
+    return parser
+
+
+def _unknown(setting: str, name: str, param: str) -> UnsupportedField:
+    return UnsupportedField(
+        f"The model is set up with the {setting} {name!r}, which this gateway doesn't have.",
+        param=param,
+    )
 
 
 def _special(tokenizer: Tokenizer, markers: list[str]) -> frozenset[int]:

@@ -44,10 +44,12 @@ async def completion_job(
 ) -> Job:
     """The prompts as token ids, with their sampling. Raises `InvalidRequest`."""
     try:
+        constraint = completion.constraint()
         sampling = completion.sampling_params(
             served.info.default_sampling,
             max_tokens=completion.output_limit,
             logprobs=completion.logprobs,
+            structured_outputs=constraint.params,
         )
         if completion.echo and completion.logprobs is not None:
             sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
@@ -63,6 +65,7 @@ async def completion_job(
             priority=completion.priority or 0,
             cache_salt=completion.cache_salt or "",
             received=request.received,
+            field_names=constraint.names,
         )
         await job.check()
     except InvalidRequest as error:

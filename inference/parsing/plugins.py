@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import entry_points
-from typing import Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from django.conf import settings
 from django.utils.module_loading import import_string
@@ -14,8 +14,8 @@ from django.utils.module_loading import import_string
 class Named(Protocol):
     """A parser's class."""
 
-    name: str
-    template_marks: tuple[str, ...]
+    name: ClassVar[str]
+    template_marks: ClassVar[tuple[str, ...]]
 
 
 P = TypeVar("P", bound=Named)

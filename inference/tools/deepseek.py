@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from inference.tools.base import ToolParser
 from inference.tools.layout import Layout
@@ -20,7 +21,7 @@ class DeepSeekV3Parser(ToolParser):
     """The name on a line, the arguments in a fenced block; V3.1's shorter form is read as well."""
 
     name = "deepseek_v3"
-    template_marks = (CALL_BEGIN, f"{FENCE}json")
+    template_marks: ClassVar[tuple[str, ...]] = (CALL_BEGIN, f"{FENCE}json")
     markers = (CALLS_BEGIN, CALLS_END, CALL_BEGIN, CALL_END, SEPARATOR)
     layout = Layout(
         open=CALLS_BEGIN,
@@ -84,7 +85,7 @@ class DeepSeekV31Parser(DeepSeekV3Parser):
     """The same for models that write V3.1's form, when calls are enforced."""
 
     name = "deepseek_v31"
-    template_marks = (CALL_BEGIN,)
+    template_marks: ClassVar[tuple[str, ...]] = (CALL_BEGIN,)
     layout = Layout(
         open=CALLS_BEGIN,
         begin=f"{CALL_BEGIN}NAME{SEPARATOR}",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from inference.tools.base import ToolParser
 from inference.tools.layout import Layout
 
@@ -10,9 +12,11 @@ class HarmonyToolParser(ToolParser):
     """Says how an enforced call looks; there are no calls left to find in the content."""
 
     name = "gpt_oss"
-    template_marks = ("<|channel|>", "<|constrain|>")
+    template_marks: ClassVar[tuple[str, ...]] = ("<|channel|>", "<|constrain|>")
     layout = Layout(
-        begin="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>", end=""
+        begin="<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>",
+        end="",
+        free=False,
     )
 
     def _text(self) -> bool:

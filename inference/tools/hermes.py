@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from inference.tools.base import ToolParser
 from inference.tools.layout import Layout
 
@@ -12,7 +14,7 @@ class HermesParser(ToolParser):
     """A closing tag that is missing is forgiven."""
 
     name = "hermes"
-    template_marks = (OPEN,)
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
     markers = (OPEN, CLOSE)
     layout = Layout(
         begin=f'{OPEN}\n{{"name": "NAME", "arguments": ', end=f"}}\n{CLOSE}", trigger=OPEN

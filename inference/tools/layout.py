@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -48,6 +48,7 @@ class Layout:
         begin, end: of each call. separator: between two.
         trigger: what the calls, or each call, begin with; "" where calls are the whole answer.
         arguments: the grammar rules for the arguments. shared: rules that all of them may use.
+        free: whether text and calls can be told apart by a grammar.
     """
 
     begin: str
@@ -58,6 +59,7 @@ class Layout:
     trigger: str = ""
     arguments: ArgumentsRule = json_arguments
     shared: tuple[str, ...] = ()
+    free: bool = True
 
     def grammar(
         self,
@@ -66,6 +68,7 @@ class Layout:
         *,
         parallel: bool,
         required: bool = True,
+        answer: Mapping[str, object] | None = None,
     ) -> str:
         """A Lark grammar of calls of these functions.
 
@@ -73,6 +76,7 @@ class Layout:
             special: texts of the model's control tokens, with their ids.
             parallel: up to `MAX_PARALLEL_CALLS`, not one.
             required: nothing but calls; False: text, in which calls follow the schemas.
+            answer: instead of calls, a JSON document of this schema may come.
         """
         rules: list[str] = []
         for number, function in enumerate(functions):
@@ -87,6 +91,8 @@ class Layout:
         calls = " | ".join(f"call_{number}" for number in range(len(functions)))
         if required:
             start = [f"start: {self._all_calls(special, parallel)}"]
+            if answer is not None:
+                start = [f"{start[0]} | answer", f"answer: %json {json.dumps(answer)}"]
         elif self.trigger:
             start = self._triggered(special, parallel)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from inference.tools.layout import Layout
 from inference.tools.objects import ObjectListParser
@@ -15,7 +16,7 @@ class MistralParser(ObjectListParser):
     """`[TOOL_CALLS][{"name": ..., "arguments": {...}}]`; reads `[TOOL_CALLS]name{...}` as well."""
 
     name = "mistral"
-    template_marks = (OPEN,)
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
     openers = (OPEN,)
     markers = (OPEN, "[ARGS]", "[CALL_ID]")
     layout = Layout(
@@ -53,5 +54,5 @@ class MistralNamedParser(MistralParser):
     """The same for models that write `[TOOL_CALLS]name[ARGS]{...}`, when calls are enforced."""
 
     name = "mistral_named"
-    template_marks = (OPEN, "[ARGS]")
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN, "[ARGS]")
     layout = Layout(begin=f"{OPEN}NAME[ARGS]", end="", separator="", trigger=OPEN)

@@ -85,7 +85,7 @@ class GraniteParser(ObjectListParser):
     """Granite 3: `<|tool_call|>[{"name": ..., "arguments": {...}}]`."""
 
     name = "granite"
-    template_marks = ("<|tool_call|>",)
+    template_marks: ClassVar[tuple[str, ...]] = ("<|tool_call|>",)
     openers = ("<|tool_call|>", "<tool_call>")
     markers = openers
     layout = Layout(
@@ -134,7 +134,7 @@ class Llama3JsonParser(ToolParser):
     """Llama 3: the answer is `{"name": ..., "parameters": {...}}`, several with `; ` between."""
 
     name = "llama3_json"
-    template_marks = ("dictionary of argument name and its value",)
+    template_marks: ClassVar[tuple[str, ...]] = ("dictionary of argument name and its value",)
     markers = ("<|python_tag|>",)
     layout = Layout(begin='{"name": "NAME", "parameters": ', end="}", separator="; ")
 

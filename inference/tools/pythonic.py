@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from inference.tools.base import ToolFunction, ToolParser
 from inference.tools.layout import Layout
@@ -67,7 +67,7 @@ class PythonicParser(ToolParser):
     """The whole answer is the list. Arguments come one by one."""
 
     name = "pythonic"
-    template_marks = ("[func_name1(",)
+    template_marks: ClassVar[tuple[str, ...]] = ("[func_name1(",)
     layout = Layout(
         open="[",
         begin="NAME(",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from inference.parsing.literals import first_of, may_begin
 from inference.tools.base import ToolFunction, ToolParser
@@ -50,7 +50,7 @@ class QwenCoderParser(ToolParser):
     """Strings stream; other values come when they are whole, read by the function's schema."""
 
     name = "qwen3_coder"
-    template_marks = ("<function=", "<parameter=")
+    template_marks: ClassVar[tuple[str, ...]] = ("<function=", "<parameter=")
     markers = (OPEN, CLOSE)
     layout = Layout(
         begin=f"{OPEN}\n<function=NAME>\n",

@@ -107,7 +107,7 @@ async def test_a_fault_of_ours_is_a_nameless_500(
     def broken(*_: Any, **__: Any) -> None:
         raise KeyError("a secret of the code")
 
-    monkeypatch.setattr("inference.openai.chat.ChatOptions.of", broken)
+    monkeypatch.setattr("inference.chat.job.ChatOptions.of", broken)
     reply = await served.client.chat()
     assert (reply.status, reply.error["type"]) == (500, "server_error")
     assert "secret" not in reply.body.decode()
@@ -365,6 +365,7 @@ async def test_fault_18_tenancy_is_the_servers_business(gateway: Gateway) -> Non
         assert request.tenant == gateway.rows.tenant.slug
         assert request.cache_namespace == gateway.rows.tenant.cache_namespace
         assert request.weight == gateway.rows.tenant.weight
+        assert request.kv_max_fraction == gateway.rows.tenant.kv_max_fraction
         for reply in await both(gateway, priority=-1):
             refused(reply, "priority")
         for value in ("high", 1.5, True):

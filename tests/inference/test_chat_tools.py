@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from engine.text import Tokenizer
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import byte_by_byte, says
+from tests.inference.tokenizer_folder import with_template
 
 TOOL = {
     "type": "function",
@@ -96,26 +98,60 @@ async def test_tool_choice_none_offers_and_reads_nothing(
     assert "weather" not in prompt
 
 
-async def test_what_needs_a_grammar_is_refused_by_name(gateway: Gateway) -> None:
-    named = {"type": "function", "function": {"name": "weather"}}
-    for choice in ("required", named):
-        reply = await gateway.client.chat(tools=[TOOL], tool_choice=choice)
-        assert (reply.status, reply.error["param"]) == (400, "tool_choice")
-    reply = await gateway.client.chat(tool_choice="auto")
-    assert (reply.status, reply.error["param"]) == (400, "tool_choice")
-
-
 async def test_a_model_that_was_not_trained_on_tools_refuses_them(
-    gateway: Gateway, tokenizer: Tokenizer, tmp_path: Any
+    gateway: Gateway, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    settings = json.loads((gateway.model_folder / "tokenizer_config.json").read_text())
-    settings["chat_template"] = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
-    (tmp_path / "tokenizer.json").write_bytes(
-        (gateway.model_folder / "tokenizer.json").read_bytes()
-    )
-    replica = gateway.scripted(says(tokenizer, "x"), model_path=str(tmp_path))
-    async with gateway.serving(replica):
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    folder = with_template(gateway.model_folder, tmp_path, plain)
+    async with gateway.serving(gateway.scripted(says(tokenizer, "x"), model_path=folder)):
         reply = await gateway.client.chat(tools=[TOOL])
         assert (reply.status, reply.error["param"]) == (400, "tools")
         assert (await gateway.client.chat()).status == 200
+
+
+async def test_an_operator_names_the_parsers(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    text = '<think>Hm.</think>[TOOL_CALLS][{"name": "weather", "arguments": {"city": "X"}}]'
+    replica = gateway.scripted(byte_by_byte(tokenizer, text))
+    replica.model.tool_call_parser, replica.model.reasoning_parser = "mistral", "deepseek_r1"
+    async with gateway.serving(replica):
+        message = (await gateway.client.chat(tools=[TOOL])).json()["choices"][0]["message"]
+        stream = await gateway.client.chat(tools=[TOOL], stream=True)
+    assert message["reasoning"] == message["reasoning_content"] == "Hm."
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "X"}'
+    assert assembled(stream.events) == ("", [("weather", '{"city": "X"}')])
+    pieces = [
+        choice["delta"]["reasoning"]
+        for event in stream.events[:-1]
+        for choice in event["choices"]
+        if "reasoning" in choice["delta"]
+    ]
+    assert "".join(pieces) == "Hm."
+    assert len(pieces) > 1
+
+
+async def test_parsers_that_the_gateway_lacks_are_named(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.scripted(says(tokenizer, "x"))
+    replica.model.tool_call_parser = "nobody's"
+    async with gateway.serving(replica):
+        reply = await gateway.client.chat(tools=[TOOL])
+        assert (reply.status, reply.error["param"]) == (400, "tools")
+        assert "nobody's" in reply.error["message"]
+        assert (await gateway.client.chat()).status == 200
+
+
+async def test_arguments_stream(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    async with gateway.serving(gateway.scripted(byte_by_byte(tokenizer, CALL))):
+        stream = await gateway.client.chat(tools=[TOOL], stream=True)
+    parts = [
+        part
+        for event in stream.events[:-1]
+        for choice in event["choices"]
+        for part in choice["delta"].get("tool_calls", [])
+    ]
+    assert len(parts) > 5
+    assert [("id" in part, "name" in part["function"]) for part in parts[:2]] == [
+        (True, True),
+        (False, False),
+    ]

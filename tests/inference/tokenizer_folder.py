@@ -25,6 +25,15 @@ CORPUS = [
 ] * 20
 
 
+def with_template(folder: Path, copy: Path, template: str) -> str:
+    """A copy of a tokenizer's folder with another chat template; its path."""
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["chat_template"] = template
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (copy / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    return str(copy)
+
+
 def write_tokenizer(folder: Path) -> Path:
     """`tokenizer.json` and `tokenizer_config.json`; 512 entries, special tokens first."""
     tokenizer = Tokenizer(models.BPE())

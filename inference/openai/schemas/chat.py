@@ -28,6 +28,13 @@ RESERVED_KWARGS = frozenset(
 )
 
 
+def _named(choice: dict[str, Any]) -> str | None:
+    """The function that a `tool_choice` names."""
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) and choice.get("type") == "function" else None
+
+
 class ChatRequest(SamplingFields):
     """A chat to go on with."""
 
@@ -111,14 +118,32 @@ class ChatRequest(SamplingFields):
 
     def _check_tools(self) -> None:
         choice = self.tool_choice
-        if choice not in (None, "none", "auto"):
-            shown = choice if isinstance(choice, str) else "naming a function"
-            raise UnsupportedField(
-                f"tool_choice '{shown[:50]}' is not supported: 'auto' and 'none' are.",
+        if isinstance(choice, str) and choice not in ("none", "auto", "required"):
+            raise InvalidRequest(
+                "tool_choice must be 'none', 'auto', 'required' or name a function.",
                 param="tool_choice",
             )
-        if choice == "auto" and not self.tools:
+        if choice not in (None, "none") and not self.tools:
             raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) != len(names):
+            raise InvalidRequest("Two tools have the same name.", param="tools")
+        if isinstance(choice, dict) and _named(choice) not in names:
+            raise InvalidRequest(
+                'tool_choice must be {"type": "function", "function": {"name": ...}} with the '
+                "name of one of the tools.",
+                param="tool_choice",
+            )
+
+    @property
+    def named_function(self) -> str | None:
+        """The function that must be called, if the client named one."""
+        return _named(self.tool_choice) if isinstance(self.tool_choice, dict) else None
+
+    @property
+    def forces_calls(self) -> bool:
+        """Whether the answer must be calls."""
+        return self.tool_choice == "required" or self.named_function is not None
 
     @property
     def tools_in_use(self) -> list[dict[str, Any]] | None:

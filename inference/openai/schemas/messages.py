@@ -86,13 +86,6 @@ class FunctionDefinition(BaseModel):
             raise ValueError("must be 1 to 64 letters, digits, '_', '-' or '.'.")
         return name
 
-    @field_validator("strict")
-    @classmethod
-    def _not_strict(cls, strict: bool | None) -> bool | None:
-        if strict:
-            raise ValueError("strict schemas are not supported.")
-        return strict
-
 
 class Tool(BaseModel):
     """A tool; only functions are there."""

@@ -6,13 +6,15 @@ from typing import Any
 
 from engine.errors import InvalidRequest
 from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from engine.structured.params import StructuredOutputsParams
 from inference.openai.schemas.base import GenerateRequest
+from inference.openai.schemas.structured import StructuredFields
 
 #: Defaults that a model's generation_config.json may bring.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
-class SamplingFields(GenerateRequest):
+class SamplingFields(StructuredFields, GenerateRequest):
     """Ranges are `SamplingParams`' business; here are types alone. None: not given."""
 
     n: int | None = 1
@@ -40,7 +42,12 @@ class SamplingFields(GenerateRequest):
     allowed_token_ids: list[int] | None = None
 
     def sampling_params(
-        self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
+        self,
+        defaults: dict[str, Any],
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        structured_outputs: StructuredOutputsParams | None,
     ) -> SamplingParams:
         """With the model's own defaults for what the client left out.
 
@@ -62,14 +69,21 @@ class SamplingFields(GenerateRequest):
                 values[name] = value
         if self.logit_bias:
             values["logit_bias"] = _logit_bias(self.logit_bias)
-        return SamplingParams(**values, max_tokens=max_tokens, logprobs=logprobs)
+        return SamplingParams(
+            **values,
+            max_tokens=max_tokens,
+            logprobs=logprobs,
+            structured_outputs=structured_outputs,
+        )
 
 
 #: Fields that `SamplingParams` takes under the same name.
 _PASSED_ON = tuple(
     name
     for name in SamplingFields.model_fields
-    if name not in GenerateRequest.model_fields and name not in ("max_tokens", "logit_bias")
+    if name not in GenerateRequest.model_fields
+    and name not in StructuredFields.model_fields
+    and name not in ("max_tokens", "logit_bias")
 )
 
 
