@@ -29,6 +29,9 @@ class Accounts:
         flight.decode_time = max(0.0, now - first_token)
         finished = self.stats.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
+        if flight.cold_reason:
+            cold = self.stats.prefix_cold_total
+            cold[flight.cold_reason] = cold.get(flight.cold_reason, 0) + 1
         if sequence.index == 0:
             self.stats.prompt_tokens_total += sequence.num_prompt_tokens
 

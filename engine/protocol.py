@@ -134,7 +134,17 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 
 class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """What happened to a request inside the engine; times in seconds."""
+    """What happened to one output of a request inside the engine; times in seconds.
+
+    Attributes:
+        queue_time, prefill_time, decode_time: waiting, to the first token, from there to the end.
+        prefill_chunks: steps in which prompt tokens were computed.
+        num_cached_tokens: prompt tokens found in the prefix cache at the first start.
+        num_preemptions, num_steps: how often its blocks were taken; steps that it was part of.
+        cold_reason: why none was found, "" if some were: "no_shared_prefix",
+            "shorter_than_a_block", "evicted", "another_namespace", "caching_off" or
+            "all_tokens_needed". For operators, never for clients: it speaks of other tenants.
+    """
 
     queue_time: float = 0.0
     prefill_time: float = 0.0
@@ -271,6 +281,7 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     generation_tokens_total: int = 0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
+    prefix_cold_total: dict[str, int] = msgspec.field(default_factory=dict)
     requests_finished_total: dict[str, int] = msgspec.field(default_factory=dict)
     steps_total: int = 0
     last_step_ms: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from engine.kv_cache import cold
 from engine.kv_cache.accounts import Account
 from engine.kv_cache.block import Block
 from engine.kv_cache.block_pool import BlockPool
@@ -31,6 +32,7 @@ class KVCacheManager:
         self.pool = BlockPool(num_blocks, enable_caching)
         self.accounts = self.pool.accounts
         self.enable_caching = enable_caching
+        self._cold_starts = cold.ColdStarts(block_size)
         #: Prompt tokens looked up, and found, since the start.
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
@@ -75,6 +77,14 @@ class KVCacheManager:
                 break
             found.append(block)
         return [found]
+
+    def why_cold(self, sequence: Sequence) -> str:
+        """Why `find_cached_prefix` found nothing; ask once a sequence, when it starts."""
+        if not self.enable_caching:
+            return cold.CACHING_OFF
+        if not sequence.reads_cache:
+            return cold.ALL_TOKENS_NEEDED
+        return self._cold_starts.reason(sequence)
 
     def update_hashes(self, sequence: Sequence) -> None:
         """Hash those of the sequence's full blocks that are not hashed yet."""

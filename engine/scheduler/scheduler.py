@@ -327,6 +327,8 @@ class Scheduler:
             if not self._refused_for_good(sequence, computed + count, prefix):
                 self._lacks_blocks = self.kv.needed(sequence, computed + count, prefix)
             return 0
+        if not computed and sequence.status is Status.WAITING:
+            sequence.flight.cold_reason = self.kv.why_cold(sequence)
         self.waiting.take(sequence)
         self.kv.allocate(sequence, computed + count, prefix)
         self._note_start(sequence, computed)

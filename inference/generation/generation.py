@@ -119,6 +119,19 @@ class Generation:
         if piece.num_cached_tokens:
             cached = min(piece.num_cached_tokens, len(self.job.prompts[piece.number]))
             self._cached[piece.number] = max(self._cached[piece.number], cached)
+        if (flight := piece.flight) is not None:
+            logger.debug(
+                "%s/%d/%d: queued %.3f s, %d chunks, %d tokens cached%s, %d preemptions, %d steps",
+                self.job.request_id,
+                piece.number,
+                piece.index,
+                flight.queue_time,
+                flight.prefill_chunks,
+                flight.num_cached_tokens,
+                f" ({flight.cold_reason})" if flight.cold_reason else "",
+                flight.num_preemptions,
+                flight.num_steps,
+            )
         increment = output.push(piece)
         if output.finish_reason is not None:
             self._unfinished -= 1

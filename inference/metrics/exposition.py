@@ -85,6 +85,15 @@ def _engine_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
         for beat in beats:
             counter.add_metric([beat.model.name, beat.replica_id], value(beat.stats))
         yield counter
+    cold = CounterMetricFamily(
+        "quire:prefix_cold",
+        "Outputs whose prompt found nothing in the prefix cache, by why.",
+        labels=(*ENGINE_LABELS, "reason"),
+    )
+    for beat in beats:
+        for reason, count in beat.stats.prefix_cold_total.items():
+            cold.add_metric([beat.model.name, beat.replica_id, reason], count)
+    yield cold
     info = InfoMetricFamily(
         PREFIX + "cache_config", "Information of the cache.", labels=ENGINE_LABELS
     )

@@ -285,6 +285,7 @@ def test_the_last_delta_carries_the_flight_record(model_folder: Folder) -> None:
     assert last.flight is not None
     assert last.flight.prefill_chunks == 3
     assert last.flight.num_steps == 10
+    assert last.flight.cold_reason == "no_shared_prefix"
     assert last.num_prompt_tokens == 40
 
 
@@ -297,6 +298,7 @@ def test_totals_count_what_ran(model_folder: Folder) -> None:
     assert stats.prompt_tokens_total == 5
     assert stats.generation_tokens_total == 24
     assert stats.requests_finished_total == {"length": 3}
+    assert stats.prefix_cold_total == {"shorter_than_a_block": 3}
     assert stats.num_requests_running == stats.num_requests_waiting == 0
     assert stats.num_free_blocks == 64
 

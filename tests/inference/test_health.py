@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from typing import Any
 
+import pytest
+
 from engine import protocol
 from inference.engine_client import get_engine_client
 from inference.metrics.definitions import HISTOGRAMS, buckets_1_2_5
+from inference.metrics.exposition import exposition
 from inference.metrics.recorder import Recorder
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway
+from tests.inference.scripted import says
 
 
 async def test_health_is_green_when_every_model_can_be_asked(served: Gateway) -> None:
@@ -144,6 +149,33 @@ def test_increments_are_taken_once_and_can_be_given_back() -> None:
     assert second == first
     assert first["h|time_to_first_token_seconds|m|16"] == 2
     assert first["h|time_to_first_token_seconds|m|sum"] == 2000.3
+
+
+def test_cold_prefixes_are_counted_by_reason() -> None:
+    model = protocol.ModelInfo(name="m", path="", max_model_len=1, vocab_size=1, dtype="")
+    stats = protocol.EngineStats(prefix_cold_total={"evicted": 3, "another_namespace": 1})
+    beat = protocol.Heartbeat(
+        replica_id="r1",
+        incarnation="i",
+        state="ready",
+        model=model,
+        at=0,
+        progress_at=0,
+        stats=stats,
+    )
+    text = exposition({}, [beat]).decode()
+    labels = '{engine="r1",model_name="m",reason="evicted"}'
+    assert f"quire:prefix_cold_total{labels} 3.0" in text
+
+
+async def test_the_record_of_a_finished_request_is_logged(
+    gateway: Gateway, tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "inference.generation.generation")
+    async with gateway.serving(gateway.scripted(says(tokenizer, "a b c d"))):
+        assert (await gateway.client.chat(max_tokens=3)).status == 200
+    (line,) = [record.getMessage() for record in caplog.records if "chunks" in record.msg]
+    assert "/0/0: queued 0.000 s" in line
 
 
 def test_buckets_are_vllms() -> None:
