@@ -22,7 +22,7 @@ LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 QUANTIZATIONS = ("int8", "int4")
-DEVICES = ("auto", "cpu")
+DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fair", "fcfs", "priority")
 KV_DTYPES = ("auto", "float32", "bfloat16", "float16")
 

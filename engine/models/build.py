@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -57,8 +59,8 @@ class ModelBuilder:
         return self.weights.get(name.removeprefix(self._strip), shape)
 
     def vector(self, name: str, *shape: int) -> Tensor:
-        """A small tensor of our own, in float32."""
-        return self.tensor(name, shape).float().clone()
+        """A small tensor of our own, in float32, on the kernels' device."""
+        return self.tensor(name, shape).float().clone().to(self.ops.device)
 
     def norm(self, name: str) -> Norm:
         """The norm over hidden states of this name."""
@@ -70,7 +72,10 @@ class ModelBuilder:
         if spec.norm == "rms" and weight is not None:
             return RMSNorm(self.ops, weight, spec.norm_eps)
         bias = self.vector(f"{name}.bias", size) if spec.norm_bias else None
-        return LayerNorm(size, weight, bias, spec.norm_eps)
+        # torch's norm wants its weights in the dtype of what is normed.
+        kept = self.ops.activation_dtype(self.dtype)
+        weight = weight.to(kept) if weight is not None else None
+        return LayerNorm(size, weight, bias.to(kept) if bias is not None else None, spec.norm_eps)
 
     def _norm_weight(self, name: str, *shape: int) -> Tensor:
         return self.vector(f"{name}.weight", *shape) + self.spec.norm_offset
@@ -177,9 +182,12 @@ class ModelBuilder:
             k_norm=self._norm_weight(at + names.k_norm, spec.head_dim) if per_head else None,
             window=spec.windows[index] if spec.windows else 0,
             soft_cap=spec.attention_soft_cap,
-            alibi_slopes=torch.tensor(slopes, dtype=torch.float32) if slopes else None,
+            alibi_slopes=self._slopes(slopes) if slopes else None,
             sinks=self.vector(at + names.sinks, spec.num_heads) if spec.sinks else None,
         )
+
+    def _slopes(self, slopes: Sequence[float]) -> Tensor:
+        return torch.tensor(slopes, dtype=torch.float32, device=self.ops.device)
 
     def _table(self, rope: RopeSpec | None) -> Tensor | None:
         """The rotary table, one for all layers with the same embedding."""
@@ -188,7 +196,7 @@ class ModelBuilder:
         for known, table in self._tables:
             if known == rope:
                 return table
-        table = cos_sin_table(rope, self._max_model_len)
+        table = cos_sin_table(rope, self._max_model_len).to(self.ops.device)
         self._tables.append((rope, table))
         return table
 

@@ -13,6 +13,7 @@ import torch
 
 import kernels
 from engine.config import EngineConfig
+from engine.device import resolve_device
 from engine.errors import ConfigError, ModelLoadError
 from engine.layers.rotary import RopeSpec
 from engine.models.decoder import NativeDecoder
@@ -90,7 +91,7 @@ def _native(
     if config.disable_sliding_window:
         spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
     dtype = resolve_dtype(config.dtype, spec.dtype)
-    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    ops = kernels.get(resolve_device(config.device), use_compiled=config.cpu_kernels)
     if outside is None:
         model: EngineModel = NativeDecoder(spec, ops, dtype, max_model_len, config.quantization)
     else:
@@ -112,6 +113,7 @@ def _pooled(
     settings: PoolingSettings,
 ) -> Built:
     """A model that gives vectors, labels or scores."""
+    _refuse_gpu(config, "a pooling model")
     _refuse_quantization(config, "a pooling model")
     spec = pooled_spec(settings, raw)
     max_model_len = context_length(spec, config, settings.max_length)
@@ -132,6 +134,7 @@ def _bridged(
     from engine.models.bridge.source import Source
 
     _refuse_quantization(config, "the Transformers bridge")
+    _refuse_gpu(config, "the Transformers bridge")
     source = Source(folder, raw, config.trust_remote_code, outside, config.load_format == "dummy")
     spec = source.spec(config.max_model_len)
     dtype = resolve_dtype(config.dtype, spec.dtype)
@@ -159,6 +162,12 @@ def _refuse_quantization(config: EngineConfig, what: str) -> None:
         raise ConfigError(
             f"quantization={config.quantization!r} isn't done for {what}.", param="quantization"
         )
+
+
+def _refuse_gpu(config: EngineConfig, what: str) -> None:
+    """Only the native decoder runs on a GPU; with device auto others run on the CPU."""
+    if config.device == "cuda":
+        raise ConfigError(f"device=cuda isn't supported for {what}.", param="device")
 
 
 def refuse_quantized(raw: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 What differs between families is decided at load: a layer holds the functions that it's made of, and
 a step runs through them without asking. Activations are float32 on a CPU whatever the weights'
-dtype is.
+dtype is, and in the weights' dtype on a GPU.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class NativeDecoder:
         self.spec = spec
         self.ops = ops
         self.weight_dtype = weight_dtype
+        self._activations = ops.activation_dtype(weight_dtype)
         self.max_model_len = max_model_len
         self.quantization = quantization
         self.layers: list[Layer] = []
@@ -105,11 +106,16 @@ class NativeDecoder:
         layout = layout or uniform(len(self.layers))
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
         caches = [
-            (_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype))
+            (self._new_cache(shape, dtype), self._new_cache(shape, dtype))
             for _ in range(layout.layers_per_block)
         ]
         self.kv_caches = [caches[slot] for slot in layout.slot_of_layers()]
         self._group_of = layout.group_of_layers()
+
+    def _new_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if self.ops.device.type == "cpu":
+            return _lazy_zeros(shape, dtype)
+        return self.ops.new_kv_cache(shape, dtype)
 
     # -- forward ------------------------------------------------------------------------------
 
@@ -136,18 +142,19 @@ class NativeDecoder:
         return x
 
     def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
-        """float32 [num_tokens, hidden], a tensor of its own."""
+        """[num_tokens, hidden], a tensor of its own."""
         x = self.embedding.rows(token_ids)
         if self.spec.embedding_scale != 1.0:
             x.mul_(self.spec.embedding_scale)
         if self._positions is not None:
             x.add_(self._positions[positions + self.spec.position_offset])
+        x = x.to(self._activations)
         return x if self._embedding_norm is None else self._embedding_norm(x)
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 [num_rows, vocab_size] from [num_rows, hidden]."""
-        spec, logits = self.spec, self.lm_head(hidden)
+        spec, logits = self.spec, self.lm_head(hidden).float()
         if spec.logit_scale != 1.0:
             logits.mul_(spec.logit_scale)
         if spec.logit_soft_cap:

@@ -63,7 +63,8 @@ class MixtureOfExperts:
         for expert, count in enumerate(torch.bincount(flat).tolist()):
             if count:
                 part = slice(start, start + count)
-                out.index_add_(0, tokens[part], self._experts[expert](rows[part]) * scales[part])
+                weighted = self._experts[expert](rows[part]) * scales[part]
+                out.index_add_(0, tokens[part], weighted.to(out.dtype))
                 start += count
         return out
 

@@ -1,0 +1,50 @@
+"""The engine on the Triton kernels, in the interpreter: token-equal to `transformers`."""
+
+from __future__ import annotations
+
+import pytest
+
+import kernels
+from engine import LLM, SamplingParams
+from kernels.triton import TritonKernels, load
+from tests.engine.models import Oracle, make_model
+
+PROMPTS = [[5], [9, 8, 7, 6, 5, 4, 3, 9, 8, 7, 6, 5, 40, 41, 42, 43, 44], [60, 61, 62]]
+
+
+@pytest.fixture
+def forced(monkeypatch):
+    monkeypatch.setenv(kernels.FORCED, "triton")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_greedy_tokens_equal_those_of_transformers(family, forced, tmp_path):
+    folder = make_model(family, tmp_path, num_hidden_layers=2)
+    llm = LLM(
+        str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
+        max_num_batched_tokens=16,
+    )  # fmt: skip
+    assert isinstance(llm.core.loaded.model.ops, TritonKernels)
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    oracle = Oracle(folder)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert output.outputs[0].token_ids == oracle.greedy(prompt, 5)
+
+
+def test_the_choice_says_why(forced):
+    chosen = kernels.get("cpu")
+    assert chosen.name == "triton"
+    assert "interpreter" in chosen.why
+    assert kernels.get("cpu") is chosen
+
+
+def test_an_unknown_choice_is_refused(monkeypatch):
+    monkeypatch.setenv(kernels.FORCED, "fastest")
+    with pytest.raises(ValueError, match="QUIRE_KERNELS must be"):
+        kernels.get("cpu")
+
+
+def test_a_gpu_is_not_played_by_the_interpreter():
+    with pytest.raises(ValueError, match="TRITON_INTERPRET"):
+        load("cuda")
