@@ -28,6 +28,7 @@ from inference.anthropic.errors import anthropic_error
 from inference.engine_client import close_engine_client, get_engine_client
 from inference.errors import error_response
 from inference.generation import background
+from inference.web import cors
 from inference.web.body import ClientGone, Receive, Scope, is_upload, read_body, read_upload
 from inference.web.streaming import EventStreamResponse
 
@@ -38,8 +39,13 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 URLCONF = "inference.urls"
 #: Paths that this handler serves; everything below /v1 too. `inference.urls` has the same.
-PATHS = frozenset({"/v1", "/health", "/ping", "/version", "/metrics", "/tokenize", "/detokenize"})
-
+PATHS = frozenset(
+    f"/{name}"
+    for name in (
+        *("v1", "health", "ping", "version", "metrics", "tokenize", "detokenize"),
+        *("reset_prefix_cache", "load", "server_info", "openapi.json"),
+    )
+)
 
 #: Paths whose clients read Anthropic's envelope.
 ANTHROPIC = "/v1/messages"
@@ -120,6 +126,14 @@ class GatewayHandler(ASGIHandler):
 
     async def get_response_async(self, request: HttpRequest) -> HttpResponseBase:
         """Resolve the URL and run its view."""
+        asked = cors.preflight(request)
+        if asked is not None:
+            return asked
+        response = await self._view_response(request)
+        cors.allow(request, response)
+        return response
+
+    async def _view_response(self, request: HttpRequest) -> HttpResponseBase:
         try:
             match = get_resolver(URLCONF).resolve(request.path_info)
             request.resolver_match = match

@@ -4,6 +4,7 @@ from django.urls import path, re_path
 
 from inference.anthropic.views import CountTokensView, MessagesView
 from inference.batches.views import BatchCancelView, BatchesView, BatchView
+from inference.extras.operations import LoadView, ResetPrefixCacheView, ServerInfoView
 from inference.extras.tokenize import DetokenizeView, TokenizeView
 from inference.files.views import FileContentView, FilesView, FileView
 from inference.health import HealthView, PingView
@@ -38,6 +39,9 @@ urlpatterns = [
     path("v1/messages/count_tokens", CountTokensView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
+    path("reset_prefix_cache", ResetPrefixCacheView.as_view()),
+    path("load", LoadView.as_view()),
+    path("server_info", ServerInfoView.as_view()),
     path("health", HealthView.as_view()),
     path("ping", PingView.as_view()),
     path("version", VersionView.as_view()),

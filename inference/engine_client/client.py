@@ -7,15 +7,16 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine.errors import EngineUnavailable, QuireError
-from engine.protocol import EngineRequest, OutboxBatch, TokenDelta
+from engine.protocol import Control, EngineRequest, OutboxBatch, TokenDelta
 from inference.engine_client.connection import connect
+from inference.engine_client.controls import Controls
 from inference.engine_client.failover import Supervisor
 from inference.engine_client.fleet import Fleet
 from inference.engine_client.flight import Flight, LostTokens
@@ -49,6 +50,7 @@ class EngineClient:
         self._inbox = InboxWriter(self._redis, prefix)
         self._flights: dict[str, Flight] = {}
         self._leaving: dict[str, Flight] = {}
+        self.controls = Controls()
         self.supervisor = Supervisor(self)
         self.outbox = OutboxReader(
             self._redis, self.gateway_id, prefix, self._deliver, self.supervisor.doubt_redis
@@ -150,6 +152,8 @@ class EngineClient:
     # -- tokens -------------------------------------------------------------------------------
 
     def _deliver(self, batch: OutboxBatch) -> None:
+        for reply in batch.replies:
+            self.controls.take(reply)
         for delta in batch.deltas:
             flight = self._flights.get(delta.request_id)
             if flight is None or not flight.placed:
@@ -253,6 +257,12 @@ class EngineClient:
     ) -> None:
         """Tell a replica to stop, without waiting for it."""
         self._inbox.abort(replica_id, engine_id, index, reason)
+
+    def post(
+        self, replica_id: str, message: Control, on_error: Callable[[RedisError], None]
+    ) -> None:
+        """Send an operator's word to a replica, soon."""
+        self._inbox.post(replica_id, message, on_error)
 
     def forget_leaving(self, older_than_s: float) -> None:
         """Wait no more for engines that did not answer an abort."""

@@ -18,9 +18,10 @@ from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.renderers import BaseRenderer
 from rest_framework.views import APIView
 
-from inference.errors import NotFound, PayloadTooLarge, error_response
+from inference.errors import NotFound, PayloadTooLarge, UnsupportedField, error_response
 from inference.settings import gateway_settings
 from inference.web.authentication import ApiKeyAuthentication, HasScope
+from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import parse_object
 from inference.web.negotiation import JSON_ONLY, check_accept, check_content_type
 from inference.web.request_ids import clean_request_id
@@ -69,7 +70,7 @@ class GatewayView(APIView):
             check_accept(request.META.get("HTTP_ACCEPT"), self.renderer_classes)
             if not self.public:
                 await self._admit(gateway_request)
-            response = await handler(gateway_request, *args, **kwargs)
+            response = await self._run(handler, gateway_request, *args, **kwargs)
         except Exception as error:
             response = self.render_error(error, gateway_request.request_id)
             if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
@@ -87,6 +88,21 @@ class GatewayView(APIView):
         if handler is None or method == "options":
             raise MethodNotAllowed(request.method or "")
         return cast(Handler, handler)
+
+    async def _run(
+        self, handler: Handler, request: GatewayRequest, *args: Any, **kwargs: Any
+    ) -> HttpResponseBase:
+        """The handler's answer, or the one that its idempotency key has already."""
+        key = request.META.get("HTTP_IDEMPOTENCY_KEY")
+        if key is None or request.method != "POST" or self.public:
+            return await handler(request, *args, **kwargs)
+        if request.content_type == "multipart/form-data":
+            raise UnsupportedField(
+                "Idempotency-Key is not supported for uploads.", param="Idempotency-Key"
+            )
+        same = fingerprint("POST", request.get_full_path(), request.body)
+        held = IdempotencyKey.of(key, request.caller.tenant_id, same)
+        return await held.run(lambda: handler(request, *args, **kwargs))
 
     async def _admit(self, request: GatewayRequest) -> None:
         for authenticator in self.get_authenticators():

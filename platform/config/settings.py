@@ -77,6 +77,7 @@ INSTALLED_APPS = [
     "django.contrib.humanize",
     "django.contrib.staticfiles",
     "axes",
+    "corsheaders",
     "rest_framework",
     "adrf",
     "channels",
@@ -119,6 +120,7 @@ LOGIN_REDIRECT_URL = "/"
 # For pages: the API's requests pass by them, see `inference.asgi`.
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
+    "corsheaders.middleware.CorsMiddleware",
     "django.middleware.security.SecurityMiddleware",
     "console.csp.content_security_policy",
     "servestatic.middleware.ServeStaticMiddleware",
@@ -213,6 +215,30 @@ SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 # Instances on other ports of one host share its cookies: their names keep them apart.
 SESSION_COOKIE_NAME = os.environ.get("QUIRE_SESSION_COOKIE") or "quire_session"
 CSRF_COOKIE_NAME = os.environ.get("QUIRE_CSRF_COOKIE") or "csrftoken"
+# Sites whose pages may call the API from a browser; "*" is every site. Pages stay our own.
+_origins = env.words("QUIRE_CORS_ORIGINS", [])
+CORS_ALLOW_ALL_ORIGINS = _origins == ["*"]
+CORS_ALLOWED_ORIGINS = [] if CORS_ALLOW_ALL_ORIGINS else _origins
+CORS_URLS_REGEX = r"^/(v1/.*|tokenize|detokenize|version|openapi\.json)$"
+CORS_ALLOW_HEADERS = [
+    *("accept", "authorization", "content-type", "idempotency-key", "user-agent", "x-api-key"),
+    *("x-request-id", "anthropic-beta", "anthropic-version"),
+    "anthropic-dangerous-direct-browser-access",
+    *("openai-beta", "openai-organization", "openai-project"),
+    *(f"x-stainless-{name}" for name in ("arch", "helper-method", "lang", "os", "poll-helper")),
+    *(f"x-stainless-{name}" for name in ("package-version", "retry-count", "runtime")),
+    *(f"x-stainless-{name}" for name in ("runtime-version", "timeout", "custom-poll-interval")),
+]
+CORS_EXPOSE_HEADERS = [
+    *("x-request-id", "request-id", "openai-processing-ms", "retry-after", "retry-after-ms"),
+    *("x-quire-ignored-fields", "idempotent-replayed"),
+    *(
+        f"x-ratelimit-{what}-{kind}"
+        for what in ("limit", "remaining", "reset")
+        for kind in ("requests", "tokens")
+    ),
+]
+
 SECURE_CONTENT_TYPE_NOSNIFF = True
 SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 from typing import Any
+
+from django.core.management.base import CommandError
 
 from config.up.kept import KeptProcesses
 
@@ -28,6 +31,22 @@ def url_of(host: str, port: int, *, tls: bool) -> str:
     """What to type into a browser on this machine."""
     shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
     return f"{'https' if tls else 'http'}://{shown}:{port}"
+
+
+def use_tls(certfile: str | None, keyfile: str | None) -> None:
+    """Have the gateways that are started from here speak TLS themselves, if there's a certificate.
+
+    Raises: `CommandError` unless both files are given and fit each other.
+    """
+    if bool(certfile) != bool(keyfile):
+        raise CommandError("--ssl-certfile and --ssl-keyfile go together.")
+    if not certfile:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile)
+    except (OSError, ssl.SSLError) as error:
+        raise CommandError(f"The certificate can't be used: {error}") from error
+    os.environ["QUIRE_TLS"] = "direct"  # for the gateways: secure cookies, HSTS
 
 
 class Gateways(KeptProcesses):

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
 from catalog.supervisor import TICK_S
-from config.up.gateways import Gateways, listen, url_of
+from config.up.gateways import Gateways, listen, url_of, use_tls
 from config.up.stack import StartFailed, check_redis
 from tenants.commands import QuireCommand
 
@@ -38,6 +38,7 @@ class Command(QuireCommand):
         """Serve until told to stop; a second signal kills."""
         if not 1 <= options["workers"] <= 64:
             raise CommandError(f"--workers must be in [1, 64], got {options['workers']}.")
+        use_tls(options["ssl_certfile"], options["ssl_keyfile"])
         try:
             check_redis(settings.REDIS_URL)
             listener = listen(options["host"], options["port"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from config.embedded_redis import EmbeddedRedisError
 from config.up.banner import INSTANCE_FILE, banner, write_ready_file
 from config.up.credentials import ensure_credentials
 from config.up.first_token import FirstToken
-from config.up.gateways import Gateways, listen, url_of
+from config.up.gateways import Gateways, listen, url_of, use_tls
 from config.up.kept import KeptProcesses
 from config.up.lock import InUse, exclusive
 from config.up.models import ensure_model
@@ -139,12 +138,9 @@ def check_options(options: dict[str, Any]) -> None:
         raise CommandError(f"--port must be in [0, 65535], got {options['port']}.")
     if not 1 <= options["workers"] <= 64:
         raise CommandError(f"--workers must be in [1, 64], got {options['workers']}.")
-    if bool(options["ssl_certfile"]) != bool(options["ssl_keyfile"]):
-        raise CommandError("--ssl-certfile and --ssl-keyfile go together.")
-    if options["ssl_certfile"]:
-        if options["asgi_server"] != "uvicorn":
-            raise CommandError("TLS needs --asgi-server uvicorn.")
-        os.environ["QUIRE_TLS"] = "direct"  # for the gateways: secure cookies
+    if options["ssl_certfile"] and options["asgi_server"] != "uvicorn":
+        raise CommandError("TLS needs --asgi-server uvicorn.")
+    use_tls(options["ssl_certfile"], options["ssl_keyfile"])
     ready = options["ready_file"]
     if ready and not Path(ready).absolute().parent.is_dir():
         raise CommandError(f"--ready-file: there is no folder {Path(ready).absolute().parent}.")

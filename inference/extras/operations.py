@@ -1,0 +1,95 @@
+"""For operators: `POST /reset_prefix_cache`, `GET /load`, `GET /server_info`."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from django.http.response import HttpResponseBase
+
+from engine.errors import EngineUnavailable
+from inference.engine_client import EngineClient, get_engine_client
+from inference.engine_client.fleet import Replica
+from inference.ops import version
+from inference.web.views import GatewayRequest, GatewayView, json_response
+
+_encode = msgspec.json.Encoder().encode
+#: A replica in the middle of a long step answers after it.
+ANSWER_WITHIN_S = 10.0
+
+
+class OperatorView(GatewayView):
+    """Needs the operator's scope, which superusers alone can give."""
+
+    required_scope = "operator"
+
+
+class ResetPrefixCacheView(OperatorView):
+    """Forgets every prefix that replicas keep and don't use right now."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """What each replica said; 503 unless all have done it."""
+        client = get_engine_client()
+        await client.start()
+        replicas = [replica.heartbeat.replica_id for replica in client.fleet]
+        answers = await asyncio.gather(*(_reset(client, name) for name in replicas))
+        done = all(answer["ok"] for answer in answers)
+        body = {"ok": done, "replicas": dict(zip(replicas, answers, strict=True))}
+        return json_response(_encode(body), 200 if done else 503)
+
+
+async def _reset(client: EngineClient, replica_id: str) -> dict[str, Any]:
+    try:
+        reply = await client.controls.send(
+            client, replica_id, "reset_prefix_cache", ANSWER_WITHIN_S
+        )
+    except EngineUnavailable as error:
+        return {"ok": False, "detail": error.message}
+    return {"ok": reply.ok, "detail": reply.detail}
+
+
+class LoadView(OperatorView):
+    """How busy the replicas are."""
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """`server_load`: requests that run or wait, over all replicas as last heard."""
+        client = get_engine_client()
+        await client.start()
+        replicas = {replica.heartbeat.replica_id: _load(replica) for replica in client.fleet}
+        total = sum(load["running"] + load["waiting"] for load in replicas.values())
+        return json_response(_encode({"server_load": total, "replicas": replicas}))
+
+
+def _load(replica: Replica) -> dict[str, Any]:
+    beat = replica.heartbeat
+    return {
+        "model": beat.model.name,
+        "state": beat.state,
+        "running": beat.stats.num_requests_running,
+        "waiting": beat.stats.num_requests_waiting,
+        "kv_cache_usage": beat.stats.kv_cache_usage_perc,
+    }
+
+
+class ServerInfoView(OperatorView):
+    """What runs here."""
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """Version, this gateway's settings, each replica with its model."""
+        client = get_engine_client()
+        await client.start()
+        body = {
+            "version": version(),
+            "gateway": {"id": client.gateway_id, "settings": client.settings},
+            "replicas": {
+                replica.heartbeat.replica_id: {
+                    "host": replica.heartbeat.host,
+                    "pid": replica.heartbeat.pid,
+                    "state": replica.heartbeat.state,
+                    "model": msgspec.to_builtins(replica.heartbeat.model),
+                }
+                for replica in client.fleet
+            },
+        }
+        return json_response(_encode(body))

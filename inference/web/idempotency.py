@@ -1,0 +1,194 @@
+"""`Idempotency-Key`: a request that is sent again gets the answer it had, and runs once.
+
+A key belongs to its tenant for a day. What is kept is a whole successful answer; after an error the
+key is free again, for the same request may well succeed next time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+
+import msgspec
+from django.http import HttpResponse
+from django.http.response import HttpResponseBase
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from engine.errors import InvalidRequest
+from inference.engine_client import get_engine_client
+from inference.errors import Overloaded
+from inference.web.streaming import EventStreamResponse
+from tenants.errors import Conflict
+
+_KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
+KEEP_S = 24 * 3600
+#: A gateway that dies in the middle frees its keys after so long.
+HOLD_S = 60
+#: Larger answers are not kept: their key is free again.
+MAX_BYTES = 4 << 20
+_RELEASE = """
+if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0
+"""
+
+
+class KeyReused(InvalidRequest):
+    """The key came with another request before."""
+
+    status = 422
+    code = "idempotency_key_reused"
+
+
+class InFlight(Conflict):
+    """The first request with this key is still running."""
+
+    code = "idempotency_key_in_use"
+    retry_after = 1.0
+
+
+class Entry(msgspec.Struct):
+    """What Redis knows of a key. `body` None: its request is running."""
+
+    fingerprint: bytes
+    token: bytes
+    content_type: str = ""
+    body: bytes | None = None
+
+
+def fingerprint(method: str, path: str, body: bytes) -> bytes:
+    """What makes two requests the same."""
+    return hashlib.sha256(b"\0".join([method.encode(), path.encode(), body])).digest()
+
+
+class IdempotencyKey:
+    """One request's hold on its key."""
+
+    def __init__(self, redis: Redis, name: str, entry: Entry) -> None:
+        self._redis, self._name, self._entry = redis, name, entry
+        self._held = msgspec.msgpack.encode(entry)
+        self._keeper: asyncio.Task[None] | None = None
+
+    @classmethod
+    def of(cls, key: str, tenant_id: int, print_of_request: bytes) -> IdempotencyKey:
+        """Raises `InvalidRequest` for what is no key."""
+        if not _KEY.fullmatch(key):
+            raise InvalidRequest(
+                "Idempotency-Key must be 1 to 255 printable ASCII characters.",
+                param="Idempotency-Key",
+            )
+        client = get_engine_client()
+        digest = hashlib.sha256(key.encode()).hexdigest()
+        name = f"{client.settings.key_prefix}:idempotency:{tenant_id}:{digest}"
+        return cls(client.redis, name, Entry(print_of_request, secrets.token_bytes(16)))
+
+    async def run(self, work: Callable[[], Awaitable[HttpResponseBase]]) -> HttpResponseBase:
+        """The answer of `work`, or the one that was kept.
+
+        Raises: `KeyReused` (422), `InFlight` (409), `Overloaded` (503) without Redis, and what
+        `work` raises.
+        """
+        try:
+            kept = await self._claim()
+        except RedisError as error:
+            raise Overloaded("Idempotency keys can't be looked up right now.") from error
+        if kept is not None:
+            return kept
+        self._keeper = asyncio.create_task(self._keep())
+        try:
+            response = await work()
+        except BaseException:
+            await self._release()
+            raise
+        if isinstance(response, EventStreamResponse):
+            return self._recorded(response)
+        if isinstance(response, HttpResponse) and response.status_code == 200:
+            await self._store(response["Content-Type"], response.content)
+        else:
+            await self._release()
+        return response
+
+    async def _claim(self) -> HttpResponseBase | None:
+        """Take the key; the kept answer when it has one. Raises `KeyReused`, `InFlight`."""
+        for _ in range(3):
+            if await self._redis.set(self._name, self._held, nx=True, ex=HOLD_S):
+                return None
+            data = await self._redis.get(self._name)
+            if data is None:  # it was freed just now
+                continue
+            entry = msgspec.msgpack.decode(data, type=Entry)
+            if entry.fingerprint != self._entry.fingerprint:
+                raise KeyReused(
+                    "This Idempotency-Key was used for another request.", param="Idempotency-Key"
+                )
+            if entry.body is not None:
+                return _replayed(entry)
+            break
+        raise InFlight(
+            "A request with this Idempotency-Key is still running.", param="Idempotency-Key"
+        )
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(HOLD_S / 3)
+            with contextlib.suppress(RedisError):  # the next round tries again, in time
+                await self._redis.expire(self._name, HOLD_S)
+
+    async def _store(self, content_type: str, body: bytes) -> None:
+        if len(body) > MAX_BYTES:
+            await self._release()
+            return
+        self._entry.content_type, self._entry.body = content_type, body
+        data = msgspec.msgpack.encode(self._entry)
+        self._stop_keeping()
+        with contextlib.suppress(RedisError):  # the client has its answer; the hold expires
+            await self._redis.set(self._name, data, ex=KEEP_S)
+
+    async def _release(self) -> None:
+        self._stop_keeping()
+        with contextlib.suppress(RedisError):  # the hold expires
+            await self._redis.eval(_RELEASE, 1, self._name, self._held)  # type: ignore[misc]
+
+    def _stop_keeping(self) -> None:
+        if self._keeper is not None:
+            self._keeper.cancel()
+
+    # -- streams ------------------------------------------------------------------------------
+
+    def _recorded(self, response: EventStreamResponse) -> EventStreamResponse:
+        """The same stream, kept once it has ended well."""
+        recorded = EventStreamResponse(self._record(response), self._stop_keeping)
+        recorded.headers = response.headers
+        recorded._resource_closers += response._resource_closers
+        return recorded
+
+    async def _record(self, response: EventStreamResponse) -> AsyncGenerator[bytes, None]:
+        chunks: list[bytes] = []
+        size, failed, ended = 0, False, False
+        try:
+            async with aclosing(response.events) as events:
+                async for chunk in events:
+                    size += len(chunk)
+                    failed |= b"event: error\n" in chunk or b"event: response.failed\n" in chunk
+                    if size <= MAX_BYTES:
+                        chunks.append(chunk)
+                    yield chunk
+            ended = True
+        finally:
+            if ended and not failed and size <= MAX_BYTES:
+                await self._store(response["Content-Type"], b"".join(chunks))
+            else:
+                await asyncio.shield(self._release())
+
+
+def _replayed(entry: Entry) -> HttpResponseBase:
+    """A kept answer."""
+    body = entry.body or b""
+    response = HttpResponse(body, content_type=entry.content_type)
+    response["Content-Length"] = str(len(body))
+    response["Idempotent-Replayed"] = "true"
+    return response

@@ -1,0 +1,113 @@
+"""`Idempotency-Key`: the same request runs once."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.inference.asgi_client import Reply, chat_body
+from tests.inference.conftest import Gateway, until
+from tests.inference.forms import HEADERS, form
+from tests.inference.strangers import stranger
+
+CHAT = "/v1/chat/completions"
+
+
+async def ask(gateway: Gateway, key: str = "k1", text: str = "hello", **fields: Any) -> Reply:
+    headers = {"idempotency-key": key}
+    return await gateway.client.post(CHAT, chat_body(text, **fields), headers=headers)
+
+
+async def test_the_same_request_has_the_same_answer_and_runs_once(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.fake(eos_after=5)) as replica:
+        first, second = await ask(gateway), await ask(gateway)
+        other = await ask(gateway, "k2")
+        assert len(replica.received) == 2
+    assert first.body == second.body
+    assert "idempotent-replayed" not in first.headers
+    assert second.headers["idempotent-replayed"] == "true"
+    assert other.json()["id"] != first.json()["id"]
+    assert len(await gateway.usage()) == 2
+
+
+async def test_a_stream_is_replayed_as_it_was(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.fake(eos_after=5)) as replica:
+        first, second = await ask(gateway, stream=True), await ask(gateway, stream=True)
+        assert len(replica.received) == 1
+    assert first.body == second.body
+    assert second.headers["content-type"].startswith("text/event-stream")
+    assert first.events[-1] == "[DONE]"
+
+
+async def test_another_request_with_the_key_is_refused(served: Gateway) -> None:
+    assert (await ask(served)).status == 200
+    refused = await ask(served, text="other")
+    assert (refused.status, refused.error["code"]) == (422, "idempotency_key_reused")
+    listed = await served.client.get("/v1/models", headers={"idempotency-key": "k1"})
+    assert listed.status == 200  # only what changes something needs a key
+
+
+async def test_while_the_first_runs_the_second_is_told_so(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.fake(token_delay=0.02, eos_after=20)) as replica:
+        first = asyncio.create_task(ask(gateway))
+        await until(lambda: replica.running)
+        second = await ask(gateway)
+        assert (second.status, second.error["code"]) == (409, "idempotency_key_in_use")
+        assert second.headers["retry-after"] == "1"
+        assert (await first).status == 200
+        assert (await ask(gateway)).body == (await first).body
+
+
+async def test_an_error_frees_the_key(gateway: Gateway) -> None:
+    assert (await ask(gateway, model="nobody")).status == 404
+    assert (await ask(gateway)).status == 503  # no replica
+    async with gateway.serving(gateway.fake(eos_after=2)):
+        assert (await ask(gateway)).status == 200
+
+
+async def test_a_client_that_leaves_its_stream_frees_the_key(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.fake(token_delay=0.01)) as replica:
+        headers = {"idempotency-key": "k1"}
+        exchange = gateway.client.open("POST", CHAT, chat_body(stream=True), headers=headers)
+        await exchange.head()
+        await until(lambda: replica.running)
+        await exchange.leave()
+        await until(lambda: not replica.running)
+    async with gateway.serving(gateway.fake(eos_after=2)):
+        assert (await ask(gateway, stream=True)).status == 200
+
+
+async def test_a_key_is_its_tenants(gateway: Gateway) -> None:
+    other = await asyncio.to_thread(stranger)
+    async with gateway.serving(gateway.fake(eos_after=3)):
+        mine = await ask(gateway)
+        theirs = await other.post(CHAT, chat_body("x"), headers={"idempotency-key": "k1"})
+    assert theirs.status == 200
+    assert mine.json()["id"] != theirs.json()["id"]
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\tb", "é"])
+async def test_fault_32_what_is_no_key_is_refused(gateway: Gateway, key: str) -> None:
+    refused = await ask(gateway, key)
+    assert (refused.status, refused.error["param"]) == (400, "Idempotency-Key")
+
+
+async def test_uploads_take_no_key(gateway: Gateway) -> None:
+    body = form({"purpose": "batch"}, {"file": ("x", b"x")})
+    refused = await gateway.client.post(
+        "/v1/files", body, headers=HEADERS | {"idempotency-key": "k"}
+    )
+    assert (refused.status, refused.error["param"]) == (400, "Idempotency-Key")
+
+
+async def test_large_answers_are_not_kept(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.web.idempotency.MAX_BYTES", 10)
+    async with gateway.serving(gateway.fake(eos_after=3)) as replica:
+        for stream in (False, True):
+            await ask(gateway, stream=stream)
+            await ask(gateway, stream=stream)
+        assert len(replica.received) == 4
