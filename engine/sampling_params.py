@@ -13,6 +13,7 @@ import msgspec
 from engine.checks import integer, is_unicode, number, token_ids
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.structured.params import StructuredOutputsParams
+from engine.structured.thinking import ThinkingParams
 
 GREEDY_EPS = 1e-5
 MAX_N = 128
@@ -104,6 +105,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         repetition_detection: end an output that repeats itself (finish reason "repetition").
         logit_bias: {token id: [-100, 100]}. allowed_token_ids: only these may be generated.
         structured_outputs: what the output must look like (a schema, a regex, choices, a grammar).
+        thinking: how to tell the model's reasoning: `structured_outputs` begin after it, and it may
+            have a budget of tokens.
         logits_processors: offline only, callables on (generated ids, logits).
 
     Raises:
@@ -142,6 +145,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     repetition_detection: RepetitionDetectionParams | None = None
+    thinking: ThinkingParams | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -271,6 +275,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
             raise InvalidRequest(
                 "structured_outputs must be a StructuredOutputsParams.", param="structured_outputs"
             )
+        if self.thinking is not None and not isinstance(self.thinking, ThinkingParams):
+            raise InvalidRequest("thinking must be a ThinkingParams.", param="thinking")
 
     def _check_repetition_detection(self) -> None:
         given = self.repetition_detection
@@ -286,11 +292,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
             raise InvalidRequest(
                 'early_stopping must be true, false or "never".', param="early_stopping"
             )
-        if self.use_beam_search and self.structured_outputs is not None:
-            raise InvalidRequest(
-                "structured_outputs can't be combined with use_beam_search.",
-                param="structured_outputs",
-            )
+        for name in ("structured_outputs", "thinking"):
+            if self.use_beam_search and getattr(self, name) is not None:
+                raise InvalidRequest(f"{name} can't be combined with use_beam_search.", param=name)
 
     @property
     def greedy(self) -> bool:
@@ -329,6 +333,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
             ("allowed_token_ids", self.allowed_token_ids),
             ("logit_bias", self.logit_bias),
         ]
+        if self.thinking is not None:
+            tokens.append(("thinking", self.thinking.all_token_ids))
         tokens += [("bad_words", word) for word in self.bad_words_token_ids or ()]
         for name, ids in tokens:
             if ids and max(ids) >= vocab_size:

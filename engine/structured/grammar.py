@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.structured.backend import BadGrammar, raise_error
+from engine.structured.thinking import Phase, Thinking
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -19,27 +20,36 @@ class CompiledGrammar:
     template: LLMatcher
     num_bytes: int
 
-    def start(self, token_ids: Sequence[int] = ()) -> GrammarState:
+    def start(
+        self, token_ids: Sequence[int] = (), thinking: Thinking | None = None
+    ) -> GrammarState:
         """A sequence's state after `token_ids` (what another replica had generated).
 
         Raises:
             BadGrammar: these tokens don't follow the grammar.
         """
-        state = GrammarState(self.template.deep_copy())
+        state = GrammarState(self.template.deep_copy(), thinking)
         if token_ids:
             state.advance(token_ids)
         return state
 
 
 class GrammarState:
-    """How far one sequence has come in its grammar. It moves with tokens that were accepted only,
-    so a step that failed or a preemption leaves it as it is.
+    """How far one sequence has come in its reasoning and in its grammar.
+
+    It moves with tokens that were accepted only, so a step that failed or a preemption leaves it as
+    it is.
+
+    Args:
+        matcher: None where only the reasoning is watched.
+        thinking: None where an output is answer from its first token on.
     """
 
-    __slots__ = ("matcher",)
+    __slots__ = ("matcher", "thinking")
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher | None, thinking: Thinking | None = None) -> None:
         self.matcher = matcher
+        self.thinking = thinking
 
     def advance(self, token_ids: Sequence[int]) -> None:
         """Take tokens over.
@@ -47,7 +57,9 @@ class GrammarState:
         Raises:
             BadGrammar: the grammar doesn't allow them, or it became too complex.
         """
-        if self.matcher.is_stopped():
+        if self.thinking is not None:
+            token_ids = [token for token in token_ids if not self.thinking.advance(token)]
+        if self.matcher is None or not token_ids or self.matcher.is_stopped():
             # Complete; what may come after the end (EOS, with ignore_eos) says nothing.
             return
         if not self.matcher.consume_tokens(list(token_ids)):
@@ -55,6 +67,18 @@ class GrammarState:
             raise BadGrammar("the tokens so far don't follow it")
 
     @property
+    def phase(self) -> Phase:
+        """Where the sequence stands in its reasoning."""
+        return Phase.PAST if self.thinking is None else self.thinking.phase
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing left to do, whatever tokens come."""
+        return self.matcher is None and self.phase is Phase.PAST
+
+    @property
     def complete(self) -> bool:
         """Whether the grammar is satisfied and nothing but EOS can follow."""
+        if self.matcher is None:
+            return False
         return self.matcher.is_stopped() and not self.matcher.is_error()

@@ -14,11 +14,12 @@ from engine.scheduler.sequence import Request, Sequence, Status
 from engine.structured.backend import BadGrammar, Vocabulary, available
 from engine.structured.cache import GrammarCache
 from engine.structured.compiler import Compiler
-from engine.structured.grammar import CompiledGrammar
+from engine.structured.grammar import CompiledGrammar, GrammarState
 from engine.structured.jobs import Job
 from engine.structured.masks import MaskMaker, MaskRow, TokenMask
 from engine.structured.process import Limits
 from engine.structured.source import spec_of
+from engine.structured.thinking import Phase, Thinking
 from engine.text.tokenizer import Tokenizer
 
 PARAM = "structured_outputs"
@@ -69,6 +70,7 @@ class StructuredOutputs:
         """
         params = request.message.sampling.structured_outputs
         if params is None:
+            self._watch(request)
             return True
         spec = spec_of(params)
         outcome = self.cache.get(spec.key)
@@ -129,7 +131,7 @@ class StructuredOutputs:
         for sequence in sequences:
             done = sequence.token_ids[sequence.num_prompt_tokens :]
             try:
-                sequence.grammar = outcome.start(done)
+                sequence.grammar = outcome.start(done, _thinking_of(request))
             except BadGrammar as error:
                 raise InvalidRequest(
                     f"Output {sequence.index} can't go on: {error}.", param="resume_token_ids"
@@ -137,6 +139,19 @@ class StructuredOutputs:
         for sequence in sequences:
             sequence.status = Status.WAITING
             self._active[sequence.seq_id] = sequence
+
+    def _watch(self, request: Request) -> None:
+        """Watch the reasoning of a request whose answer is free."""
+        params = request.message.sampling.thinking
+        if params is None or params.budget is None:
+            return
+        self._vocabulary()
+        for sequence in request.sequences:
+            state = GrammarState(None, Thinking(params))
+            state.advance(sequence.token_ids[sequence.num_prompt_tokens :])
+            if not state.idle:
+                sequence.grammar = state
+                self._active[sequence.seq_id] = sequence
 
     # -- masks ----------------------------------------------------------------------------------
 
@@ -163,6 +178,7 @@ class StructuredOutputs:
             if sequence.status is Status.RUNNING
             and sequence.grammar is not None
             and sequence.num_computed_tokens == len(sequence.token_ids)
+            and not _is_free(sequence.grammar)
         ]
         if not rows:
             return None
@@ -187,6 +203,9 @@ class StructuredOutputs:
             if plan.mask is not None and (reason := plan.mask.result().errors.get(sequence.seq_id)):
                 raise BadGrammar(reason)
             grammar.advance([token_id])
+            if grammar.idle:
+                self.leave(sequence)
+                return [token_id]
         except BadGrammar as error:
             raise InvalidRequest(
                 f"The output can't go on under its grammar: {error}.",
@@ -231,3 +250,14 @@ def _pass_on(done: Future[TokenMask], promise: Future[TokenMask]) -> None:
         promise.set_exception(error)
     else:
         promise.set_result(done.result())
+
+
+def _thinking_of(request: Request) -> Thinking | None:
+    """The reasoning that comes before a request's grammar, as an output begins it."""
+    params = request.message.sampling.thinking
+    return None if params is None else Thinking(params)
+
+
+def _is_free(state: GrammarState) -> bool:
+    """Whether any token may come: reasoning without a grammar behind it, within its budget."""
+    return state.matcher is None and state.phase is not Phase.CLOSING

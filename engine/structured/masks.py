@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from engine.structured.backend import short
 from engine.structured.grammar import GrammarState
+from engine.structured.thinking import Phase
 
 #: Threads that fill a batch's rows. The forward pass wants the cores, too.
 MAX_THREADS = 8
@@ -67,25 +68,63 @@ class MaskMaker:
 
     def _make(self, rows: list[MaskRow]) -> TokenMask:
         bits = self._rows(len(rows))
-        self._executor.unsafe_compute_mask_ptr(
-            [(row.state.matcher, at) for at, row in enumerate(rows)],
-            bits.ctypes.data,
-            bits.shape[1] * bits.itemsize,
-            len(rows),
-        )
         mask = TokenMask({row.seq_id: at for at, row in enumerate(rows)}, bits)
+        followed = [at for at, row in enumerate(rows) if self._follows(row.state)]
+        self._fill(rows, followed, bits)
         more = np.any(bits & ~self._eos, axis=1)
-        for at, row in enumerate(rows):
-            if row.state.matcher.is_error():
-                mask.errors[row.seq_id] = short(row.state.matcher.get_error())
+        for at in followed:
+            row, matcher = rows[at], rows[at].state.matcher
+            if matcher is not None and matcher.is_error():
+                mask.errors[row.seq_id] = short(matcher.get_error())
                 bits[at] = -1
             elif not more[at]:
                 mask.only_eos.append(at)
             elif row.ignore_eos:
                 bits[at] &= ~self._eos
+        for at, row in enumerate(rows):
+            self._add_thinking(row.state, bits[at])
         return mask
+
+    @staticmethod
+    def _follows(state: GrammarState) -> bool:
+        """Whether the grammar says what may come next: the reasoning is over, or may not begin."""
+        if state.matcher is None or state.thinking is None:
+            return state.matcher is not None
+        first = state.phase is Phase.START and state.thinking.forced_token is None
+        return first or state.phase is Phase.PAST
+
+    def _fill(self, rows: list[MaskRow], followed: list[int], bits: NDArray[np.int32]) -> None:
+        """The grammars' masks; the other rows allow everything."""
+        if len(followed) < len(rows):
+            bits[:] = -1
+        if followed:
+            self._executor.unsafe_compute_mask_ptr(
+                [(matcher, at) for at in followed if (matcher := rows[at].state.matcher)],
+                bits.ctypes.data,
+                bits.shape[1] * bits.itemsize,
+                len(rows),
+            )
+
+    def _add_thinking(self, state: GrammarState, row: NDArray[np.int32]) -> None:
+        """What the reasoning adds to a row: its own beginning and end, and no EOS within."""
+        thinking = state.thinking
+        if thinking is None or thinking.phase is Phase.PAST:
+            return
+        forced = thinking.forced_token
+        if forced is not None:
+            row[:] = 0
+            _allow(row, forced)
+        elif thinking.phase is Phase.START:
+            _allow(row, thinking.params.start[0])
+        elif state.matcher is not None:
+            row &= ~self._eos
 
     def _rows(self, count: int) -> NDArray[np.int32]:
         if count > len(self._buffer):
             self._buffer = np.zeros((2 * count, self._buffer.shape[1]), dtype=np.int32)
         return self._buffer[:count]
+
+
+def _allow(row: NDArray[np.int32], token: int) -> None:
+    """Set a token's bit."""
+    row.view(np.uint32)[token // 32] |= np.uint32(1 << (token % 32))

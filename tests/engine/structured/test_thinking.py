@@ -1,0 +1,131 @@
+"""Reasoning before structured output, and its budget."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.errors import InvalidRequest
+from engine.llm import LLM
+from engine.sampling_params import SamplingParams
+from engine.structured.thinking import Phase, Thinking, ThinkingParams
+from tests.engine.structured.conftest import PROMPT, params
+
+START, END = [7], [5, 6]
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def phases(thinking: Thinking, tokens: list[int]) -> list[Phase]:
+    found = []
+    for token in tokens:
+        thinking.advance(token)
+        found.append(thinking.phase)
+    return found
+
+
+def test_reasoning_ends_with_its_mark() -> None:
+    thinking = Thinking(ThinkingParams(end=[END]))
+    assert phases(thinking, [1, 5, 1, 5, 6, 1])[3:] == [Phase.INSIDE, Phase.PAST, Phase.PAST]
+    assert not thinking.advance(1)
+
+
+def test_an_output_that_begins_otherwise_has_none() -> None:
+    inside = Thinking(ThinkingParams(end=[END], start=START))
+    assert phases(inside, [7, 1]) == [Phase.INSIDE, Phase.INSIDE]
+    past = Thinking(ThinkingParams(end=[END], start=START, budget=0))
+    assert not past.advance(1)
+    assert past.phase is Phase.PAST
+
+
+def test_the_budget_forces_the_end() -> None:
+    thinking = Thinking(ThinkingParams(end=[END], close=[9, 5, 6], budget=2))
+    assert phases(thinking, [1, 2]) == [Phase.INSIDE, Phase.CLOSING]
+    forced = []
+    while (token := thinking.forced_token) is not None:
+        forced.append(token)
+        thinking.advance(token)
+    assert (forced, thinking.phase) == ([9, 5, 6], Phase.PAST)
+    assert Thinking(ThinkingParams(end=[END], budget=0)).forced_token == 5
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"end": []},
+        {"end": [[]]},
+        {"end": [[-1]]},
+        {"end": [END], "budget": -1},
+        {"end": [END], "close": [5]},
+        {"end": [END], "start": [2**40]},
+        {"end": [list(range(100))]},
+    ],
+)
+def test_bad_params_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        ThinkingParams(**fields)
+    assert (refusal.value.param or "").startswith("thinking")
+
+
+def generate(llm: LLM, sampling: SamplingParams) -> Any:
+    return llm.generate([PROMPT], sampling, use_tqdm=False)[0].outputs[0]
+
+
+def marks(llm: LLM) -> tuple[list[int], list[int]]:
+    """Token ids that stand for the tags."""
+    tokenizer = llm.get_tokenizer()
+    return tokenizer.encode("<a", add_special_tokens=False), tokenizer.encode(
+        "</a>", add_special_tokens=False
+    )
+
+
+@pytest.mark.parametrize("budget", [0, 1, 9])
+def test_json_comes_after_the_reasoning(llm: LLM, budget: int) -> None:
+    _, end = marks(llm)
+    thinking = ThinkingParams(end=[end], budget=budget)
+    for seed in range(3):
+        sampling = params(seed, json=SCHEMA, temperature=1.0, max_tokens=120)
+        sampling.thinking = thinking
+        output = generate(llm, sampling)
+        ids = list(output.token_ids)
+        assert ids[budget : budget + len(end)] == end
+        answer = llm.get_tokenizer().decode(ids[budget + len(end) :])
+        if output.finish_reason == "stop":
+            assert isinstance(json.loads(answer)["a"], int)
+        else:
+            assert answer.lstrip().startswith("{") or not answer.strip()
+
+
+def test_without_a_grammar_the_budget_holds_all_the_same(llm: LLM) -> None:
+    _, end = marks(llm)
+    free = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
+    plain = list(generate(llm, free).token_ids)
+    bounded = free.clone()
+    bounded.thinking = ThinkingParams(end=[end], budget=6)
+    ids = list(generate(llm, bounded).token_ids)
+    assert ids[:6] == plain[:6]
+    assert ids[6 : 6 + len(end)] == end
+    assert len(ids) == 20
+    unbounded = free.clone()
+    unbounded.thinking = ThinkingParams(end=[end])
+    assert list(generate(llm, unbounded).token_ids) == plain
+
+
+def test_a_grammar_holds_at_once_where_no_reasoning_begins(llm: LLM) -> None:
+    start, end = marks(llm)
+    sampling = params(1, json=SCHEMA, temperature=1.0, max_tokens=120)
+    sampling.thinking = ThinkingParams(end=[end], start=start, budget=3)
+    sampling.logit_bias = {start[0]: -100.0}
+    text = generate(llm, sampling).text
+    assert text.lstrip().startswith("{")
+    sampling.logit_bias = {start[0]: 100.0}
+    ids = list(generate(llm, sampling).token_ids)
+    assert ids[: len(start)] == start
+    assert ids[len(start) + 3 :][: len(end)] == end
+
+
+def test_marks_outside_of_the_vocabulary_are_refused(llm: LLM) -> None:
+    sampling = SamplingParams(thinking=ThinkingParams(end=[[10**9]]))
+    with pytest.raises(InvalidRequest, match="vocabulary"):
+        generate(llm, sampling)
