@@ -24,7 +24,7 @@ CONVERSIONS = ("auto", "none", "embed", "classify")
 QUANTIZATIONS = ("int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 POLICIES = ("fair", "fcfs", "priority")
-KV_DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 
 
 def _option(default: Any, help: str, **extra: Any) -> Any:
@@ -122,6 +122,12 @@ class EngineConfig:
     device: str = _option("auto", "where the model runs", choices=DEVICES)
     num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
     cpu_kernels: bool = _option(True, "use the compiled CPU kernels; off: plain torch")
+    compiled_decoder: bool = _option(
+        True, "run a model's layers in one call where the kernels can; off: one by one"
+    )
+    compiled_sampling: bool = _option(
+        True, "choose tokens with the compiled CPU kernels; off: with torch"
+    )
     rope_scaling: dict[str, Any] | None = _option(  # noqa: RUF009
         None, "JSON that replaces the model's", json=True
     )

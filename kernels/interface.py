@@ -78,7 +78,8 @@ class DecoderLayerWeights:
     """One layer: norm, attention, norm, gated MLP. Norm weights are float32 [H] or [D].
 
     `attention_out_norm` and `mlp_out_norm` are norms of what attention and MLP give, before it is
-    added to the residual; `sliding_window` and `sinks` are those of `paged_attention`.
+    added to the residual; `sliding_window` and `sinks` are those of `paged_attention`. `group` says
+    which slots and block tables are the layer's, where layers keep their tokens in different ones.
     """
 
     input_norm: Tensor
@@ -98,6 +99,7 @@ class DecoderLayerWeights:
     gate_up: LinearLayer
     down: LinearLayer
     mlp_out_norm: Tensor | None = None
+    group: int = 0
 
 
 class CompiledDecoder(ABC):
@@ -113,12 +115,13 @@ class CompiledDecoder(ABC):
         seq_lens: Tensor,
         query_start_loc: Tensor,
         rows: Tensor | None = None,
+        others: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Tensor:
         """Hidden states after the final norm, float32 [R, H].
 
         hidden float32 [T, H], contiguous: the embeddings; overwritten. rows int64 [R]: the tokens
-        that are wanted, all by default. The rest is as for `rope_and_cache` and
-        `paged_attention`.
+        that are wanted, all by default. `others` are slot_mapping and block_tables of the groups
+        1, 2, ... The rest is as for `rope_and_cache` and `paged_attention`.
         """
 
 

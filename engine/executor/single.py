@@ -10,11 +10,14 @@ from typing import Any
 
 import torch
 
+import kernels
 from engine.config import EngineConfig
+from engine.errors import ConfigError
 from engine.executor.memory import num_counted_blocks, num_cpu_blocks
 from engine.executor.step_thread import StepThread
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
 from engine.models.loader import LoadedModel, load_model
+from engine.models.spec import DecoderSpec
 from engine.pooling.runner import PoolingRunner
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
@@ -28,6 +31,7 @@ _KV_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "int8": torch.int8,
 }
 
 
@@ -48,9 +52,9 @@ class SingleExecutor:
         self.loaded: LoadedModel = load_model(config, progress)
         self.token_budget = self._token_budget(config)
         kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype, self.loaded.dtype)
-        self.kv_bytes_per_token = self.loaded.spec.kv_bytes_per_token(kv_dtype.itemsize)
+        self.kv_bytes_per_token = self._token_bytes(kv_dtype)
         self.layout = self._layout(config)
-        self.num_blocks = self._num_blocks(config, kv_dtype.itemsize)
+        self.num_blocks = self._num_blocks(config, kv_dtype)
         self.loaded.model.allocate_kv(self.num_blocks, config.block_size, kv_dtype, self.layout)
         batch = RunningBatch(
             config.max_num_seqs,
@@ -59,7 +63,7 @@ class SingleExecutor:
             len(self.layout.groups),
         )
         self._thread: StepThread | None = None
-        self._runner = self._make_runner(batch)
+        self._runner = self._make_runner(batch, config)
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
@@ -89,11 +93,15 @@ class SingleExecutor:
         if self._thread is not None:
             self._thread.resume()
 
-    def _make_runner(self, batch: RunningBatch) -> ModelRunner | PoolingRunner:
+    def _make_runner(
+        self, batch: RunningBatch, config: EngineConfig
+    ) -> ModelRunner | PoolingRunner:
         """What runs steps: by whether the model continues prompts or pools them."""
         if self.loaded.pooler is not None:
             return PoolingRunner(self.loaded.model, batch, self.loaded.pooler)
-        return ModelRunner(self.loaded.model, batch, Sampler(self.loaded.eos_token_ids))
+        ops = kernels.get("cpu", use_compiled=config.cpu_kernels and config.compiled_sampling)
+        chooser = None if ops.name == "reference" else ops
+        return ModelRunner(self.loaded.model, batch, Sampler(self.loaded.eos_token_ids, chooser))
 
     def _layout(self, config: EngineConfig) -> KVLayout:
         """The model's KV cache groups."""
@@ -101,14 +109,26 @@ class SingleExecutor:
         hybrid = not config.disable_hybrid_kv_cache_manager
         return make_layout(spec.windows, spec.num_layers, self.loaded.max_model_len, hybrid)
 
-    def _num_blocks(self, config: EngineConfig, element_size: int) -> int:
+    def _token_bytes(self, dtype: torch.dtype, num_layers: int | None = None) -> int:
+        """Bytes of KV cache of one token over `num_layers` layers, by default all."""
+        spec = self.loaded.spec
+        size = spec.kv_bytes_per_token(dtype.itemsize, num_layers)
+        if dtype != torch.int8:
+            return size
+        if not isinstance(spec, DecoderSpec):
+            raise ConfigError(
+                f"kv_cache_dtype='int8' isn't done for {spec.architecture}.", param="kv_cache_dtype"
+            )
+        return size + size // spec.head_dim * torch.float32.itemsize  # each head's scale
+
+    def _num_blocks(self, config: EngineConfig, dtype: torch.dtype) -> int:
         """The pool's size: a block holds `layers_per_block` layers, whatever their group."""
         layout, longest = self.layout, self.loaded.max_model_len
         most = sum(
             most_blocks(window, longest, self.token_budget, config.block_size)
             for window in layout.windows
         )
-        token_bytes = self.loaded.spec.kv_bytes_per_token(element_size, layout.layers_per_block)
+        token_bytes = self._token_bytes(dtype, layout.layers_per_block)
         if token_bytes == 0:
             return num_counted_blocks(config, self.token_budget)
         return num_cpu_blocks(config, token_bytes, most, least=len(layout.groups))

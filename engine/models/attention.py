@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.models.cache import LayerCache
 from engine.models.context import AttentionContext
 from engine.models.norms import Step
 from kernels import KernelSet
@@ -40,12 +41,10 @@ class Attention:
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
 
-    def __call__(
-        self, x: Tensor, context: AttentionContext, caches: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def __call__(self, x: Tensor, context: AttentionContext, cache: LayerCache) -> Tensor:
         """[num_tokens, hidden] of the same. First writes the step's keys and values."""
         ops, heads = self.ops, (-1, self.head_dim)
-        key_cache, value_cache = caches
+        key_cache, value_cache, key_scales, value_scales = cache
         q, k, v = self.project(x).split(self.sizes, dim=-1)
         q, k, v = q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
         ops.rope_and_cache(
@@ -61,6 +60,8 @@ class Attention:
             k_norm_weight=self.k_norm,
             eps=self.eps,
             neox=self.neox,
+            key_scales=key_scales,
+            value_scales=value_scales,
         )
         out = ops.paged_attention(
             q,
@@ -74,6 +75,8 @@ class Attention:
             soft_cap=self.soft_cap,
             alibi_slopes=self.alibi_slopes,
             sinks=self.sinks,
+            key_scales=key_scales,
+            value_scales=value_scales,
         )
         return self.output(out.flatten(1))
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.models.attention import Attention
+from engine.models.cache import LayerCache
 from engine.models.context import AttentionContext
 from engine.models.norms import Norm, Step
 
@@ -31,11 +32,11 @@ class SequentialLayer:
         x: Tensor,
         residual: Tensor,
         context: AttentionContext,
-        caches: tuple[Tensor, Tensor],
+        cache: LayerCache,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The next layer's x, and the residual."""
-        x = self.attention(x, context, caches)
+        x = self.attention(x, context, cache)
         if rows is not None:
             x, residual = x[rows], residual[rows]
         x = self.mlp(self.mlp_norm.add(x, residual))
@@ -57,11 +58,11 @@ class ParallelLayer:
         x: Tensor,
         residual: Tensor,
         context: AttentionContext,
-        caches: tuple[Tensor, Tensor],
+        cache: LayerCache,
         rows: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """The next layer's x, and the residual."""
-        attended = self.attention(x, context, caches)
+        attended = self.attention(x, context, cache)
         if rows is not None:
             attended, x, residual = attended[rows], x[rows], residual[rows]
         x = self.mlp(x if self.mlp_norm is None else self.mlp_norm(residual))

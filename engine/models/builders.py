@@ -93,7 +93,9 @@ def _native(
     dtype = resolve_dtype(config.dtype, spec.dtype)
     ops = kernels.get(resolve_device(config.device), use_compiled=config.cpu_kernels)
     if outside is None:
-        model: EngineModel = NativeDecoder(spec, ops, dtype, max_model_len, config.quantization)
+        model: EngineModel = NativeDecoder(
+            spec, ops, dtype, max_model_len, config.quantization, config.compiled_decoder
+        )
     else:
         _refuse_quantization(config, spec.architecture)
         model = outside(spec, ops, dtype, max_model_len)

@@ -7,21 +7,22 @@ dtype is, and in the weights' dtype on a GPU.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout, uniform
 from engine.models.build import Layer, ModelBuilder
+from engine.models.cache import LayerCache, new_cache
+from engine.models.compiled import compile_decoder
 from engine.models.context import AttentionContext
 from engine.models.experts import Weights
 from engine.models.norms import Norm
 from engine.models.spec import DecoderSpec
 from engine.quantization.scheme import scheme_of
 from kernels import KernelSet
+from kernels.interface import CompiledDecoder
 
 
 class NativeDecoder:
@@ -33,6 +34,7 @@ class NativeDecoder:
         weight_dtype: in which linear weights and the embedding are kept.
         max_model_len: length of the rotary tables.
         quantization: "int8" or "int4" to keep them in few bits; None: as the checkpoint does.
+        compiled: run all layers in one call where the kernels can.
     """
 
     stateful = False
@@ -44,6 +46,7 @@ class NativeDecoder:
         weight_dtype: torch.dtype,
         max_model_len: int,
         quantization: str | None = None,
+        compiled: bool = True,
     ) -> None:
         self.spec = spec
         self.ops = ops
@@ -51,8 +54,10 @@ class NativeDecoder:
         self._activations = ops.activation_dtype(weight_dtype)
         self.max_model_len = max_model_len
         self.quantization = quantization
+        self._compile = compiled
+        self._compiled: CompiledDecoder | None = None
         self.layers: list[Layer] = []
-        self.kv_caches: list[tuple[Tensor, Tensor]] = []
+        self.kv_caches: list[LayerCache] = []
         self._group_of: list[int] = []
         self._positions: Tensor | None = None
         self._embedding_norm: Norm | None = None
@@ -94,6 +99,11 @@ class NativeDecoder:
         """Bytes of weights that a decode step of one sequence reads."""
         return self.lm_head.nbytes + sum(layer.nbytes for layer in self.layers)
 
+    @property
+    def compiled(self) -> bool:
+        """Whether all layers run in one call."""
+        return self._compiled is not None
+
     # -- KV cache -----------------------------------------------------------------------------
 
     def allocate_kv(
@@ -105,17 +115,13 @@ class NativeDecoder:
         """
         layout = layout or uniform(len(self.layers))
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
-        caches = [
-            (self._new_cache(shape, dtype), self._new_cache(shape, dtype))
-            for _ in range(layout.layers_per_block)
-        ]
+        caches = [new_cache(self.ops, shape, dtype) for _ in range(layout.layers_per_block)]
         self.kv_caches = [caches[slot] for slot in layout.slot_of_layers()]
         self._group_of = layout.group_of_layers()
-
-    def _new_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        if self.ops.device.type == "cpu":
-            return _lazy_zeros(shape, dtype)
-        return self.ops.new_kv_cache(shape, dtype)
+        if self._compile:
+            self._compiled = compile_decoder(
+                self.spec, self.ops, self._first_norm, self.layers, self.kv_caches, self._group_of
+            )
 
     # -- forward ------------------------------------------------------------------------------
 
@@ -131,6 +137,17 @@ class NativeDecoder:
             [num_rows, hidden] for `context.logits_rows` (all tokens when None).
         """
         residual = self._embed(token_ids, context.positions)
+        if self._compiled is not None:
+            return self._compiled(
+                residual,
+                context.positions,
+                context.slot_mapping,
+                context.block_tables,
+                context.seq_lens,
+                context.query_start_loc,
+                context.logits_rows,
+                [(group.slot_mapping, group.block_tables) for group in context.others],
+            )
         x = self._first_norm(residual)
         last = len(self.layers) - 1
         groups = context.groups
@@ -160,9 +177,3 @@ class NativeDecoder:
         if spec.logit_soft_cap:
             logits.div_(spec.logit_soft_cap).tanh_().mul_(spec.logit_soft_cap)
         return logits
-
-
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Zeros whose pages the system maps when they're first written: an idle pool costs nothing."""
-    size = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)

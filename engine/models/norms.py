@@ -30,19 +30,19 @@ class Norm(Protocol):
 class RMSNorm:
     """x / rms(x) * weight, by the kernels."""
 
-    __slots__ = ("_eps", "_fused", "_plain", "_weight")
+    __slots__ = ("_eps", "_fused", "_plain", "weight")
 
     def __init__(self, ops: KernelSet, weight: Tensor, eps: float) -> None:
         self._plain, self._fused = ops.rms_norm, ops.fused_add_rms_norm
-        self._weight, self._eps = weight, eps
+        self.weight, self._eps = weight, eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Norm`."""
-        return self._plain(x, self._weight, self._eps)
+        return self._plain(x, self.weight, self._eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See `Norm`."""
-        return self._fused(x, residual, self._weight, self._eps)
+        return self._fused(x, residual, self.weight, self._eps)
 
 
 class LayerNorm:
@@ -79,15 +79,15 @@ class NoNorm:
 class Chain:
     """Steps one after another. `nbytes` counts the weights that a pass over one token reads."""
 
-    __slots__ = ("_steps", "nbytes")
+    __slots__ = ("nbytes", "steps")
 
     def __init__(self, *steps: Step) -> None:
-        self._steps = steps
+        self.steps = steps
         self.nbytes = sum(int(getattr(step, "nbytes", 0)) for step in steps)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The last step's result."""
-        for step in self._steps:
+        for step in self.steps:
             x = step(x)
         return x
 
@@ -95,6 +95,13 @@ class Chain:
 def chain(first: Step, *steps: Step) -> Step:
     """`first` itself when nothing follows it."""
     return Chain(first, *steps) if steps else first
+
+
+def steps_of(step: Step) -> list[Step]:
+    """The steps that a step is chained from, itself where it is none."""
+    if not isinstance(step, Chain):
+        return [step]
+    return [inner for part in step.steps for inner in steps_of(part)]
 
 
 def scaled(factor: float) -> Step:

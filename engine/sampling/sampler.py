@@ -10,11 +10,13 @@ from torch import Tensor
 
 from engine.protocol import TokenLogprobs
 from engine.sampling.batch import Batch
+from engine.sampling.compiled import CompiledChoice
 from engine.sampling.draw import BROKEN, draw
 from engine.sampling.filters import sample_filtered
 from engine.sampling.logprobs import RawLogprobs
 from engine.sampling.state import SequenceSampling
 from engine.sampling.token_mask import MaskedRows
+from kernels import KernelSet
 
 NOT_FINITE = "No token can be chosen: the logits hold NaN or infinity, or every token is forbidden."
 
@@ -44,9 +46,11 @@ class Sampler:
 
     Args:
         eos_token_ids: what `min_tokens` holds back unless `ignore_eos`.
+        ops: kernels to choose with; None: torch.
     """
 
-    def __init__(self, eos_token_ids: Iterable[int] = ()) -> None:
+    def __init__(self, eos_token_ids: Iterable[int] = (), ops: KernelSet | None = None) -> None:
+        self._compiled = None if ops is None else CompiledChoice(ops)
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._batch: Batch | None = None
 
@@ -75,7 +79,7 @@ class Sampler:
         batch = self._batch_of(states, logits)
         untouched = batch.untouched and mask is None
         if untouched and len(batch.greedy) == len(states) and not len(batch.logprobs):
-            return self._output(_greedy(logits), {}, None, batch)
+            return self._output(self._greedy(logits), {}, None, batch)
         raw = None
         if len(batch.logprobs):
             own = batch.logprobs.of(logits).float()
@@ -110,11 +114,17 @@ class Sampler:
             batch.penalties.apply(logits)
         return errors
 
-    @staticmethod
-    def _choose(logits: Tensor, batch: Batch) -> Tensor:
+    def _greedy(self, logits: Tensor) -> Tensor:
+        if self._compiled is not None and self._compiled.takes(logits):
+            return self._compiled.greedy(logits)
+        return _greedy(logits)
+
+    def _choose(self, logits: Tensor, batch: Batch) -> Tensor:
         """[rows] tokens."""
         if len(batch.greedy) == len(logits):
-            return _greedy(logits)
+            return self._greedy(logits)
+        if self._compiled is not None and self._compiled.takes(logits):
+            return self._compiled.sample(logits, batch.states, batch.uniform())
         tokens = torch.full((len(logits),), BROKEN, dtype=torch.int64, device=logits.device)
         uniform = batch.uniform()
         if len(batch.greedy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import torch
@@ -39,7 +39,14 @@ class _Layer(ctypes.Structure):
         ("window", L),
         *((name, P) for name in ("sinks", "o", "attention_out_norm", "mlp_norm", "gate_up")),
         *((name, P) for name in ("down", "mlp_out_norm")),
+        ("group", L),
     ]
+
+
+class _Group(ctypes.Structure):
+    """`DecoderGroup` of decoder.cpp."""
+
+    _fields_ = [("slots", P), ("block_tables", P), ("table_stride", L)]
 
 
 class CpuDecoder(CompiledDecoder):
@@ -73,13 +80,18 @@ class CpuDecoder(CompiledDecoder):
         seq_lens: Tensor,
         query_start_loc: Tensor,
         rows: Tensor | None = None,
+        others: Sequence[tuple[Tensor, Tensor]] = (),
     ) -> Tensor:
         """See `CompiledDecoder.__call__`."""
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
         _vector("hidden", hidden, (tokens, self.hidden_size), torch.float32)
         _vector("positions", positions, (tokens,), torch.int64)
-        _vector("slot_mapping", slot_mapping, (tokens,), torch.int64)
-        _vector("block_tables", block_tables, block_tables.shape, torch.int32)
+        groups = (_Group * (1 + len(others)))()
+        for group, (slots, tables) in zip(groups, ((slot_mapping, block_tables), *others)):
+            _vector("slot_mapping", slots, (tokens,), torch.int64)
+            _vector("block_tables", tables, (sequences, tables.shape[-1]), torch.int32)
+            group.slots, group.block_tables = slots.data_ptr(), tables.data_ptr()
+            group.table_stride = tables.shape[-1]
         _vector("seq_lens", seq_lens, (sequences,), torch.int32)
         _vector("query_start_loc", query_start_loc, (sequences + 1,), torch.int32)
         wanted, at_rows = -1, None  # no address says "all": an empty tensor has none either
@@ -88,9 +100,8 @@ class CpuDecoder(CompiledDecoder):
             wanted, at_rows = rows.shape[0], rows.data_ptr()
         out = torch.empty((tokens if rows is None else wanted, self.hidden_size))
         status = self._run(
-            self._handle, out.data_ptr(), hidden.data_ptr(), tokens, positions.data_ptr(),
-            slot_mapping.data_ptr(), block_tables.data_ptr(), block_tables.shape[1],
-            seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
+            self._handle, out.data_ptr(), hidden.data_ptr(), tokens, positions.data_ptr(), groups,
+            len(groups), seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
             at_rows, wanted, num_threads(),
         )  # fmt: skip
         if status:
@@ -126,7 +137,7 @@ def _layer(layer: DecoderLayerWeights) -> _Layer:
         at(layer.cos_sin), at(layer.key_cache), at(layer.value_cache), at(layer.key_scales),
         at(layer.value_scales), layer.sliding_window,
         at(layer.sinks), packed(layer.o), at(layer.attention_out_norm), at(layer.mlp_norm),
-        packed(layer.gate_up), packed(layer.down), at(layer.mlp_out_norm),
+        packed(layer.gate_up), packed(layer.down), at(layer.mlp_out_norm), layer.group,
     )  # fmt: skip
 
 
@@ -138,6 +149,8 @@ def _check(shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: T
         raise ValueError(f"activation must be one of {', '.join(GATES)}; got {shape.activation!r}")
     _vector("final_norm", final_norm, (shape.hidden_size,), torch.float32)
     first = layers[0]
+    if min(layer.group for layer in layers) < 0:
+        raise ValueError("a layer's group must not be negative")
     for layer in layers:
         for name, linear, sizes in _linears(shape, layer):
             if not isinstance(linear, CpuLinear):

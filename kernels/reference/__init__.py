@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernels.cpu.memory import lazy_zeros
 from kernels.interface import KernelSet
 from kernels.reference import activation, attention, norm, rope, sampling
 from kernels.reference.linear import ReferenceLinear, integer_linear
@@ -32,6 +33,8 @@ class ReferenceKernels(KernelSet):
 
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """See `KernelSet.new_kv_cache`."""
+        if self.device.type == "cpu":
+            return lazy_zeros(shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     PackedLinear = staticmethod(ReferenceLinear)

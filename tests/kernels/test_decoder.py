@@ -72,9 +72,10 @@ def make_batch():
     return [torch.cat(positions), torch.cat(slots), tables, lengths, starts], int(starts[-1])
 
 
-def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows):
+def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others=()):
     """What the decoder should do."""
-    positions, slots, tables, lengths, starts = batch
+    positions, _, _, lengths, starts = batch
+    groups = [batch[1:3], *others]
     q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     eps, gate = shape.norm_eps, {
         "silu": kernels.silu_and_mul,
@@ -84,6 +85,7 @@ def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows):
     residual = hidden.clone()
     x = kernels.rms_norm(residual, layers[0].input_norm, eps)
     for index, layer in enumerate(layers):
+        slots, tables = groups[layer.group]
         q, k, v = layer.qkv(x).split((q_size, kv_size, kv_size), -1)
         q, k, v = (part.unflatten(-1, (-1, shape.head_dim)) for part in (q, k, v))
         kernels.rope_and_cache(
@@ -110,17 +112,18 @@ def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows):
     return x
 
 
-def check(kernels, shape, layers, rows=None):
+def check(kernels, shape, layers, rows=None, num_groups=1):
     batch, tokens = make_batch()
+    others = [make_batch()[0][1:3] for _ in range(num_groups - 1)]
     hidden, final_norm = torch.randn(tokens, shape.hidden_size), norm(shape.hidden_size)
     before = [(layer.key_cache.clone(), layer.value_cache.clone()) for layer in layers]
-    expected = one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows)
+    expected = one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others)
     written = [(layer.key_cache.clone(), layer.value_cache.clone()) for layer in layers]
     for layer, (keys, values) in zip(layers, before):
         layer.key_cache.copy_(keys)
         layer.value_cache.copy_(values)
     decoder = kernels.compile_decoder(shape, layers, final_norm)
-    assert torch.equal(decoder(hidden, *batch, rows), expected)
+    assert torch.equal(decoder(hidden, *batch, rows, others), expected)
     for layer, (keys, values) in zip(layers, written):
         assert torch.equal(layer.key_cache, keys)
         assert torch.equal(layer.value_cache, values)
@@ -149,6 +152,15 @@ def test_variations(compiled, threads, shape, layer):
     torch.manual_seed(2)
     layers = [make_layer(compiled, **layer) for _ in range(2)]
     check(compiled, dataclasses.replace(SHAPE, **shape), layers)
+
+
+def test_layers_of_several_groups(compiled, threads):
+    torch.manual_seed(6)
+    layers = [
+        make_layer(compiled, group=group, sliding_window=window)
+        for group, window in ((1, 6), (2, 6), (0, 0), (1, 6))
+    ]
+    check(compiled, SHAPE, layers, num_groups=3)
 
 
 def test_int8_caches(compiled, threads):
@@ -206,6 +218,19 @@ def test_nothing_is_written_when_a_batch_is_refused(compiled):
     refused("hidden", hidden=torch.randn(tokens, 95))
     refused("positions", positions=positions.int())
 
+    # What is wrong with another group's table is seen before the first group's is written, too.
+    layers = [make_layer(compiled, group=group) for group in (1, 0)]
+    decoder, keys = compiled.compile_decoder(SHAPE, layers, norm(96)), layers[0].key_cache.clone()
+    batch, tokens = make_batch()
+    good, wrong = (slots, tables), (slots, tables + 40)
+    for own, other in ((wrong, good), (good, wrong)):
+        arguments = [batch[0], *own, *batch[3:]]
+        with pytest.raises(ValueError, match="block outside"):
+            decoder(torch.randn(tokens, 96), *arguments, others=[other])
+    with pytest.raises(ValueError, match="contradict"):
+        decoder(torch.randn(tokens, 96), *batch)
+    assert torch.equal(layers[0].key_cache, keys)
+
 
 def test_layers_that_do_not_fit_are_refused(compiled):
     from kernels.reference import ReferenceKernels
@@ -225,6 +250,7 @@ def test_layers_that_do_not_fit_are_refused(compiled):
     refused("key_cache", key_cache=layer.key_cache.float())
     refused("key_scales", key_scales=torch.ones(40, 2, 8))
     refused("layers rotate", cos_sin=None)
+    refused("negative", group=-1)
     refused("activation", shape=dataclasses.replace(SHAPE, activation="relu"))
     with pytest.raises(ValueError, match="needs layers"):
         compiled.compile_decoder(SHAPE, [], norm(96))

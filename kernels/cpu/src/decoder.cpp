@@ -35,6 +35,14 @@ struct DecoderLayer {
   const float* mlp_norm;
   const Packed *gate_up, *down;
   const float* mlp_out_norm;           // of what the MLP adds to the residual; or null
+  int64_t group;                       // whose slots and block table are this layer's
+};
+
+// Where the layers of one group keep the step's tokens, and find those before.
+struct DecoderGroup {
+  const int64_t* slots;         // [tokens]
+  const int32_t* block_tables;  // [num_seqs, table_stride]
+  int64_t table_stride;
 };
 
 struct Decoder {
@@ -47,9 +55,9 @@ namespace {
 
 struct Batch {
   int64_t tokens;
-  const int64_t *positions, *slots;
-  const int32_t* block_tables;
-  int64_t table_stride;
+  const int64_t* positions;
+  const DecoderGroup* groups;
+  int64_t num_groups;
   const int32_t *seq_lens, *starts;
   int64_t num_seqs;
   const int64_t* rows;  // of the tokens that go on after the last attention
@@ -73,7 +81,8 @@ Rope rope_of(const Run& run, const DecoderLayer& layer) {
   float* k = run.qkv + q;
   return Rope{run.qkv, k, k + kv, run.qkv_width, run.qkv_width, run.qkv_width,
               run.batch.positions, layer.cos_sin, s.max_position, layer.key_cache,
-              layer.value_cache, layer.key_scales, layer.value_scales, run.batch.slots, s.num_blocks * s.block_size, s.block_size,
+              layer.value_cache, layer.key_scales, layer.value_scales,
+              run.batch.groups[layer.group].slots, s.num_blocks * s.block_size, s.block_size,
               layer.q_norm, layer.k_norm, kF32, s.eps, run.batch.tokens, s.q_heads, s.kv_heads,
               s.head_size, s.rotary, s.neox, kF32, s.cache_dtype};
 }
@@ -81,9 +90,10 @@ Rope rope_of(const Run& run, const DecoderLayer& layer) {
 Attention attention_of(const Run& run, const DecoderLayer& layer) {
   const DecoderShape& s = run.shape();
   const Batch& b = run.batch;
+  const DecoderGroup& group = b.groups[layer.group];
   return Attention{run.qkv, run.qkv_width, kF32, layer.key_cache, layer.value_cache,
-                   layer.key_scales, layer.value_scales, s.cache_dtype, s.num_blocks, s.block_size, b.block_tables,
-                   b.table_stride, b.seq_lens, b.starts, b.num_seqs, s.scale, layer.window,
+                   layer.key_scales, layer.value_scales, s.cache_dtype, s.num_blocks,
+                   s.block_size, group.block_tables, group.table_stride, b.seq_lens, b.starts, b.num_seqs, s.scale, layer.window,
                    s.soft_cap, nullptr, layer.sinks, run.attention, s.q_heads, s.kv_heads,
                    s.head_size};
 }
@@ -178,8 +188,17 @@ int run_decoder(const Decoder& decoder, const Batch& batch, float* residual, flo
           at(attention), at(gated), at(inner), at(kept_x), at(kept_residual), qkv, q};
   // Everything that can be refused is, before the first byte of any cache is written.
   int wrong = check_rows(batch);
-  if (!wrong) wrong = check_rope(rope_of(run, decoder.layers[0]));
-  if (!wrong) wrong = check_attention(attention_of(run, decoder.layers[0]));
+  for (const DecoderLayer& layer : decoder.layers) {
+    if (layer.group >= batch.num_groups) return kBadSequence;
+  }
+  for (int64_t group = 0; group < batch.num_groups && !wrong; group++) {
+    for (const DecoderLayer& layer : decoder.layers) {
+      if (layer.group != group) continue;
+      wrong = check_rope(rope_of(run, layer));
+      if (!wrong) wrong = check_attention(attention_of(run, layer));
+      break;
+    }
+  }
   return wrong ? wrong : run_layers(run, out);
 }
 
@@ -202,12 +221,12 @@ extern "C" void quire_decoder_free(void* decoder) { delete static_cast<Decoder*>
 // residual [tokens, hidden]: the embeddings, overwritten; out [num_rows, hidden], or all tokens
 // when num_rows is -1.
 extern "C" int quire_decoder_run(const void* decoder, float* out, float* residual, int64_t tokens,
-                                 const int64_t* positions, const int64_t* slots,
-                                 const int32_t* block_tables, int64_t table_stride,
-                                 const int32_t* seq_lens, const int32_t* starts, int64_t num_seqs,
+                                 const int64_t* positions, const DecoderGroup* groups,
+                                 int64_t num_groups, const int32_t* seq_lens,
+                                 const int32_t* starts, int64_t num_seqs,
                                  const int64_t* rows, int64_t num_rows, int threads) {
-  const Batch batch{tokens, positions, slots, block_tables, table_stride, seq_lens, starts,
-                    num_seqs, rows, num_rows};
+  const Batch batch{tokens, positions, groups, num_groups, seq_lens, starts, num_seqs, rows,
+                    num_rows};
   return guarded([&] {
     return run_decoder(*static_cast<const Decoder*>(decoder), batch, residual, out, threads);
   });

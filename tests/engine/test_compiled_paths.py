@@ -1,0 +1,122 @@
+"""The compiled decoder and sampling, int8 KV caches: each has a switch, and tokens don't change."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.models.decoder import NativeDecoder
+from kernels.cpu import CpuKernels, CpuKernelsUnavailable
+from tests.engine.models import FAMILIES, Oracle
+from tests.engine.test_token_equality import OUTPUT, make, mixed_prompts, run
+
+Folder = Callable[[str], Path]
+PROMPTS = mixed_prompts(12)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
+    """Without one there is nothing compiled to test."""
+    try:
+        CpuKernels()
+    except CpuKernelsUnavailable as error:
+        pytest.skip(str(error))
+
+
+def is_compiled(llm: LLM) -> bool:
+    model = llm.core.loaded.model
+    assert isinstance(model, NativeDecoder)
+    return model.compiled
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_layer_by_layer_and_in_one_call_give_the_same_tokens(
+    family: str, model_folder: Folder, oracle: Callable[[str], Oracle]
+) -> None:
+    one_call = make(model_folder(family))
+    layer_by_layer = make(model_folder(family), compiled_decoder=False, compiled_sampling=False)
+    assert is_compiled(one_call)
+    assert not is_compiled(layer_by_layer)
+    expected = [oracle(family).greedy(prompt, OUTPUT) for prompt in PROMPTS]
+    assert run(one_call, PROMPTS) == run(layer_by_layer, PROMPTS) == expected
+
+
+def test_what_cannot_run_in_one_call_says_why(
+    model_folder: Folder, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert not is_compiled(make(model_folder("llama"), cpu_kernels=False))
+    assert "LlamaForCausalLM runs layer by layer: reference kernels" in caplog.text
+
+
+SAMPLED = [
+    SamplingParams(temperature=0.8, seed=1, max_tokens=OUTPUT, ignore_eos=True),
+    SamplingParams(temperature=1.0, top_p=0.8, seed=2, max_tokens=OUTPUT, ignore_eos=True),
+    SamplingParams(temperature=1.2, top_k=20, seed=3, max_tokens=OUTPUT, ignore_eos=True),
+    SamplingParams(temperature=0.7, min_p=0.1, seed=4, max_tokens=OUTPUT, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True, presence_penalty=0.5),
+    SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True),
+    SamplingParams(
+        temperature=1.0, top_k=300, top_p=0.9, seed=5, max_tokens=OUTPUT, ignore_eos=True,
+        logprobs=2, logit_bias={7: 3.0},
+    ),
+]  # fmt: skip
+
+
+def test_sampled_tokens_are_the_same_with_torch_and_with_the_kernels(model_folder: Folder) -> None:
+    prompts = PROMPTS[: len(SAMPLED)]
+    outputs = [
+        [
+            result.outputs[0].token_ids
+            for result in make(model_folder("llama"), compiled_sampling=compiled).generate(
+                prompts, SAMPLED, use_tqdm=False
+            )
+        ]
+        for compiled in (True, False)
+    ]
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2-window"])
+def test_int8_kv_caches_stay_close_and_batch_like_alone(
+    family: str, compiled: bool, model_folder: Folder, oracle: Callable[[str], Oracle]
+) -> None:
+    llm = make(model_folder(family), kv_cache_dtype="int8", compiled_decoder=compiled)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    prompt = PROMPTS[9]
+    exact = make(model_folder(family)).generate([prompt], params, use_tqdm=False)[0]
+    close = llm.generate([prompt], params, use_tqdm=False)[0]
+    assert exact.prompt_logprobs is not None
+    assert close.prompt_logprobs is not None
+    errors = [
+        abs(exact.prompt_logprobs[i][token].logprob - close.prompt_logprobs[i][token].logprob)
+        for i, token in enumerate(prompt)
+        if i
+    ]
+    assert 0 < sum(errors) / len(errors) < 0.25
+    together = run(llm, PROMPTS)
+    llm.core.reset_prefix_cache()
+    assert [run(llm, [prompt])[0] for prompt in PROMPTS[:4]] == together[:4]
+
+
+def test_an_int8_cache_holds_more_tokens(model_folder: Folder) -> None:
+    sizes = {}
+    for dtype in ("float32", "int8"):
+        llm = make(model_folder("llama"), kv_cache_dtype=dtype)
+        sizes[dtype] = llm.core.executor.kv_bytes_per_token
+    # 3 layers, keys and values, 2 heads of 16 values; int8 with a float32 scale a head.
+    assert sizes == {"float32": 3 * 2 * 2 * 16 * 4, "int8": 3 * 2 * 2 * (16 + 4)}
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+def test_fp8_caches_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=name) as error:
+        EngineConfig(model="m", kv_cache_dtype=name)
+    assert error.value.param == "kv_cache_dtype"
