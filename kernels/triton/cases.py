@@ -7,6 +7,7 @@ the calls launch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,7 +45,7 @@ def paged(
     """Attention of `sequences` times `queries` tokens in a context of 8192."""
     kv = empty(4096, heads[1], page, size, dtype=cache or dtype)
     scale = {"none": None, "tensor": empty(1), "token": empty(*kv.shape[:3])}[scales]
-    more = {}
+    more: dict[str, Any] = {}
     if features:
         more = {
             "sliding_window": 4096, "soft_cap": 50.0, "sinks": empty(heads[0]),

@@ -1,0 +1,14 @@
+"""Which implementation of attention runs: a registry of backends that say what they can do."""
+
+from kernels.attention.backend import AttentionBackend, AttentionNeed, GraphSupport
+from kernels.attention.registry import BACKENDS, NoAttentionBackend, get_backend, select_backend
+
+__all__ = [
+    "BACKENDS",
+    "AttentionBackend",
+    "AttentionNeed",
+    "GraphSupport",
+    "NoAttentionBackend",
+    "get_backend",
+    "select_backend",
+]

@@ -1,0 +1,124 @@
+"""What a backend states of itself, and what a model asks of one."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Forward = Callable[..., Tensor]
+"""`KernelSet.paged_attention`."""
+
+
+class GraphSupport(enum.IntEnum):
+    """In which batches a backend can be captured in a CUDA graph; the more, the higher."""
+
+    NEVER = 0
+    UNIFORM_SINGLE_TOKEN_DECODE = 1
+    UNIFORM_BATCH = 2
+    ALWAYS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionNeed:
+    """What a model and its settings ask of attention.
+
+    Attributes:
+        device: "cpu" or "cuda".
+        capability: compute capability times ten; None on a CPU.
+        dtype, kv_dtype: "fp16", "bf16", "fp32" of activations; the same, "fp8_e4m3", "fp8_e5m2" or
+            "int8" of the cache.
+        attention_type: "decoder", "encoder" or "encoder-decoder".
+        window, soft_cap, alibi, sinks: whether some layer has them.
+    """
+
+    device: str
+    capability: int | None = None
+    dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    block_size: int = 16
+    head_size: int = 128
+    attention_type: str = "decoder"
+    window: bool = False
+    soft_cap: bool = False
+    alibi: bool = False
+    sinks: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionBackend:
+    """One implementation of paged attention, and its limits.
+
+    Attributes:
+        devices: "cpu", "cuda".
+        capability: lowest and highest compute capability times ten; (0, 999): any.
+        kv_dtypes: as of `AttentionNeed`; "auto" is the activations' own.
+        block_sizes: allowed ones; () with `block_multiple` otherwise.
+        head_sizes: allowed ones; (): any up to `most_head_size`.
+        package: what must be installed; "": nothing more than torch.
+        load: gives the function, importing what it needs.
+    """
+
+    name: str
+    about: str
+    devices: tuple[str, ...]
+    load: Callable[[], Forward]
+    dtypes: tuple[str, ...] = ("fp16", "bf16", "fp32")
+    kv_dtypes: tuple[str, ...] = ("auto",)
+    block_sizes: tuple[int, ...] = ()
+    block_multiple: int = 1
+    head_sizes: tuple[int, ...] = ()
+    most_head_size: int = 1 << 16
+    window: bool = True
+    soft_cap: bool = True
+    alibi: bool = True
+    sinks: bool = True
+    attention_types: tuple[str, ...] = ("decoder",)
+    capability: tuple[int, int] = (0, 999)
+    graphs: GraphSupport = GraphSupport.NEVER
+    package: str = ""
+
+    def refusals(self, need: AttentionNeed) -> list[str]:
+        """Why this backend can't do it; empty when it can."""
+        found = [
+            f"{what} not supported"
+            for what, good in (
+                (f"device {need.device}", need.device in self.devices),
+                (f"dtype {need.dtype}", need.dtype in self.dtypes),
+                (f"KV cache dtype {need.kv_dtype}", self._takes_cache(need)),
+                (f"block size {need.block_size}", self._takes_block(need.block_size)),
+                (f"head size {need.head_size}", self._takes_head(need.head_size)),
+                (f"attention type {need.attention_type}", self._takes_type(need)),
+                ("sliding window", self.window or not need.window),
+                ("soft cap of the scores", self.soft_cap or not need.soft_cap),
+                ("ALiBi", self.alibi or not need.alibi),
+                ("sinks", self.sinks or not need.sinks),
+            )
+            if not good
+        ]  # fmt: skip
+        if need.capability is not None:
+            low, high = self.capability
+            if not low <= need.capability <= high:
+                found.append(f"compute capability {need.capability / 10} not supported")
+        if self.package and importlib.util.find_spec(self.package) is None:
+            found.append(f"{self.package} is not installed")
+        return found
+
+    def _takes_cache(self, need: AttentionNeed) -> bool:
+        return need.kv_dtype in self.kv_dtypes or (
+            "auto" in self.kv_dtypes and need.kv_dtype == need.dtype
+        )
+
+    def _takes_type(self, need: AttentionNeed) -> bool:
+        return need.attention_type in self.attention_types
+
+    def _takes_block(self, size: int) -> bool:
+        if self.block_sizes:
+            return size in self.block_sizes
+        return size % self.block_multiple == 0
+
+    def _takes_head(self, size: int) -> bool:
+        return size in self.head_sizes if self.head_sizes else size <= self.most_head_size

@@ -1,0 +1,86 @@
+"""FLEX_ATTENTION: `torch.nn.attention.flex_attention` over the packed batch, with a block mask."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention.pages import gather
+
+
+@functools.cache
+def _flex(kind: str) -> Any:
+    """The function, compiled for a GPU: uncompiled it makes all the scores at once."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention, dynamic=True) if kind == "cuda" else flex_attention
+
+
+def paged_attention(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    scale: float,
+    sliding_window: int = 0,
+    soft_cap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    key_scales: Tensor | None = None,
+    value_scales: Tensor | None = None,
+) -> Tensor:
+    """See `KernelSet.paged_attention`; without sinks and quantised caches."""
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    if sinks is not None or key_scales is not None or value_scales is not None:
+        raise ValueError("FLEX_ATTENTION does neither sinks nor quantised caches")
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+    found = gather(key_cache, value_cache, block_tables, seq_lens, query_start_loc, q.dtype)
+    if not len(q):
+        return out
+    made = {"device": q.device, "dtype": torch.int32}
+    owner, place = _places(found.queries, found.lengths, **made)
+    key_owner, key_place = _places(found.lengths, found.lengths, **made)
+
+    def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        distance = key_place[key] - place[query]
+        seen = (owner[query] == key_owner[key]) & (distance <= 0)
+        return seen & (distance > -sliding_window) if sliding_window > 0 else seen
+
+    def adjust(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        if soft_cap > 0:
+            score = soft_cap * torch.tanh(score / soft_cap)
+        if alibi_slopes is not None:
+            score = score + alibi_slopes[h] * (key_place[key] - place[query])
+        return score
+
+    changed = soft_cap > 0 or alibi_slopes is not None
+    mask = create_block_mask(
+        visible, None, None, len(q), len(found.keys), device=str(q.device)
+    )  # fmt: skip
+    result = _flex(q.device.type)(
+        q.transpose(0, 1)[None],
+        found.keys.transpose(0, 1)[None],
+        found.values.transpose(0, 1)[None],
+        score_mod=adjust if changed else None,
+        block_mask=mask,
+        scale=scale,
+        enable_gqa=q.shape[1] != key_cache.shape[1],
+    )
+    return out.copy_(result[0].transpose(0, 1))
+
+
+def _places(counts: list[int], lengths: list[int], **made: Any) -> tuple[Tensor, Tensor]:
+    """Of the last counts[s] tokens of each sequence: which sequence, and where in it."""
+    owner = torch.repeat_interleave(
+        torch.arange(len(counts), device=made["device"]),
+        torch.tensor(counts, device=made["device"]),
+    )
+    parts = [torch.arange(n - c, n, **made) for c, n in zip(counts, lengths, strict=True)]
+    return owner, torch.cat(parts)

@@ -1,0 +1,71 @@
+"""Which backend is chosen, and why others aren't."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+
+import pytest
+
+from kernels.attention import AttentionNeed, NoAttentionBackend, get_backend, select_backend
+from kernels.attention.document import PAGE, page
+from kernels.attention.registry import BACKENDS, PRIORITY
+
+HOPPER = AttentionNeed(device="cuda", capability=90)
+CPU = AttentionNeed(device="cpu", dtype="fp32", kv_dtype="fp32")
+
+
+def test_priority_decides():
+    assert select_backend(HOPPER).name == "TRITON_ATTN"
+    assert select_backend(CPU).name == "CPU_ATTN"
+
+
+def test_the_first_that_fits_is_taken(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert select_backend(HOPPER).name == "FLEX_ATTENTION"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("TRITON_ATTN", {"capability": 75}, "compute capability 7.5"),
+        ("TRITON_ATTN", {"head_size": 512}, "head size 512"),
+        ("TRITON_ATTN", {"block_size": 6}, "block size 6"),
+        ("TRITON_ATTN", {"attention_type": "encoder"}, "attention type encoder"),
+        ("TRITON_ATTN", {"device": "cpu"}, "device cpu"),
+        ("FLASH_ATTN", {"dtype": "fp32", "kv_dtype": "fp32"}, "dtype fp32"),
+        ("FLASH_ATTN", {"sinks": True}, "sinks"),
+        ("FLASH_ATTN", {}, "flash_attn_interface is not installed"),
+        ("FLASHINFER", {"alibi": True}, "ALiBi"),
+        ("FLEX_ATTENTION", {"kv_dtype": "fp8_e4m3"}, "KV cache dtype fp8_e4m3"),
+        ("TORCH_SDPA", {"soft_cap": True}, "soft cap"),
+    ],
+)
+def test_a_forced_backend_that_does_not_fit_is_refused_with_reasons(name, change, reason):
+    with pytest.raises(NoAttentionBackend, match=reason) as caught:
+        select_backend(dataclasses.replace(HOPPER, **change), name)
+    assert any(reason in text for text in caught.value.reasons[name])
+
+
+def test_all_reasons_are_given_where_nothing_fits():
+    need = dataclasses.replace(HOPPER, head_size=512, sinks=True)
+    with pytest.raises(NoAttentionBackend, match="TRITON_ATTN: head size 512") as caught:
+        select_backend(need)
+    assert set(caught.value.reasons) == set(PRIORITY["cuda"])
+    assert all(caught.value.reasons.values())
+
+
+def test_an_unknown_backend_is_refused_by_name():
+    with pytest.raises(NoAttentionBackend, match="FASTEST"):
+        get_backend("FASTEST")
+
+
+def test_a_cache_of_the_activations_dtype_is_auto():
+    fp32 = dataclasses.replace(HOPPER, dtype="fp32", kv_dtype="fp32")
+    assert BACKENDS["TRITON_ATTN"].refusals(fp32) == []
+    mixed = dataclasses.replace(HOPPER, dtype="bf16", kv_dtype="fp16")
+    assert BACKENDS["FLASHINFER"].refusals(mixed)[0] == "KV cache dtype fp16 not supported"
+
+
+def test_the_page_is_what_the_registry_says():
+    assert PAGE.read_text(encoding="utf-8") == page(), "run python -m kernels.attention.document"
