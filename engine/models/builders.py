@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,6 +16,7 @@ from engine.config import EngineConfig
 from engine.device import resolve_device
 from engine.errors import ConfigError, ModelLoadError
 from engine.layers.rotary import RopeSpec
+from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelSpec
 from engine.models.outside import ModelRegistry, is_transformers
@@ -93,6 +94,7 @@ def _native(
     dtype = resolve_dtype(config.dtype, spec.dtype)
     ops = kernels.get(resolve_device(config.device), use_compiled=config.cpu_kernels)
     if outside is None:
+        ops = with_backend(ops, cast(DecoderSpec, spec), dtype, config)
         model: EngineModel = NativeDecoder(
             spec, ops, dtype, max_model_len, config.quantization, config.compiled_decoder
         )
@@ -121,7 +123,8 @@ def _pooled(
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     model, pooler = load_pooled(settings, spec, folder, config, dtype, max_model_len, progress)
-    return Built(model, spec, dtype, max_model_len, pooler)
+    # An encoder has no logits; nobody asks a pooling model for them.
+    return Built(cast(EngineModel, model), spec, dtype, max_model_len, pooler)
 
 
 def _bridged(

@@ -45,6 +45,7 @@ def _merged(raw: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     merged = dict(raw)
     for name, value in over.items():
         inner = merged.get(name)
-        both = isinstance(inner, dict) and isinstance(value, dict)
-        merged[name] = _merged(inner, value) if both else value
+        if isinstance(inner, dict) and isinstance(value, dict):
+            value = _merged(inner, value)
+        merged[name] = value
     return merged

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
+from engine.models.interface import EngineModel
 from engine.pooling.params import PoolingParams
 from engine.pooling.pooler import Pooler
 from engine.pooling.states import PoolingState
@@ -36,7 +36,7 @@ class PoolingRunner:
     """Holds the model, the running batch and what pooling keeps of prompts that come in chunks."""
 
     def __init__(
-        self, model: NativeDecoder | NativeEncoder, batch: RunningBatch, pooler: Pooler
+        self, model: EngineModel | NativeEncoder, batch: RunningBatch, pooler: Pooler
     ) -> None:
         self.model, self.batch, self.pooler = model, batch, pooler
         self._states: dict[int, PoolingState] = {}

@@ -13,6 +13,7 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.models.encoders.families import is_encoder
+from engine.models.registry import known_architectures
 from engine.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 
 POOLING_TYPES = ("CLS", "LAST", "MEAN")
@@ -107,6 +108,8 @@ def _own_convert(architecture: str, files: SentenceFiles) -> str | None:
     if architecture.endswith((_SEQUENCE, _TOKEN)):
         return "classify"
     bare = architecture.endswith("Model") and not architecture.endswith("LMHeadModel")
+    # ChatGLM's language model is called ChatGLMModel.
+    bare = bare and architecture not in known_architectures()
     if bare or is_encoder(architecture) or files.pooling_type:
         return "embed"
     return None

@@ -54,7 +54,11 @@ class Exploration:
                 window=self._window(module, mask, options),
             )
         )
-        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)
+        return (
+            value.repeat_interleave(query.shape[1] // value.shape[1], 1)
+            .transpose(1, 2)
+            .contiguous()
+        )
 
     def mask(self, **arguments: Any) -> Tensor:
         """A mask that says which one it is: full of its number."""

@@ -95,7 +95,10 @@ def _explore(bridged: BridgeModel, max_model_len: int) -> tuple[list[PagedLayer]
     if bridged.stateful:
         arguments[bridged.cache_argument] = cache
     with running(run):
-        model(**arguments)
+        try:
+            model(**arguments)
+        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
+            raise NotPageable(f"its forward pass fails: {error}") from error
     if not run.layers and not bridged.stateful:
         raise NotPageable("its attention doesn't go through transformers' attention interface")
     return run.layers, cache.num_elements

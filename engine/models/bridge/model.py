@@ -50,7 +50,7 @@ class BridgeModel:
         self.stateful = False
         self.continues = True
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
-        self._states: dict[int, tuple[int, StateCache]] = {}
+        self._states: dict[int, StateCache] = {}
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """`transformers` has read the weights."""
@@ -163,8 +163,10 @@ class BridgeModel:
                 logits = self._step(token_ids, context, sequences, steps, count, caches, wanted)
                 places, _ = _matches(wanted, rows)
                 out[places] = logits
+                for cache in caches:
+                    cache.num_tokens += count
             for s, cache in zip(sequences, caches, strict=True):
-                self._states[owners[s]] = (first[s] + counts[s], cache)
+                self._states[owners[s]] = cache
         return out
 
     def _strides(self, first: int, count: int) -> list[tuple[int, int]]:
@@ -177,7 +179,8 @@ class BridgeModel:
         """The state of the sequence in row `owner`, which has computed `position` tokens."""
         if position == 0:
             return self.new_cache()
-        held, cache = self._states.pop(owner, (0, None))
+        cache = self._states.pop(owner, None)
+        held = 0 if cache is None else cache.num_tokens
         if cache is None or held != position:
             raise RuntimeError(f"the state of {held} tokens can't go on at position {position}")
         return cache

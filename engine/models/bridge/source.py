@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
@@ -22,7 +23,16 @@ log = logging.getLogger(__name__)
 DEFAULT_LENGTH = 2048
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "n_positions", "seq_length")
 #: What `transformers` raises for a folder that it can't make sense of.
-_FAILURES = (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RuntimeError)
+_FAILURES = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    SafetensorError,
+)
 
 
 class Source:

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import DynamicCache
 from transformers import cache_utils as caches
 
-#: Keys and values only, or states too.
-_ATTENTION = (caches.DynamicLayer, caches.DynamicSlidingWindowLayer)
+#: Layers with keys and values only or nothing at all, and layers with states.
+_STATELESS = (caches.DynamicLayer, caches.DynamicSlidingWindowLayer, caches.DummyLayer)
 _LINEAR = (
     caches.LinearAttentionLayer,
     caches.LinearAttentionAndFullAttentionLayer,
@@ -25,13 +25,27 @@ _LINEAR = (
 
 
 class StateCache(DynamicCache):
-    """A cache whose keys and values are kept elsewhere: attention gets those of the step alone."""
+    """A cache whose keys and values are kept elsewhere: attention gets those of the step alone.
+
+    Attributes:
+        num_tokens: how many tokens the sequence has computed.
+    """
+
+    num_tokens = 0
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """The step's keys and values as they are."""
         return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens before this step's."""
+        return self.num_tokens
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """(tokens that a mask covers, the first of them)."""
+        return self.num_tokens + query_length, 0
 
     @property
     def linear_layers(self) -> Iterator[tuple[int, Any]]:
@@ -46,7 +60,7 @@ class StateCache(DynamicCache):
 
 def unknown_layers(cache: StateCache) -> set[str]:
     """Kinds of layers that keep something which the bridge doesn't know."""
-    known = (*_ATTENTION, *_LINEAR)
+    known = (*_STATELESS, *_LINEAR)
     return {type(layer).__name__ for layer in cache.layers if type(layer) not in known}
 
 

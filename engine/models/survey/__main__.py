@@ -9,15 +9,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 import transformers
 
-from engine.models.survey.foreign import FOREIGN, Foreign
-from engine.models.survey.recipes import RECIPES, REFUSED
-from engine.models.survey.run import Result, run_recipe
+from engine.models.survey.bridged import BRIDGED, CROSS_CHECKED, REFUSED, STATEFUL
+from engine.models.survey.foreign import FOREIGN
+from engine.models.survey.recipes import RECIPES
+from engine.models.survey.run import Recipe, Result, run_recipe
 from engine.models.survey.table import page
+
+_CROSS = " (bridge)"
 
 
 def main() -> int:
@@ -26,7 +28,8 @@ def main() -> int:
     parser.add_argument("recipes", nargs="*", metavar="recipe", help="only these (default: all)")
     parser.add_argument("--output", type=Path, default=Path("docs/models.md"))
     arguments = parser.parse_args()
-    recipes: dict[str, dict[str, Any] | Foreign] = {**RECIPES, **FOREIGN, **REFUSED}
+    recipes: dict[str, Recipe] = {**RECIPES, **FOREIGN, **BRIDGED, **STATEFUL, **REFUSED}
+    recipes |= {f"{name}{_CROSS}": RECIPES[name] for name in CROSS_CHECKED}
     if unknown := [name for name in arguments.recipes if name not in recipes]:
         parser.error(f"unknown: {', '.join(unknown)}. Known: {', '.join(recipes)}")
     transformers.logging.set_verbosity_error()
@@ -34,7 +37,8 @@ def main() -> int:
     torch.set_num_threads(1)
     results: dict[str, Result] = {}
     for name in arguments.recipes or recipes:
-        results[name] = run_recipe(recipes[name])
+        impl = "transformers" if name.endswith(_CROSS) else "auto"
+        results[name] = run_recipe(recipes[name], impl)
         print(f"{name:24} {results[name].architecture:28} {results[name].text}", flush=True)
     if not arguments.recipes:
         arguments.output.write_text(page(results, transformers.__version__), encoding="utf-8")

@@ -173,16 +173,3 @@ RECIPES: dict[str, dict[str, Any]] = {
         },
     ),
 }
-
-#: Made and tried too: the engine says why it doesn't run them.
-REFUSED: dict[str, dict[str, Any]] = {
-    "jamba": recipe(
-        "jamba",
-        num_experts=2,
-        attn_layer_period=2,
-        attn_layer_offset=1,
-        mamba_d_state=4,
-        mamba_dt_rank=8,
-        use_mamba_kernels=False,
-    ),
-}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.errors import ModelLoadError, QuireError
 from engine.llm import LLM
+from engine.models.decoder import NativeDecoder
 from engine.models.registry import decoder_spec
 from engine.models.survey.foreign import Foreign, rewrite
 from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
@@ -20,6 +21,8 @@ LENGTHS = (1, 50, 17, 64, 33, 90)
 OUTPUT = 10
 TOLERANCE = 2e-3
 
+Recipe = dict[str, Any] | Foreign
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -27,6 +30,7 @@ class Result:
 
     Attributes:
         architecture: `transformers`' class.
+        runner: "native", "bridge" or "" where nothing ran.
         equal: prompts whose tokens are the oracle's, of len(LENGTHS).
         error: largest difference of a prompt's log probabilities.
         reason: why it couldn't be run, "" when it was.
@@ -36,6 +40,7 @@ class Result:
     equal: int = 0
     error: float = 0.0
     reason: str = ""
+    runner: str = ""
 
     @property
     def passed(self) -> bool:
@@ -51,7 +56,7 @@ class Result:
         return self.reason or f"**fails** ({found})"
 
 
-def run_recipe(recipe: dict[str, Any] | Foreign) -> Result:
+def run_recipe(recipe: Recipe, model_impl: str = "auto") -> Result:
     """Make the model, run both, compare. What the engine refuses becomes the reason."""
     with tempfile.TemporaryDirectory() as name:
         folder, served = Path(name) / "made", Path(name) / "made"
@@ -62,7 +67,7 @@ def run_recipe(recipe: dict[str, Any] | Foreign) -> Result:
         else:
             architecture = make_checkpoint(recipe, folder)
         try:
-            llm = _engine(served)
+            llm = _engine(served, model_impl)
         except QuireError as error:
             return Result(architecture, reason=f"refused: {error.message.split(' Known:')[0]}")
         oracle = Oracle(folder)
@@ -73,7 +78,9 @@ def run_recipe(recipe: dict[str, Any] | Foreign) -> Result:
         given = [output.outputs[0].token_ids for output in outputs]
         equal = sum(ours == theirs for ours, theirs in zip(given, wanted, strict=True))
         longest = max(mixed, key=len)
-        return Result(architecture, equal, _largest_error(llm, longest, oracle.logprobs(longest)))
+        largest = _largest_error(llm, longest, oracle.logprobs(longest))
+        native = isinstance(llm.core.loaded.model, NativeDecoder)
+        return Result(architecture, equal, largest, runner="native" if native else "bridge")
 
 
 def refusal(architecture: str) -> str:
@@ -85,7 +92,7 @@ def refusal(architecture: str) -> str:
     return ""
 
 
-def _engine(folder: Path) -> LLM:
+def _engine(folder: Path, model_impl: str) -> LLM:
     return LLM(
         str(folder),
         dtype="float32",
@@ -93,6 +100,7 @@ def _engine(folder: Path) -> LLM:
         max_model_len=256,
         max_num_batched_tokens=48,
         num_threads=1,
+        model_impl=model_impl,
     )
 
 

@@ -1,0 +1,59 @@
+"""The attention backend of a model, put in the place of the kernels' own attention."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.models.spec import DecoderSpec
+from kernels import KernelSet
+from kernels.attention import AttentionNeed, NoAttentionBackend, select_backend
+
+NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+_KV_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def need_of(
+    spec: DecoderSpec, ops: KernelSet, dtype: torch.dtype, config: EngineConfig
+) -> AttentionNeed:
+    """What a model with weights of `dtype` asks of attention on the kernels' device."""
+    capability = None
+    if ops.device.type == "cuda":
+        major, minor = torch.cuda.get_device_capability(ops.device)
+        capability = major * 10 + minor
+    return AttentionNeed(
+        device=ops.device.type,
+        capability=capability,
+        dtype=NAMES[ops.activation_dtype(dtype)],
+        kv_dtype=_KV_NAMES.get(config.kv_cache_dtype, NAMES[dtype]),
+        block_size=config.block_size,
+        head_size=spec.head_dim,
+        window=any(spec.windows),
+        soft_cap=spec.attention_soft_cap > 0,
+        alibi=bool(spec.alibi_slopes),
+        sinks=spec.sinks,
+    )
+
+
+def with_backend(
+    ops: KernelSet, spec: DecoderSpec, dtype: torch.dtype, config: EngineConfig
+) -> KernelSet:
+    """`ops` itself, or a copy with the attention of the backend that the settings name.
+
+    Raises `ConfigError` with all reasons where that backend can't do what the model asks for.
+    """
+    if config.attention_backend is None:
+        return ops
+    try:
+        backend = select_backend(need_of(spec, ops, dtype, config), config.attention_backend)
+    except NoAttentionBackend as error:
+        raise ConfigError(str(error), param="attention_backend") from error
+    chosen = copy.copy(ops)
+    chosen.why = f"{ops.why}; attention: {backend.name}"
+    # In the instance they hide the methods of the set. A compiled decoder has its own attention.
+    vars(chosen)["paged_attention"] = backend.load()
+    vars(chosen)["compile_decoder"] = lambda *_: None
+    return chosen

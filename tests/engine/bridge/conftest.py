@@ -1,0 +1,74 @@
+"""A tiny checkpoint a recipe with the oracle's answers, and engines over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import LLM, SamplingParams
+from engine.models.survey.bridged import BRIDGED, REFUSED, STATEFUL
+from engine.models.survey.recipes import RECIPES
+from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
+
+OUTPUT = 6
+LENGTHS = (1, 47, 16, 64, 33, 90)
+GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
+ALL = {**RECIPES, **REFUSED, **BRIDGED, **STATEFUL}
+
+
+@dataclass(slots=True)
+class Case:
+    """A checkpoint, prompts of mixed lengths, and the oracle's greedy tokens of each."""
+
+    folder: Path
+    prompts: list[list[int]]
+    greedy: list[list[int]]
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """recipe -> its folder."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = tmp_path_factory.mktemp("bridged")
+            make_checkpoint(ALL[name], made[name])
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def case(checkpoint: Callable[[str], Path]) -> Callable[[str], Case]:
+    """recipe -> its case."""
+    made: dict[str, Case] = {}
+
+    def get(name: str) -> Case:
+        if name not in made:
+            torch.set_num_threads(1)
+            oracle, mixed = Oracle(checkpoint(name)), prompts(LENGTHS)
+            greedy = [oracle.greedy(prompt, OUTPUT) for prompt in mixed]
+            made[name] = Case(checkpoint(name), mixed, greedy)
+        return made[name]
+
+    return get
+
+
+def make(folder: Path, **settings: Any) -> LLM:
+    """An engine that runs the bridge."""
+    settings = {"num_gpu_blocks_override": 160, "max_model_len": 256, **settings}
+    settings = {"dtype": "float32", "num_threads": 1, "model_impl": "transformers", **settings}
+    return LLM(str(folder), **settings)
+
+
+def tokens(llm: LLM, mixed: list[list[int]]) -> list[list[int]]:
+    """Greedy tokens of all prompts; the books must balance afterwards."""
+    outputs = llm.generate(mixed, GREEDY, use_tqdm=False)
+    llm.core.check_integrity()
+    return [output.outputs[0].token_ids for output in outputs]

@@ -1,0 +1,104 @@
+"""What the paged cache can't serve is refused when it loads, with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ModelLoadError
+from tests.engine.bridge.conftest import make
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("codegen", "doesn't go through transformers' attention interface"),
+        ("gptj", "doesn't go through transformers' attention interface"),
+        ("deepseek_v32", "DynamicIndexedLayer beside keys and values"),
+        ("doge", "attention masks of its own"),
+        ("rwkv", "state in a way of its own"),
+        ("bart", "other logits than by its own attention"),
+    ],
+)
+def test_the_reason_is_named(name: str, reason: str, checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelLoadError, match=reason) as caught:
+        make(checkpoint(name), model_impl="transformers")
+    assert caught.value.param == "model"
+
+
+def copy(source: Path, target: Path, **changes: object) -> Path:
+    """The checkpoint in `target`, its config.json changed."""
+    target.mkdir()
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    config = json.loads((source / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, **changes}))
+    return target
+
+
+def test_an_architecture_that_nobody_knows(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copy(
+        checkpoint("arcee"), tmp_path / "m", architectures=["NoSuchModel"], model_type="no-such"
+    )
+    with pytest.raises(ModelLoadError, match="NoSuchModel isn't supported"):
+        make(folder, model_impl="auto")
+
+
+def test_an_encoder_and_decoder_is_refused(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copy(checkpoint("bart"), tmp_path / "m", is_encoder_decoder=True)
+    with pytest.raises(ModelLoadError, match="decoders alone"):
+        make(folder)
+
+
+def test_a_chunk_shorter_than_the_context_is_no_window(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copy(checkpoint("llama4_text"), tmp_path / "m", attention_chunk_size=64)
+    with pytest.raises(ModelLoadError, match="neither causal nor a sliding window"):
+        make(folder)
+    assert make(folder, max_model_len=64).core.loaded.spec.windows == (0, 0)
+
+
+def test_a_missing_tensor_isnt_made_up(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = copy(checkpoint("arcee"), tmp_path / "m")
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.down_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=r"missing keys: model\.layers\.1\.mlp\.down_proj"):
+        make(folder)
+
+
+def test_a_truncated_file_is_named(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = copy(checkpoint("arcee"), tmp_path / "m")
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:-100])
+    with pytest.raises(ModelLoadError, match="can't load it"):
+        make(folder)
+
+
+def test_code_in_the_folder_isnt_run_without_the_operators_word(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copy(
+        checkpoint("arcee"),
+        tmp_path / "m",
+        model_type="evil",
+        auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+    )
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    with pytest.raises(ModelLoadError, match="isn't supported"):
+        make(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_native_decoder_can_be_insisted_on(checkpoint: Callable[[str], Path]) -> None:
+    with pytest.raises(ModelLoadError, match="ArceeForCausalLM isn't supported"):
+        make(checkpoint("arcee"), model_impl="quire")
