@@ -120,6 +120,10 @@ class EngineConfig:
         choices=POLICIES,
     )
     device: str = _option("auto", "where the model runs", choices=DEVICES)
+    attention_backend: str | None = _option(
+        None,
+        "what computes attention, see docs/attention-backends.md; default: the first that fits",
+    )
     num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
     cpu_kernels: bool = _option(True, "use the compiled CPU kernels; off: plain torch")
     compiled_decoder: bool = _option(

@@ -94,7 +94,7 @@ def _native(
     dtype = resolve_dtype(config.dtype, spec.dtype)
     ops = kernels.get(resolve_device(config.device), use_compiled=config.cpu_kernels)
     if outside is None:
-        ops = with_backend(ops, cast(DecoderSpec, spec), dtype, config)
+        ops = with_backend(ops, spec, dtype, config)
         model: EngineModel = NativeDecoder(
             spec, ops, dtype, max_model_len, config.quantization, config.compiled_decoder
         )
