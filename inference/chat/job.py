@@ -5,7 +5,8 @@ from __future__ import annotations
 from engine.errors import InvalidRequest
 from inference.chat.constraint import chat_constraint
 from inference.chat.options import ChatOptions
-from inference.chat.parsers import ModelParsers
+from inference.chat.parsers import ModelParsers, reasoning_parser
+from inference.chat.thinking import prompt_is_inside, template_switches, thinking_params
 from inference.generation import Job, Served
 from inference.generation.field_names import renamed
 from inference.openai.schemas import ChatRequest
@@ -13,9 +14,6 @@ from inference.rendering.messages import template_messages
 from inference.rendering.prompts import chat_token_ids, truncated
 from inference.web.request_ids import new_id
 from tenants.authentication import Caller
-
-#: Tokens at a prompt's end that tell whether the reasoning has begun.
-TAIL_TOKENS = 32
 
 
 async def chat_job(
@@ -44,13 +42,23 @@ async def chat_job(
             structured_outputs=constraint.params,
         )
         prompt = await prompt_token_ids(chat, served)
-        plan = parsers.plan(served.tokenizer.decode(prompt[-TAIL_TOKENS:], False))
+        inside = None
+        if parsers.reasoning is not None:
+            inside = prompt_is_inside(chat, parsers.reasoning, served.tokenizer, prompt)
+        sampling.thinking = thinking_params(
+            chat,
+            parsers,
+            served.tokenizer,
+            inside=inside,
+            constrained=sampling.structured_outputs is not None,
+            template=served.tokenizer.chat_template or "",
+        )
         job = Job(
             request_id=new_id(id_prefix),
             endpoint=endpoint,
             caller=caller,
             served=served,
-            prompts=[truncated(prompt, chat.truncate_prompt_tokens)],
+            prompts=[truncated(prompt, sampling.prompt_limit(served.info.max_model_len))],
             sampling=sampling,
             kept_tokens=parsers.kept_tokens,
             field_names={**names, **constraint.names},
@@ -62,21 +70,23 @@ async def chat_job(
         await job.check()
     except InvalidRequest as error:
         raise renamed(error, names) from None
-    return job, ChatOptions.of(chat, served, plan)
+    return job, ChatOptions.of(chat, served, parsers.plan(inside))
 
 
 async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:
     """The chat's token ids."""
+    template = served.tokenizer.chat_template or ""
+    switches = template_switches(chat, template, reasoning_parser(served))
     token_ids = await chat_token_ids(
         served.tokenizer,
         served.info,
-        template_messages(chat.raw_messages, served.tokenizer.chat_template or ""),
+        template_messages(chat.raw_messages, template),
         tools=chat.tools_in_use,
         add_generation_prompt=bool(chat.add_generation_prompt),
         continue_final_message=bool(chat.continue_final_message),
         chat_template=chat.chat_template,
         documents=chat.documents,
-        **(chat.chat_template_kwargs or {}),
+        **(switches | (chat.chat_template_kwargs or {})),
     )
     return with_special_tokens(token_ids, served) if chat.add_special_tokens else token_ids
 

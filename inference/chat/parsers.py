@@ -36,22 +36,23 @@ class ModelParsers:
         """Raises `UnsupportedField` for tools that the model has no use for."""
         functions = chat.functions_in_use
         tools = _tool_parser(chat, served) if functions else None
-        reasoning = _reasoning_parser(served)
+        reasoning = reasoning_parser(served)
         found = [parser for parser in (tools, reasoning) if parser is not None]
         markers = [marker for parser in found for marker in parser.markers]
         return cls(chat, tools, functions, reasoning, _special(served.tokenizer, markers))
 
-    def plan(self, tail: str) -> ParserPlan:
-        """How outputs are read after a prompt that ends with `tail`."""
+    def plan(self, inside: bool | None) -> ParserPlan:
+        """How outputs are read after a prompt that ends inside (or past) the reasoning."""
         reasoning = tools = None
         if self.reasoning is not None:
-            reasoning = partial(self.reasoning, self.reasoning.prompt_is_inside(tail))
+            reasoning = partial(self.reasoning, inside)
         if self.tools is not None:
             tools = partial(self.tools, self.functions)
         return ParserPlan(
             reasoning=reasoning,
             tools=tools,
             parallel=self.chat.parallel_tool_calls is not False,
+            shows_reasoning=self.chat.include_reasoning is not False,
             named=self.chat.named_function is not None,
         )
 
@@ -86,7 +87,7 @@ def _tool_parser(chat: ChatRequest, served: Served) -> type[ToolParser]:
     return parser
 
 
-def _reasoning_parser(served: Served) -> type[ReasoningParser] | None:
+def reasoning_parser(served: Served) -> type[ReasoningParser] | None:
     """The model's configured parser ("none" for none), or the one that its template tells of."""
     configured = served.info.reasoning_parser
     if configured == "none":

@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 from inference.parsing.literals import first_of, is_beginning, may_begin
 from inference.parsing.parts import Part, joined
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Texts by which the engine tells reasoning.
+
+    Attributes:
+        ends: each ends it. start: what an output begins with that has reasoning, "" for nothing.
+        close: what ends it by force; ends with one of `ends`.
+    """
+
+    ends: tuple[str, ...]
+    start: str
+    close: str
 
 
 class ReasoningParser:
@@ -45,6 +60,13 @@ class ReasoningParser:
         if cls.starts and text.endswith(cls.starts):
             return True
         return False if cls.ends and text.endswith(cls.ends) else None
+
+    @classmethod
+    def marks(cls, *, constrained: bool, calls: bool) -> Marks:
+        """How the engine tells the reasoning, where the answer has a form (`constrained`), which
+        may be that of required calls.
+        """
+        return Marks(cls.ends, cls.starts[0] if cls.starts else "", cls.ends[0])
 
     def push(self, text: str) -> list[Part]:
         """What is certain after this text: parts of kind "reasoning" and "content"."""

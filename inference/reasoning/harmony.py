@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from inference.parsing.literals import first_of, is_beginning, may_begin
 from inference.parsing.parts import Part
-from inference.reasoning.base import ReasoningParser
+from inference.reasoning.base import Marks, ReasoningParser
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
@@ -22,6 +22,19 @@ class HarmonyParser(ReasoningParser):
     name: ClassVar[str] = "gpt_oss"
     template_marks: ClassVar[tuple[str, ...]] = (CHANNEL, MESSAGE)
     markers: ClassVar[tuple[str, ...]] = (CHANNEL, MESSAGE, "<|constrain|>", *_ENDS)
+
+    assumed: ClassVar[bool] = True
+
+    @classmethod
+    def marks(cls, *, constrained: bool, calls: bool) -> Marks:
+        """A form begins with its message, and calls with their header."""
+        again = f"{START}assistant"
+        if calls:
+            return Marks((again,), "", f"<|end|>{again}")
+        final = f"{CHANNEL}final{MESSAGE}"
+        if constrained:
+            return Marks((final,), "", f"<|end|>{again}{final}")
+        return Marks(("<|end|>", final, f"{CHANNEL}commentary"), "", "<|end|>")
 
     def __init__(self, inside: bool | None = None) -> None:
         super().__init__(inside)

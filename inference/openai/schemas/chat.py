@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from engine.errors import InvalidRequest
 from inference.errors import UnsupportedField
@@ -26,6 +26,9 @@ RESERVED_KWARGS = frozenset(
         "max_chars",
     }
 )
+
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
 
 def _named(choice: dict[str, Any]) -> str | None:
@@ -50,6 +53,9 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool | None = False
     add_special_tokens: bool | None = False
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = True
+    thinking_token_budget: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 

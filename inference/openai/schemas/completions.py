@@ -13,6 +13,16 @@ from inference.openai.schemas.sampling import SamplingFields
 from inference.settings import gateway_settings
 
 DEFAULT_MAX_TOKENS = 16
+#: Fields of chats, which a completion can't take.
+CHAT_ONLY = (
+    "chat_template",
+    "chat_template_kwargs",
+    "messages",
+    "reasoning_effort",
+    "thinking_token_budget",
+    "tools",
+    "tool_choice",
+)
 
 Prompt = str | list[int]
 
@@ -39,7 +49,7 @@ class CompletionRequest(SamplingFields):
     def _check_fields(self) -> None:
         if self.suffix:
             raise UnsupportedField("'suffix' is not supported.", param="suffix")
-        for name in ("chat_template", "chat_template_kwargs"):
+        for name in CHAT_ONLY:
             if (self.model_extra or {}).get(name) is not None:
                 raise UnsupportedField(f"A completion has no '{name}'.", param=name)
         if self.stream and (self.best_of or 1) > (self.n or 1):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from engine.errors import InvalidRequest
-from engine.sampling_params import MAX_LOGIT_BIAS, SamplingParams
+from engine.sampling_params import MAX_LOGIT_BIAS, RepetitionDetectionParams, SamplingParams
 from engine.structured.params import StructuredOutputsParams
+from inference.errors import UnsupportedField
 from inference.openai.schemas.base import GenerateRequest
 from inference.openai.schemas.structured import StructuredFields
 
@@ -38,6 +39,10 @@ class SamplingFields(StructuredFields, GenerateRequest):
     spaces_between_special_tokens: bool | None = True
     include_stop_str_in_output: bool | None = False
     truncate_prompt_tokens: int | None = None
+    use_beam_search: bool | None = False
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    repetition_detection: dict[str, Any] | None = None
     logit_bias: dict[str, float] | None = None
     allowed_token_ids: list[int] | None = None
 
@@ -67,6 +72,8 @@ class SamplingFields(StructuredFields, GenerateRequest):
             value = getattr(self, name)
             if value is not None:
                 values[name] = value
+        if self.repetition_detection is not None:
+            values["repetition_detection"] = _repetition_detection(self.repetition_detection)
         if self.logit_bias:
             values["logit_bias"] = _logit_bias(self.logit_bias)
         return SamplingParams(
@@ -83,8 +90,17 @@ _PASSED_ON = tuple(
     for name in SamplingFields.model_fields
     if name not in GenerateRequest.model_fields
     and name not in StructuredFields.model_fields
-    and name not in ("max_tokens", "logit_bias")
+    and name not in ("max_tokens", "logit_bias", "repetition_detection")
 )
+
+
+def _repetition_detection(given: dict[str, Any]) -> RepetitionDetectionParams:
+    """The object's fields, by name."""
+    for name in given:
+        if name not in RepetitionDetectionParams.__struct_fields__:
+            path = f"repetition_detection.{name[:50]}"
+            raise UnsupportedField(f"'{path}' is not supported.", param=path)
+    return RepetitionDetectionParams(**given)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:

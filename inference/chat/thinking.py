@@ -1,0 +1,120 @@
+"""How much a model may think, and how the engine tells its reasoning from its answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.sampling_params import ThinkingParams
+from engine.text import Tokenizer
+from inference.chat.parsers import ModelParsers
+from inference.errors import UnsupportedField
+from inference.openai.schemas import ChatRequest
+from inference.reasoning import ReasoningParser
+
+#: What a `reasoning_effort` means to models whose templates know nothing of it; None: no limit.
+BUDGETS: dict[str, int | None] = {
+    "none": 0,
+    "minimal": 512,
+    "low": 1024,
+    "medium": 8192,
+    "high": None,
+    "xhigh": None,
+}
+#: What templates call the switch.
+_SWITCHES = ("enable_thinking", "thinking")
+#: Tokens at a prompt's end that tell whether the reasoning has begun.
+TAIL_TOKENS = 32
+#: The same for a prompt that ends inside of a message.
+OPEN_TAIL_TOKENS = 4096
+
+
+def template_switches(
+    chat: ChatRequest, template: str, reasoning: type[ReasoningParser] | None
+) -> dict[str, Any]:
+    """Variables for the chat template that `reasoning_effort` sets.
+
+    Raises:
+        UnsupportedField: the model doesn't reason, or not in a way that is known here.
+    """
+    effort = chat.reasoning_effort
+    if effort is None:
+        return {}
+    switches: dict[str, Any] = {}
+    if effort == "none":
+        switches = {name: False for name in _SWITCHES if name in template}
+    if "reasoning_effort" in template:
+        return {"reasoning_effort": effort, **switches}
+    if reasoning is None and effort != "none":
+        raise UnsupportedField(
+            f"The model '{chat.model}' doesn't reason.", param="reasoning_effort"
+        )
+    return switches
+
+
+def prompt_is_inside(
+    chat: ChatRequest, parser: type[ReasoningParser], tokenizer: Tokenizer, prompt: list[int]
+) -> bool | None:
+    """Whether a prompt ends inside the reasoning; None when its end doesn't tell."""
+    if not chat.continue_final_message:
+        return parser.prompt_is_inside(tokenizer.decode(prompt[-TAIL_TOKENS:], False))
+    text = tokenizer.decode(prompt[-OPEN_TAIL_TOKENS:], False)
+    begun = max((text.rfind(mark) for mark in parser.starts), default=-1)
+    return begun > max((text.rfind(mark) for mark in parser.ends), default=-1)
+
+
+def thinking_params(
+    chat: ChatRequest,
+    parsers: ModelParsers,
+    tokenizer: Tokenizer,
+    *,
+    inside: bool | None,
+    constrained: bool,
+    template: str,
+) -> ThinkingParams | None:
+    """What the engine must know of the reasoning; None where it needn't know anything.
+
+    Args:
+        inside: whether the prompt ends inside the reasoning.
+        constrained: the answer has a form, which must not begin earlier.
+
+    Raises:
+        UnsupportedField: a budget for a model that doesn't reason.
+    """
+    budget, parser = _budget(chat, template), parsers.reasoning
+    if parser is None:
+        if chat.thinking_token_budget is not None:
+            raise UnsupportedField(
+                f"The model '{chat.model}' doesn't reason.", param="thinking_token_budget"
+            )
+        return None
+    if inside is False or (budget is None and not constrained):
+        return None
+    marks = parser.marks(constrained=constrained, calls=chat.forces_calls)
+    assumed = parser.assumed if inside is None else inside
+    return ThinkingParams(
+        end=[ids for text in marks.ends for ids in _spellings(tokenizer, text)],
+        start=[] if assumed or not marks.start else _ids(tokenizer, marks.start),
+        close=_ids(tokenizer, marks.close),
+        budget=budget,
+    )
+
+
+def _budget(chat: ChatRequest, template: str) -> int | None:
+    if chat.thinking_token_budget is not None:
+        return chat.thinking_token_budget
+    if chat.reasoning_effort is None or "reasoning_effort" in template:
+        return None
+    return BUDGETS[chat.reasoning_effort]
+
+
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def _spellings(tokenizer: Tokenizer, text: str) -> list[list[int]]:
+    """A mark's tokens; one made of ordinary words has others after a space or a line."""
+    first = _ids(tokenizer, text)
+    if len(first) == 1:
+        return [first]
+    others = [_ids(tokenizer, f" {text}"), _ids(tokenizer, f"\n{text}")]
+    return [first, *(ids for ids in others if ids[-len(first) :] != first)]

@@ -1,0 +1,140 @@
+"""Reasoning models through the gateway: fields, budgets, and forms after the reasoning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.sampling_params import ThinkingParams
+from engine.text import Tokenizer
+from inference.chat.thinking import BUDGETS
+from tests.inference.conftest import Gateway
+from tests.inference.scripted import ScriptedReplica, byte_by_byte
+from tests.inference.test_chat_tools import CALL, TOOL, assembled
+from tests.inference.tokenizer_folder import with_template
+
+BASE = (
+    "{% if tools %}tools <tool_call>{% endif %}{% for m in messages %}{{ m.content }}\n{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}"
+)
+OPENED = BASE + "<think>\n"
+EFFORT = BASE + "Effort: {{ reasoning_effort }}"
+THOUGHT = "<think>\nHm, {a}.\n</think>\n\nYes."
+
+
+@pytest.fixture
+def thinker(gateway: Gateway, tokenizer: Tokenizer, tmp_path: Path) -> Any:
+    def make(text: str = THOUGHT, template: str = BASE) -> ScriptedReplica:
+        copy = tmp_path / str(len(list(tmp_path.iterdir())))
+        copy.mkdir()
+        folder = with_template(gateway.model_folder, copy, template)
+        return gateway.scripted(byte_by_byte(tokenizer, text), model_path=folder)
+
+    return make
+
+
+def ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+async def test_reasoning_has_a_field_of_its_own(gateway: Gateway, thinker: Any) -> None:
+    async with gateway.serving(thinker()):
+        whole = await gateway.client.chat()
+        stream = await gateway.client.chat(stream=True)
+        without = await gateway.client.chat(include_reasoning=False)
+        stream_without = await gateway.client.chat(include_reasoning=False, stream=True)
+    message = whole.json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm, {a}.", "Yes.")
+    assert message["reasoning_content"] == message["reasoning"]
+    deltas = [choice["delta"] for event in stream.events[:-1] for choice in event["choices"]]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm, {a}."
+    assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
+    assert without.json()["choices"][0]["message"] == {
+        "role": "assistant",
+        "refusal": None,
+        "content": "Yes.",
+    }
+    assert assembled(stream_without.events)[0] == "Yes."
+    assert b"reasoning" not in stream_without.body
+    assert whole.json()["usage"]["completion_tokens"] > len("Yes.")
+
+
+async def test_a_prompt_may_have_opened_or_closed_the_reasoning(
+    gateway: Gateway, thinker: Any
+) -> None:
+    async with gateway.serving(thinker("Hm.</think>Yes.", OPENED)):
+        opened = (await gateway.client.chat()).json()["choices"][0]["message"]
+        assert (opened["reasoning"], opened["content"]) == ("Hm.", "Yes.")
+    async with gateway.serving(thinker("Yes.", BASE)):
+        fields = {"chat_template_kwargs": {"enable_thinking": False}}
+        closed = (await gateway.client.chat(**fields)).json()["choices"][0]["message"]
+        assert closed["content"] == "Yes."
+        assert "reasoning" not in closed
+
+
+async def test_a_form_waits_for_the_reasonings_end(
+    gateway: Gateway, thinker: Any, tokenizer: Tokenizer
+) -> None:
+    form = {"response_format": {"type": "json_object"}}
+    end = [ids(tokenizer, "</think>"), ids(tokenizer, " </think>"), ids(tokenizer, "\n</think>")]
+    async with gateway.serving(replica := thinker()):
+        await gateway.client.chat()
+        await gateway.client.chat(**form)
+        await gateway.client.chat(**form, thinking_token_budget=7)
+        await gateway.client.chat(**form, reasoning_effort="none")
+        await gateway.client.chat(thinking_token_budget=0)
+    free, formed, bounded, off, zero = (each.sampling.thinking for each in replica.received)
+    assert free is None
+    assert isinstance(formed, ThinkingParams)
+    assert formed.start == ids(tokenizer, "<think>")
+    assert formed.close == ids(tokenizer, "</think>")
+    assert formed.end[0] == end[0]
+    assert formed.budget is None
+    assert bounded.budget == 7
+    assert off is None  # the prompt has closed it
+    assert zero.budget == 0
+    async with gateway.serving(replica := thinker("Hm.</think>{}", OPENED)):
+        await gateway.client.chat(**form)
+    assert replica.received[0].sampling.thinking.start == []
+
+
+async def test_an_effort_is_the_templates_or_a_budget(gateway: Gateway, thinker: Any) -> None:
+    async with gateway.serving(replica := thinker()):
+        for effort in BUDGETS:
+            assert (await gateway.client.chat(reasoning_effort=effort)).status == 200
+        wrong = await gateway.client.chat(reasoning_effort="extreme")
+        assert (wrong.status, wrong.error["param"]) == (400, "reasoning_effort")
+    found = [each.sampling.thinking for each in replica.received]
+    assert [each.budget if each else None for each in found] == [None, 512, 1024, 8192, None, None]
+
+
+async def test_templates_get_the_effort_that_they_ask_for(
+    gateway: Gateway, thinker: Any, tokenizer: Tokenizer
+) -> None:
+    async with gateway.serving(replica := thinker(template=EFFORT)):
+        await gateway.client.chat(reasoning_effort="high")
+    assert tokenizer.decode(replica.received[0].prompt_token_ids).endswith("Effort: high")
+    assert replica.received[0].sampling.thinking is None
+
+
+async def test_what_a_model_without_reasoning_cant_do_is_refused(served: Gateway) -> None:
+    for field, value in (("reasoning_effort", "low"), ("thinking_token_budget", 5)):
+        reply = await served.client.chat(**{field: value})
+        assert (reply.status, reply.error["param"]) == (400, field)
+        reply = await served.client.complete(**{field: value})
+        assert (reply.status, reply.error["param"]) == (400, field)
+    assert (await served.client.chat(reasoning_effort="none")).status == 200
+    for value in (-1, 2**31, True, "5"):
+        reply = await served.client.chat(thinking_token_budget=value)
+        assert (reply.status, reply.error["param"]) == (400, "thinking_token_budget")
+
+
+async def test_a_call_after_the_reasoning(gateway: Gateway, thinker: Any) -> None:
+    async with gateway.serving(thinker(f"<think>Hm.</think>\n{CALL}")):
+        reply = await gateway.client.chat(tools=[TOOL])
+    choice = reply.json()["choices"][0]
+    assert choice["finish_reason"] == "tool_calls"
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("Hm.", None)
+    assert len(choice["message"]["tool_calls"]) == 1
