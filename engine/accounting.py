@@ -27,6 +27,9 @@ class Accounts:
         flight.queue_time = max(0.0, started - sequence.request.arrived_at)
         flight.prefill_time = max(0.0, first_token - started)
         flight.decode_time = max(0.0, now - first_token)
+        message = sequence.request.message
+        if sequence.request.beams is not None and sequence.index >= message.sampling.n:
+            return  # a beam that is no output
         finished = self.stats.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
         if flight.cold_reason:

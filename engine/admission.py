@@ -6,8 +6,10 @@ import hashlib
 import time
 from collections.abc import Callable
 
+from engine.beams.group import BeamGroup
+from engine.beams.search import end_tokens
 from engine.config import EngineConfig
-from engine.errors import InvalidRequest, KVPoolTooSmall
+from engine.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall
 from engine.kv_cache.hashing import extra_key
 from engine.models.loader import LoadedModel
 from engine.pooling.requests import check_pooling
@@ -37,6 +39,7 @@ class Admission:
 
         Raises:
             InvalidRequest: a field is out of range for this model.
+            BudgetExhausted: its token cap leaves no token.
             KVPoolTooSmall: it could never fit the pool.
         """
         prompt, params = message.prompt_token_ids, message.sampling
@@ -61,6 +64,7 @@ class Admission:
         if message.adapter:
             raise InvalidRequest(f"There is no adapter {message.adapter!r}.", param="model")
         self._check_resumption(message)
+        self._check_cap(message)
         _check_tenant(message)
         self._check_pool(message, len(prompt), 0 if message.pooling else params.max_tokens)
 
@@ -84,6 +88,12 @@ class Admission:
                     param="resume_token_ids",
                 )
 
+    def _check_cap(self, message: EngineRequest) -> None:
+        """The server's cap must leave room for a token of an output, or of each beam."""
+        left, params = _tokens_left(message), message.sampling
+        if left is not None and left < (params.beam_width if params.use_beam_search else 1):
+            raise BudgetExhausted("No tokens are left for this request.")
+
     def _check_pool(
         self, message: EngineRequest, num_prompt_tokens: int, max_tokens: int | None
     ) -> None:
@@ -102,16 +112,32 @@ class Admission:
     def request(self, message: EngineRequest, on_done: Callable[[], None] | None) -> Request:
         """The request that `check` has passed, with its sequences."""
         request = Request(message, arrived_at=time.time(), on_done=on_done)
+        request.tokens_left = _tokens_left(message)
         seed = self._seed(message)
-        for index in range(message.sampling.num_sequences):
+        params = message.sampling
+        if params.use_beam_search:
+            beams = range(params.beam_width)
+            request.sequences = [self._sequence(request, index, seed, []) for index in beams]
+            self._make_beams(request)
+            return request
+        for index in range(params.num_sequences):
             if index not in message.skip_indices:
-                request.sequences.append(self._sequence(request, index, seed))
+                resumed = message.resume_token_ids[index] if message.resume_token_ids else []
+                request.sequences.append(self._sequence(request, index, seed, resumed))
         return request
 
-    def _sequence(self, request: Request, index: int, seed: int) -> Sequence:
+    def _make_beams(self, request: Request) -> None:
+        """Hold the request's sequences together in a search."""
+        params, longest = request.message.sampling, request.sequences[0].max_output_tokens
+        most = longest
+        if request.tokens_left is not None:
+            most = min(longest, request.tokens_left // params.beam_width)
+        ends = end_tokens(params, self._loaded.eos_token_ids)
+        request.beams = BeamGroup(request, ends, most, capped=most < longest)
+
+    def _sequence(self, request: Request, index: int, seed: int, resumed: list[int]) -> Sequence:
         message = request.message
         params, prompt = message.sampling, message.prompt_token_ids
-        resumed = message.resume_token_ids[index] if message.resume_token_ids else []
         room = min(self._loaded.max_model_len, self._capacity(message))
         sequence = Sequence(
             seq_id=self._next_seq_id,
@@ -158,3 +184,10 @@ def _check_tenant(message: EngineRequest) -> None:
             f"kv_max_fraction must be in (0, 1], got {message.kv_max_fraction}.",
             param="kv_max_fraction",
         )
+
+
+def _tokens_left(message: EngineRequest) -> int | None:
+    """The server's cap, less what a client already has."""
+    if message.token_cap is None:
+        return None
+    return message.token_cap - sum(map(len, message.resume_token_ids))

@@ -38,8 +38,14 @@ class OutputAssembler:
         output = self.output
         if output.finished:
             return False
-        # EOS itself never shows in the text.
-        by_eos = delta.finish_reason == "stop" and delta.stop_reason is None
+        # EOS itself never shows in the text, unless it's asked for as the stop string it is.
+        by_eos = (
+            delta.finish_reason == "stop"
+            and delta.stop_reason is None
+            and not self._params.include_stop_str_in_output
+        )
+        if delta.cumulative_logprob is not None:
+            output.cumulative_logprob = delta.cumulative_logprob
         for at, token_id in enumerate(delta.token_ids):
             output.token_ids.append(token_id)
             if delta.logprobs is not None:

@@ -97,6 +97,7 @@ class EngineCore:
         Raises:
             InvalidRequest: a field is out of range for this model, or the id is in use.
             KVPoolTooSmall: it could never fit the pool.
+            BudgetExhausted: its token cap leaves no token.
             EngineOverloaded: the waiting queue is full.
         """
         if message.request_id in self.requests:
@@ -116,7 +117,9 @@ class EngineCore:
     def _queue(self, request: Request) -> None:
         """Hand a request's sequences to the scheduler."""
         for sequence in request.sequences:
-            if not sequence.finished:
+            if request.beams is not None and sequence.index > 0:
+                self.scheduler.add_parked(sequence)
+            elif not sequence.finished:
                 self.scheduler.add(sequence)
 
     def abort(
@@ -130,11 +133,13 @@ class EngineCore:
         request = self.requests.get(request_id)
         if request is None:
             return []
-        return [
-            self._exits.finish(sequence, reason)
-            for sequence in request.sequences
-            if not sequence.finished and index in (None, sequence.index)
-        ]
+        deltas: list[TokenDelta] = []
+        for sequence in request.sequences:
+            # Of a search there is no output before its end, so none to stop alone.
+            wanted = index is None or (index == sequence.index and request.beams is None)
+            if wanted and not sequence.finished:
+                deltas += self._exits.finish(sequence, reason)
+        return deltas
 
     @property
     def has_work(self) -> bool:
@@ -152,7 +157,8 @@ class EngineCore:
         started = time.perf_counter()
         deltas = self._take_compiled() if self.structured.num_waiting else []
         begun = self._begin()
-        deltas += [self._exits.refuse(*ended) for ended in self.scheduler.take_refused()]
+        for ended in self.scheduler.take_refused():
+            deltas += self._exits.refuse(*ended)
         if begun is not None:
             self._steps_in_flight.append(begun)
         if len(self._steps_in_flight) > (self._most_in_flight if begun else 0):
@@ -165,6 +171,8 @@ class EngineCore:
         plan, scheduled = self.scheduler.schedule()
         if not scheduled:
             self.executor.prepare(plan)
+            if not self._steps_in_flight:
+                self.scheduler.park_idle()
             return None
         if self._steps_in_flight:
             plan.mask = self.structured.promise_masks()
@@ -197,14 +205,15 @@ class EngineCore:
 
     def _take_compiled(self) -> list[TokenDelta]:
         """Queue the requests whose grammar is there now; answer those whose grammar is bad."""
-        deltas = []
+        deltas: list[TokenDelta] = []
         wait = 0.0 if self.scheduler.has_work else _GRAMMAR_WAIT_S
         for request, error in self.structured.take_ready(wait):
             if error is None:
                 self._queue(request)
             else:
-                left = [sequence for sequence in request.sequences if not sequence.finished]
-                deltas += [self._exits.refuse(sequence, error) for sequence in left]
+                for sequence in request.sequences:
+                    if not sequence.finished:
+                        deltas += self._exits.refuse(sequence, error)
         return deltas
 
     def _recover(self, step: Step, error: Exception) -> list[TokenDelta]:
@@ -224,7 +233,7 @@ class EngineCore:
         alive = [sequence for sequence in step.scheduled if not sequence.finished]
         if len(step.scheduled) > 1 or not alive:
             return []
-        return [self._exits.fail(alive[0], f"{type(error).__name__}: {error}")]
+        return self._exits.fail(alive[0], f"{type(error).__name__}: {error}")
 
     # -- for operators ------------------------------------------------------------------------
 

@@ -57,6 +57,14 @@ class EngineOverloaded(QuireError):
     error_type = "rate_limit_error"
 
 
+class BudgetExhausted(QuireError):
+    """The server's cap on a request leaves room for no token."""
+
+    status = 429
+    code = "insufficient_quota"
+    error_type = "insufficient_quota"
+
+
 class EngineUnavailable(QuireError):
     """No live replica serves the model."""
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable
 
 from engine.accounting import Accounts
+from engine.beams.group import BeamGroup
 from engine.errors import QuireError
 from engine.outputs import delta_of, error_delta, pooled_delta, refusal_delta
 from engine.protocol import TokenDelta
@@ -64,10 +65,20 @@ class Exits:
             if request.on_done is not None:
                 request.on_done()
 
-    def finish(self, sequence: Sequence, reason: str) -> TokenDelta:
+    def finish(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
         """End a sequence from outside."""
-        self.leave(sequence, reason)
-        return delta_of(sequence, [], None, first=sequence.first_token_at == 0.0)
+        return [
+            delta_of(each, [], None, first=each.first_token_at == 0.0)
+            for each in self._end(sequence, reason)
+        ]
+
+    def fail(self, sequence: Sequence, reason: str) -> list[TokenDelta]:
+        """End a sequence with an error that its client sees."""
+        return [error_delta(each, reason) for each in self._end(sequence, "error")]
+
+    def refuse(self, sequence: Sequence, error: QuireError) -> list[TokenDelta]:
+        """End a sequence for a reason that lies in its request."""
+        return [refusal_delta(each, error) for each in self._end(sequence, "error")]
 
     def complete(self, sequence: Sequence, pooled: bytes) -> TokenDelta:
         """End a sequence whose prompt has been pooled."""
@@ -75,12 +86,25 @@ class Exits:
         self.leave(sequence, "stop")
         return pooled_delta(sequence, pooled)
 
-    def fail(self, sequence: Sequence, reason: str) -> TokenDelta:
-        """End a sequence with an error that its client sees."""
-        self.leave(sequence, "error")
-        return error_delta(sequence, reason)
+    def complete_search(self, beams: BeamGroup) -> list[TokenDelta]:
+        """End the beams of a search that is over."""
+        deltas = beams.deltas()
+        now = time.time()
+        for place, sequence in enumerate(beams.request.sequences):
+            sequence.first_token_at = now
+            reason = deltas[place].finish_reason if place < len(deltas) else None
+            self.leave(sequence, reason or "stop")
+        self._accounts.stats.generation_tokens_total += sum(len(d.token_ids) for d in deltas)
+        return deltas
 
-    def refuse(self, sequence: Sequence, error: QuireError) -> TokenDelta:
-        """End a sequence for a reason that lies in its request."""
-        self.leave(sequence, "error")
-        return refusal_delta(sequence, error)
+    def _end(self, sequence: Sequence, reason: str) -> list[Sequence]:
+        """End a sequence; of a search, all beams. Returns one for each output that ends so."""
+        if sequence.request.beams is None:
+            self.leave(sequence, reason)
+            return [sequence]
+        sequences = sequence.request.sequences
+        for beam in sequences:
+            self.leave(beam, reason)
+            # A client has seen none of a beam's tokens.
+            beam.token_ids = beam.token_ids[: beam.num_prompt_tokens]
+        return sequences[: sequence.request.message.sampling.n]

@@ -10,6 +10,7 @@ import msgspec
 from tqdm import tqdm
 
 from engine.assembler import OutputAssembler, logprob_entry
+from engine.beams.offline import BeamSearchMethods
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import EngineFault, InvalidRequest
@@ -25,7 +26,7 @@ from engine.text.tokenizer import Tokenizer
 Messages = list[dict[str, Any]]
 
 
-class LLM(PoolingMethods):
+class LLM(PoolingMethods, BeamSearchMethods):
     """Generates from a model in this process; or embeds, classifies and scores with one.
 
     Args:
@@ -159,8 +160,9 @@ class LLM(PoolingMethods):
 
     def _submit(self, entry: TokenPrompt, params: SamplingParams, priority: int) -> _Collector:
         token_ids = entry.token_ids
-        if params.truncate_prompt_tokens is not None:
-            token_ids = token_ids[-params.truncate_prompt_tokens :]
+        limit = params.prompt_limit(self.core.loaded.max_model_len)
+        if limit is not None:
+            token_ids = token_ids[-limit:]
         if params.bad_words:
             forbidden = bad_word_ids(self.get_tokenizer(), params.bad_words)
             params = msgspec.structs.replace(params, bad_words_token_ids=forbidden)
@@ -232,7 +234,7 @@ class _Collector:
         return True
 
     def result(self) -> RequestOutput:
-        """The request's result; with best_of, the n outputs of the highest mean log probability."""
+        """The request's result; with best_of, the n likeliest outputs."""
         outputs = [assembler.output for assembler in self._assemblers]
         if len(outputs) > self._params.n:
             outputs = self._best(outputs)
@@ -247,10 +249,8 @@ class _Collector:
 
     def _best(self, outputs: list[CompletionOutput]) -> list[CompletionOutput]:
         """The n best of best_of, best first."""
-        ranked = sorted(
-            outputs, key=lambda o: (o.cumulative_logprob or 0.0) / max(1, len(o.token_ids))
-        )
-        best = ranked[::-1][: self._params.n]
+        ranked = sorted(outputs, key=lambda output: -(output.cumulative_logprob or 0.0))
+        best = ranked[: self._params.n]
         for index, output in enumerate(best):
             output.index = index
             if self._params.logprobs is None:

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from engine.beams.search import candidates_needed, end_tokens
 from engine.sampling.constraints import Constraints
 from engine.sampling.filters import CANDIDATES, Filters
 from engine.sampling.penalties import Penalties, is_penalised
@@ -60,6 +61,11 @@ def _is_filtered(params: SamplingParams, vocab_size: int) -> bool:
     return 0 < params.top_k < vocab_size or params.top_p < 1.0 or params.min_p > 0.0
 
 
+def _num_candidates(params: SamplingParams, eos_token_ids: Sequence[int]) -> int:
+    ends = end_tokens(params, eos_token_ids)
+    return max(candidates_needed(params.beam_width, len(ends)), params.logprobs or 0)
+
+
 class Batch:
     """A list of sequences, sorted by how each is sampled.
 
@@ -68,6 +74,7 @@ class Batch:
         greedy: rows that take the likeliest token.
         free: random rows without filters, with `free_temperature` ([n, 1] float32; None if all 1).
         filtered: random rows with filters, in groups that share a width.
+        beams: rows of beams; `num_candidates` says how many next tokens each is given.
         logprobs: rows that want log probabilities; `num_logprobs` says how many each.
     """
 
@@ -88,10 +95,14 @@ class Batch:
         penalised = [row for row in rows if is_penalised(states[row])]
         self.penalties = Penalties(penalised, [states[row] for row in penalised])
         self.penalised = bool(penalised)
-        self.greedy = self._rows([row for row in rows if params[row].greedy])
-        self.logprobs = self._rows([row for row in rows if params[row].logprobs is not None])
+        beams = [row for row in rows if params[row].use_beam_search]
+        drawn = [row for row in rows if not params[row].use_beam_search]
+        self.beams = self._rows(beams)
+        self.num_candidates = [_num_candidates(params[row], eos_token_ids) for row in beams]
+        self.greedy = self._rows([row for row in drawn if params[row].greedy])
+        self.logprobs = self._rows([row for row in drawn if params[row].logprobs is not None])
         self.num_logprobs = [params[row].logprobs or 0 for row in self.logprobs.rows]
-        self._sort_random([row for row in rows if not params[row].greedy], params)
+        self._sort_random([row for row in drawn if not params[row].greedy], params)
         self._seeds = np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
         self._table: NDArray[np.float64] = np.zeros((len(states), 0))
         self._table_start: NDArray[np.int64] = np.zeros(len(states), dtype=np.int64)

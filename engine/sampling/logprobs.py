@@ -83,3 +83,19 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> list[Toke
         chosen = next_token_ids[start : start + CHUNK].to(part.device)
         entries += RawLogprobs.of(part, k).at(chosen, [k] * len(part))
     return entries
+
+
+def best_candidates(logits: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
+    """The `counts[i]` likeliest tokens of each row of `logits` ([n, vocab], float32), best first.
+
+    Tokens that are impossible (minus infinity) are left out; a row with NaN has none.
+    """
+    log_probs = torch.log_softmax(logits, dim=-1)
+    values, ids = log_probs.topk(min(max(counts), logits.shape[-1]), dim=-1)
+    possible = torch.isfinite(values).sum(dim=-1).tolist()
+    return [
+        TokenLogprobs(row_ids[:size], row_values[:size], list(range(1, size + 1)))
+        for row_ids, row_values, size in zip(
+            ids.tolist(), values.tolist(), map(min, counts, possible), strict=True
+        )
+    ]

@@ -13,9 +13,10 @@ from engine.sampling.batch import Batch
 from engine.sampling.compiled import CompiledChoice
 from engine.sampling.draw import BROKEN, draw
 from engine.sampling.filters import sample_filtered
-from engine.sampling.logprobs import RawLogprobs
+from engine.sampling.logprobs import RawLogprobs, best_candidates
 from engine.sampling.state import SequenceSampling
 from engine.sampling.token_mask import MaskedRows
+from engine.sampling_params import GREEDY_EPS
 from kernels import KernelSet
 
 NOT_FINITE = "No token can be chosen: the logits hold NaN or infinity, or every token is forbidden."
@@ -30,11 +31,14 @@ class SamplerOutput:
         logprobs: [rows]; None for a sequence that wants none. They are the model's own, before
             temperature, penalties and filters.
         errors: row to what went wrong with it; the other rows are as if it weren't there.
+        candidates: row of a beam to its likeliest next tokens, best first, by their log
+            probabilities after constraints, penalties and temperature. Its token is `BROKEN`.
     """
 
     token_ids: Tensor
     logprobs: list[TokenLogprobs | None]
     errors: dict[int, str] = field(default_factory=dict)
+    candidates: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
 class Sampler:
@@ -90,7 +94,24 @@ class Sampler:
         errors = self._adjust(work, batch)
         if mask is not None:
             mask.apply(work)
-        return self._output(self._choose(work, batch), errors, raw, batch)
+        output = self._output(self._choose(work, batch), errors, raw, batch)
+        if len(batch.beams):
+            self._add_candidates(work, batch, output)
+        return output
+
+    @staticmethod
+    def _add_candidates(logits: Tensor, batch: Batch, output: SamplerOutput) -> None:
+        """Beams get candidates instead of a token; one without any keeps its error."""
+        rows = batch.beams.rows
+        temperatures = [batch.states[row].params.temperature for row in rows]
+        own = batch.beams.of(logits)
+        if any(temperature not in (0, 1) for temperature in temperatures):
+            divisors = [t if t >= GREEDY_EPS else 1.0 for t in temperatures]
+            own = own / torch.tensor(divisors, device=own.device)[:, None]
+        for row, found in zip(rows, best_candidates(own, batch.num_candidates), strict=True):
+            if found.token_ids and output.errors.get(row) in (None, NOT_FINITE):
+                output.candidates[row] = found
+                output.errors.pop(row, None)
 
     def _batch_of(self, states: Sequence[SequenceSampling], logits: Tensor) -> Batch:
         batch = self._batch

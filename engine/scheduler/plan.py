@@ -48,6 +48,8 @@ class StepPlan:
     new_blocks: list[tuple[int, list[list[int]]]] = field(default_factory=list)
     #: Finished, aborted or preempted since the last step: the worker forgets them first.
     removed: list[int] = field(default_factory=list)
+    #: (seq_id, token) that sequences which the worker holds got without sampling it. Before `new`.
+    appended: list[tuple[int, int]] = field(default_factory=list)
     #: Grammar masks of this step, in the making while the model runs.
     mask: Future[TokenMask] | None = None
 
@@ -70,5 +72,7 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     #: seq_id -> result of a prompt that this step completed, little-endian float32.
     pooled: dict[int, bytes] = field(default_factory=dict)
+    #: seq_id -> a beam's likeliest next tokens, best first. Its entry of `token_ids` is -1.
+    candidates: dict[int, TokenLogprobs] = field(default_factory=dict)
     #: seq_id -> why this sequence alone failed (NaN logits, say).
     errors: dict[int, str] = field(default_factory=dict)

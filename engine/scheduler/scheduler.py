@@ -54,7 +54,9 @@ class Scheduler:
         self.num_preemptions = 0
         self._refused: list[tuple[Sequence, KVPoolTooSmall]] = []
         self._removed: list[int] = []
-        self._num_steps = 0
+        #: Steps that were scheduled so far.
+        self.num_steps = 0
+        self._appended: list[tuple[int, int]] = []
 
     @property
     def most_at_once(self) -> int:
@@ -102,8 +104,8 @@ class Scheduler:
         Returns the plan and its sequences in the plan's order. Their computed counts already
         include the step's tokens.
         """
-        self._num_steps += 1
-        plan = StepPlan(self._num_steps)
+        self.num_steps += 1
+        plan = StepPlan(self.num_steps)
         scheduled: list[Sequence] = []
         if self.kv.accounts.reserving:
             self._claim_reserves()
@@ -115,7 +117,51 @@ class Scheduler:
             if budget is not None:
                 self._admit_waiting(plan, scheduled, budget)
         plan.removed, self._removed = self._removed, []
+        plan.appended, self._appended = self._appended, []
         return plan, scheduled
+
+    # -- beams --------------------------------------------------------------------------------
+
+    def add_parked(self, sequence: Sequence) -> None:
+        """Take note of a sequence that will begin with `restart`."""
+        self.note_tenant(sequence.request.message).sequences += 1
+        sequence.status = Status.PARKED
+
+    def append(self, sequence: Sequence, token_id: int) -> None:
+        """A sequence gets a token that wasn't sampled for it."""
+        sequence.token_ids.append(token_id)
+        if sequence.status is Status.RUNNING:
+            self._appended.append((sequence.seq_id, token_id))
+        else:
+            self.restart(sequence)
+
+    def restart(self, sequence: Sequence) -> None:
+        """A sequence got other tokens altogether: it begins anew, ahead of those that never ran."""
+        if sequence.status is Status.RUNNING:
+            self._take_off(sequence)
+        if sequence.status is not Status.PREEMPTED:
+            sequence.status = Status.PREEMPTED
+            self.waiting.push_back(sequence)
+
+    def park(self, sequence: Sequence) -> None:
+        """Take a sequence's blocks, if it runs, and leave it out until it's restarted.
+
+        One that is queued stays so; it can be parked once it runs.
+        """
+        if sequence.status is Status.RUNNING:
+            self._take_off(sequence)
+            sequence.status = Status.PARKED
+
+    def park_idle(self) -> bool:
+        """When nothing could be scheduled: park a sequence that waits for others. False: none."""
+        for sequence in reversed(self.running):
+            idle = sequence.num_computed_tokens == len(sequence.token_ids)
+            if idle and sequence.request.beams is not None:
+                self.park(sequence)
+                return True
+        return False
+
+    # -- ends and failures --------------------------------------------------------------------
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
         """Take a sequence out wherever it stands and free its blocks at once."""
@@ -123,13 +169,14 @@ class Scheduler:
             return
         was_running = sequence.status is Status.RUNNING
         unknown = sequence.status is Status.WAITING_FOR_GRAMMAR
+        parked = sequence.status is Status.PARKED
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason
         sequence.stop_reason = stop_reason
         if was_running:
             self.running.remove(sequence)
             self._removed.append(sequence.seq_id)
-        elif not unknown:
+        elif not unknown and not parked:
             self.waiting.discard(sequence)
         if not unknown:
             self.kv.account_of(sequence).sequences -= 1
@@ -249,14 +296,18 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         """Free a running sequence's blocks and queue it again; its tokens are recomputed later."""
-        self.running.remove(sequence)
-        self.kv.free(sequence)
-        sequence.num_computed_tokens = 0
+        self._take_off(sequence)
         sequence.status = Status.PREEMPTED
         sequence.flight.num_preemptions += 1
         self.num_preemptions += 1
-        self._removed.append(sequence.seq_id)
         self.waiting.push_back(sequence)
+
+    def _take_off(self, sequence: Sequence) -> None:
+        """Free a running sequence's blocks; the worker forgets it."""
+        self.running.remove(sequence)
+        self.kv.free(sequence)
+        sequence.num_computed_tokens = 0
+        self._removed.append(sequence.seq_id)
 
     def _admit_waiting(self, plan: StepPlan, scheduled: list[Sequence], budget: int) -> None:
         """Waiting sequences while budget, places and blocks last; never past one that can't go.

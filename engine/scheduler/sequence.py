@@ -5,10 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.kv_cache.block import Block
 from engine.protocol import EngineRequest, FlightRecord, TokenLogprobs
 from engine.structured.grammar import GrammarState
+
+if TYPE_CHECKING:
+    from engine.beams.group import BeamGroup
 
 
 class Status(enum.Enum):
@@ -16,6 +20,9 @@ class Status(enum.Enum):
 
     #: Its grammar is being compiled; the scheduler doesn't know it yet.
     WAITING_FOR_GRAMMAR = "waiting_for_grammar"
+    #: A beam that hasn't begun, or has given its blocks back while it waits for other beams; the
+    #: scheduler has it in no list.
+    PARKED = "parked"
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
@@ -120,6 +127,10 @@ class Request:
     message: EngineRequest
     sequences: list[Sequence] = field(default_factory=list)
     arrived_at: float = 0.0
+    #: What holds its sequences together, when they are the beams of one search.
+    beams: BeamGroup | None = None
+    #: Output tokens that may still come, over all outputs; None: no cap.
+    tokens_left: int | None = None
     #: Called when the last sequence has left; the service acknowledges the inbox entry then.
     on_done: Callable[[], None] | None = None
 

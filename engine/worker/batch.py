@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -31,6 +31,7 @@ class StepInputs:
         states: theirs, for the sampler.
         targets: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
         prompt_rows: the prompt positions to score.
+        held: all rows that have a sequence, for models that keep a state of each.
     """
 
     places: tuple[np.ndarray, np.ndarray]
@@ -39,6 +40,7 @@ class StepInputs:
     states: list[SequenceSampling]
     targets: tuple[np.ndarray, np.ndarray]
     prompt_rows: list[PromptRow]
+    held: set[int] = field(default_factory=set)
 
 
 class RunningBatch:
@@ -65,6 +67,8 @@ class RunningBatch:
         self.num_tokens = np.zeros(num_rows, dtype=np.int64)
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
         self.sampling: list[SequenceSampling | None] = [None] * num_rows
+        #: Whether a sampled token follows by itself; what follows a beam is chosen elsewhere.
+        self.grows = np.ones(num_rows, dtype=bool)
         self.prompt_logprobs_next: dict[int, int] = {}
         self.row_of: dict[int, int] = {}
         self._free_rows = list(range(num_rows - 1, -1, -1))
@@ -76,6 +80,8 @@ class RunningBatch:
         self._left = []
         for seq_id in plan.removed:
             self._remove(seq_id)
+        for seq_id, token_id in plan.appended:
+            self._append(seq_id, token_id)
         for sequence in plan.new:
             self._add(sequence)
         for seq_id, block_ids in plan.new_blocks:
@@ -104,8 +110,17 @@ class RunningBatch:
             output_token_ids=sequence.token_ids[split:],
             seed=sequence.seed,
         )
+        self.grows[row] = not sequence.sampling.use_beam_search
         if sequence.prompt_logprobs_from >= 0:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
+
+    def _append(self, seq_id: int, token_id: int) -> None:
+        row = self.row_of.get(seq_id)
+        if row is None:  # it left since, or comes back in this plan with all of its tokens
+            return
+        self.tokens[row, self.num_tokens[row]] = token_id
+        self.num_tokens[row] += 1
+        self._state(row).output_token_ids.append(token_id)
 
     def _append_blocks(self, row: int, block_ids: list[list[int]]) -> None:
         start = self.num_blocks[row]
@@ -152,8 +167,8 @@ class RunningBatch:
         self.num_computed[rows] = ends
         growing = rows[caught_up]
         targets = growing, self.num_tokens[growing]
-        self.num_tokens[growing] += 1
         states = [self._state(row) for row in growing.tolist()]
+        self.num_tokens[growing] += self.grows[growing]
         return StepInputs(
             (owner, positions), context, caught_up.tolist(), states, targets, prompt_rows
         )
@@ -170,10 +185,15 @@ class RunningBatch:
 
     def take(self, inputs: StepInputs, token_ids: list[int]) -> None:
         """Take over the sampled tokens, one for each of `inputs.sampled`; -1 where none came."""
-        # A step that is prepared already may read them, so they must be ids that the model has.
-        self.tokens[inputs.targets] = np.maximum(token_ids, 0)
+        rows, positions = inputs.targets
+        if min(token_ids) < 0:
+            # A step that is prepared already may read them: what is there is an id of the model's.
+            came = [at for at, token_id in enumerate(token_ids) if token_id >= 0]
+            rows, positions = rows[came], positions[came]
+        self.tokens[rows, positions] = [token_id for token_id in token_ids if token_id >= 0]
         for state, token_id in zip(inputs.states, token_ids, strict=True):
-            state.output_token_ids.append(token_id)
+            if token_id >= 0:
+                state.output_token_ids.append(token_id)
 
     def _tables(
         self, group: int, rows: np.ndarray, owner: np.ndarray, positions: np.ndarray, longest: int

@@ -33,7 +33,12 @@ class ModelRunner:
         by removing its sequences.
         """
         self.batch.apply(plan)
-        return self.batch.inputs(plan) if plan.seq_ids else None
+        if not plan.seq_ids:
+            return None
+        inputs = self.batch.inputs(plan)
+        if self._keep is not None:
+            inputs.held = set(self.batch.row_of.values())
+        return inputs
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: StepInputs | None) -> StepResult:
@@ -41,7 +46,7 @@ class ModelRunner:
         if inputs is None:
             return StepResult([])
         if self._keep is not None:
-            self._keep(set(self.batch.row_of.values()))
+            self._keep(inputs.held)
         hidden = self.model.forward(self.batch.token_ids(inputs), inputs.context)
         result = StepResult([-1] * len(plan.seq_ids))
         if len(hidden) == 0:
@@ -60,6 +65,9 @@ class ModelRunner:
         seq_ids = [plan.seq_ids[index] for index in inputs.sampled]
         output = self.sampler.sample(logits, inputs.states, _masked_rows(plan, seq_ids))
         token_ids = output.token_ids.tolist()
+        for at, candidates in output.candidates.items():
+            token_ids[at] = -1
+            result.candidates[seq_ids[at]] = candidates
         self.batch.take(inputs, token_ids)
         if len(token_ids) == len(plan.seq_ids):
             result.token_ids = token_ids
