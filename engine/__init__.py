@@ -8,11 +8,13 @@ from engine.structured.params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from engine.llm import LLM
+    from engine.models.outside import ModelRegistry
     from engine.outputs import CompletionOutput, RequestOutput
 
 __all__ = [
     "LLM",
     "CompletionOutput",
+    "ModelRegistry",
     "PoolingParams",
     "RequestOutput",
     "SamplingParams",
@@ -26,6 +28,10 @@ def __getattr__(name: str) -> Any:
         from engine.llm import LLM
 
         return LLM
+    if name == "ModelRegistry":
+        from engine.models.outside import ModelRegistry
+
+        return ModelRegistry
     if name in ("CompletionOutput", "RequestOutput"):
         from engine import outputs
 

@@ -1,0 +1,85 @@
+"""Settings that are put over config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.models.overrides import with_overrides
+from engine.models.registry import decoder_spec
+from engine.models.spec import DecoderSpec
+from tests.engine.families.test_refusals import config
+
+OLD_GEMMA3 = {
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 12345.0,
+    "head_dim": 16,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+NEW_GEMMA3 = {
+    **{name: value for name, value in OLD_GEMMA3.items() if not name.startswith("rope_")},
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 12345.0},
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+    },
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0}
+
+
+def spec_of(architecture: str, raw: dict[str, Any], **settings: Any) -> DecoderSpec:
+    setting = EngineConfig(model="m", **settings)
+    return decoder_spec(with_overrides(config(architecture, **raw), setting))
+
+
+@pytest.mark.parametrize("raw", [OLD_GEMMA3, NEW_GEMMA3], ids=["old", "new"])
+def test_gemma3s_settings_are_those_of_its_full_layers(raw: dict[str, Any]) -> None:
+    spec = spec_of("Gemma3ForCausalLM", raw, rope_scaling=LINEAR, rope_theta=5e5)
+    local, whole = spec.layer_ropes
+    assert local is not None
+    assert whole is not None
+    assert (local.theta, local.kind) == (12345.0, "default")
+    assert (whole.theta, whole.kind, whole.params["factor"]) == (5e5, "linear", 4.0)
+
+
+@pytest.mark.parametrize("raw", [OLD_GEMMA3, NEW_GEMMA3], ids=["old", "new"])
+def test_a_scaling_keeps_the_base(raw: dict[str, Any]) -> None:
+    rope = spec_of("Gemma3ForCausalLM", raw, rope_scaling={"type": "linear", "factor": 2.0}).rope
+    assert rope is not None
+    assert (rope.theta, rope.kind) == (1e6, "linear")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {"rope_theta": 1e4, "rope_scaling": LINEAR},
+        {"rope_parameters": {"rope_theta": 1e4, **LINEAR}},
+    ],
+)
+def test_a_base_keeps_the_scaling(raw: dict[str, Any]) -> None:
+    rope = spec_of("LlamaForCausalLM", raw, rope_theta=2e4).rope
+    assert rope is not None
+    assert (rope.theta, rope.kind, rope.params["factor"]) == (2e4, "linear", 4.0)
+
+
+def test_how_much_of_a_head_is_rotated_stays() -> None:
+    raw = {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}
+    rope = spec_of("LlamaForCausalLM", raw, rope_scaling=LINEAR).rope
+    assert rope is not None
+    assert rope.dim == 8
+
+
+def test_hf_overrides_reach_into_objects() -> None:
+    raw = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    over = {"rope_parameters": {"rope_theta": 3e4}, "num_hidden_layers": 5}
+    spec = spec_of("LlamaForCausalLM", raw, hf_overrides=over)
+    assert spec.num_layers == 5
+    assert spec.rope is not None
+    assert spec.rope.theta == 3e4
+
+
+def test_nothing_changes_without_settings() -> None:
+    raw = config("LlamaForCausalLM", rope_scaling=LINEAR)
+    assert with_overrides(raw, EngineConfig(model="m")) == raw
