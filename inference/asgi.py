@@ -44,6 +44,7 @@ PATHS = frozenset(
     for name in (
         *("v1", "health", "ping", "version", "metrics", "tokenize", "detokenize"),
         *("reset_prefix_cache", "load", "server_info", "openapi.json"),
+        *("pooling", "classify", "score", "rerank", "v2/rerank"),
     )
 )
 

@@ -34,6 +34,7 @@ class GatewaySettings:
         request_chat_templates: let clients send `chat_template` in the body.
         max_prompts: prompts in one completions request.
         max_choices: prompts times `n` in one request.
+        max_pooling_tokens: tokens of all texts in one request for embeddings, scores or labels.
         failover_wait_s: how long a request waits for a replica to come (back).
         max_attempts: how many replicas a request may be given to, one after the other.
         stream_start_wait_s: a stream that has no token yet after so long sends its headers; until
@@ -61,6 +62,7 @@ class GatewaySettings:
     request_chat_templates: bool = False
     max_prompts: int = 2048
     max_choices: int = 2048
+    max_pooling_tokens: int = 300_000
     failover_wait_s: float = 30.0
     max_attempts: int = 5
     stream_start_wait_s: float = 10.0

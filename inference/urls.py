@@ -12,6 +12,14 @@ from inference.openai.chat import ChatCompletionsView
 from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
 from inference.ops import MetricsView, VersionView
+from inference.pooling.views import (
+    ClassifyView,
+    EmbeddingsView,
+    PoolingView,
+    RerankV2View,
+    RerankView,
+    ScoreView,
+)
 from inference.responses.views import (
     ResponseCancelView,
     ResponseInputItemsView,
@@ -25,6 +33,15 @@ urlpatterns = [
     path("v1/models/<path:model>", ModelView.as_view()),
     path("v1/chat/completions", ChatCompletionsView.as_view()),
     path("v1/completions", CompletionsView.as_view()),
+    path("v1/embeddings", EmbeddingsView.as_view()),
+    path("pooling", PoolingView.as_view()),
+    path("classify", ClassifyView.as_view()),
+    path("v1/classify", ClassifyView.as_view()),
+    path("score", ScoreView.as_view()),
+    path("v1/score", ScoreView.as_view()),
+    path("rerank", RerankView.as_view()),
+    path("v1/rerank", RerankView.as_view()),
+    path("v2/rerank", RerankV2View.as_view()),
     path("v1/files", FilesView.as_view()),
     path("v1/files/<str:file_id>", FileView.as_view()),
     path("v1/files/<str:file_id>/content", FileContentView.as_view()),

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from engine import checks
-from engine.errors import InvalidRequest
+from engine.errors import ContextLengthExceeded, InvalidRequest
 
 #: Tasks with one vector a prompt.
 WHOLE_TASKS = ("embed", "classify", "score")
@@ -120,6 +120,15 @@ def check_task(model: str, tasks: Sequence[str], task: str) -> None:
             f"The model '{model}' doesn't do '{task}'. It does: {', '.join(tasks)}.",
             param="model",
             code="unsupported_task",
+        )
+
+
+def check_length(num_tokens: int, max_model_len: int) -> None:
+    """Raise `ContextLengthExceeded` with both numbers for a prompt over the context."""
+    if num_tokens > max_model_len:
+        raise ContextLengthExceeded(
+            f"The prompt has {num_tokens} tokens, but the model takes at most {max_model_len}.",
+            param="prompt",
         )
 
 

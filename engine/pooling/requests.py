@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
-from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.pooling.params import GENERATE, PoolingParams, check_task
+from engine.errors import InvalidRequest
+from engine.pooling.params import GENERATE, PoolingParams, check_length, check_task
 from engine.protocol import EngineRequest, PoolingInfo
 
 if TYPE_CHECKING:
@@ -39,16 +39,6 @@ def check_pooling(message: EngineRequest, name: str, loaded: LoadedModel) -> Non
     check_length(count, loaded.max_model_len)
     if params.second_segment >= count:
         raise InvalidRequest("second_segment is out of range.", param="second_segment")
-
-
-def check_length(num_tokens: int, max_model_len: int) -> None:
-    """Raise `ContextLengthExceeded` with both numbers for a prompt over the context."""
-    if num_tokens > max_model_len:
-        raise ContextLengthExceeded(
-            f"The prompt has {num_tokens} tokens, but the model takes at most {max_model_len}. "
-            "truncate_prompt_tokens shortens it.",
-            param="prompt",
-        )
 
 
 def tasks_of(loaded: LoadedModel) -> list[str]:

@@ -20,6 +20,7 @@ class Piece:
         finish_reason, stop_reason: set on an output's last piece.
         num_cached_tokens: prompt tokens that the engine found in its cache; on first and last.
         flight: the engine's record, on the last.
+        pooled: a pooling model's result, see `TokenDelta`.
     """
 
     number: int
@@ -31,6 +32,7 @@ class Piece:
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     flight: FlightRecord | None = None
+    pooled: bytes | None = None
 
     def merge(self, later: Piece) -> None:
         """Append a later piece of the same output."""
@@ -42,6 +44,7 @@ class Piece:
         self.stop_reason = later.stop_reason
         self.num_cached_tokens = max(self.num_cached_tokens, later.num_cached_tokens)
         self.flight = later.flight or self.flight
+        self.pooled = later.pooled or self.pooled
 
 
 def piece_of(delta: TokenDelta, number: int, skip: int) -> Piece:
@@ -57,6 +60,7 @@ def piece_of(delta: TokenDelta, number: int, skip: int) -> Piece:
         delta.stop_reason,
         delta.num_cached_tokens,
         delta.flight,
+        delta.pooled,
     )
 
 

@@ -58,7 +58,7 @@ class TokenizeView(GatewayView):
         """`{"count", "max_model_len", "tokens", "token_strs"}`."""
         body = self.read_json(request)
         wanted = _parse(TokenizeRequest, body)
-        served = await find_served(request.caller, wanted.model)
+        served = await find_served(request.caller, wanted.model, task=None)
         tokens = await _tokens(wanted, body, served)
         strings = [served.tokenizer.token_text(token) for token in tokens]
         return json_response(
@@ -79,7 +79,7 @@ class DetokenizeView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"prompt": text}`."""
         wanted = _parse(DetokenizeRequest, self.read_json(request))
-        served = await find_served(request.caller, wanted.model)
+        served = await find_served(request.caller, wanted.model, task=None)
         tokens = checked_token_ids(wanted.tokens, served.info) if wanted.tokens else []
         text = served.tokenizer.decode(tokens, skip_special_tokens=False)
         return json_response(_encode({"prompt": text}))

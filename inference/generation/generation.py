@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from typing import Self
 
 from engine.errors import QuireError
 from inference.engine_client import Piece, Submission, get_engine_client
@@ -60,7 +61,7 @@ class Generation:
         )
 
     @classmethod
-    async def start(cls, job: Job) -> Generation:
+    async def start(cls, job: Job) -> Self:
         """Admit and submit a job that `Job.check` has passed.
 
         Raises:

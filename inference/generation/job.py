@@ -73,6 +73,10 @@ class Job:
                 max_logprobs=info.max_logprobs,
             )
             self._check_pool(len(prompt))
+        self.check_priority()
+
+    def check_priority(self) -> None:
+        """Raise `InvalidRequest` for a priority beyond the key's right."""
         if -self.priority > self.caller.max_priority:
             raise InvalidRequest(
                 f"priority must be at least {-self.caller.max_priority} for this API key, "

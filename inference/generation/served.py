@@ -8,6 +8,7 @@ from functools import cached_property
 
 from catalog.access import ModelCard, access_model
 from engine.errors import EngineUnavailable
+from engine.pooling.params import GENERATE, check_task
 from engine.protocol import ModelInfo
 from engine.text import Tokenizer
 from inference.engine_client import get_engine_client
@@ -40,10 +41,11 @@ class Served:
         return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
 
 
-async def find_served(caller: Caller, name: str) -> Served:
-    """The model under this name, for this caller.
+async def find_served(caller: Caller, name: str, *, task: str | None = GENERATE) -> Served:
+    """The model under this name, for this caller, and for this task if one is named.
 
     Raises:
+        InvalidRequest: the model doesn't do that.
         ModelNotFound: it isn't there, or isn't theirs (404, both look the same).
         EngineUnavailable: no replica has served it lately (503).
     """
@@ -53,6 +55,8 @@ async def find_served(caller: Caller, name: str) -> Served:
     info = client.fleet.model(card.id)
     if info is None:
         raise EngineUnavailable(_why_unavailable(card.id))
+    if task is not None:
+        check_task(card.id, info.tasks, task)
     return Served(card, info, await tokenizers.get(info.path))
 
 

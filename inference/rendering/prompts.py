@@ -58,9 +58,15 @@ async def text_token_ids(
 
 def checked_token_ids(token_ids: Sequence[Any], model: ModelInfo) -> list[int]:
     """A client's own token ids. Raises `InvalidRequest` for none, or one out of the vocabulary."""
+    check_context(len(token_ids), None, model.max_model_len)  # before each of them is looked at
+    check_vocabulary(token_ids, model)
+    return list(token_ids)
+
+
+def check_vocabulary(token_ids: Sequence[Any], model: ModelInfo) -> None:
+    """Raise `InvalidRequest` for no ids at all, or one that isn't in the vocabulary."""
     if not token_ids:
         raise InvalidRequest("prompt must not be empty.", param="prompt")
-    check_context(len(token_ids), None, model.max_model_len)  # before each of them is looked at
     for token in token_ids:
         if type(token) is not int:
             raise InvalidRequest(f"prompt holds {token!r}, which is no token id.", param="prompt")
@@ -70,7 +76,6 @@ def checked_token_ids(token_ids: Sequence[Any], model: ModelInfo) -> list[int]:
             f"prompt holds token {wrong}, but the vocabulary has {model.vocab_size} entries.",
             param="prompt",
         )
-    return list(token_ids)
 
 
 def truncated(token_ids: list[int], limit: int | None) -> list[int]:

@@ -1,0 +1,1 @@
+"""Embeddings, scores, rankings and labels: the endpoints of pooling models."""

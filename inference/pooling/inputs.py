@@ -1,0 +1,106 @@
+"""From texts and ids to what the engine takes, every bound checked before anything is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from engine.errors import InvalidRequest
+from engine.pooling.params import PoolingParams, check_length
+from inference.generation import Served
+from inference.pooling.schemas import Item
+from inference.rendering.pool import render_pool
+from inference.rendering.prompts import check_vocabulary
+from inference.settings import gateway_settings
+
+T = TypeVar("T")
+
+
+class Entry(NamedTuple):
+    """One prompt and what to do with it."""
+
+    token_ids: list[int]
+    params: PoolingParams
+
+
+async def item_entries(
+    served: Served,
+    items: list[Item],
+    params: PoolingParams,
+    *,
+    add_special_tokens: bool = True,
+) -> list[Entry]:
+    """An entry for each text or list of token ids.
+
+    Raises: `InvalidRequest` about `prompt`; `ContextLengthExceeded` for one that is too long.
+    """
+    limit = params.prompt_limit(served.info.max_model_len)
+    prefix = served.info.pooling.prompt if served.info.pooling is not None else ""
+
+    def encode_all() -> list[list[int]]:
+        found = []
+        for item in items:
+            if isinstance(item, str):
+                parts = served.tokenizer.encode_parts(
+                    prefix + item, limit=limit, add_special_tokens=add_special_tokens
+                )
+                found.append(parts.token_ids)
+            else:
+                found.append(item if limit is None else item[:limit])
+        return found
+
+    texts = [prefix + item for item in items if isinstance(item, str)]
+    prompts = await _rendered(texts, encode_all)
+    for prompt in prompts:
+        check_vocabulary(prompt, served.info)
+        check_length(len(prompt), served.info.max_model_len)
+    _check_total(prompts)
+    return [Entry(prompt, params) for prompt in prompts]
+
+
+async def pair_entries(
+    served: Served, pairs: list[tuple[str, str]], params: PoolingParams
+) -> list[Entry]:
+    """An entry for each pair of texts, for a cross-encoder. Raises as `item_entries` does."""
+    limit = params.prompt_limit(served.info.max_model_len)
+    typed = served.info.pooling is not None and served.info.pooling.token_types
+
+    def encode_all() -> list[Entry]:
+        found = []
+        for first, second in pairs:
+            parts = served.tokenizer.encode_parts(first, second, limit=limit)
+            segment = parts.second_segment if typed else 0
+            found.append(
+                Entry(parts.token_ids, msgspec.structs.replace(params, second_segment=segment))
+            )
+        return found
+
+    texts = [text for pair in pairs for text in pair]
+    entries = await _rendered(texts, encode_all)
+    for entry in entries:
+        check_length(len(entry.token_ids), served.info.max_model_len)
+    _check_total([entry.token_ids for entry in entries])
+    return entries
+
+
+async def _rendered(texts: Sequence[str], encode_all: Callable[[], T]) -> T:
+    """`encode_all()` off the event loop, unless the texts are too long together."""
+    chars, limit = sum(map(len, texts)), gateway_settings().max_body_bytes
+    if chars > limit:
+        # One query beside each of many documents may be far more text than the body was.
+        raise InvalidRequest(
+            f"The prompts have {chars} characters in all; at most {limit} may be sent at once.",
+            param="prompt",
+        )
+    return await render_pool().run(chars, encode_all)
+
+
+def _check_total(prompts: Sequence[list[int]]) -> None:
+    total, limit = sum(map(len, prompts)), gateway_settings().max_pooling_tokens
+    if total > limit:
+        raise InvalidRequest(
+            f"The prompts have {total} tokens in all; at most {limit} may be sent at once.",
+            param="prompt",
+        )

@@ -1,0 +1,84 @@
+"""`PoolingJob`: a checked request to a pooling model, and `Pooled`, its run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from engine.errors import EngineFault
+from engine.pooling.params import PoolingParams
+from engine.protocol import EngineRequest
+from inference.engine_client import Piece
+from inference.generation import Generation, Increment, Job, Usage
+from metering.access import Admission
+
+
+@dataclass(kw_only=True)
+class PoolingJob(Job):
+    """Prompts to pool; nothing is generated from them.
+
+    Attributes:
+        pooling: [num_prompts] what to make of each.
+    """
+
+    pooling: list[PoolingParams] = field(default_factory=list)
+
+    @property
+    def max_output_tokens(self) -> int:
+        """There is no output."""
+        return 0
+
+    async def check(self) -> None:
+        """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
+        info = self.served.info
+        facts = info.pooling
+        for params in self.pooling:
+            params.check_against_model(
+                model=self.served.name,
+                tasks=info.tasks,
+                embedding_size=facts.embedding_size if facts is not None else 0,
+                matryoshka=facts.matryoshka if facts is not None else None,
+            )
+        self.check_priority()
+
+    def engine_requests(self) -> list[EngineRequest]:
+        """One a prompt."""
+        requests = super().engine_requests()
+        return [
+            msgspec.structs.replace(request, pooling=params)
+            for request, params in zip(requests, self.pooling, strict=True)
+        ]
+
+
+class Pooled(Generation):
+    """A running job whose outputs are vectors: admitted, metered and moved between replicas as
+    every generation is."""
+
+    def __init__(self, job: PoolingJob, admission: Admission) -> None:
+        self.results: list[bytes] = [b""] * len(job.prompts)
+        super().__init__(job, admission)
+
+    def _push(self, piece: Piece) -> Increment | None:
+        if piece.pooled is not None:
+            self.results[piece.number] = piece.pooled
+        return super()._push(piece)
+
+    async def collect(self) -> list[bytes]:
+        """All results, little-endian float32, in the order of the prompts.
+
+        Raises: what the engine or the gateway refuses or fails with. It is released in any case.
+        """
+        try:
+            while not self.finished:
+                await self.next()
+        finally:
+            self.release()
+        if not all(self.results):
+            raise EngineFault("The engine gave no result for a prompt.")
+        return self.results
+
+    @property
+    def usage(self) -> Usage:
+        """The prompts' tokens; there are no others."""
+        return Usage(prompt_tokens=self.job.prompt_tokens, cached_tokens=sum(self._cached))

@@ -1,0 +1,46 @@
+"""Scores of pairs of texts: by a cross-encoder, or by the likeness of two embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http.response import HttpResponseBase
+
+from engine.pooling.similarity import Vectors, similarity
+from inference.pooling.inputs import item_entries, pair_entries
+from inference.pooling.run import Call
+
+Pairs = list[tuple[int, int]]
+Make = Callable[[list[float]], dict[str, Any]]
+
+
+async def answer_with_scores(
+    call: Call, first: list[str], second: list[str], pairs: Pairs, make: Make
+) -> HttpResponseBase:
+    """Score `pairs` of places in `first` and `second`; answer with `make(scores)`.
+
+    Raises as `Call.answer` and `item_entries` do.
+    """
+    if "embed" in call.served.info.tasks:
+        return await _by_likeness(call, first, second, pairs, make)
+    texts = [(first[a], second[b]) for a, b in pairs]
+    params = call.body.params("score")
+    entries = await call.entries(pair_entries(call.served, texts, params))
+    return await call.answer(entries, lambda results: make([float(row[0]) for row in results]))
+
+
+async def _by_likeness(
+    call: Call, first: list[str], second: list[str], pairs: Pairs, make: Make
+) -> HttpResponseBase:
+    """Each text is embedded once."""
+    params = call.body.params("embed")
+    entries = await call.entries(item_entries(call.served, [*first, *second], params))
+    facts = call.served.info.pooling
+    kind = facts.similarity if facts is not None else "cosine"
+
+    def scored(vectors: list[Vectors]) -> dict[str, Any]:
+        half = len(first)
+        return make([similarity(kind, vectors[a], vectors[half + b]) for a, b in pairs])
+
+    return await call.answer(entries, scored)

@@ -1,0 +1,187 @@
+"""Every pooling endpoint, from the client's JSON through a real engine and back."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import LLM, protocol
+from engine.protocol import PoolingInfo
+from tests.engine.pooling.models import TEXTS
+from tests.inference.conftest import Gateway, until
+from tests.inference.pooling.conftest import Serve
+
+
+async def post(gateway: Gateway, path: str, **body: Any) -> Any:
+    """The answer's JSON; fails unless it's 200."""
+    reply = await gateway.client.post(path, body)
+    assert reply.status == 200, reply.body
+    return reply.json()
+
+
+@pytest.fixture(scope="module")
+def vectors(folders: dict[str, Path]) -> np.ndarray:
+    """`TEXTS` embedded offline."""
+    llm = LLM(str(folders["embed"]))
+    return np.array([out.outputs.embedding for out in llm.embed(TEXTS, use_tqdm=False)])
+
+
+async def test_embeddings(gateway: Gateway, serve: Serve, vectors: np.ndarray) -> None:
+    async with serve("embed"):
+        answer = await post(gateway, "/v1/embeddings", model="embed", input=TEXTS, user="me")
+        floats = [entry["embedding"] for entry in answer["data"]]
+        np.testing.assert_allclose(floats, vectors, atol=1e-6)
+        assert [entry["index"] for entry in answer["data"]] == [0, 1, 2, 3]
+        assert {entry["object"] for entry in answer["data"]} == {"embedding"}
+        assert (answer["object"], answer["model"]) == ("list", "embed")
+        assert answer["id"].startswith("embeddings-")
+        usage = answer["usage"]
+        assert usage["prompt_tokens"] == usage["total_tokens"] > len(TEXTS) * 2
+
+        alone = await post(gateway, "/v1/embeddings", model="embed", input=TEXTS[0])
+        np.testing.assert_allclose(alone["data"][0]["embedding"], vectors[0], atol=1e-6)
+
+        packed = await post(
+            gateway, "/v1/embeddings", model="embed", input=TEXTS[0], encoding_format="base64"
+        )
+        raw = base64.b64decode(packed["data"][0]["embedding"])
+        np.testing.assert_array_equal(np.frombuffer(raw, "<f4"), np.float32(floats[0]))
+
+
+async def test_embeddings_of_token_ids(gateway: Gateway, serve: Serve, folders: Any) -> None:
+    ids = [[2, 40, 41, 3], [2, 50, 3]]
+    llm = LLM(str(folders["embed"]))
+    expected = [out.outputs.embedding for out in llm.embed(ids, use_tqdm=False)]
+    async with serve("embed"):
+        many = await post(gateway, "/v1/embeddings", model="embed", input=ids)
+        one = await post(gateway, "/v1/embeddings", model="embed", input=ids[0])
+    found = [entry["embedding"] for entry in many["data"]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(one["data"][0]["embedding"], expected[0], atol=1e-6)
+    assert (many["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]) == (7, 4)
+
+
+async def test_dimensions_truncation_and_activation(
+    gateway: Gateway, serve: Serve, vectors: np.ndarray
+) -> None:
+    async with serve("embed"):
+        cut = await post(gateway, "/v1/embeddings", model="embed", input=TEXTS[0], dimensions=8)
+        head = vectors[0][:8] / np.linalg.norm(vectors[0][:8])
+        np.testing.assert_allclose(cut["data"][0]["embedding"], head, atol=1e-6)
+
+        short = await post(
+            gateway, "/v1/embeddings", model="embed", input=TEXTS[1], truncate_prompt_tokens=6
+        )
+        assert short["usage"]["prompt_tokens"] == 6
+
+        raw = await post(gateway, "/v1/embeddings", model="embed", input="dog", normalize=False)
+        assert abs(np.linalg.norm(raw["data"][0]["embedding"]) - 1) > 0.1
+
+        bare = await post(
+            gateway, "/v1/embeddings", model="embed", input="dog", add_special_tokens=False
+        )
+        assert bare["usage"]["prompt_tokens"] == raw["usage"]["prompt_tokens"] - 2
+
+
+async def test_pooling_gives_every_token_or_the_task_asked_for(
+    gateway: Gateway, serve: Serve, vectors: np.ndarray
+) -> None:
+    async with serve("embed"):
+        tokens = await post(gateway, "/pooling", model="embed", input=TEXTS[0])
+        data = np.array(tokens["data"][0]["data"])
+        assert data.shape == (tokens["usage"]["prompt_tokens"], 32)
+        assert tokens["data"][0]["object"] == "pooling"
+        whole = await post(gateway, "/pooling", model="embed", input=TEXTS[0], task="embed")
+        np.testing.assert_allclose(whole["data"][0]["data"], vectors[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
+async def test_classify(gateway: Gateway, serve: Serve, folders: Any, path: str) -> None:
+    expected = LLM(str(folders["classify"])).classify(TEXTS, use_tqdm=False)
+    async with serve("classify"):
+        answer = await post(gateway, path, model="classify", input=TEXTS)
+    for index, (entry, wanted) in enumerate(zip(answer["data"], expected, strict=True)):
+        assert entry["index"] == index
+        assert entry["label"] == wanted.outputs.label
+        assert entry["num_classes"] == 3
+        np.testing.assert_allclose(entry["probs"], wanted.outputs.probs, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["embed", "rank"])
+@pytest.mark.parametrize("path", ["/score", "/v1/score"])
+async def test_score(gateway: Gateway, serve: Serve, folders: Any, path: str, name: str) -> None:
+    expected = LLM(str(folders[name])).score(TEXTS[0], TEXTS[1:], use_tqdm=False)
+    async with serve(name):
+        one = await post(gateway, path, model=name, text_1=TEXTS[0], text_2=TEXTS[1:])
+        each = await post(gateway, path, model=name, queries=[TEXTS[0]] * 3, documents=TEXTS[1:])
+    scores = [entry["score"] for entry in one["data"]]
+    assert scores == pytest.approx([out.outputs.score for out in expected], abs=1e-5)
+    assert scores == pytest.approx([entry["score"] for entry in each["data"]], abs=1e-6)
+    assert [(entry["index"], entry["object"]) for entry in one["data"]] == [
+        (place, "score") for place in range(3)
+    ]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+async def test_rerank(gateway: Gateway, serve: Serve, folders: Any, path: str) -> None:
+    offline = LLM(str(folders["rank"])).score(TEXTS[0], TEXTS[1:], use_tqdm=False)
+    scores = [out.outputs.score for out in offline]
+    order = sorted(range(3), key=lambda place: -scores[place])
+    documents = [TEXTS[1], {"text": TEXTS[2]}, TEXTS[3]]
+    body = {"model": "rank", "query": TEXTS[0], "documents": documents}
+    async with serve("rank"):
+        whole = await post(gateway, path, **body)
+        best = await post(gateway, path, **body, top_n=1, return_documents=True)
+    assert [result["index"] for result in whole["results"]] == order
+    found = [result["relevance_score"] for result in whole["results"]]
+    assert found == pytest.approx([scores[place] for place in order], abs=1e-5)
+    assert len(best["results"]) == 1
+    assert best["results"][0]["document"] == {"text": TEXTS[1:][order[0]]}
+    assert ("document" in whole["results"][0]) is (path != "/v2/rerank")
+    if path == "/v2/rerank":
+        assert whole["meta"]["billed_units"] == {"search_units": 1}
+
+
+async def test_usage_is_settled_under_the_endpoints_name(gateway: Gateway, serve: Serve) -> None:
+    async with serve("embed"):
+        answer = await post(gateway, "/v1/embeddings", model="embed", input=TEXTS)
+        await post(gateway, "/score", model="embed", text_1="dog", text_2=["fox", "day"])
+    first, second = await gateway.usage()
+    assert (first.endpoint, second.endpoint) == ("embeddings", "score")
+    assert first.prompt_tokens == answer["usage"]["prompt_tokens"]
+    assert (first.completion_tokens, first.status, first.finish_reason) == (0, 200, "stop")
+    assert first.request_id == answer["id"]
+
+
+async def test_unknown_fields_are_named_in_a_header(gateway: Gateway, serve: Serve) -> None:
+    body = {"model": "embed", "input": "dog", "nonsense": 1, "endianness": "little"}
+    async with serve("embed"):
+        reply = await gateway.client.post("/v1/embeddings", body)
+    assert reply.status == 200
+    assert reply.headers["x-quire-ignored-fields"] == "nonsense"
+
+
+async def test_fault_27_a_lost_replicas_prompts_go_to_another(
+    gateway: Gateway, serve: Serve, vectors: np.ndarray, folders: dict[str, Path]
+) -> None:
+    async with serve("embed"):
+        pass  # puts the model into the catalogue
+    lost = gateway.fake(model_name="embed", die_after=0)
+    lost.model.tasks, lost.model.pooling = ["embed"], PoolingInfo(embedding_size=32)
+    lost.model.path = str(folders["embed"])
+    async with lost:
+        await gateway.look()
+        pending = asyncio.create_task(
+            post(gateway, "/v1/embeddings", model="embed", input=TEXTS[0])
+        )
+        await until(lambda: lost.state == "dead")
+        async with serve("embed"):
+            await gateway.redis.delete(protocol.replica_key(lost.replica_id, gateway.prefix))
+            answer = await pending
+    np.testing.assert_allclose(answer["data"][0]["embedding"], vectors[0], atol=1e-6)
+    assert len(await gateway.usage()) == 1
