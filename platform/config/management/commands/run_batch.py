@@ -1,0 +1,102 @@
+"""`manage.py run_batch`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import httpx
+from django.conf import settings
+from django.core.management.base import CommandError, CommandParser
+
+from catalog.engine_options import NAMED, given_settings
+from config.batch import BatchClient, NoServer, Totals, own_server
+from config.management.commands.chat import find_server
+from engine.config import add_cli_args
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Answer a file of requests."""
+
+    help = (
+        "Answer a file of requests in OpenAI's batch format, one JSON object a line, and write the "
+        "results to another file. With --model no server needs to run: one is started for as long "
+        "as it takes, with its own data. Else the instance in the data dir answers, or --url."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Files, and who answers."""
+        parser.add_argument("-i", "--input-file", required=True, metavar="FILE")
+        parser.add_argument("-o", "--output-file", required=True, metavar="FILE")
+        parser.add_argument("--model", metavar="PATH_OR_HUB_ID", help="serve it for this batch")
+        parser.add_argument("--served-model-name", metavar="NAME", help="what the requests call it")
+        parser.add_argument("--url", help="of a server that runs")
+        parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")
+        parser.add_argument(
+            "--concurrency", type=int, default=32, metavar="N", help="(default: %(default)s)"
+        )
+        parser.add_argument("--insecure", action="store_true", help="accept any certificate")
+        add_cli_args(parser, skip=NAMED)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Answer all, then put the output in its place."""
+        if not 1 <= options["concurrency"] <= 1024:
+            raise CommandError(f"--concurrency must be in [1, 1024], got {options['concurrency']}.")
+        if options["model"] and options["url"]:
+            raise CommandError("--model and --url exclude each other.")
+        source, target = Path(options["input_file"]), Path(options["output_file"])
+        partial = target.with_name(f".{target.name}.partial")
+        try:
+            with source.open("rb") as lines, partial.open("w", encoding="utf-8") as output:
+                totals = self._answer(lines, output, options)
+            os.replace(partial, target)
+        except OSError as error:
+            raise CommandError(f"{error.filename}: {error.strerror}") from error
+        except NoServer as error:
+            raise CommandError(f"The model can't be served.\n{error}") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        self.note(f"{totals.completed} completed, {totals.failed} failed: {target}")
+
+    def _answer(self, lines: IO[bytes], output: IO[str], options: dict[str, Any]) -> Totals:
+        with self._server(options) as (url, api_key):
+            client = BatchClient(
+                url, api_key, options["concurrency"], verify=not options["insecure"]
+            )
+            try:
+                return asyncio.run(client.run(lines, output))
+            except* httpx.TransportError as errors:
+                first = errors.exceptions[0]
+                raise CommandError(f"{url} can't be reached: {first}") from errors
+
+    @contextlib.contextmanager
+    def _server(self, options: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        if not options["model"]:
+            data_dir = Path(settings.DATA_DIR)
+            url, key = find_server(data_dir, options["url"], options["api_key"])
+            yield url.rstrip("/").removesuffix("/v1"), key
+            return
+        self.note(f"Loading {options['model']} ...")
+        with own_server(_flags(options)) as found:
+            yield found
+
+
+def _flags(options: dict[str, Any]) -> list[str]:
+    """The engine settings that were given, as `manage.py up` takes them."""
+    flags = ["--model", options["model"]]
+    if options["served_model_name"]:
+        flags += ["--served-model-name", options["served_model_name"]]
+    for name, value in given_settings(options).items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            flags.append(f"--{flag}={text}")
+    return flags

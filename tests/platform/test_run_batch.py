@@ -1,0 +1,69 @@
+"""`manage.py run_batch`: a file of requests, with and without a server."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from config.batch import NoServer, own_server
+from tests.inference.batches.conftest import as_lines, request_line
+from tests.platform.instance import manage, tiny_model_folder
+
+
+def run(folder: Path, lines: bytes, *words: str, check: bool = True) -> Any:
+    (folder / "in.jsonl").write_bytes(lines)
+    files = ("-i", str(folder / "in.jsonl"), "-o", str(folder / "out.jsonl"))
+    return manage(folder / "data", "run_batch", *files, *words, check=check)
+
+
+def test_without_a_server_one_is_started_for_as_long_as_it_takes(short_tmp: Path) -> None:
+    folder = short_tmp / "run_batch"
+    folder.mkdir()
+    model = tiny_model_folder(folder / "model")
+    lines = as_lines(
+        [
+            *(request_line(number, body={"model": "m"}) for number in range(5)),
+            request_line(5, body={"model": "m", "max_tokens": 0}),
+            request_line(6) | {"url": "/metrics"},
+            request_line(7) | {"custom_id": 7},
+        ]
+    ) + b"{\n\n"  # fmt: skip
+    done = run(folder, lines, "--model", str(model), "--served-model-name", "m", "--seed", "3")
+    assert "5 completed, 4 failed" in done.stderr
+    results = [json.loads(line) for line in (folder / "out.jsonl").read_text().splitlines()]
+    by_id = {result["custom_id"]: result for result in results}
+    assert len(results) == 9
+    for number in range(5):
+        response = by_id[f"r{number}"]["response"]
+        assert response["status_code"] == 200
+        assert response["body"]["usage"]["completion_tokens"] == 5
+    assert by_id["r5"]["response"]["body"]["error"]["param"] == "max_tokens"
+    assert (by_id["r6"]["response"], by_id["r6"]["error"]["message"][:3]) == (None, "url")
+    assert not list(folder.glob(".*partial"))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--url", "http://127.0.0.1:9"), "can't be reached"),
+        (("--url", "http://x", "--model", "m"), "exclude each other"),
+        (("--concurrency", "0"), "--concurrency must be in"),
+        ((), "No instance runs"),
+    ],
+)
+def test_what_can_not_work_is_said_in_a_line_and_leaves_no_file(
+    tmp_path: Path, words: tuple[str, ...], said: str
+) -> None:
+    failed = run(tmp_path, as_lines([request_line(1)]), *words, check=False)
+    assert failed.returncode == 1
+    assert said in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    with pytest.raises(NoServer, match="nonsense"), own_server(["--nonsense"]):
+        pytest.fail("it started")
