@@ -11,6 +11,7 @@ from inference.health import HealthView, PingView
 from inference.openai.chat import ChatCompletionsView
 from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
+from inference.openapi.document import OpenApiView
 from inference.ops import MetricsView, VersionView
 from inference.pooling.views import (
     ClassifyView,
@@ -62,6 +63,7 @@ urlpatterns = [
     path("health", HealthView.as_view()),
     path("ping", PingView.as_view()),
     path("version", VersionView.as_view()),
+    path("openapi.json", OpenApiView.as_view()),
     path("metrics", MetricsView.as_view()),
     re_path(r"^v1(?:/.*)?$", NotFoundView.as_view()),
 ]

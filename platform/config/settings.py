@@ -79,6 +79,8 @@ INSTALLED_APPS = [
     "axes",
     "corsheaders",
     "rest_framework",
+    "drf_spectacular",
+    "drf_spectacular_sidecar",
     "adrf",
     "channels",
     "config",
@@ -185,6 +187,20 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "inference.errors.exception_handler",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.LimitOffsetPagination",
     "PAGE_SIZE": 50,
+    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+}
+SPECTACULAR_SETTINGS = {
+    "TITLE": "Quire",
+    "DESCRIPTION": "OpenAI's API and its neighbours, served from your own machines.",
+    "OAS_VERSION": "3.1.0",
+    "COMPONENT_SPLIT_REQUEST": False,
+    "POSTPROCESSING_HOOKS": [],
+    "ENABLE_DJANGO_DEPLOY_CHECK": False,  # the document is of the gateway's URLs alone
+    "SERVE_INCLUDE_SCHEMA": False,
+    # The reference page's scripts come from here, never from elsewhere.
+    "SWAGGER_UI_DIST": "SIDECAR",
+    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "REDOC_DIST": "SIDECAR",
 }
 
 LANGUAGE_CODE = "en"

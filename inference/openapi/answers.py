@@ -1,0 +1,302 @@
+"""What endpoints answer, for the OpenAPI document. Tests hold real answers against these."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Answer(BaseModel):
+    """Fields that are named here are always there; more may come."""
+
+    model_config = ConfigDict(extra="allow", protected_namespaces=())
+
+
+class ErrorDetail(Answer):
+    """`param`: the field at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorAnswer(Answer):
+    """OpenAI's error envelope."""
+
+    error: ErrorDetail
+
+
+class AnthropicErrorDetail(Answer):
+    """What went wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorAnswer(Answer):
+    """Anthropic's error envelope."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str | None
+
+
+class TokenUsage(Answer):
+    """Tokens of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class AnswerMessage(Answer):
+    """What the model said."""
+
+    role: str
+    content: str | None
+
+
+class ChatChoice(Answer):
+    """One of `n` answers."""
+
+    index: int
+    message: AnswerMessage
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class ChatCompletion(Answer):
+    """A chat completion in one body."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: TokenUsage
+
+
+class CompletionChoice(Answer):
+    """One of the completions."""
+
+    index: int
+    text: str
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class Completion(Answer):
+    """Completions in one body."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: TokenUsage
+
+
+class Model(Answer):
+    """A model that the caller may use."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int | None
+
+
+class ModelList(Answer):
+    """All of them."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class StoredFileObject(Answer):
+    """A file."""
+
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    expires_at: int | None
+    filename: str
+    purpose: str
+
+
+class Deleted(Answer):
+    """What is gone."""
+
+    id: str
+    object: str
+    deleted: bool
+
+
+class Page(Answer):
+    """One page of a list."""
+
+    object: Literal["list"]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class FilePage(Page):
+    """Files."""
+
+    data: list[StoredFileObject]
+
+
+class RequestCounts(Answer):
+    """How far a batch is."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchObject(Answer):
+    """A batch."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    status: Literal[
+        "validating",
+        "failed",
+        "in_progress",
+        "finalizing",
+        "completed",
+        "expired",
+        "cancelling",
+        "cancelled",
+    ]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    expires_at: int | None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None
+
+
+class BatchPage(Page):
+    """Batches."""
+
+    data: list[BatchObject]
+
+
+class ResponseObject(Answer):
+    """A response."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    model: str
+    output: list[dict[str, Any]]
+    error: dict[str, Any] | None
+    incomplete_details: dict[str, Any] | None
+    previous_response_id: str | None
+    usage: dict[str, Any] | None
+
+
+class ItemPage(Page):
+    """Input items."""
+
+    data: list[dict[str, Any]]
+
+
+class AnthropicMessage(Answer):
+    """A message."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[dict[str, Any]]
+    stop_reason: str | None
+    stop_sequence: str | None
+    usage: dict[str, Any]
+
+
+class TokenCount(Answer):
+    """How many tokens a conversation has."""
+
+    input_tokens: int
+
+
+class Tokens(Answer):
+    """A text in tokens."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class Text(Answer):
+    """Tokens as a text."""
+
+    prompt: str
+
+
+class Health(Answer):
+    """How the installation is."""
+
+    status: Literal["ok", "unhealthy"]
+    reasons: list[str]
+    models: dict[str, Any]
+
+
+class Status(Answer):
+    """This process answers."""
+
+    status: Literal["ok"]
+
+
+class Version(Answer):
+    """Which Quire this is."""
+
+    version: str
+
+
+class CacheReset(Answer):
+    """What each replica said."""
+
+    ok: bool
+    replicas: dict[str, Any]
+
+
+class Load(Answer):
+    """Requests that run or wait."""
+
+    server_load: int
+    replicas: dict[str, Any]
+
+
+class ServerInfo(Answer):
+    """What runs here."""
+
+    version: str
+    gateway: dict[str, Any]
+    replicas: dict[str, Any]
+
+
+class PooledList(Answer):
+    """What the model made of each text."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    model: str
+    usage: dict[str, Any]
+
+
+class Ranking(Answer):
+    """Documents, the best first."""
+
+    results: list[dict[str, Any]]

@@ -1,0 +1,168 @@
+"""Attaches to each view what the document says of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema_view
+
+from inference.anthropic import schemas as anthropic_schemas
+from inference.anthropic import views as anthropic
+from inference.batches import views as batches
+from inference.batches.schemas import BatchRequest
+from inference.extras import operations as operator
+from inference.extras import tokenize
+from inference.files import views as files
+from inference.health import HealthView, PingView
+from inference.openai.chat import ChatCompletionsView
+from inference.openai.completions import CompletionsView
+from inference.openai.models import ModelsView, ModelView
+from inference.openai.schemas import ChatRequest, CompletionRequest
+from inference.openapi import answers
+from inference.openapi.operations import KEY, PAGE, PUBLIC, READ, UPLOAD, WRITE, errors, operation
+from inference.ops import MetricsView, VersionView
+from inference.pooling import schemas as pooled
+from inference.pooling import views as pooling
+from inference.responses import views as responses
+from inference.responses.schemas import ResponsesRequest
+
+FOUND = (*READ, 404)
+CHANGED = (*FOUND, 409, 415, 422)
+TEXT = {(200, "text/plain"): OpenApiTypes.STR, **errors(PUBLIC, answers.ErrorAnswer)}
+
+
+def generating(tag: str, answer: Any, request: Any, **more: Any) -> Any:
+    """An endpoint that generates, in one body or as a stream."""
+    return operation(tag, answer, request=request, streams=True, parameters=(KEY,), **more)
+
+
+VIEWS: dict[Any, dict[str, Any]] = {
+    ChatCompletionsView: {"post": generating("Chat", answers.ChatCompletion, ChatRequest)},
+    CompletionsView: {
+        "post": generating("Completions", answers.Completion, CompletionRequest),
+    },
+    ModelsView: {"get": operation("Models", answers.ModelList, operation_id="v1_models_list")},
+    ModelView: {"get": operation("Models", answers.Model, statuses=FOUND)},
+    responses.ResponsesView: {
+        "post": generating("Responses", answers.ResponseObject, ResponsesRequest),
+    },
+    responses.ResponseView: {
+        "get": operation("Responses", answers.ResponseObject, statuses=FOUND),
+        "delete": operation("Responses", answers.Deleted, statuses=FOUND),
+    },
+    responses.ResponseCancelView: {
+        "post": operation("Responses", answers.ResponseObject, statuses=CHANGED),
+    },
+    responses.ResponseInputItemsView: {
+        "get": operation("Responses", answers.ItemPage, statuses=FOUND, parameters=PAGE),
+    },
+    anthropic.MessagesView: {
+        "post": generating(
+            "Messages",
+            answers.AnthropicMessage,
+            anthropic_schemas.MessagesRequest,
+            envelope=answers.AnthropicErrorAnswer,
+        ),
+    },
+    anthropic.CountTokensView: {
+        "post": operation(
+            "Messages",
+            answers.TokenCount,
+            request=anthropic_schemas.CountTokensRequest,
+            envelope=answers.AnthropicErrorAnswer,
+        ),
+    },
+    files.FilesView: {
+        "get": operation(
+            "Files", answers.FilePage, statuses=FOUND, parameters=PAGE, operation_id="v1_files_list"
+        ),
+        "post": operation(
+            "Files",
+            answers.StoredFileObject,
+            request={"multipart/form-data": UPLOAD},
+        ),
+    },
+    files.FileView: {
+        "get": operation("Files", answers.StoredFileObject, statuses=FOUND),
+        "delete": operation("Files", answers.Deleted, statuses=FOUND),
+    },
+    files.FileContentView: {
+        "get": operation(
+            "Files",
+            OpenApiTypes.BINARY,
+            statuses=FOUND,
+            extra={(200, "application/octet-stream"): OpenApiTypes.BINARY},
+        ),
+    },
+    batches.BatchesView: {
+        "get": operation(
+            "Batches",
+            answers.BatchPage,
+            statuses=FOUND,
+            parameters=PAGE[:2],
+            operation_id="v1_batches_list",
+        ),
+        "post": operation("Batches", answers.BatchObject, request=BatchRequest, parameters=(KEY,)),
+    },
+    batches.BatchView: {"get": operation("Batches", answers.BatchObject, statuses=FOUND)},
+    batches.BatchCancelView: {
+        "post": operation("Batches", answers.BatchObject, statuses=CHANGED),
+    },
+    pooling.EmbeddingsView: {
+        "post": operation(
+            "Pooling", answers.PooledList, request=pooled.EmbeddingRequest, parameters=(KEY,)
+        ),
+    },
+    pooling.PoolingView: {
+        "post": operation("Pooling", answers.PooledList, request=pooled.PoolingRequest),
+    },
+    pooling.ClassifyView: {
+        "post": operation("Pooling", answers.PooledList, request=pooled.ClassifyRequest),
+    },
+    pooling.ScoreView: {
+        "post": operation("Pooling", answers.PooledList, request=pooled.ScoreRequest),
+    },
+    pooling.RerankView: {
+        "post": operation("Pooling", answers.Ranking, request=pooled.RerankRequest),
+    },
+    pooling.RerankV2View: {
+        "post": operation("Pooling", answers.Ranking, request=pooled.RerankV2Request),
+    },
+    tokenize.TokenizeView: {
+        "post": operation("Tokens", answers.Tokens, request=tokenize.TokenizeRequest),
+    },
+    tokenize.DetokenizeView: {
+        "post": operation("Tokens", answers.Text, request=tokenize.DetokenizeRequest),
+    },
+    HealthView: {
+        "get": operation(
+            "Service",
+            answers.Health,
+            statuses=PUBLIC[:-1],
+            extra={(503, "application/json"): answers.Health},
+        )
+    },
+    PingView: {
+        "get": operation("Service", answers.Status, statuses=PUBLIC),
+        "post": operation("Service", answers.Status, statuses=PUBLIC),
+    },
+    VersionView: {"get": operation("Service", answers.Version, statuses=PUBLIC)},
+    MetricsView: {"get": operation("Service", OpenApiTypes.STR, statuses=PUBLIC, extra=TEXT)},
+    operator.ResetPrefixCacheView: {
+        "post": operation(
+            "Operator",
+            answers.CacheReset,
+            statuses=WRITE,
+            extra={(503, "application/json"): answers.CacheReset},
+        ),
+    },
+    operator.LoadView: {"get": operation("Operator", answers.Load)},
+    operator.ServerInfoView: {"get": operation("Operator", answers.ServerInfo)},
+}
+
+
+def describe() -> None:
+    """Attach all of it. The last entry for a view holds, so doing it twice changes nothing."""
+    for view, methods in VIEWS.items():
+        extend_schema_view(**methods)(view)

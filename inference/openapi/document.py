@@ -1,0 +1,51 @@
+"""The document itself, and `GET /openapi.json`."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+from django.http.response import HttpResponseBase
+
+from inference.ops import version
+from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
+
+
+def is_described(pattern: Any) -> bool:
+    """Whether a URL belongs into the document."""
+    return getattr(pattern.callback, "cls", None) not in (NotFoundView, OpenApiView)
+
+
+@lru_cache(maxsize=1)
+def document() -> dict[str, Any]:
+    """The OpenAPI document of this gateway, as plain JSON. Takes about a second, once."""
+    from drf_spectacular.generators import SchemaGenerator
+
+    from inference import urls
+    from inference.openapi import extensions  # noqa: F401 - registers by being imported
+    from inference.openapi.describe import describe
+
+    describe()
+    patterns = [pattern for pattern in urls.urlpatterns if is_described(pattern)]
+    made: dict[str, Any] = SchemaGenerator(patterns=patterns).get_schema(request=None, public=True)
+    made["info"]["version"] = version()
+    # Lazy strings and the like become what they look like.
+    return msgspec.json.decode(msgspec.json.encode(made, enc_hook=str))
+
+
+@lru_cache(maxsize=1)
+def encoded() -> bytes:
+    """The document as it's served."""
+    return msgspec.json.encode(document())
+
+
+class OpenApiView(GatewayView):
+    """What this gateway can be asked, for machines."""
+
+    public = True
+
+    async def get(self, request: GatewayRequest) -> HttpResponseBase:
+        """The OpenAPI document."""
+        return json_response(await asyncio.to_thread(encoded))

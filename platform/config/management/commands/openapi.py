@@ -1,0 +1,30 @@
+"""`manage.py openapi`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from inference.openapi.document import document
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Write the API's description."""
+
+    help = "Write the OpenAPI document of the API, as /openapi.json serves it."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Where to."""
+        parser.add_argument("-o", "--output", metavar="FILE", help="(default: standard output)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """JSON with sorted keys: two of the same are the same text."""
+        text = json.dumps(document(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        if options["output"]:
+            Path(options["output"]).write_text(text, encoding="utf-8")
+        else:
+            self.stdout.write(text, ending="")

@@ -1,0 +1,135 @@
+"""The OpenAPI document: complete, as in the repository, and what the gateway really does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from django.test import AsyncClient
+
+from inference import urls
+from inference.openapi.document import document, is_described
+from tests.inference import live
+from tests.inference.conftest import HIGH, LOW, Gateway
+from tests.inference.forms import upload
+
+ROOT = Path(__file__).resolve().parents[2]
+SNAPSHOT = ROOT / "docs" / "openapi.json"
+
+
+def test_the_snapshot_is_the_document() -> None:
+    """After a change of the API: `manage.py openapi -o docs/openapi.json`."""
+    stored = json.loads(SNAPSHOT.read_text(encoding="utf-8"))
+    made = document()
+    for part in ("paths", "components"):
+        for name in stored[part].keys() | made[part].keys():
+            assert stored[part].get(name) == made[part].get(name), (part, name)
+    assert stored == made
+
+
+def test_every_endpoint_and_method_is_described() -> None:
+    paths = document()["paths"]
+    for pattern in filter(is_described, urls.urlpatterns):
+        view = pattern.callback.cls
+        path = "/" + str(pattern.pattern).replace("<str:", "{").replace("<path:", "{")
+        methods = {name for name in ("get", "post", "put", "delete") if hasattr(view, name)}
+        described = paths[path.replace(">", "}")]
+        assert methods <= described.keys(), path
+        for method in methods:
+            assert described[method]["responses"]["200"].get("content"), (path, method)
+            assert described[method]["tags"]
+
+
+def answer_schema(path: str, method: str) -> dict[str, Any]:
+    content = document()["paths"][path][method]["responses"]["200"]["content"]
+    return {**content["application/json"]["schema"], "components": document()["components"]}
+
+
+async def test_real_answers_are_as_described(
+    gateway: Gateway, settings: Any, tmp_path: Path
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    client = gateway.client
+    message = {"role": "user", "content": "x"}
+    asked: list[tuple[str, str, str, Any]] = [
+        ("post", "/v1/chat/completions", "", {"messages": [message]}),
+        ("post", "/v1/completions", "", {"prompt": "x"}),
+        ("post", "/v1/responses", "", {"input": "x"}),
+        ("post", "/v1/messages", "", {"messages": [message], "max_tokens": 5}),
+        ("post", "/v1/messages/count_tokens", "", {"messages": [message]}),
+        ("post", "/tokenize", "", {"prompt": "x"}),
+        ("post", "/detokenize", "", {"tokens": [10]}),
+        ("get", "/v1/models", "", None),
+        ("get", "/v1/models/{model}", "/v1/models/fake", None),
+        ("get", "/v1/files", "", None),
+        ("get", "/v1/batches", "", None),
+        ("get", "/health", "", None),
+        ("get", "/ping", "", None),
+        ("get", "/version", "", None),
+    ]
+    async with gateway.serving(gateway.fake(eos_after=5)):
+        file_id = (await upload(client, b"{}\n")).json()["id"]
+        asked.append(("get", "/v1/files/{file_id}", f"/v1/files/{file_id}", None))
+        for method, path, real, body in asked:
+            sent = None if body is None else {"model": "fake", **body}
+            reply = await client.request(method.upper(), real or path, sent)
+            assert reply.status == 200, (path, reply.body)
+            jsonschema.validate(reply.json(), answer_schema(path, method))
+
+
+async def test_it_is_served_without_a_key(gateway: Gateway) -> None:
+    gateway.client.key = None
+    reply = await gateway.client.get("/openapi.json")
+    assert reply.json()["openapi"] == "3.1.0"
+
+
+async def test_the_reference_page_loads_nothing_from_elsewhere(gateway: Gateway) -> None:
+    client = AsyncClient()
+    page = await client.get("/reference/")
+    text = page.content.decode()
+    script = (await client.get("/reference/?script=")).content.decode()
+    assert "swagger-ui-bundle.js" in text
+    assert "/openapi.json" in script
+    assert "://" not in text.replace("http://www.w3.org", "")
+    assert "script-src 'self';" in page["Content-Security-Policy"]
+    assert "'unsafe-inline'" not in page["Content-Security-Policy"].split("style-src")[0]
+
+
+@pytest.fixture(scope="module")
+def gateway_url(short_tmp: Path) -> Any:
+    """A gateway process with a fake replica; its address and a key with every scope."""
+    folder = short_tmp / "openapi"
+    folder.mkdir()
+    flags = ["--low", str(LOW), "--high", str(HIGH), "--vocab-size", "512", "--eos-after", "5"]
+    with (
+        live.instance(folder) as of,
+        live.replica(of, "tests.fakes.fake_replica", *flags),
+        live.gateway(of, "uvicorn") as (port, _),
+    ):
+        yield f"http://127.0.0.1:{port}", of.key
+
+
+def test_schemathesis_finds_no_fault_and_nothing_undocumented(gateway_url: Any) -> None:
+    """Every operation, with made-up requests: no 5xx but those that are documented states."""
+    url, key = gateway_url
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance"
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "schemathesis.cli", "run", f"{url}/openapi.json"),
+            *("--checks", checks, "--max-examples", "8", "--seed", "1", "--phases", "fuzzing"),
+            *("--header", f"Authorization: Bearer {key}", "--request-timeout", "20"),
+            # They tell of replicas: 503 is their word for "not now".
+            *("--exclude-path-regex", "^/(health|metrics|reset_prefix_cache)$"),
+            *("--generation-database", "none", "--no-color"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
