@@ -50,7 +50,8 @@ class Exits:
         if generated >= sequence.max_output_tokens:
             return "length", None
         circles = params.repetition_detection
-        if circles is not None and circles.found_in(sequence.token_ids, generated):
+        early = generated < params.min_tokens
+        if circles is not None and not early and circles.found_in(sequence.token_ids, generated):
             return "repetition", None
         return None
 

@@ -57,7 +57,7 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._key_checked_at = time.monotonic()
         self._submission: Submission = get_engine_client().submit(
-            job.engine_requests(), job.served.name
+            job.engine_requests(admission.output_tokens), job.served.name
         )
 
     @classmethod
@@ -206,7 +206,9 @@ class Generation:
         if self._error is not None:
             status = as_quire_error(self._error).status
         first = self.outputs[0][0]
-        reason = first.finish_reason or ("error" if self._error is not None else "abort")
+        reason = first.engine_reason or first.finish_reason
+        if reason is None:
+            reason = "error" if self._error is not None else "abort"
         recorder.request_ended(job, usage, reason, duration_ms / 1000, finished=self.finished)
         await settle(
             UsageRecord(

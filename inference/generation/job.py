@@ -94,8 +94,15 @@ class Job:
                 param="max_tokens",
             )
 
-    def engine_requests(self) -> list[EngineRequest]:
-        """One a prompt. Identity is the caller's, whatever the body said."""
+    def engine_requests(self, reserved_tokens: int | None = None) -> list[EngineRequest]:
+        """One a prompt. Identity is the caller's, whatever the body said.
+
+        `reserved_tokens`: how many output tokens are reserved, if fewer than might come: the engine
+        ends the outputs there. Several prompts get equal parts.
+        """
+        cap = None
+        if reserved_tokens is not None and reserved_tokens < self.max_output_tokens:
+            cap = reserved_tokens // len(self.prompts)
         namespace = cache_namespace(self.caller, self.cache_salt)
         several = len(self.prompts) > 1
         return [
@@ -111,6 +118,7 @@ class Job:
                 kv_max_fraction=self.caller.kv_max_fraction,
                 priority=self.priority,
                 cache_namespace=namespace,
+                token_cap=cap,
             )
             for number, prompt in enumerate(self.prompts)
         ]

@@ -10,6 +10,12 @@ from engine.sampling_params import SamplingParams
 from engine.text import IncrementalDetokenizer, StopChecker, Tokenizer
 from inference.engine_client import Piece
 
+#: The engine's reasons that OpenAI's clients don't know -> `finish_reason` and `stop_reason` there.
+_EDGE_REASONS = {
+    "budget": ("length", "budget"),
+    "repetition": ("stop", "repetition_detected"),
+}
+
 
 @dataclass(slots=True)
 class TokenEntry:
@@ -31,7 +37,9 @@ class Increment:
         number, index: which prompt, which of its outputs.
         text: never half a character, never a part of a stop string.
         token_ids: tokens since the last increment. entries: theirs, when logprobs are asked for.
-        finish_reason: "stop" or "length" on the last one. stop_reason: the stop string or id.
+        finish_reason: "stop" or "length" on the last one. stop_reason: the stop string or id;
+            "budget" where the tenant's reservation ended it, "repetition_detected" where
+            `repetition_detection` did.
         prompt_logprobs: once, when asked for.
     """
 
@@ -52,6 +60,7 @@ class OutputState:
         num_tokens: tokens so far, up to the end of a stop string.
         sum_logprobs: of these, when the engine sends them.
         finish_reason: None while running.
+        engine_reason: the same, where the engine's word differs ("budget", "repetition").
     """
 
     __slots__ = (
@@ -62,6 +71,7 @@ class OutputState:
         "_stop",
         "_text_len",
         "_token_ids",
+        "engine_reason",
         "finish_reason",
         "index",
         "num_tokens",
@@ -101,6 +111,7 @@ class OutputState:
         self.num_tokens = 0
         self.sum_logprobs = 0.0
         self.finish_reason: str | None = None
+        self.engine_reason: str | None = None
         self.stop_reason: int | str | None = None
 
     def push(self, piece: Piece) -> Increment | None:
@@ -159,14 +170,17 @@ class OutputState:
         return shown
 
     def _hidden_stop_token(self, piece: Piece) -> bool:
-        """Whether the piece ends with EOS, which never shows in the text."""
-        return piece.finish_reason == "stop" and piece.stop_reason is None and bool(piece.token_ids)
+        """Whether the piece ends with EOS, which shows in no text that doesn't ask for its end."""
+        by_eos = piece.finish_reason == "stop" and piece.stop_reason is None
+        return by_eos and bool(piece.token_ids) and not self._sampling.include_stop_str_in_output
 
     def _finish(self, piece: Piece) -> str:
         """The engine has ended the output: what was held back comes out now."""
         text = self._check_stop(self._detokenizer.flush())
         if self.finish_reason is None:
-            self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+            own = (piece.finish_reason or "", piece.stop_reason)
+            self.finish_reason, self.stop_reason = _EDGE_REASONS.get(own[0], own)
+            self.engine_reason = piece.finish_reason
         if self._stop is not None:
             text += self._stop.flush()
         return text

@@ -53,7 +53,9 @@ async def completion_job(
         )
         if completion.echo and completion.logprobs is not None:
             sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
-        prompts = await _token_ids(completion, served)
+        prompts = await _token_ids(
+            completion, served, sampling.prompt_limit(served.info.max_model_len)
+        )
         job = Job(
             request_id=new_id("cmpl"),
             endpoint="completions",
@@ -74,8 +76,11 @@ async def completion_job(
     return job
 
 
-async def _token_ids(completion: CompletionRequest, served: Served) -> list[list[int]]:
-    limit, prompts = completion.truncate_prompt_tokens, completion.prompts
+async def _token_ids(
+    completion: CompletionRequest, served: Served, limit: int | None
+) -> list[list[int]]:
+    """Of each prompt, the last `limit` if there's a limit."""
+    prompts = completion.prompts
     if isinstance(prompts[0], str):
         texts = await text_token_ids(
             served.tokenizer,

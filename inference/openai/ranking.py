@@ -8,12 +8,7 @@ from inference.generation.output import OutputState
 
 
 def best_outputs(outputs: Sequence[OutputState], n: int) -> list[int]:
-    """Indices of the outputs to return: all in order, or the best by mean log probability."""
+    """Indices of the outputs to return: all in order, or the best by cumulative log probability."""
     if len(outputs) <= n:
         return list(range(len(outputs)))
-    ranked = sorted(
-        range(len(outputs)),
-        key=lambda index: outputs[index].sum_logprobs / max(1, outputs[index].num_tokens),
-        reverse=True,
-    )
-    return ranked[:n]
+    return sorted(range(len(outputs)), key=lambda index: -outputs[index].sum_logprobs)[:n]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redis.exceptions import RedisError
 
@@ -22,7 +22,8 @@ class Admission:
     """What the tightest limits are like after this request; None where there's no limit.
 
     `limit_*`: a minute's worth. `remaining_*`: what is left now. `reset_*_s`: seconds until the
-    limit is back to its full.
+    limit is back to its full. `output_tokens`: what is reserved besides the prompt; more may not
+    be generated.
     """
 
     limit_requests: int | None = None
@@ -31,6 +32,7 @@ class Admission:
     limit_tokens: int | None = None
     remaining_tokens: int | None = None
     reset_tokens_s: float | None = None
+    output_tokens: int | None = None
 
 
 UNLIMITED = Admission()
@@ -76,7 +78,11 @@ async def admit(
     if not taken:
         bucket, cost = buckets[refused - 1], costs[refused - 1]
         raise _over(bucket, cost, float(levels[refused - 1]), float(wait), model)
-    return _admission(buckets, [float(level) for level in levels])
+    found = _admission(buckets, [float(level) for level in levels])
+    reserved = [c for b, c in zip(buckets, costs, strict=True) if b.kind == "tokens"]
+    if not reserved:
+        return found
+    return replace(found, output_tokens=min(reserved) - prompt_tokens)
 
 
 def _cost(bucket: Bucket, prompt_tokens: int, max_output_tokens: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from engine.text import Tokenizer
+from metering.redis_clients import async_client, key
 from tests.inference.conftest import Gateway, made_tokens
 from tests.inference.scripted import byte_by_byte, says
 
@@ -187,3 +188,58 @@ async def test_suffix_is_refused_by_name(served: Gateway) -> None:
     reply = await served.client.complete("x", suffix="y")
     assert (reply.status, reply.error["param"]) == (400, "suffix")
     assert reply.error["code"] == "unsupported_parameter"
+
+
+async def test_best_of_returns_the_likeliest_as_a_whole(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    """The longer output is likelier a token, the shorter one altogether."""
+    replica = gateway.scripted(says(tokenizer, "a b c d e f", "z"))
+    original = replica._advance
+
+    def advance(request: Any, sequence: Any) -> Any:
+        delta = original(request, sequence)
+        for scores in delta.logprobs or []:
+            scores.logprobs[0] = -1.0 if sequence.index == 0 else -1.5
+        return delta
+
+    replica._advance = advance  # type: ignore[method-assign]
+    async with gateway.serving(replica):
+        reply = await gateway.client.complete("x", n=1, best_of=2)
+    (choice,) = reply.json()["choices"]
+    assert choice["text"] == "z"
+    tokens = sum(len(tokenizer.encode(text)) + 1 for text in ("a b c d e f", "z"))
+    assert reply.json()["usage"]["completion_tokens"] == tokens
+    (usage,) = await gateway.usage()
+    assert usage.completion_tokens == tokens
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+async def test_a_prompt_can_be_cut_to_what_the_context_holds(
+    gateway: Gateway, tokenizer: Tokenizer, as_ids: bool
+) -> None:
+    replica = gateway.scripted(says(tokenizer, "x"))
+    context = replica.model.max_model_len
+    token_ids = tokenizer.encode("fox dog " * context)
+    prompt: Any = token_ids if as_ids else "fox dog " * context
+    async with gateway.serving(replica):
+        reply = await gateway.client.complete(prompt, truncate_prompt_tokens=-1, max_tokens=9)
+        refused = await gateway.client.complete("x", truncate_prompt_tokens=0)
+    assert reply.status == 200
+    assert replica.received[0].prompt_token_ids == token_ids[-(context - 9) :]
+    assert (refused.status, refused.error["param"]) == (400, "truncate_prompt_tokens")
+
+
+@pytest.mark.parametrize(("fields", "capped"), [({"max_tokens": 3}, False), ({"n": 2}, True)])
+async def test_fault_24_the_engine_is_told_where_the_reservation_ends(
+    gateway: Gateway, tokenizer: Tokenizer, fields: dict[str, Any], capped: bool
+) -> None:
+    tenant = gateway.rows.tenant
+    tenant.tokens_per_minute = 40
+    await tenant.asave()
+    await async_client().delete(key(f"limit:tokens:tenant:{tenant.pk}"))
+    replica = gateway.scripted(says(tokenizer, "x"))
+    async with gateway.serving(replica):
+        await gateway.client.complete("fox", **{"max_tokens": 3000, **fields})
+    (request,) = replica.received
+    assert request.token_cap == (40 - len(tokenizer.encode("fox")) if capped else None)

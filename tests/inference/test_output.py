@@ -140,3 +140,38 @@ def test_grouping_changes_nothing(
     assert state_one.stop_reason == state_some.stop_reason
     if not with_stop:
         assert one == text
+
+
+@pytest.mark.parametrize(
+    ("engine", "finish", "stop"),
+    [
+        ("length", "length", None),
+        ("budget", "length", "budget"),
+        ("repetition", "stop", "repetition_detected"),
+    ],
+)
+def test_clients_are_told_reasons_that_they_know_and_why(
+    tokenizer: Tokenizer, engine: str, finish: str, stop: str | None
+) -> None:
+    text, increments, state = run(
+        tokenizer, by_byte(tokenizer, "ab"), [2], finish=engine, eos=False
+    )
+    assert text == "ab"
+    assert (increments[-1].finish_reason, increments[-1].stop_reason) == (finish, stop)
+    assert state.engine_reason == engine
+
+
+@pytest.mark.parametrize(
+    ("include", "hide", "tail"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_the_eos_that_ended_it_shows_when_the_stop_is_included_and_special_tokens_are_kept(
+    tokenizer: Tokenizer, include: bool, hide: bool, tail: bool
+) -> None:
+    text, _, _ = run(
+        tokenizer,
+        by_byte(tokenizer, "ab"),
+        [1],
+        include_stop_str_in_output=include,
+        skip_special_tokens=hide,
+    )
+    assert text == "ab" + (tokenizer.decode([EOS], False) if tail else "")
