@@ -9,7 +9,8 @@ from typing import Any
 from engine.errors import InvalidRequest
 from engine.text.continuation import cut_at_tag, open_final_message
 from engine.text.control_tokens import ControlTokens, Mask, masked, masked_messages
-from engine.text.jinja import MAX_RENDERED_CHARS, ChatTemplate, compile_template
+from engine.text.jinja import ChatTemplate, compile_template
+from engine.text.jinja_limits import DEFAULT_LIMITS, RenderLimits
 from engine.text.messages import Message, plain_value, prepare_messages
 from engine.text.tokenizer import Tokenizer
 
@@ -29,7 +30,7 @@ class _Chat:
     inputs: dict[str, Any]
     named_tokens: dict[str, str]
     continued: str
-    max_chars: int
+    limits: RenderLimits
 
     def render(self) -> str:
         messages, final_text = self.messages, ""
@@ -38,7 +39,7 @@ class _Chat:
                 messages, self.continued, self.template.source
             )
         context = {**self.named_tokens, **self.inputs, "messages": messages}
-        text = self.template.render(context, self.max_chars)
+        text = self.template.render(context, self.limits)
         return cut_at_tag(text, final_text) if self.continued else text
 
     def masked(self, mask: Any) -> _Chat:
@@ -59,7 +60,7 @@ def render_chat_text(
     continue_final_message: bool | str = False,
     chat_template: str | None = None,
     documents: list[dict[str, Any]] | None = None,
-    max_chars: int = MAX_RENDERED_CHARS,
+    limits: RenderLimits = DEFAULT_LIMITS,
     **kwargs: Any,
 ) -> str:
     """The rendered chat as text. Arguments and errors are `render_chat`'s.
@@ -75,7 +76,7 @@ def render_chat_text(
         continue_final_message=continue_final_message,
         chat_template=chat_template,
         documents=documents,
-        max_chars=max_chars,
+        limits=limits,
         kwargs=kwargs,
     ).render()
 
@@ -89,7 +90,7 @@ def render_chat(
     continue_final_message: bool | str = False,
     chat_template: str | None = None,
     documents: list[dict[str, Any]] | None = None,
-    max_chars: int = MAX_RENDERED_CHARS,
+    limits: RenderLimits = DEFAULT_LIMITS,
     **kwargs: Any,
 ) -> list[int]:
     """Token ids of a chat, as the model's template lays it out.
@@ -105,10 +106,11 @@ def render_chat(
         continue_final_message: end inside the last message, so that the model goes on with it; a
             string names another field than `content` to continue.
         chat_template: the name of one of the folder's templates, or a Jinja source.
-        max_chars: the most characters the template may write.
+        limits: what the template may spend.
         kwargs: further variables for the template.
 
     Raises:
+        TemplateLimit: the template takes too many steps, or too long.
         InvalidRequest: messages that aren't such, a template that refuses (with its message), no
             template at all.
     """
@@ -120,7 +122,7 @@ def render_chat(
         continue_final_message=continue_final_message,
         chat_template=chat_template,
         documents=documents,
-        max_chars=max_chars,
+        limits=limits,
         kwargs=kwargs,
     )
     control = _control_tokens(tokenizer)
@@ -139,7 +141,7 @@ def _chat(
     continue_final_message: bool | str,
     chat_template: str | None,
     documents: list[dict[str, Any]] | None,
-    max_chars: int,
+    limits: RenderLimits,
     kwargs: dict[str, Any],
 ) -> _Chat:
     """Check the arguments and bring them into the form the template sees."""
@@ -162,7 +164,7 @@ def _chat(
         inputs=inputs,
         named_tokens=tokenizer.settings.named_tokens,
         continued=continued if continue_final_message else "",
-        max_chars=max_chars,
+        limits=limits,
     )
 
 

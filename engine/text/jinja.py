@@ -1,7 +1,7 @@
 """Chat templates as Jinja in a sandbox, with the helpers that model folders count on.
 
 The environment is the one that the `transformers` library renders with, and bounded besides: in the
-size of a template, of what it writes and of what it multiplies. Time is bounded by the caller.
+size of a template and of what it writes, and in its steps, time and memory (`jinja_limits`).
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from engine.errors import InvalidRequest
+from engine.text import jinja_limits as limits
+from engine.text.jinja_limits import DEFAULT_LIMITS, RenderLimits
 
 MAX_TEMPLATE_CHARS = 512 * 1024
-MAX_RENDERED_CHARS = 16 * 1024 * 1024
 CACHED_TEMPLATES = 64
 _TYPE_TESTS = frozenset(("string", "iterable", "sequence", "mapping"))
 
@@ -45,23 +46,31 @@ class _GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, which also refuses to multiply something into gigabytes."""
+    """The sandbox, which also refuses to make gigabytes out of something."""
 
-    intercepted_binops = frozenset(("*", "**"))
+    intercepted_binops = frozenset(("*", "**", "+", "%"))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
-            for text, count in ((left, right), (right, left)):
-                if isinstance(text, str | list | tuple) and isinstance(count, int):
-                    _refuse(len(text) * count > MAX_RENDERED_CHARS)
-        elif isinstance(left, int) and isinstance(right, int):
-            _refuse(left.bit_length() * right > 4096)
+        limits.check_operator(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
+    def call(
+        __self,
+        __context: Context,
+        __obj: Any,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        limits.check_call(__obj, args)
+        return super().call(__context, __obj, *args, **kwargs)
 
-def _refuse(too_large: bool) -> None:
-    if too_large:
-        raise jinja2.TemplateError("a product in the template is too large")
+    def wrap_str_format(self, value: Any) -> Any:
+        limits.check_format(value)
+        return super().wrap_str_format(value)
+
+    #: What `Metering` has templates call.
+    tick = staticmethod(limits.tick)
+    weighed_concat = staticmethod(limits.concat)
 
 
 class _Dict:
@@ -124,6 +133,7 @@ def _environment() -> _Environment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
+    environment.filters |= limits.bounded_filters(environment.filters)
     del environment.globals["lipsum"]
     environment.globals |= {
         "raise_exception": _raise_exception,
@@ -152,20 +162,22 @@ class ChatTemplate:
     iterates_content: bool
     tests_content: bool
 
-    def render(self, context: Mapping[str, Any], max_chars: int = MAX_RENDERED_CHARS) -> str:
+    def render(self, context: Mapping[str, Any], allowed: RenderLimits = DEFAULT_LIMITS) -> str:
         """The text for `context`.
 
         Raises:
-            InvalidRequest: the template refuses (with its own message), fails or writes more than
-                `max_chars` characters.
+            TemplateLimit: it takes more steps or time than `allowed`.
+            InvalidRequest: the template refuses (with its own message), fails or writes more
+                characters than `allowed`.
         """
         parts: list[str] = []
         size = 0
         try:
-            for part in self.compiled.generate(context):
-                parts.append(part)
-                size += len(part)
-                _check_size(size, max_chars)
+            with limits.budget(allowed):
+                for part in self.compiled.generate(context):
+                    parts.append(part)
+                    size += len(part)
+                    _check_size(size, allowed.chars)
         except InvalidRequest:
             raise
         except jinja2.TemplateError as error:
@@ -198,7 +210,8 @@ def compile_template(source: str) -> ChatTemplate:
         )
     try:
         tree = _ENVIRONMENT.parse(source)
-        compiled = _ENVIRONMENT.from_string(source)
+        metered = limits.Metering().visit(_ENVIRONMENT.parse(source))
+        compiled = _ENVIRONMENT.from_string(metered)
     except jinja2.TemplateSyntaxError as error:
         raise InvalidRequest(
             f"The chat template is no valid Jinja: {error.message} (line {error.lineno}).",

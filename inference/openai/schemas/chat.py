@@ -23,7 +23,7 @@ RESERVED_KWARGS = frozenset(
         "add_generation_prompt",
         "continue_final_message",
         "tokenizer",
-        "max_chars",
+        "limits",
     }
 )
 

@@ -8,6 +8,7 @@ from transformers import AutoTokenizer
 from engine.errors import InvalidRequest
 from engine.text.chat_template import render_chat, render_chat_text
 from engine.text.jinja import compile_template
+from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text import folders
 from tests.engine.text.conftest import CHAT_KINDS
@@ -177,7 +178,76 @@ def test_what_a_template_writes_is_bounded(chat_tokenizer_of):
     text = render_chat_text(chat_tokenizer_of("chatml"), SINGLE, chat_template=source)
     assert len(text) == 10_000
     with pytest.raises(InvalidRequest, match="more than 9999"):
-        render_chat_text(chat_tokenizer_of("chatml"), SINGLE, chat_template=source, max_chars=9999)
+        render_chat_text(
+            chat_tokenizer_of("chatml"),
+            SINGLE,
+            chat_template=source,
+            limits=RenderLimits(chars=9999),
+        )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(30) }}",
+        "{% for i in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
+    ],
+)
+def test_loops_have_a_limit_of_steps(chat_tokenizer_of, source):
+    with pytest.raises(InvalidRequest) as caught:
+        render_chat(
+            chat_tokenizer_of("chatml"),
+            SINGLE,
+            chat_template=source,
+            limits=RenderLimits(steps=20_000),
+        )
+    assert caught.value.code in ("render_timeout", "invalid_value")
+
+
+def test_loops_have_a_limit_of_time(chat_tokenizer_of):
+    source = "{% for i in range(99999) %}{% endfor %}"
+    with pytest.raises(TemplateLimit, match="too long"):
+        render_chat(
+            chat_tokenizer_of("chatml"),
+            SINGLE,
+            chat_template=source,
+            limits=RenderLimits(seconds=0.0),
+        )
+    short = "{% for i in range(9) %}x{% endfor %}"
+    assert render_chat_text(chat_tokenizer_of("chatml"), SINGLE, chat_template=short) == "x" * 9
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "'%9999999999d' % 1",
+        "'{:9999999999}'.format(1)",
+        "'%9999999999d' | format(1)",
+        "'x'.ljust(9999999999)",
+        "'x' | center(9999999999)",
+        "'x' | indent(9999999999, true)",
+        "('x' * 9999999).replace('x', 'x' * 9999999)",
+        "('x' * 9999999).join(['x'] * 9999999)",
+        "('x' * 9999999) ~ ('x' * 9999999)",
+        "('x' * 9999999) + ('x' * 9999999)",
+        "([1] * 9999999) + ([1] * 9999999)",
+    ],
+)
+def test_templates_make_no_gigabytes(chat_tokenizer_of, expression):
+    source = f"{{% set x = {expression} %}}"
+    with pytest.raises(InvalidRequest, match="too large"):
+        render_chat(chat_tokenizer_of("chatml"), SINGLE, chat_template=source)
+
+
+def test_weighed_operators_do_what_they_did(chat_tokenizer_of):
+    source = (
+        "{{ 'a' ~ 1 ~ none }} {{ 'a' + 'b' }} {{ 1 + 2 }} {{ '%05.1f' % 3.14 }} {{ 'x'.rjust(3) }} "
+        "{{ '{:>4}'.format(7) }} {{ 'a-b'.replace('-', '+') }} {{ ','.join(['a', 'b']) }} "
+        "{{ 'x' | center(3) }}|{{ 'a\nb' | indent(1) }}"
+    )
+    text = render_chat_text(chat_tokenizer_of("chatml"), SINGLE, chat_template=source)
+    assert text == "a1None ab 3 003.1   x    7 a+b a,b  x |a\n b"
 
 
 def test_a_huge_template_is_refused(chat_tokenizer_of):

@@ -1,0 +1,174 @@
+"""What a chat template may spend: steps, seconds and memory.
+
+A template is a program that comes with a model, or with a request. Each round of a loop and each
+call of a macro counts as a step; what makes texts and lists grow is weighed before it's done.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.visitor import NodeTransformer
+
+from engine.errors import InvalidRequest
+
+MAX_RENDERED_CHARS = 16 * 1024 * 1024
+#: How often the clock is looked at.
+_CLOCK_EVERY = 64
+#: Widths that are huge, or that come from elsewhere, in `%` and in `str.format`.
+_PERCENT_WIDTH = re.compile(r"%[^a-zA-Z%]*(\d{6}|\*)")
+_FORMAT_WIDTH = re.compile(r"\{[^{}]*:[^{}]*(\d{6}|\{)")
+_PADDING = frozenset(("center", "expandtabs", "ljust", "rjust", "zfill"))
+
+
+class TemplateLimit(InvalidRequest):
+    """The template took more steps or more time than it may."""
+
+    code = "render_timeout"
+
+
+@dataclass(frozen=True, slots=True)
+class RenderLimits:
+    """Of one rendering. `seconds`: looked at between steps."""
+
+    steps: int = 2_000_000
+    seconds: float = 60.0
+    chars: int = MAX_RENDERED_CHARS
+
+
+DEFAULT_LIMITS = RenderLimits()
+
+
+class _Budget(threading.local):
+    """What the rendering in this thread has left."""
+
+    steps = 0
+    deadline = 0.0
+
+
+_budget = _Budget()
+
+
+@contextmanager
+def budget(limits: RenderLimits) -> Iterator[None]:
+    """Steps and time for what is rendered inside, in this thread."""
+    _budget.steps = limits.steps
+    _budget.deadline = time.monotonic() + limits.seconds
+    yield
+
+
+def tick() -> str:
+    """One step. Raises `TemplateLimit` when there are no more."""
+    _budget.steps -= 1
+    if _budget.steps < 0:
+        raise TemplateLimit("The chat template takes too many steps.", param="messages")
+    if _budget.steps % _CLOCK_EVERY == 0 and time.monotonic() > _budget.deadline:
+        raise TemplateLimit("The chat template takes too long.", param="messages")
+    return ""
+
+
+def concat(*values: Any) -> str:
+    """`a ~ b`."""
+    texts = list(map(str, values))
+    refuse(sum(map(len, texts)) > MAX_RENDERED_CHARS)
+    return "".join(texts)
+
+
+class Metering(NodeTransformer):
+    """Puts a `tick` into each loop and macro, and has `~` weighed."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        return self._ticking(node)
+
+    def visit_Macro(self, node: nodes.Macro) -> nodes.Node:
+        return self._ticking(node)
+
+    def _ticking(self, node: nodes.For | nodes.Macro) -> nodes.Node:
+        self.generic_visit(node)
+        call = _call("tick", [], node.lineno)
+        node.body = [nodes.ExprStmt(call, lineno=node.lineno), *node.body]
+        return node
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call("weighed_concat", list(node.nodes), node.lineno)
+
+
+def _call(name: str, arguments: list[nodes.Expr], line: int) -> nodes.Call:
+    target = nodes.EnvironmentAttribute(name, lineno=line)
+    return nodes.Call(target, arguments, [], None, None, lineno=line)
+
+
+def refuse(too_large: bool) -> None:
+    """Raise what a template sees of too much."""
+    if too_large:
+        raise jinja2.TemplateError("a text or list in the template is too large")
+
+
+def check_operator(operator: str, left: Any, right: Any) -> None:
+    """Weigh `left * right`, `left + right`, `left ** right` or `left % right`."""
+    if operator == "*":
+        for text, count in ((left, right), (right, left)):
+            if isinstance(text, str | list | tuple) and isinstance(count, int):
+                refuse(len(text) * count > MAX_RENDERED_CHARS)
+    elif operator == "+":
+        if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            refuse(len(left) + len(right) > MAX_RENDERED_CHARS)
+    elif operator == "%":
+        refuse(isinstance(left, str) and _PERCENT_WIDTH.search(left) is not None)
+    elif isinstance(left, int) and isinstance(right, int):
+        refuse(left.bit_length() * right > 4096)
+
+
+def check_call(function: Any, arguments: tuple[Any, ...]) -> None:
+    """Weigh a method of a string that may make a longer one."""
+    owner = getattr(function, "__self__", None)
+    if not isinstance(owner, str):
+        return
+    name = getattr(function, "__name__", "")
+    if name in _PADDING:
+        refuse(any(isinstance(each, int) and each > MAX_RENDERED_CHARS for each in arguments))
+    elif name == "replace" and len(arguments) >= 2:
+        _check_replace(owner, arguments[0], arguments[1])
+    elif name == "join" and arguments and isinstance(arguments[0], list | tuple | str):
+        refuse(len(owner) * len(arguments[0]) > MAX_RENDERED_CHARS)
+
+
+def check_format(function: Any) -> None:
+    """Weigh `str.format` by its text."""
+    text = getattr(function, "__self__", None)
+    if isinstance(text, str) and getattr(function, "__name__", "") in ("format", "format_map"):
+        refuse(_FORMAT_WIDTH.search(text) is not None)
+
+
+def _check_replace(text: str, old: Any, new: Any) -> None:
+    if isinstance(old, str) and isinstance(new, str):
+        refuse(text.count(old) * len(new) > MAX_RENDERED_CHARS)
+
+
+def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """The library's filters that may make longer texts, weighed first."""
+    filters = dict(library)
+
+    def center(value: Any, width: int = 80) -> Any:
+        refuse(width > MAX_RENDERED_CHARS)
+        return filters["center"](str(value), width)
+
+    def indent(value: Any, width: Any = 4, *args: Any, **kwargs: Any) -> Any:
+        size = width if isinstance(width, int) else len(str(width))
+        refuse(size * (str(value).count("\n") + 1) > MAX_RENDERED_CHARS)
+        return filters["indent"](str(value), width, *args, **kwargs)
+
+    def format_(value: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse(_PERCENT_WIDTH.search(str(value)) is not None)
+        return filters["format"](value, *args, **kwargs)
+
+    return {"center": center, "indent": indent, "format": format_}
