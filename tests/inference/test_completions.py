@@ -240,6 +240,7 @@ async def test_fault_24_the_engine_is_told_where_the_reservation_ends(
     await async_client().delete(key(f"limit:tokens:tenant:{tenant.pk}"))
     replica = gateway.scripted(says(tokenizer, "x"))
     async with gateway.serving(replica):
-        await gateway.client.complete("fox", **{"max_tokens": 3000, **fields})
+        reply = await gateway.client.complete("fox", **{"max_tokens": 300, **fields})
+    assert reply.status == 200, reply.error
     (request,) = replica.received
     assert request.token_cap == (40 - len(tokenizer.encode("fox")) if capped else None)
