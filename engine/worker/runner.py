@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
+from engine.models.context import AttentionContext
 from engine.models.interface import EngineModel
 from engine.protocol import TokenLogprobs
 from engine.sampling.logprobs import prompt_logprobs
@@ -20,6 +23,8 @@ class ModelRunner:
         self.model = model
         self.batch = batch
         self.sampler = sampler
+        #: The model's forward pass; on a GPU with what leads the inputs there.
+        self.forward: Callable[[torch.Tensor, AttentionContext], torch.Tensor] = model.forward
         self._keep = getattr(model, "keep", None) if model.stateful else None
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -47,7 +52,7 @@ class ModelRunner:
             return StepResult([])
         if self._keep is not None:
             self._keep(inputs.held)
-        hidden = self.model.forward(self.batch.token_ids(inputs), inputs.context)
+        hidden = self.forward(self.batch.token_ids(inputs), inputs.context)
         result = StepResult([-1] * len(plan.seq_ids))
         if len(hidden) == 0:
             return result

@@ -1,0 +1,1 @@
+"""Steps on a GPU: device inputs, CUDA graphs and their dispatch, memory."""

@@ -1,0 +1,144 @@
+"""Recording a forward pass in CUDA graphs, whole or in the pieces between attention."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from engine.models.context import AttentionContext
+from kernels.attention.backend import Forward
+
+Replay = Callable[[], None]
+
+
+class Recorder(Protocol):
+    """Records what the device is given between `begin` and `end`, without running it."""
+
+    def session(self) -> contextlib.AbstractContextManager[None]:
+        """Around one recording, however many pieces it has."""
+
+    def begin(self) -> None:
+        """Start a piece."""
+
+    def end(self) -> Replay:
+        """End it; what runs it again."""
+
+
+class CudaRecorder:
+    """`Recorder` by CUDA graphs that share one memory pool."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._stream = torch.cuda.Stream()
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[None]:
+        """See `Recorder.session`."""
+        gc.collect()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self._stream):
+            yield
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def begin(self) -> None:
+        """See `Recorder.begin`."""
+        self._graph = torch.cuda.CUDAGraph()
+        self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+
+    def end(self) -> Replay:
+        """See `Recorder.end`."""
+        if self._graph is None:
+            raise RuntimeError("No graph is being captured.")
+        graph, self._graph = self._graph, None
+        graph.capture_end()
+        return graph.replay
+
+
+@dataclass(slots=True)
+class Recording:
+    """A forward pass: its pieces in order, and where its result is."""
+
+    steps: list[Replay]
+    output: Tensor
+
+    def replay(self) -> Tensor:
+        """Run it on what the static inputs hold now."""
+        for step in self.steps:
+            step()
+        return self.output
+
+
+class AttentionBreaks:
+    """Attention that cuts a recording in two around itself, and runs in between, eagerly.
+
+    Stands in the place of `KernelSet.paged_attention`. Eager attention gets the step's own batch,
+    so that a piecewise graph depends on the number of tokens alone.
+
+    Attributes:
+        batch: the context of the step that is being replayed, on the device.
+    """
+
+    def __init__(self, attention: Forward, recorder: Recorder) -> None:
+        self._attention, self._recorder = attention, recorder
+        self._steps: list[Replay] | None = None
+        self._static: AttentionContext | None = None
+        self.batch: AttentionContext | None = None
+
+    def __call__(
+        self, q: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor,
+        seq_lens: Tensor, query_start_loc: Tensor, scale: float, **options: Any,
+    ) -> Tensor:  # fmt: skip
+        """See `KernelSet.paged_attention`."""
+        if self._steps is None:
+            return self._attention(
+                q, key_cache, value_cache, block_tables, seq_lens, query_start_loc, scale,
+                **options,
+            )  # fmt: skip
+        group = self._group_of(block_tables)
+        # Made while the piece is recorded: the memory stays the recording's.
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self._steps.append(self._recorder.end())
+
+        def attend() -> None:
+            if self.batch is None:
+                raise RuntimeError("A piecewise graph is replayed without a batch.")
+            batch = self.batch.groups[group]
+            count = len(batch.positions)
+            self._attention(
+                q[:count], key_cache, value_cache, batch.block_tables, batch.seq_lens,
+                batch.query_start_loc, scale, out=out[:count], **options,
+            )  # fmt: skip
+
+        self._steps.append(attend)
+        self._recorder.begin()
+        return out
+
+    def _group_of(self, block_tables: Tensor) -> int:
+        """Which KV cache group of the recorded context the table is of."""
+        if self._static is None:
+            raise RuntimeError("Nothing is being recorded.")
+        tables = [group.block_tables for group in self._static.groups]
+        return next(at for at, table in enumerate(tables) if table is block_tables)
+
+    def record(
+        self, run: Callable[[Tensor, AttentionContext], Tensor], token_ids: Tensor,
+        context: AttentionContext, *, piecewise: bool,
+    ) -> Recording:  # fmt: skip
+        """Record `run(token_ids, context)`, whole or in pieces."""
+        steps: list[Replay] = []
+        with self._recorder.session():
+            self._recorder.begin()
+            self._steps, self._static = (steps if piecewise else None), context
+            try:
+                output = run(token_ids, context)
+            finally:
+                self._steps = self._static = None
+                steps.append(self._recorder.end())
+        return Recording(steps, output)

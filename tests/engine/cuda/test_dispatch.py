@@ -1,0 +1,151 @@
+"""Which CUDA graph serves which batch, and which modes are refused: plain Python, no GPU."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from engine.errors import ConfigError
+from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher, capture_sizes
+from engine.worker.cuda.memory import GRAPH_BYTES, DeviceMemory, num_gpu_blocks
+from engine.worker.cuda.modes import LEVELS, GraphMode, RuntimeMode, resolve_mode, wanted_mode
+from kernels.attention import GraphSupport
+
+FULL, PIECEWISE, NONE = RuntimeMode.FULL, RuntimeMode.PIECEWISE, RuntimeMode.NONE
+SIZES = [1, 2, 4, 8, 16]
+
+
+def picked(mode: GraphMode, batch: tuple[int, int, int], query_len: int = 1, seqs: int = 8):
+    return Dispatcher(mode, SIZES, seqs, query_len).dispatch(*batch)
+
+
+@pytest.mark.parametrize(
+    ("mode", "batch", "expected"),
+    [
+        # A decode batch of three is padded to four sequences.
+        (GraphMode.FULL_AND_PIECEWISE, (3, 3, 1), (FULL, BatchDescriptor(4, 4, True))),
+        (GraphMode.FULL_DECODE_ONLY, (3, 3, 1), (FULL, BatchDescriptor(4, 4, True))),
+        (GraphMode.PIECEWISE, (3, 3, 1), (PIECEWISE, BatchDescriptor(4, 0, False))),
+        # A decode batch uses the graph of any batch where there are only those.
+        (GraphMode.FULL, (3, 3, 1), (FULL, BatchDescriptor(4, 4, False))),
+        (GraphMode.NONE, (3, 3, 1), (NONE, BatchDescriptor(3, 3, True))),
+        # A prompt of five tokens beside two decodes.
+        (GraphMode.FULL_AND_PIECEWISE, (7, 3, 5), (PIECEWISE, BatchDescriptor(8, 0, False))),
+        (GraphMode.FULL_DECODE_ONLY, (7, 3, 5), (NONE, BatchDescriptor(7, 3, False))),
+        (GraphMode.FULL, (7, 3, 5), (FULL, BatchDescriptor(8, 8, False))),
+        # More than was captured.
+        (GraphMode.FULL_AND_PIECEWISE, (17, 3, 15), (NONE, BatchDescriptor(17, 3, False))),
+        (GraphMode.FULL, (17, 3, 15), (NONE, BatchDescriptor(17, 3, False))),
+        # One token of a prompt looks like a decode, and is one.
+        (GraphMode.FULL_DECODE_ONLY, (1, 1, 1), (FULL, BatchDescriptor(1, 1, True))),
+    ],
+)
+def test_dispatch(mode, batch, expected):
+    assert picked(mode, batch) == expected
+
+
+def test_speculative_decodes_are_uniform_too():
+    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, [3, 6, 12, 24], 8, query_len=3)
+    assert dispatcher.dispatch(9, 3, 3) == (FULL, BatchDescriptor(12, 4, True))
+    assert dispatcher.dispatch(3, 3, 1) == (PIECEWISE, BatchDescriptor(3, 0, False))
+    assert dispatcher.dispatch(24, 8, 3) == (FULL, BatchDescriptor(24, 8, True))
+
+
+def test_a_batch_of_all_sequences_is_padded_beyond_them():
+    """Ten sequences at most, and no size between 8 and 16."""
+    key = picked(GraphMode.FULL_DECODE_ONLY, (10, 10, 1), seqs=10)
+    assert key == (FULL, BatchDescriptor(16, 10, True))
+
+
+def test_a_graph_that_was_dropped_is_not_picked():
+    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, SIZES, 8)
+    dispatcher.drop((FULL, BatchDescriptor(4, 4, True)))
+    assert dispatcher.dispatch(3, 3, 1) == (FULL, BatchDescriptor(8, 8, True))
+    dispatcher.drop((FULL, BatchDescriptor(8, 8, True)))
+    assert dispatcher.dispatch(3, 3, 1) == (PIECEWISE, BatchDescriptor(4, 0, False))
+
+
+def test_every_batch_fits_what_it_is_given():
+    for mode in GraphMode:
+        dispatcher = Dispatcher(mode, SIZES, 8)
+        for reqs in range(1, 9):
+            for tokens in range(reqs, 20):
+                longest = tokens - reqs + 1
+                runtime, found = dispatcher.dispatch(tokens, reqs, longest)
+                assert found.num_tokens >= tokens
+                assert runtime is not FULL or found.num_reqs >= reqs
+                assert not found.uniform or longest == 1
+                assert runtime is NONE or (runtime, found) in dispatcher.keys
+
+
+def test_the_largest_graph_is_captured_first():
+    sizes = [key[1].num_tokens for key in Dispatcher(GraphMode.FULL_AND_PIECEWISE, SIZES, 8).keys]
+    assert sizes == sorted(sizes, reverse=True)
+    assert Dispatcher(GraphMode.NONE, SIZES, 8).keys == []
+
+
+def test_sizes_follow_the_settings():
+    assert capture_sizes(256, 8192)[:6] == [1, 2, 4, 8, 16, 24]
+    assert capture_sizes(256, 8192)[-1] == 512
+    assert capture_sizes(2, 8192) == [1, 2, 4]
+    assert capture_sizes(256, 10) == [1, 2, 4, 8]
+    assert all(size % 3 == 0 for size in capture_sizes(64, 8192, query_len=3))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "support", "query_len", "expected"),
+    [
+        (GraphMode.FULL, GraphSupport.ALWAYS, 1, GraphMode.FULL),
+        (GraphMode.FULL, GraphSupport.UNIFORM_BATCH, 1, GraphMode.FULL_AND_PIECEWISE),
+        (GraphMode.FULL, GraphSupport.NEVER, 1, GraphMode.PIECEWISE),
+        (
+            GraphMode.FULL_AND_PIECEWISE, GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE, 1,
+            GraphMode.FULL_AND_PIECEWISE,
+        ),
+        (
+            GraphMode.FULL_AND_PIECEWISE, GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE, 3,
+            GraphMode.PIECEWISE,
+        ),
+        (GraphMode.FULL_DECODE_ONLY, GraphSupport.NEVER, 1, GraphMode.PIECEWISE),
+        (GraphMode.PIECEWISE, GraphSupport.NEVER, 1, GraphMode.PIECEWISE),
+        (GraphMode.NONE, GraphSupport.NEVER, 1, GraphMode.NONE),
+    ],
+)  # fmt: skip
+def test_a_mode_that_does_not_work_becomes_the_nearest(
+    wanted, support, query_len, expected, caplog
+):
+    with caplog.at_level(logging.WARNING):
+        assert resolve_mode(wanted, support, query_len) is expected
+    assert bool(caplog.records) == (wanted is not expected)
+
+
+def test_a_model_that_cannot_be_captured_runs_eagerly(caplog):
+    with caplog.at_level(logging.WARNING):
+        mode = resolve_mode(GraphMode.FULL, GraphSupport.ALWAYS, obstacle="it waits for the device")
+    assert mode is GraphMode.NONE
+    assert "it waits for the device" in caplog.text
+
+
+def test_settings_in_order():
+    assert wanted_mode(None, 2, False) is GraphMode.FULL_AND_PIECEWISE
+    assert wanted_mode("FULL", 1, False) is GraphMode.FULL
+    assert wanted_mode("FULL", 3, True) is GraphMode.NONE
+    assert [LEVELS[level] for level in (0, 1)] == [GraphMode.NONE, GraphMode.PIECEWISE]
+
+
+MEMORY = DeviceMemory(total=10 << 30, other=1 << 30, peak=3 << 30)
+
+
+def test_blocks_are_what_a_full_step_leaves():
+    left = int(0.9 * (10 << 30)) - (4 << 30)
+    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1, graphs=False) == left >> 20
+    with_graphs = num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1, graphs=True)
+    assert with_graphs == (left - GRAPH_BYTES) >> 20
+    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 7, 1, graphs=False) == 7
+
+
+def test_too_little_memory_is_refused():
+    with pytest.raises(ConfigError, match="gpu_memory_utilization") as caught:
+        num_gpu_blocks(MEMORY, 0.3, 1 << 20, 100, 1, graphs=True)
+    assert caught.value.param == "gpu_memory_utilization"
