@@ -32,6 +32,8 @@ class GatewaySettings:
         max_json_depth: arrays and objects inside each other in a body.
         strict: refuse unknown fields with 400 instead of naming them in a header.
         request_chat_templates: let clients send `chat_template` in the body.
+        chat_template_content_format: how chat templates get a message's content: "string", "openai"
+            (a list of parts) or "auto", what each template's source tells.
         max_prompts: prompts in one completions request.
         max_choices: prompts times `n` in one request.
         max_pooling_tokens: tokens of all texts in one request for embeddings, scores or labels.
@@ -60,6 +62,7 @@ class GatewaySettings:
     max_json_depth: int = 64
     strict: bool = False
     request_chat_templates: bool = False
+    chat_template_content_format: str = "auto"
     max_prompts: int = 2048
     max_choices: int = 2048
     max_pooling_tokens: int = 300_000

@@ -61,6 +61,7 @@ def render_chat_text(
     chat_template: str | None = None,
     documents: list[dict[str, Any]] | None = None,
     limits: RenderLimits = DEFAULT_LIMITS,
+    content_format: str = "auto",
     **kwargs: Any,
 ) -> str:
     """The rendered chat as text. Arguments and errors are `render_chat`'s.
@@ -77,6 +78,7 @@ def render_chat_text(
         chat_template=chat_template,
         documents=documents,
         limits=limits,
+        content_format=content_format,
         kwargs=kwargs,
     ).render()
 
@@ -91,6 +93,7 @@ def render_chat(
     chat_template: str | None = None,
     documents: list[dict[str, Any]] | None = None,
     limits: RenderLimits = DEFAULT_LIMITS,
+    content_format: str = "auto",
     **kwargs: Any,
 ) -> list[int]:
     """Token ids of a chat, as the model's template lays it out.
@@ -107,6 +110,7 @@ def render_chat(
             string names another field than `content` to continue.
         chat_template: the name of one of the folder's templates, or a Jinja source.
         limits: what the template may spend.
+        content_format: how the template gets content: "string", "openai" (parts) or "auto".
         kwargs: further variables for the template.
 
     Raises:
@@ -123,6 +127,7 @@ def render_chat(
         chat_template=chat_template,
         documents=documents,
         limits=limits,
+        content_format=content_format,
         kwargs=kwargs,
     )
     control = _control_tokens(tokenizer)
@@ -142,6 +147,7 @@ def _chat(
     chat_template: str | None,
     documents: list[dict[str, Any]] | None,
     limits: RenderLimits,
+    content_format: str,
     kwargs: dict[str, Any],
 ) -> _Chat:
     """Check the arguments and bring them into the form the template sees."""
@@ -160,7 +166,7 @@ def _chat(
     continued = continue_final_message if isinstance(continue_final_message, str) else "content"
     return _Chat(
         template=template,
-        messages=prepare_messages(messages, template),
+        messages=prepare_messages(messages, template, content_format),
         inputs=inputs,
         named_tokens=tokenizer.settings.named_tokens,
         continued=continued if continue_final_message else "",

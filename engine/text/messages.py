@@ -13,6 +13,7 @@ MAX_DEPTH = 100
 #: Names a message's reasoning goes by; templates read the first, gpt-oss's the second.
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 Message = dict[str, Any]
+CONTENT_FORMATS = ("auto", "string", "openai")
 
 
 def plain_value(value: Any, param: str, depth: int = 0) -> Any:
@@ -39,18 +40,31 @@ def plain_value(value: Any, param: str, depth: int = 0) -> Any:
     raise InvalidRequest(f"{param} holds a {type(value).__name__}, which is no JSON.", param=param)
 
 
-def prepare_messages(messages: Sequence[Any], template: ChatTemplate) -> list[Message]:
+def prepare_messages(
+    messages: Sequence[Any], template: ChatTemplate, content_format: str = "auto"
+) -> list[Message]:
     """Messages to render: without absent (None) fields, content as the template reads it.
+
+    `content_format`: "string" or "openai" (a list of parts) for every message; "auto" is what the
+    template's source tells.
 
     Raises:
         InvalidRequest: none at all, one that's no object with a role, or content of a wrong type.
     """
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequest("messages must be a list of at least one message.", param="messages")
-    return [_prepare(k, message, template) for k, message in enumerate(messages)]
+    if content_format not in CONTENT_FORMATS:
+        raise InvalidRequest(
+            f"The content format must be one of {', '.join(CONTENT_FORMATS)}.", param="messages"
+        )
+    wraps = template.iterates_content and not template.tests_content
+    takes_parts = template.iterates_content
+    if content_format != "auto":
+        wraps = takes_parts = content_format == "openai"
+    return [_prepare(k, message, wraps, takes_parts) for k, message in enumerate(messages)]
 
 
-def _prepare(index: int, message: Any, template: ChatTemplate) -> Message:
+def _prepare(index: int, message: Any, wraps: bool, takes_parts: bool) -> Message:
     where = f"messages[{index}]"
     if not isinstance(message, dict):
         raise InvalidRequest(f"{where} must be an object.", param="messages")
@@ -60,24 +74,23 @@ def _prepare(index: int, message: Any, template: ChatTemplate) -> Message:
     if not isinstance(prepared.get("role"), str):
         raise InvalidRequest(f"{where}.role must be a string.", param="messages")
     if "content" in prepared:
-        prepared["content"] = _content(where, prepared["content"], template)
+        prepared["content"] = _content(where, prepared["content"], wraps, takes_parts)
     reasoning = next((prepared[name] for name in REASONING_FIELDS if name in prepared), None)
     if reasoning is not None:
         prepared = {"thinking": reasoning, **prepared, "reasoning_content": reasoning}
     return prepared
 
 
-def _content(where: str, content: Any, template: ChatTemplate) -> str | list[Any]:
-    """A string or parts, whichever the template reads."""
+def _content(where: str, content: Any, wraps: bool, takes_parts: bool) -> str | list[Any]:
+    """A string or parts: strings as parts with `wraps`, parts as a string without `takes_parts`."""
     if isinstance(content, str):
-        wrap = template.iterates_content and not template.tests_content
-        return [{"type": "text", "text": content}] if wrap else content
+        return [{"type": "text", "text": content}] if wraps else content
     if not isinstance(content, list):
         raise InvalidRequest(
             f"{where}.content must be a string or a list of parts.", param="messages"
         )
     parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in content]
-    if template.iterates_content:
+    if takes_parts:
         return parts
     return "\n".join(_part_text(f"{where}.content[{k}]", part) for k, part in enumerate(parts))
 

@@ -9,11 +9,15 @@ from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.protocol import ModelInfo
 from engine.sampling_params import check_context
 from engine.text import Tokenizer, render_chat
+from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.rendering.pool import render_pool
+from inference.settings import gateway_settings
 
 #: No vocabulary has longer pieces in characters: a longer text than this many a token of context
 #: can't fit, and isn't tokenised at all.
 MAX_PIECE_CHARS = 512
+#: What a template may take on the event loop; a few milliseconds.
+INLINE_LIMITS = RenderLimits(steps=5_000, seconds=0.02)
 #: What a value costs a template besides its characters.
 _EACH = 8
 
@@ -28,7 +32,20 @@ async def chat_token_ids(
     """
     chars = _chars(messages) + _chars(options.get("tools")) + _chars(options.get("documents"))
     _refuse_endless(chars, model, "messages")
-    token_ids = await render_pool().run(chars, render_chat, tokenizer, messages, **options)
+    settings = gateway_settings()
+    options["content_format"] = settings.chat_template_content_format
+    token_ids: list[int] | None = None
+    if chars <= settings.inline_render_chars and options.get("chat_template") is None:
+        try:
+            token_ids = render_chat(tokenizer, messages, limits=INLINE_LIMITS, **options)
+        except TemplateLimit:
+            token_ids = None  # a template that takes its time does so in a thread
+    if token_ids is None:
+        limit_s = settings.render_timeout_s
+        options["limits"] = RenderLimits(seconds=limit_s)
+        token_ids = await render_pool().run_in_thread(
+            limit_s, render_chat, tokenizer, messages, **options
+        )
     if not token_ids:
         raise InvalidRequest("The messages render to an empty prompt.", param="messages")
     return token_ids

@@ -14,8 +14,10 @@ import pytest
 from engine.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
 from engine.protocol import ModelInfo
 from engine.text import Tokenizer
+from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import Overloaded
 from inference.rendering import pool as pool_module
+from inference.rendering import prompts as prompts_module
 from inference.rendering import tokenizers as tokenizers_module
 from inference.rendering.messages import template_messages
 from inference.rendering.pool import RenderPool
@@ -136,3 +138,61 @@ def test_developers_speak_as_the_system_to_older_templates() -> None:
     messages = [{"role": "developer", "content": "x"}]
     assert template_messages(messages, "")[0]["role"] == "system"
     assert template_messages(messages, "{% if role == 'developer' %}")[0]["role"] == "developer"
+
+
+NESTED = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"
+USER = [{"role": "user", "content": "hello"}]
+
+
+async def test_a_template_without_end_stops_and_frees_its_thread(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = RenderPool(1)
+    monkeypatch.setattr(prompts_module, "render_pool", lambda: pool)
+    ticks = 0
+
+    async def beat() -> None:
+        nonlocal ticks
+        while True:
+            ticks += 1
+            await asyncio.sleep(0)
+
+    heart = asyncio.create_task(beat())
+    with pytest.raises(TemplateLimit):
+        await chat_token_ids(tokenizer, INFO, USER, chat_template=NESTED)
+    heart.cancel()
+    assert ticks > 10
+    assert await pool.run(10**6, lambda: "free") == "free"
+
+
+async def test_a_slow_template_of_the_model_leaves_the_loop(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendered_in: list[int] = []
+    render = prompts_module.render_chat
+
+    def noting(*args: Any, **options: Any) -> list[int]:
+        rendered_in.append(threading.get_ident())
+        return render(*args, **options)
+
+    monkeypatch.setattr(prompts_module, "render_chat", noting)
+    monkeypatch.setattr(prompts_module, "INLINE_LIMITS", RenderLimits(steps=2))
+    messages = [{"role": "user", "content": "hello"}] * 5
+    assert await chat_token_ids(tokenizer, INFO, messages[:1])
+    assert len(rendered_in) == 1
+    assert await chat_token_ids(tokenizer, INFO, messages)
+    assert rendered_in[1] == threading.get_ident() != rendered_in[2]
+
+
+@pytest.mark.parametrize("given", ["hello", [{"type": "text", "text": "hello"}]])
+async def test_content_formats(tokenizer: Tokenizer, settings: Any, given: Any) -> None:
+    source = "{{ messages[0].content if messages[0].content is string else 'parts' }}"
+    found = {}
+    for content_format in ("string", "openai", "auto"):
+        settings.QUIRE = {**settings.QUIRE, "CHAT_TEMPLATE_CONTENT_FORMAT": content_format}
+        messages = [{"role": "user", "content": given}]
+        ids = await chat_token_ids(tokenizer, INFO, messages, chat_template=source)
+        found[content_format] = tokenizer.decode(ids)
+    assert found["string"] == "hello"
+    assert found["openai"] == "parts"
+    assert found["auto"] == "hello"

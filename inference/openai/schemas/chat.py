@@ -24,6 +24,7 @@ RESERVED_KWARGS = frozenset(
         "continue_final_message",
         "tokenizer",
         "limits",
+        "content_format",
     }
 )
 
