@@ -77,16 +77,21 @@ class PoolingMethods:
 
     def encode(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         pooling_params: Params = None,
+        prompt_token_ids: list[int] | list[list[int]] | None = None,
         *,
         pooling_task: str | None = None,
         use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """Results as tensors. By default of every token, where the model does that.
+        """Results as tensors: of the model's own task, or of `pooling_task`.
 
-        Raises as `embed` does.
+        "token_embed" and "token_classify" give each token's. `prompt_token_ids` may come instead of
+        `prompts`. Raises as `embed` does.
         """
+        prompts = prompt_token_ids if prompts is None else prompts
+        if prompts is None:
+            raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
         task = pooling_task or default_task(tasks_of(self.core.loaded))
         by_token = task in TOKEN_TASKS
         results = self._pool(prompts, pooling_params, task, use_tqdm)

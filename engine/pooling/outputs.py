@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -13,6 +13,11 @@ class PoolingOutput:
     """`data`: float32 [size], or [num_tokens, size] for the tasks by token."""
 
     data: torch.Tensor
+
+    @property
+    def embedding(self) -> Any:
+        """The same as a list, or as a list of lists."""
+        return self.data.tolist()
 
 
 @dataclass(slots=True)

@@ -133,8 +133,8 @@ def check_length(num_tokens: int, max_model_len: int) -> None:
 
 
 def default_task(tasks: Sequence[str]) -> str:
-    """What `encode` and /pooling do when a request names no task: every token's vector, if any."""
-    return next((task for task in (*TOKEN_TASKS, *WHOLE_TASKS) if task in tasks), TOKEN_TASKS[0])
+    """What `encode` and /pooling do when a request names no task: what the model is for."""
+    return tasks[0] if tasks and tasks[0] in TASKS else TASKS[0]
 
 
 def _boolean(name: str, value: Any) -> None:

@@ -36,7 +36,7 @@ class EmbeddingsView(GatewayView):
 
 
 class PoolingView(GatewayView):
-    """Whatever the model makes of texts: of every token where it does that, or by `task`."""
+    """Whatever the model makes of texts, or what `task` says."""
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "pooling", "data", "index"}], ...}`."""

@@ -113,7 +113,8 @@ def test_preempted_prompts_begin_anew(pooling_model: Maker) -> None:
 def test_all_tokens_come_in_order_from_chunks(pooling_model: Maker) -> None:
     folder = pooling_model("qwen3")
     llm = LLM(str(folder), max_num_batched_tokens=16, num_gpu_blocks_override=32)
-    (output,) = llm.encode([LONG[1]], PoolingParams(use_activation=False), use_tqdm=False)
+    params = PoolingParams(task="token_embed", use_activation=False)
+    (output,) = llm.encode([LONG[1]], params, pooling_task="token_embed", use_tqdm=False)
     oracle = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         hidden = oracle(torch.tensor([LONG[1]])).last_hidden_state[0]

@@ -25,7 +25,7 @@ def test_hidden_states_equal_transformers(kind: str, pooling_model: Maker) -> No
     folder = pooling_model(kind)
     llm = LLM(str(folder))
     oracle = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
-    for output in llm.encode(TEXTS, RAW, use_tqdm=False):
+    for output in llm.encode(TEXTS, RAW, pooling_task="token_embed", use_tqdm=False):
         with torch.no_grad():
             expected = oracle(torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
         torch.testing.assert_close(output.outputs.data, expected, atol=2e-5, rtol=2e-5)

@@ -64,5 +64,12 @@ def test_likeness_ranks_meaning(llm: LLM) -> None:
 
 
 def test_all_tokens_have_vectors(llm: LLM) -> None:
-    (output,) = llm.encode(TEXTS[0], use_tqdm=False)
+    (output,) = llm.encode(TEXTS[0], pooling_task="token_embed", use_tqdm=False)
     assert output.outputs.data.shape == (len(output.prompt_token_ids), 384)
+
+
+def test_encode_gives_what_the_model_is_for(llm: LLM) -> None:
+    (text,) = llm.encode("cat", use_tqdm=False)
+    (ids,) = llm.encode(prompt_token_ids=[[101, 4937, 102]], use_tqdm=False)
+    assert text.outputs.embedding == pytest.approx(ids.outputs.embedding, abs=1e-6)
+    assert len(ids.outputs.embedding) == 384

@@ -15,8 +15,9 @@ import redis
 from catalog.models import DesiredState, ServedModel
 from engine.config import EngineConfig
 from engine.service import EngineService
+from inference.engine_client import get_engine_client
 from tests.engine.pooling.models import make
-from tests.inference.conftest import Gateway, until
+from tests.inference.conftest import Gateway
 
 Serve = Callable[..., AbstractAsyncContextManager[EngineService]]
 
@@ -54,8 +55,7 @@ def serve(gateway: Gateway, folders: dict[str, Path]) -> Serve:
         thread = threading.Thread(target=service.run, args=(5.0,))
         thread.start()
         try:
-            await until(lambda: service.state != "loading")
-            await gateway.look()
+            await _until_known(gateway, name)
             yield service
         finally:
             service.drain()
@@ -63,3 +63,13 @@ def serve(gateway: Gateway, folders: dict[str, Path]) -> Serve:
             client.close()
 
     return serving
+
+
+async def _until_known(gateway: Gateway, name: str) -> None:
+    """Until the gateway has heard that the model's replica is ready."""
+    for _ in range(200):
+        await gateway.look()
+        if any(replica.ready for replica in get_engine_client().fleet.of_model(name)):
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail(f"{name} isn't ready")

@@ -88,16 +88,17 @@ async def test_dimensions_truncation_and_activation(
         assert bare["usage"]["prompt_tokens"] == raw["usage"]["prompt_tokens"] - 2
 
 
-async def test_pooling_gives_every_token_or_the_task_asked_for(
+async def test_pooling_does_the_models_own_task_or_the_one_asked_for(
     gateway: Gateway, serve: Serve, vectors: np.ndarray
 ) -> None:
     async with serve("embed"):
-        tokens = await post(gateway, "/pooling", model="embed", input=TEXTS[0])
-        data = np.array(tokens["data"][0]["data"])
-        assert data.shape == (tokens["usage"]["prompt_tokens"], 32)
-        assert tokens["data"][0]["object"] == "pooling"
-        whole = await post(gateway, "/pooling", model="embed", input=TEXTS[0], task="embed")
-        np.testing.assert_allclose(whole["data"][0]["data"], vectors[0], atol=1e-6)
+        own = await post(gateway, "/pooling", model="embed", input=TEXTS[0])
+        np.testing.assert_allclose(own["data"][0]["data"], vectors[0], atol=1e-6)
+        assert own["data"][0]["object"] == "pooling"
+        tokens = await post(gateway, "/pooling", model="embed", input=TEXTS[:2], task="token_embed")
+    found = [np.array(entry["data"]) for entry in tokens["data"]]
+    assert sum(len(rows) for rows in found) == tokens["usage"]["prompt_tokens"]
+    assert {rows.shape[1] for rows in found} == {32}
 
 
 @pytest.mark.parametrize("path", ["/classify", "/v1/classify"])
