@@ -31,6 +31,8 @@ HEARTBEAT_TTL_S = 5.0
 STALL_AFTER_S = 20.0
 #: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.
 OUTBOX_MAXLEN = 100_000
+#: A gateway renews the expiry of its outbox; one that nobody renews is gone after so long.
+OUTBOX_TTL_S = 60
 
 
 def replica_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:

@@ -58,12 +58,16 @@ class OutboxWriter(threading.Thread):
         """One transaction; False when Redis couldn't be reached."""
         pipe = self._redis.pipeline(transaction=True)
         for gateway_id, batch in output.batches.items():
+            stream = protocol.outbox_key(gateway_id, self._prefix)
             pipe.xadd(
-                protocol.outbox_key(gateway_id, self._prefix),
+                stream,
                 {protocol.FIELD: protocol.encode(batch)},
                 maxlen=protocol.OUTBOX_MAXLEN,
                 approximate=True,
             )
+            # A live gateway keeps renewing its stream's expiry. Where there is none, the stream has
+            # just been made anew: its gateway died and it expired, and nobody else would remove it.
+            pipe.expire(stream, protocol.OUTBOX_TTL_S, nx=True)
         if output.done:
             pipe.xack(self._inbox, protocol.CONSUMER_GROUP, *output.done)
             pipe.xdel(self._inbox, *output.done)

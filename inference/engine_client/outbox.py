@@ -21,7 +21,7 @@ READ_COUNT = 256
 BLOCK_MS = 5_000
 TRIM_EVERY_S = 0.5
 #: An outbox that nobody refreshes vanishes after so long.
-EXPIRE_S = 60
+EXPIRE_S = protocol.OUTBOX_TTL_S
 RETRY_S = 0.2
 
 
