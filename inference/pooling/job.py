@@ -42,9 +42,9 @@ class PoolingJob(Job):
             )
         self.check_priority()
 
-    def engine_requests(self) -> list[EngineRequest]:
+    def engine_requests(self, reserved_tokens: int | None = None) -> list[EngineRequest]:
         """One a prompt."""
-        requests = super().engine_requests()
+        requests = super().engine_requests(reserved_tokens)
         return [
             msgspec.structs.replace(request, pooling=params)
             for request, params in zip(requests, self.pooling, strict=True)
