@@ -23,8 +23,9 @@ RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 QUANTIZATIONS = ("int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
+CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 POLICIES = ("fair", "fcfs", "priority")
-KV_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+KV_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
 
 
 def _option(default: Any, help: str, **extra: Any) -> Any:
@@ -124,6 +125,23 @@ class EngineConfig:
         None,
         "what computes attention, see docs/attention-backends.md; default: the first that fits",
     )
+    enforce_eager: bool = _option(False, "no CUDA graphs on a GPU")
+    cudagraph_mode: str | None = _option(
+        None,
+        "what is captured in CUDA graphs on a GPU; default: by the optimization level",
+        choices=CUDAGRAPH_MODES,
+    )
+    optimization_level: int = _option(
+        2,
+        "of a GPU; 0: no CUDA graphs, 1: in pieces around attention, 2 and 3: whole decode steps, "
+        "others in pieces",
+        low=0,
+        high=3,
+    )
+    gpu_memory_utilization: float = _option(
+        0.9, "part of a GPU's memory that weights, activations and KV cache may take", low=0.01,
+        high=1.0,
+    )  # fmt: skip
     num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
     cpu_kernels: bool = _option(True, "use the compiled CPU kernels; off: plain torch")
     compiled_decoder: bool = _option(

@@ -133,6 +133,11 @@ class KernelSet(ABC):
     device: torch.device = torch.device("cpu")
     """Where the operations want their tensors."""
 
+    attention_backend: str = ""
+    """What computes its attention, by its name in `kernels.attention`; "": its own."""
+    fuses_experts: bool = False
+    """Whether `route` and `fused_experts` are there."""
+
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         """In which dtype hidden states are best kept, for weights of this dtype."""
         return torch.float32
@@ -328,6 +333,35 @@ class KernelSet(ABC):
     @abstractmethod
     def gelu_and_mul(self, x: Tensor, approximate: str = "none") -> Tensor:
         """x [T, 2I] -> gelu(first half) * second half; approximate: "none" or "tanh"."""
+
+    def route(
+        self, scores: Tensor, top_k: int, *, softmax_first: bool = True, renormalize: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """The experts of each token: weights float32 and ids int32, [T, top_k], best first.
+
+        scores [T, E]. Weights are a softmax over all experts, renormalised over the chosen or not,
+        or over the chosen alone (`softmax_first=False`).
+        """
+        raise NotImplementedError(f"{self.name} kernels route no experts")
+
+    def fused_experts(
+        self,
+        x: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        weights: Tensor,
+        ids: Tensor,
+        *,
+        activation: str = "silu",
+        gate_up_bias: Tensor | None = None,
+        down_bias: Tensor | None = None,
+    ) -> Tensor:
+        """[T, H]: each token's experts, weighted and added up.
+
+        x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights and ids as `route` gives them;
+        biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or "gelu_tanh".
+        """
+        raise NotImplementedError(f"{self.name} kernels fuse no experts")
 
     @abstractmethod
     def argmax(self, logits: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,22 +16,30 @@ from engine.errors import ConfigError
 from engine.executor.memory import num_counted_blocks, num_cpu_blocks
 from engine.executor.step_thread import StepThread
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
+from engine.models.decoder import NativeDecoder
 from engine.models.loader import LoadedModel, load_model
 from engine.models.spec import DecoderSpec
 from engine.pooling.runner import PoolingRunner
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch
+from engine.worker.cuda.memory import num_gpu_blocks
+from engine.worker.cuda.modes import GraphMode
+from engine.worker.cuda.setup import device_forward, device_of, graph_mode, profile
 from engine.worker.runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
 CPU_TOKEN_BUDGET = 512
+GPU_TOKEN_BUDGET = 8192
 _KV_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
 }
 
 
@@ -50,6 +58,7 @@ class SingleExecutor:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         self.loaded: LoadedModel = load_model(config, progress)
+        self.device = device_of(self.loaded.model)
         self.token_budget = self._token_budget(config)
         kv_dtype = _KV_DTYPES.get(config.kv_cache_dtype, self.loaded.dtype)
         self.kv_bytes_per_token = self._token_bytes(kv_dtype)
@@ -99,9 +108,17 @@ class SingleExecutor:
         """What runs steps: by whether the model continues prompts or pools them."""
         if self.loaded.pooler is not None:
             return PoolingRunner(self.loaded.model, batch, self.loaded.pooler)
-        ops = kernels.get("cpu", use_compiled=config.cpu_kernels and config.compiled_sampling)
+        use_compiled = config.cpu_kernels and config.compiled_sampling
+        ops = kernels.get(self.device, use_compiled=use_compiled)
         chooser = None if ops.name == "reference" else ops
-        return ModelRunner(self.loaded.model, batch, Sampler(self.loaded.eos_token_ids, chooser))
+        sampler = Sampler(self.loaded.eos_token_ids, chooser)
+        runner = ModelRunner(self.loaded.model, batch, sampler)
+        if self.device.type == "cuda":
+            longest = -(-self.loaded.max_model_len // config.block_size)
+            groups = len(self.layout.groups)
+            model = cast(NativeDecoder, self.loaded.model)
+            runner.forward = device_forward(model, config, self.token_budget, longest, groups)
+        return runner
 
     def _layout(self, config: EngineConfig) -> KVLayout:
         """The model's KV cache groups."""
@@ -113,6 +130,8 @@ class SingleExecutor:
         """Bytes of KV cache of one token over `num_layers` layers, by default all."""
         spec = self.loaded.spec
         size = spec.kv_bytes_per_token(dtype.itemsize, num_layers)
+        if dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and self.device.type != "cuda":
+            raise ConfigError("A KV cache in fp8 needs a GPU.", param="kv_cache_dtype")
         if dtype != torch.int8:
             return size
         if not isinstance(spec, DecoderSpec):
@@ -131,13 +150,23 @@ class SingleExecutor:
         token_bytes = self._token_bytes(dtype, layout.layers_per_block)
         if token_bytes == 0:
             return num_counted_blocks(config, self.token_budget)
+        if self.device.type == "cuda" and config.num_gpu_blocks_override is None:
+            model = cast(NativeDecoder, self.loaded.model)
+            return num_gpu_blocks(
+                profile(model, config, self.token_budget, dtype, layout),
+                config.gpu_memory_utilization,
+                token_bytes * config.block_size,
+                config.max_num_seqs * most,
+                len(layout.groups),
+                graph_mode(model, config) is not GraphMode.NONE,
+            )
         return num_cpu_blocks(config, token_bytes, most, least=len(layout.groups))
 
     def _token_budget(self, config: EngineConfig) -> int:
         """`max_num_batched_tokens`: without chunked prefill a whole prompt must fit."""
         budget = config.max_num_batched_tokens
         if budget is None:
-            budget = CPU_TOKEN_BUDGET
+            budget = GPU_TOKEN_BUDGET if self.device.type == "cuda" else CPU_TOKEN_BUDGET
         if not config.enable_chunked_prefill or self.loaded.runs_whole_prompts:
             budget = max(budget, self.loaded.max_model_len)
         return budget

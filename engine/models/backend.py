@@ -41,17 +41,20 @@ def need_of(
 def with_backend(
     ops: KernelSet, spec: DecoderSpec, dtype: torch.dtype, config: EngineConfig
 ) -> KernelSet:
-    """`ops` itself, or a copy with the attention of the backend that the settings name.
+    """`ops` itself, or a copy with the attention of the backend that is chosen or named.
+
+    On a GPU always a copy: graphs put their own attention into it.
 
     Raises `ConfigError` with all reasons where that backend can't do what the model asks for.
     """
-    if config.attention_backend is None:
+    if config.attention_backend is None and ops.device.type == "cpu":
         return ops
     try:
         backend = select_backend(need_of(spec, ops, dtype, config), config.attention_backend)
     except NoAttentionBackend as error:
         raise ConfigError(str(error), param="attention_backend") from error
     chosen = copy.copy(ops)
+    chosen.attention_backend = backend.name
     chosen.why = f"{ops.why}; attention: {backend.name}"
     # In the instance they hide the methods of the set. A compiled decoder has its own attention.
     vars(chosen)["paged_attention"] = backend.load()

@@ -11,6 +11,7 @@ from engine.layers.rotary import RopeSpec, cos_sin_table
 from engine.models.attention import Attention, HeadLayerNorm, clamped, full_width_norm
 from engine.models.blocks import ParallelLayer, SequentialLayer
 from engine.models.experts import Weights, read_experts
+from engine.models.fused_experts import FUSED_ACTIVATIONS, FusedExperts
 from engine.models.mlp import activation, gated_activation
 from engine.models.moe import GatedExpert, MixtureOfExperts, Router
 from engine.models.norms import LayerNorm, NoNorm, Norm, RMSNorm, Step, chain, scaled
@@ -264,17 +265,24 @@ class ModelBuilder:
         spec, moe = self.spec, self.spec.moe
         if moe is None:
             raise ValueError("the spec has no experts")
-        act = self._activation()
-        experts: list[Step] = [
-            chain(self.pack(up, up_bias), act, self.pack(down, down_bias))
-            for up, up_bias, down, down_bias in read_experts(
-                self.weights, at, moe, spec.hidden_size
-            )
-        ]
         routes = [(at + moe.router, moe.num_experts)]
         linear = self.linear(routes, spec.hidden_size, moe.router_bias, quantized=False)
         router = Router(linear, moe.top_k, moe.softmax_first, moe.renormalize)
-        return MixtureOfExperts(router, experts, self._shared_expert(at))
+        shared = self._shared_expert(at)
+        read = read_experts(self.weights, at, moe, spec.hidden_size)
+        if self._fuses_experts():
+            return FusedExperts(self.ops, router, list(read), self.dtype, spec.activation, shared)
+        act = self._activation()
+        experts: list[Step] = [
+            chain(self.pack(up, up_bias), act, self.pack(down, down_bias))
+            for up, up_bias, down, down_bias in read
+        ]
+        return MixtureOfExperts(router, experts, shared)
+
+    def _fuses_experts(self) -> bool:
+        """Whether the kernels run all experts at once: unquantised ones, of known activations."""
+        known = self.spec.gated and self.spec.activation in FUSED_ACTIVATIONS
+        return self.ops.fuses_experts and known and self.scheme.layers is None
 
     def _shared_expert(self, at: str) -> Step | None:
         spec, moe = self.spec, self.spec.moe

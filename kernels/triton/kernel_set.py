@@ -11,6 +11,7 @@ from kernels.interface import KernelSet, LinearLayer
 from kernels.reference.linear import integer_linear
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
 from kernels.triton.attention import paged_attention
+from kernels.triton.grouped import fused_experts, route
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.linear import TorchLinear
 from kernels.triton.norm import fused_add_rms_norm, rms_norm
@@ -26,6 +27,7 @@ class TritonKernels(KernelSet):
     """
 
     name = "triton"
+    fuses_experts = True
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         self.device = torch.device(device)
@@ -82,6 +84,8 @@ class TritonKernels(KernelSet):
     paged_attention = staticmethod(paged_attention)
     silu_and_mul = staticmethod(silu_and_mul)
     gelu_and_mul = staticmethod(gelu_and_mul)
+    route = staticmethod(route)
+    fused_experts = staticmethod(fused_experts)
     argmax = staticmethod(argmax)
     sample = staticmethod(sample)
 

@@ -1,0 +1,68 @@
+"""A mixture of experts in two grouped products, where the kernels have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.models.experts import ExpertWeights
+from engine.models.moe import Router
+from engine.models.norms import Step
+from kernels import KernelSet
+
+FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+
+
+class FusedExperts:
+    """Sum of the chosen experts' outputs, by the router's weights, without asking the device.
+
+    Args:
+        experts: of all, stacked here in `dtype` on the kernels' device.
+        activation: one of `FUSED_ACTIVATIONS`.
+    """
+
+    def __init__(
+        self,
+        ops: KernelSet,
+        router: Router,
+        experts: Sequence[ExpertWeights],
+        dtype: torch.dtype,
+        activation: str,
+        shared: Step | None,
+    ) -> None:
+        def stacked(parts: Sequence[Tensor | None], kept: torch.dtype) -> Tensor | None:
+            there = [part.to(ops.device, kept) for part in parts if part is not None]
+            return torch.stack(there) if there else None
+
+        ups, up_biases, downs, down_biases = zip(*experts, strict=True)
+        self._up, self._down = stacked(ups, dtype), stacked(downs, dtype)
+        self._up_bias = stacked(up_biases, torch.float32)
+        self._down_bias = stacked(down_biases, torch.float32)
+        self._ops, self._router, self._shared = ops, router, shared
+        self._activation = activation
+        read = sum(x.nbytes for x in (self._up, self._down) if x is not None)
+        self.nbytes = read * router.top_k // len(experts) + router.linear.nbytes
+        self.nbytes += int(getattr(shared, "nbytes", 0))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        router = self._router
+        weights, ids = self._ops.route(
+            router.linear(x),
+            router.top_k,
+            softmax_first=router.softmax_first,
+            renormalize=router.renormalize,
+        )
+        out = self._ops.fused_experts(
+            x,
+            self._up,
+            self._down,
+            weights,
+            ids,
+            activation=self._activation,
+            gate_up_bias=self._up_bias,
+            down_bias=self._down_bias,
+        )
+        return out if self._shared is None else out.add_(self._shared(x))
