@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.layers.rotary import RopeSpec, cos_sin_table
 from engine.models.attention import Attention, HeadLayerNorm, clamped, full_width_norm
-from engine.models.blocks import ParallelLayer, SequentialLayer
+from engine.models.blocks import Layer, ParallelLayer, ResidualExpertsLayer, SequentialLayer
 from engine.models.experts import Weights, read_experts
 from engine.models.fused_experts import FUSED_ACTIVATIONS, FusedExperts
 from engine.models.mlp import activation, gated_activation
@@ -20,8 +20,6 @@ from engine.quantization.matrix import DenseMatrix, Matrix
 from engine.quantization.scheme import Scheme
 from engine.quantization.stack import Stack
 from kernels import KernelSet, LinearLayer
-
-Layer = SequentialLayer | ParallelLayer
 
 
 class ModelBuilder:
@@ -151,6 +149,11 @@ class ModelBuilder:
         nbytes = sum(
             int(getattr(step, "nbytes", 0)) for step in (attention.project, attention.output, mlp)
         )
+        if self.spec.residual_size and self._has_experts(index):
+            norm, after = self.norm(at + names.residual_norm), self._residual_mlp(at)
+            nbytes += int(getattr(after, "nbytes", 0))
+            before = mlp_norm or NoNorm()
+            return ResidualExpertsLayer(attention, norm, after, before, mlp, following, nbytes)
         if self.spec.wiring == "parallel":
             return ParallelLayer(attention, mlp_norm, mlp, following, nbytes)
         return SequentialLayer(attention, mlp_norm or NoNorm(), mlp, following, nbytes)
@@ -171,7 +174,7 @@ class ModelBuilder:
         output = self.linear([(at + names.o, spec.hidden_size)], spec.q_size, spec.o_bias)
         return Attention(
             ops=self.ops,
-            project=chain(self._qkv(at), *self._after_qkv(at)),
+            project=chain(self._qkv(index, at), *self._after_qkv(at)),
             output=self._finished(output, at, names.attention_out_norm),
             sizes=(spec.q_size, spec.kv_size, spec.kv_size),
             head_dim=spec.head_dim,
@@ -201,14 +204,26 @@ class ModelBuilder:
         self._tables.append((rope, table))
         return table
 
-    def _qkv(self, at: str) -> LinearLayer:
+    def _qkv(self, index: int, at: str) -> LinearLayer:
         spec, names = self.spec, self.spec.names.qkv
         sizes = (spec.q_size, spec.kv_size, spec.kv_size)
+        if spec.layer_kv_heads:
+            return self._repeated_qkv(at, spec.layer_kv_heads[index])
         if len(names) == 3:
             parts = [(at + name, size) for name, size in zip(names, sizes, strict=True)]
             return self.linear(parts, spec.hidden_size, spec.qkv_bias)
         order = _ungrouped_rows(spec) if spec.qkv_layout == "grouped" else None
         return self.linear([(at + names[0], sum(sizes))], spec.hidden_size, spec.qkv_bias, order)
+
+    def _repeated_qkv(self, at: str, kv_heads: int) -> LinearLayer:
+        """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
+        spec, (q, k, v) = self.spec, self.spec.names.qkv
+        rows = torch.arange(kv_heads * spec.head_dim).view(kv_heads, spec.head_dim)
+        order = rows.repeat_interleave(spec.num_kv_heads // kv_heads, dim=0).flatten()
+        queries = self.tensor(f"{at}{q}.weight", (spec.q_size, spec.hidden_size))
+        shape = (kv_heads * spec.head_dim, spec.hidden_size)
+        keys, values = (self.tensor(f"{at}{name}.weight", shape)[order] for name in (k, v))
+        return self.pack(torch.cat((queries, keys, values)), None)
 
     def _after_qkv(self, at: str) -> list[Step]:
         """What happens to queries, keys and values before they are rotated."""
@@ -241,10 +256,19 @@ class ModelBuilder:
 
     def _feed_forward(self, index: int, at: str) -> Step:
         spec, names = self.spec, self.spec.names
-        if spec.moe is not None and spec.moe.layers[index]:
+        if self._has_experts(index):
             return self._experts(at)
         up = [at + name for name in names.up]
         return self._mlp(up, at + names.down, spec.intermediate_size)
+
+    def _has_experts(self, index: int) -> bool:
+        return self.spec.moe is not None and self.spec.moe.layers[index]
+
+    def _residual_mlp(self, at: str) -> Step:
+        """The MLP that a layer has beside its experts."""
+        spec, names = self.spec, self.spec.names
+        up = [at + name for name in names.residual_up]
+        return self._mlp(up, at + names.residual_down, spec.residual_size)
 
     def _mlp(self, up: list[str], down: str, inner: int) -> Step:
         spec = self.spec

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from engine.models.attention import Attention
-from engine.models.blocks import ParallelLayer, SequentialLayer
+from engine.models.blocks import Layer
 from engine.models.cache import LayerCache
 from engine.models.norms import Norm, RMSNorm, Step, steps_of
 from engine.models.spec import DecoderSpec
@@ -32,7 +32,7 @@ def compile_decoder(
     spec: DecoderSpec,
     ops: KernelSet,
     first_norm: Norm,
-    layers: Sequence[SequentialLayer | ParallelLayer],
+    layers: Sequence[Layer],
     caches: Sequence[LayerCache],
     group_of: Sequence[int],
 ) -> CompiledDecoder | None:
@@ -93,7 +93,7 @@ def _shape(spec: DecoderSpec) -> DecoderShape:
 
 
 def _weights(
-    layer: SequentialLayer | ParallelLayer, input_norm: Tensor, cache: LayerCache, group: int
+    layer: Layer, input_norm: Tensor, cache: LayerCache, group: int
 ) -> DecoderLayerWeights:
     if layer.mlp_norm is None:
         raise NotCompiled("it has no norm before the MLP")

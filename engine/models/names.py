@@ -35,3 +35,8 @@ class WeightNames:
 
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+
+    #: Of the MLP beside experts.
+    residual_norm: str = "residual_layernorm"
+    residual_up: tuple[str, ...] = ("residual_mlp.w1", "residual_mlp.w3")
+    residual_down: str = "residual_mlp.w2"

@@ -57,6 +57,8 @@ class DecoderSpec:
         qk_norm: "": none; "rms_head": RMS of each head; "rms_full": RMS over all heads;
             "layer_shared", "layer_heads", "layer_list": LayerNorm of each head, with one weight for
             all heads, one weight [heads, head_dim], or one tensor a head.
+        layer_kv_heads: KV heads that the checkpoint has, by layer, where they differ; each is kept
+            as often as the layer with the most needs it.
         qkv_layout: of a fused tensor: "stacked" queries, keys, values, or "grouped" by KV head:
             its queries, its key, its value.
         transposed: linear weights are kept as [in, out].
@@ -71,6 +73,8 @@ class DecoderSpec:
         attention_scale: of q.k; 0: 1 / sqrt(head_dim).
         num_positions, position_offset: learned positions, rows of the table and its first row.
         activation: "silu", "gelu", "gelu_tanh", "relu", "relu2" or "swiglu_clamped".
+        residual_size: intermediate size of an MLP that runs after attention, beside a layer's
+            experts, which then see what attention saw; 0: there is none.
         gated: the MLP multiplies the activated half with another one.
     """
 
@@ -79,6 +83,7 @@ class DecoderSpec:
     num_layers: int
     num_heads: int
     num_kv_heads: int
+    layer_kv_heads: tuple[int, ...] = ()
     head_dim: int
     intermediate_size: int
     vocab_size: int
@@ -114,6 +119,7 @@ class DecoderSpec:
     gated: bool = True
     mlp_bias: bool = False
     moe: MoeSpec | None = None
+    residual_size: int = 0
 
     num_positions: int = 0
     position_offset: int = 0

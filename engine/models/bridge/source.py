@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
@@ -32,6 +33,7 @@ _FAILURES = (
     ImportError,
     RuntimeError,
     SafetensorError,
+    StrictDataclassError,
 )
 
 
@@ -75,7 +77,7 @@ class Source:
             read = AutoConfig.from_pretrained(
                 self.folder, trust_remote_code=self.trust, local_files_only=True
             )
-            return type(read).from_dict(raw)
+            return type(read).from_dict(_decoded(raw))
         except _FAILURES as error:
             names = ", ".join(raw.get("architectures") or []) or "(none)"
             raise ModelLoadError(
@@ -160,6 +162,15 @@ class Source:
                 )
         if unread := sorted(found.get("unexpected_keys") or ()):
             log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+
+
+def _decoded(value: Any) -> Any:
+    """JSON as `transformers` writes it: infinities are objects there."""
+    if isinstance(value, dict):
+        if value.keys() == {"__float__"}:
+            return float(value["__float__"])
+        return {name: _decoded(inner) for name, inner in value.items()}
+    return [_decoded(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _rope(config: PreTrainedConfig) -> RopeSpec | None:

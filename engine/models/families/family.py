@@ -64,13 +64,16 @@ class Family:
     Attributes:
         build: config.json, completed, to the spec's fields that aren't common to all.
         defaults: what a config.json of this family leaves out where it's this.
+        prepare: what a config.json of this family says in ways that no other does, made usual.
     """
 
     build: SpecBuilder
     defaults: Config = field(default_factory=dict)
+    prepare: Callable[[Config], Config] = dict
 
     def complete(self, config: Config) -> Config:
         """The config with the names that we use and the family's defaults."""
+        config = self.prepare(config)
         renamed = {
             new: config[old]
             for old, new in _ALIASES.items()

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from engine.errors import ModelLoadError
 from engine.layers.rotary import rope_spec
-from engine.models.families.family import Config, Family, refuse
+from engine.models.families.family import (
+    Config,
+    Family,
+    alibi_slopes,
+    refuse,
+    window_everywhere,
+)
 from engine.models.families.llama import llama
 from engine.models.names import WeightNames
+from engine.models.spec import MoeSpec
 
 INTERNLM2 = WeightNames(
     embedding="model.tok_embeddings",
@@ -41,6 +49,23 @@ CHATGLM = WeightNames(
     o="self_attention.dense",
     up=("mlp.dense_h_to_4h",),
     down="mlp.dense_4h_to_h",
+)
+JAIS = WeightNames(
+    optional_prefix="transformer.",
+    embedding="transformer.wte",
+    final_norm="transformer.ln_f",
+    layer="transformer.h.{}.",
+    attention_norm="ln_1",
+    mlp_norm="ln_2",
+    qkv=("attn.c_attn",),
+    o="attn.c_proj",
+    # The second one is activated.
+    up=("mlp.c_fc2", "mlp.c_fc"),
+    down="mlp.c_proj",
+)
+ARCTIC = WeightNames(
+    up=("block_sparse_moe.mlp.w1", "block_sparse_moe.mlp.w3"),
+    down="block_sparse_moe.mlp.w2",
 )
 #: Baichuan 2's vocabulary: its head is normed, which nothing else in its config tells.
 _BAICHUAN2_VOCAB = 125696
@@ -129,6 +154,88 @@ def chatglm(config: Config) -> dict[str, Any]:
     }
 
 
+def jais(config: Config) -> dict[str, Any]:
+    """Jais: GPT-2 with ALiBi, a gated MLP and the multipliers of muP (arXiv 2203.03466)."""
+    refuse(
+        config,
+        position_embedding_type="alibi",
+        scale_attn_by_inverse_layer_idx=False,
+        alibi_scaling=None,
+    )
+    heads = int(config["num_attention_heads"])
+    size = int(config["hidden_size"]) // heads
+    by_size = config.get("scale_qk_dot_by_d", config.get("mup_scale_qk_dot_by_d", False))
+    alpha, width = config.get("mup_output_alpha", 1.0), config.get("mup_width_scale", 1.0)
+    gated = bool(config["gated"])
+    return {
+        "names": JAIS if gated else replace(JAIS, up=("mlp.c_fc",)),
+        "transposed": True,
+        "norm": "layer",
+        "norm_bias": True,
+        "qkv_bias": True,
+        "o_bias": True,
+        "mlp_bias": True,
+        "gated": gated,
+        "rope": None,
+        "num_kv_heads": heads,
+        "alibi_slopes": alibi_slopes(heads),
+        "attention_scale": 1.0 / size if by_size else 0.0,
+        "embedding_scale": float(
+            config.get("embeddings_scale") or config.get("mup_embeddings_scale") or 1.0
+        ),
+        "logit_scale": float(config.get("width_scale") or alpha * width),
+    }
+
+
+def _jais_activation(config: Config) -> Config:
+    """Jais calls an MLP gated by SiLU an activation."""
+    gated = config.get("activation_function") == "swiglu"
+    return {**config, "gated": gated, **({"activation_function": "silu"} if gated else {})}
+
+
+def decilm(config: Config) -> dict[str, Any]:
+    """DeciLM: Llama whose layers have KV heads of different numbers."""
+    refuse(config, block_configs=None, attention_bias=False)
+    per_layer = [int(heads) for heads in config["num_key_value_heads_per_layer"]]
+    most = max(per_layer, default=0)
+    if len(per_layer) != int(config["num_hidden_layers"]) or any(
+        heads < 1 or most % heads for heads in per_layer
+    ):
+        raise ModelLoadError(
+            "config.json: num_key_value_heads_per_layer must name a divisor of the largest for "
+            f"each of {config['num_hidden_layers']} layers; it is {per_layer}.",
+            param="num_key_value_heads_per_layer",
+        )
+    return {**llama(config), "num_kv_heads": most, "layer_kv_heads": tuple(per_layer)}
+
+
+def arctic(config: Config) -> dict[str, Any]:
+    """Arctic: every n-th layer has experts beside attention, and an MLP after it."""
+    refuse(config, attention_bias=False)
+    step = int(config.get("moe_layer_frequency", 2))
+    beside = bool(config.get("use_residual", True)) and bool(
+        config.get("parallel_attn_mlp_res", True)
+    )
+    top_k = int(config["num_experts_per_tok"])
+    moe = MoeSpec(
+        num_experts=int(config["num_experts"]),
+        top_k=top_k,
+        intermediate_size=int(config["intermediate_size"]),
+        layers=tuple((layer + 1) % step == 0 for layer in range(int(config["num_hidden_layers"]))),
+        renormalize=top_k > 1,
+        router="block_sparse_moe.gate",
+        experts="block_sparse_moe.experts.",
+        expert_names=("w1", "w3", "w2"),
+    )
+    return {
+        "moe": moe,
+        "names": ARCTIC,
+        # The MLP beside experts is as wide as the hidden states.
+        "residual_size": int(config["hidden_size"]) if beside else 0,
+        "windows": window_everywhere(config),
+    }
+
+
 FAMILIES = {
     "AquilaForCausalLM": Family(llama),
     "XverseForCausalLM": Family(llama),
@@ -140,4 +247,9 @@ FAMILIES = {
     "OrionForCausalLM": Family(orion, {"rms_norm_eps": 1e-5}),
     "QWenLMHeadModel": Family(qwen),
     "ChatGLMModel": Family(chatglm),
+    "JAISLMHeadModel": Family(
+        jais, {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}, _jais_activation
+    ),
+    "DeciLMForCausalLM": Family(decilm),
+    "ArcticForCausalLM": Family(arctic, {"rms_norm_eps": 1e-5}),
 }

@@ -15,6 +15,7 @@ import transformers
 
 from engine.models.survey.bridged import BRIDGED, CROSS_CHECKED, REFUSED, STATEFUL
 from engine.models.survey.foreign import FOREIGN
+from engine.models.survey.published import PUBLISHED
 from engine.models.survey.recipes import RECIPES
 from engine.models.survey.run import Recipe, Result, run_recipe
 from engine.models.survey.table import page
@@ -28,7 +29,14 @@ def main() -> int:
     parser.add_argument("recipes", nargs="*", metavar="recipe", help="only these (default: all)")
     parser.add_argument("--output", type=Path, default=Path("docs/models.md"))
     arguments = parser.parse_args()
-    recipes: dict[str, Recipe] = {**RECIPES, **FOREIGN, **BRIDGED, **STATEFUL, **REFUSED}
+    recipes: dict[str, Recipe] = {
+        **RECIPES,
+        **FOREIGN,
+        **PUBLISHED,
+        **BRIDGED,
+        **STATEFUL,
+        **REFUSED,
+    }
     recipes |= {f"{name}{_CROSS}": RECIPES[name] for name in CROSS_CHECKED}
     if unknown := [name for name in arguments.recipes if name not in recipes]:
         parser.error(f"unknown: {', '.join(unknown)}. Known: {', '.join(recipes)}")

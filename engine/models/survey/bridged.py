@@ -111,7 +111,6 @@ BRIDGED: dict[str, dict[str, Any]] = {
         "granitemoeshared", num_local_experts=4, shared_intermediate_size=32
     ),
     "helium": recipe("helium", head_dim=16),
-    "hrm_text": recipe("hrm_text"),
     "hunyuan_v1_dense": recipe("hunyuan_v1_dense", head_dim=16),
     "hunyuan_v1_moe": recipe("hunyuan_v1_moe", head_dim=16, num_experts=4, moe_topk=2),
     "hyperclovax": recipe("hyperclovax"),

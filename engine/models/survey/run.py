@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ from engine.llm import LLM
 from engine.models.decoder import NativeDecoder
 from engine.models.registry import decoder_spec
 from engine.models.survey.foreign import Foreign, rewrite
-from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
+from engine.models.survey.published import PlainOracle, Published
+from engine.models.survey.tiny import Oracle, make_checkpoint, prompts, write_tokenizer
 from engine.sampling_params import SamplingParams
 
 LENGTHS = (1, 50, 17, 64, 33, 90)
 OUTPUT = 10
 TOLERANCE = 2e-3
 
-Recipe = dict[str, Any] | Foreign
+Recipe = dict[str, Any] | Foreign | Published
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +61,12 @@ class Result:
 def run_recipe(recipe: Recipe, model_impl: str = "auto") -> Result:
     """Make the model, run both, compare. What the engine refuses becomes the reason."""
     with tempfile.TemporaryDirectory() as name:
-        folder, served = Path(name) / "made", Path(name) / "made"
-        if isinstance(recipe, Foreign):
-            architecture, served = recipe.architecture, Path(name) / "rewritten"
-            make_checkpoint(recipe.base, folder)
-            rewrite(folder, served, recipe)
-        else:
-            architecture = make_checkpoint(recipe, folder)
+        architecture, served, make_oracle = make(recipe, Path(name) / "made")
         try:
             llm = _engine(served, model_impl)
         except QuireError as error:
             return Result(architecture, reason=f"refused: {error.message.split(' Known:')[0]}")
-        oracle = Oracle(folder)
+        oracle = make_oracle()
         mixed = prompts(LENGTHS)
         wanted = [oracle.greedy(prompt, OUTPUT) for prompt in mixed]
         params = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
@@ -81,6 +77,20 @@ def run_recipe(recipe: Recipe, model_impl: str = "auto") -> Result:
         largest = _largest_error(llm, longest, oracle.logprobs(longest))
         native = isinstance(llm.core.loaded.model, NativeDecoder)
         return Result(architecture, equal, largest, runner="native" if native else "bridge")
+
+
+def make(recipe: Recipe, folder: Path) -> tuple[str, Path, Callable[[], Oracle | PlainOracle]]:
+    """Write a recipe's checkpoint: its architecture, the folder to serve, what makes its oracle."""
+    if isinstance(recipe, Published):
+        recipe.write(folder)
+        write_tokenizer(folder)
+        return recipe.architecture, folder, lambda: recipe.oracle(folder)
+    if isinstance(recipe, Foreign):
+        make_checkpoint(recipe.base, folder)
+        served = folder.with_name(f"{folder.name}-rewritten")
+        rewrite(folder, served, recipe)
+        return recipe.architecture, served, lambda: Oracle(folder)
+    return make_checkpoint(recipe, folder), folder, lambda: Oracle(folder)
 
 
 def refusal(architecture: str) -> str:

@@ -26,7 +26,7 @@ def make_checkpoint(recipe: dict[str, Any], folder: Path, seed: int = 0) -> str:
     for name, parameter in model.named_parameters():
         _disturb(name, parameter, recipe)
     model.save_pretrained(folder)
-    _tokenizer().save_pretrained(folder)
+    write_tokenizer(folder)
     return type(model).__name__
 
 
@@ -39,6 +39,11 @@ def _disturb(name: str, parameter: Tensor, recipe: dict[str, Any]) -> None:
     elif "expert" in name or "gate" in name or "router" in name:
         # Some routers start as zeros: then every expert would tie.
         parameter.data = torch.randn(parameter.shape) * 0.3
+
+
+def write_tokenizer(folder: Path) -> None:
+    """The survey's tokenizer."""
+    _tokenizer().save_pretrained(folder)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.survey.foreign import FOREIGN, rewrite
+from engine.models.survey.foreign import FOREIGN
+from engine.models.survey.published import PUBLISHED
 from engine.models.survey.recipes import RECIPES
-from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
+from engine.models.survey.run import Recipe, make
+from engine.models.survey.tiny import prompts
 
 OUTPUT = 6
 LENGTHS = (1, 47, 16, 64, 33, 90)
@@ -37,15 +39,7 @@ class Case:
         return max(self.prompts, key=len)
 
 
-def _make(name: str, folder: Path) -> Path:
-    """Write the recipe's checkpoint to `folder`; the folder that the engine serves."""
-    if name in RECIPES:
-        make_checkpoint(RECIPES[name], folder)
-        return folder
-    make_checkpoint(FOREIGN[name].base, folder)
-    served = folder.with_name(f"{folder.name}-rewritten")
-    rewrite(folder, served, FOREIGN[name])
-    return served
+NATIVE: dict[str, Recipe] = {**RECIPES, **FOREIGN, **PUBLISHED}
 
 
 @pytest.fixture(scope="session")
@@ -56,9 +50,9 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     def get(name: str) -> Case:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            served = _make(name, folder)
+            _, served, make_oracle = make(NATIVE[name], folder)
             torch.set_num_threads(1)
-            oracle, mixed = Oracle(folder), prompts(LENGTHS)
+            oracle, mixed = make_oracle(), prompts(LENGTHS)
             made[name] = Case(
                 folder=served,
                 prompts=mixed,

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.models.survey.foreign import FOREIGN
 from engine.models.survey.recipes import RECIPES
 from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
-from tests.engine.families.conftest import OUTPUT, Case
+from tests.engine.families.conftest import NATIVE, OUTPUT, Case
 
-NAMES = [*RECIPES, *FOREIGN]
+NAMES = list(NATIVE)
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 
 
