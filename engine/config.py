@@ -103,6 +103,13 @@ class EngineConfig:
         "plan a step and deliver the one before while one is being run; default: not on a CPU, "
         "whose cores the model needs",
     )
+    kept_seats_fraction: float = _option(
+        1 / 16,
+        "part of max_num_seqs that tenants over their share leave to others who were here in the "
+        "last ten minutes, so that these start at once (fair policy)",
+        low=0.0,
+        high=0.5,
+    )
     max_waiting: int = _option(16384, "most queued requests; more are refused with 429", low=1)
     max_logprobs: int = _option(20, "most logprobs a request may ask for", low=0, high=1000)
     enable_chunked_prefill: bool = _option(True, "split long prompts over steps")
@@ -204,6 +211,13 @@ class EngineConfig:
         if (low is not None and not value >= low) or (high is not None and not value <= high):
             bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
             raise ConfigError(f"{name} must be {bounds}, got {value!r}.", param=name)
+
+    @property
+    def kept_seats(self) -> int:
+        """Places in a step that tenants over their share leave to others."""
+        if self.scheduling_policy != "fair":
+            return 0
+        return int(self.kept_seats_fraction * self.max_num_seqs)
 
     @property
     def name(self) -> str:

@@ -27,6 +27,7 @@ class Account:
         "name",
         "present",
         "reserved",
+        "running",
         "seen_at",
         "sequences",
         "used",
@@ -39,8 +40,9 @@ class Account:
         self.used = 0
         #: Free blocks that it used last, least recently used first; many are still cached.
         self.free = FreeList(())
-        #: Its sequences, waiting and running.
+        #: Its sequences, waiting and running, and those of them that run.
         self.sequences = 0
+        self.running = 0
         self.weight = 1.0
         #: Blocks that others' new allocations leave to it.
         self.reserved = 0
@@ -160,11 +162,15 @@ class TenantAccounts:
         """Most blocks that the tenant could ever use, with nobody else there."""
         return min(account.maximum, self.num_blocks - self.reserved_by_others(account))
 
+    def fraction(self, account: Account) -> float:
+        """The tenant's part of everything, by weight among those present; 0 of who isn't."""
+        if not account.present or not self._total_weight:
+            return 0.0
+        return account.weight / self._total_weight
+
     def share(self, account: Account) -> float:
         """Blocks that are the tenant's by weight among those present, at least its reserve."""
-        if not account.present or not self._total_weight:
-            return float(account.reserved)
-        return max(account.reserved, self.num_blocks * account.weight / self._total_weight)
+        return max(account.reserved, self.num_blocks * self.fraction(account))
 
     def excess(self, account: Account, blocks: int) -> float:
         """How far over its share a tenant with so many blocks is: 1 is just its share."""

@@ -7,13 +7,13 @@ up with the second. Chunked prefill, mixed batches, prefix hits, resumption: all
 
 from __future__ import annotations
 
-import time
-
 from engine.config import EngineConfig
 from engine.errors import KVPoolTooSmall
 from engine.kv_cache import Account, Block, KVLayout, make_manager
 from engine.protocol import EngineRequest
-from engine.scheduler.plan import NewSequence, StepPlan
+from engine.scheduler.admitter import Admitter
+from engine.scheduler.draft import Draft
+from engine.scheduler.plan import StepPlan
 from engine.scheduler.policies import make_queue
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.victims import choose_victim
@@ -43,13 +43,12 @@ class Scheduler:
         self.chunk_limit = config.long_prefill_token_threshold or token_budget
         #: Prompt tokens of a step in which others decode; the budget without decodes.
         self.prefill_limit = min(prefill_limit or token_budget, token_budget)
-        self._prefill_left = token_budget
-        self._lacks_blocks = 0
         self.kv = make_manager(layout, num_blocks, config.block_size, config.enable_prefix_caching)
         #: The longest sequence that can ever run.
         self.capacity_tokens = self.kv.capacity(num_blocks, self.most_at_once, max_model_len)
         self.waiting = make_queue(config.scheduling_policy)
         self.running: list[Sequence] = []
+        self._admitter = Admitter(self)
         self._max_model_len = max_model_len
         self.num_preemptions = 0
         self._refused: list[tuple[Sequence, KVPoolTooSmall]] = []
@@ -105,20 +104,17 @@ class Scheduler:
         include the step's tokens.
         """
         self.num_steps += 1
-        plan = StepPlan(self.num_steps)
-        scheduled: list[Sequence] = []
         if self.kv.accounts.reserving:
-            self._claim_reserves()
-        self._prefill_left = self.prefill_limit if self._any_decodes() else self.token_budget
+            self._admitter.claim_reserves()
+        prefill = self.prefill_limit if self._any_decodes() else self.token_budget
+        draft = Draft(self.num_steps, self.token_budget, prefill)
         head = self.waiting.peek()
-        alone = head is not None and head.isolated
-        if head is None or not alone or not self._admit(plan, scheduled, head, self.token_budget):
-            budget = self._schedule_running(plan, scheduled)
-            if budget is not None:
-                self._admit_waiting(plan, scheduled, budget)
-        plan.removed, self._removed = self._removed, []
-        plan.appended, self._appended = self._appended, []
-        return plan, scheduled
+        alone = head is not None and head.isolated and self._admitter.admit(draft, head)
+        if not alone and self._schedule_running(draft):
+            self._admitter.admit_waiting(draft)
+        draft.plan.removed, self._removed = self._removed, []
+        draft.plan.appended, self._appended = self._appended, []
+        return draft.plan, draft.scheduled
 
     # -- beams --------------------------------------------------------------------------------
 
@@ -174,8 +170,7 @@ class Scheduler:
         sequence.finish_reason = reason
         sequence.stop_reason = stop_reason
         if was_running:
-            self.running.remove(sequence)
-            self._removed.append(sequence.seq_id)
+            self._leave(sequence)
         elif not unknown and not parked:
             self.waiting.discard(sequence)
         if not unknown:
@@ -198,7 +193,7 @@ class Scheduler:
             if sequence.status is Status.RUNNING:
                 self.kv.forget(sequence, sequence.num_computed_tokens - count)
                 sequence.isolated = True
-                self._preempt(sequence)
+                self.preempt(sequence)
             else:
                 # It left while its step was being run, and its blocks may be anyone's by now.
                 self.kv.forget_all(sequence)
@@ -211,19 +206,19 @@ class Scheduler:
             for table in self.kv.tables(sequence)
         )
 
-    def _schedule_running(self, plan: StepPlan, scheduled: list[Sequence]) -> int | None:
-        """Running sequences in order; returns what is left of the budget, None after a preemption.
+    def _schedule_running(self, draft: Draft) -> bool:
+        """Running sequences in order; False after a preemption.
 
-        After a preemption nothing new is admitted in the same step: it would take the blocks that
-        were just freed for those who have waited longer.
+        Nothing new is admitted then in the same step: it would take the blocks that were just freed
+        for those who have waited longer.
         """
         if self.config.scheduling_policy != "fcfs":
-            # So that the one to preempt is always the last, here as with FCFS.
+            # So that the lowest priority is always the last.
             self.running.sort(key=lambda sequence: (sequence.request.priority, sequence.seq_id))
-        budget, before = self.token_budget, self.num_preemptions
+        before = self.num_preemptions
         index = 0
         block_size = self.config.block_size
-        while index < len(self.running) and budget > 0:
+        while index < len(self.running) and draft.budget > 0:
             sequence = self.running[index]
             computed = sequence.num_computed_tokens
             pending = len(sequence.token_ids) + sequence.num_placeholders - computed
@@ -232,41 +227,44 @@ class Scheduler:
                 continue
             if pending == 1 and computed % block_size not in (0, block_size - 1):
                 # The usual decode: it neither needs a block nor fills one.
-                self._deal(plan, scheduled, sequence, 1)
-                budget -= 1
+                draft.deal(sequence, 1)
                 index += 1
                 continue
-            count = 1 if pending == 1 else self._prefill_share(pending, budget)
+            count = 1 if pending == 1 else self.prefill_share(draft, pending)
             if count == 0:
                 index += 1
                 continue
-            target = computed + count
-            self.kv.trim(sequence)
-            if not self._make_room(sequence, target):
-                break
-            fresh = self.kv.allocate(sequence, target)
-            if fresh:
-                plan.new_blocks.append((sequence.seq_id, _ids(fresh)))
-            self._deal(plan, scheduled, sequence, count)
-            budget -= count
-            index += 1
-        return budget if self.num_preemptions == before else None
+            index = self._grow(draft, index, count)
+        return self.num_preemptions == before
 
-    def _make_room(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Preempt others until the sequence fits; False if it had to go itself."""
-        account = self.kv.account_of(sequence)
-        while not self.kv.can_allocate(sequence, num_tokens):
-            needed = self.kv.needed(sequence, num_tokens)
-            own_only = account.used + needed > account.maximum
-            victim = self._victim(account, own_only=own_only) or sequence
-            if victim is sequence and self._refused_for_good(sequence, num_tokens, None):
-                return False
-            self._preempt(victim)
+    def _grow(self, draft: Draft, index: int, count: int) -> int:
+        """Deal to a running sequence that may need blocks; the index of the one after it."""
+        sequence = self.running[index]
+        target = sequence.num_computed_tokens + count
+        self.kv.trim(sequence)
+        while not self.kv.can_allocate(sequence, target):
+            victim = self._victim_for(sequence, target)
+            if victim is sequence and self.refuse_for_good(sequence, target):
+                return index
+            index -= self.running.index(victim) < index
+            if draft.take_back(victim):
+                self.kv.forget(victim, victim.num_computed_tokens)
+            self.preempt(victim)
             if victim is sequence:
-                return False
-        return True
+                return index
+        fresh = self.kv.allocate(sequence, target)
+        if fresh:
+            draft.grow(sequence, fresh)
+        draft.deal(sequence, count)
+        return index + 1
 
-    def _victim(
+    def _victim_for(self, sequence: Sequence, num_tokens: int) -> Sequence:
+        """Whom to preempt so that a sequence can grow; itself when nobody else gives."""
+        account = self.kv.account_of(sequence)
+        own_only = account.used + self.kv.needed(sequence, num_tokens) > account.maximum
+        return self.victim(account, own_only=own_only) or sequence
+
+    def victim(
         self, taker: Account, *, own_only: bool = False, over_share: bool = False
     ) -> Sequence | None:
         """Whom to preempt for a tenant."""
@@ -279,8 +277,8 @@ class Scheduler:
             over_share=over_share,
         )
 
-    def _refused_for_good(
-        self, sequence: Sequence, num_tokens: int, prefix: list[list[Block]] | None
+    def refuse_for_good(
+        self, sequence: Sequence, num_tokens: int, prefix: list[list[Block]] | None = None
     ) -> bool:
         """End a sequence that wouldn't fit if it were the only one: its tenant's limit shrank."""
         limit = self.kv.accounts.limit(self.kv.account_of(sequence))
@@ -294,7 +292,7 @@ class Scheduler:
         self._refused.append((sequence, error))
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence) -> None:
         """Free a running sequence's blocks and queue it again; its tokens are recomputed later."""
         self._take_off(sequence)
         sequence.status = Status.PREEMPTED
@@ -304,101 +302,15 @@ class Scheduler:
 
     def _take_off(self, sequence: Sequence) -> None:
         """Free a running sequence's blocks; the worker forgets it."""
-        self.running.remove(sequence)
+        self._leave(sequence)
         self.kv.free(sequence)
         sequence.num_computed_tokens = 0
+
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence off the running list; the worker is told."""
+        self.running.remove(sequence)
+        self.kv.account_of(sequence).running -= 1
         self._removed.append(sequence.seq_id)
-
-    def _admit_waiting(self, plan: StepPlan, scheduled: list[Sequence], budget: int) -> None:
-        """Waiting sequences while budget, places and blocks last; never past one that can't go.
-
-        Except that a tenant at its own maximum is passed over, and that a full pool stops nobody
-        from using blocks that are reserved for him.
-        """
-        while budget > 0 and len(self.running) < self.max_num_seqs:
-            head = self.waiting.peek()
-            if head is None or head.isolated:
-                break
-            count = self._admit(plan, scheduled, head, budget)
-            budget -= count
-            if count or head.finished:
-                continue
-            if not self._lacks_blocks:
-                break
-            account = self.kv.account_of(head)
-            if account.used + self._lacks_blocks <= account.maximum:
-                self._admit_reserved(plan, scheduled, budget)
-                break
-            self.waiting.hold(account.name)
-        self.waiting.release()
-
-    def _admit_reserved(self, plan: StepPlan, scheduled: list[Sequence], budget: int) -> None:
-        """Sequences that fit into what is reserved for their tenants, when the pool is full."""
-        for account in list(self.kv.accounts.reserving):
-            head = self.waiting.head_of(account.name)
-            full = len(self.running) >= self.max_num_seqs or budget <= 0
-            if head is not None and not head.isolated and not full:
-                budget -= self._admit(plan, scheduled, head, budget)
-
-    def _claim_reserves(self) -> None:
-        """Preempt those over their share for a tenant whose reserve they came to use.
-
-        They did so before it was reserved: no allocation dips into a reserve.
-        """
-        for account in self.kv.accounts.unbacked(self.kv.pool.num_free):
-            head = self.waiting.head_of(account.name)
-            if head is None:
-                continue
-            prefix = self.kv.find_cached_prefix(head)
-            computed = len(prefix[0]) * self.kv.block_size
-            target = min(head.num_tokens, computed + self.most_at_once)
-            if self.kv.needed(head, target, prefix) > account.unused_reserve:
-                continue
-            while not self.kv.can_allocate(head, target, prefix):
-                victim = self._victim(account, over_share=True)
-                if victim is None:
-                    break
-                self._preempt(victim)
-
-    def _admit(
-        self, plan: StepPlan, scheduled: list[Sequence], sequence: Sequence, budget: int
-    ) -> int:
-        """Start a waiting sequence; returns the tokens dealt to it, 0 if it can't start.
-
-        `_lacks_blocks` then says how many blocks it would take, if that was why.
-        """
-        self._lacks_blocks = 0
-        prefix = self.kv.find_cached_prefix(sequence)
-        computed = len(prefix[0]) * self.kv.block_size
-        wanted = sequence.num_tokens - computed
-        count = self._prefill_share(wanted, budget)
-        if count == 0 or (count < wanted and not self.config.enable_chunked_prefill):
-            return 0
-        if not self.kv.can_allocate(sequence, computed + count, prefix):
-            if not self._refused_for_good(sequence, computed + count, prefix):
-                self._lacks_blocks = self.kv.needed(sequence, computed + count, prefix)
-            return 0
-        if not computed and sequence.status is Status.WAITING:
-            sequence.flight.cold_reason = self.kv.why_cold(sequence)
-        self.waiting.take(sequence)
-        self.kv.allocate(sequence, computed + count, prefix)
-        self._note_start(sequence, computed)
-        self.running.append(sequence)
-        plan.new.append(_describe(sequence, _ids(self.kv.tables(sequence))))
-        self._deal(plan, scheduled, sequence, count)
-        return count
-
-    def _note_start(self, sequence: Sequence, computed: int) -> None:
-        """Record a (re)start: status, prefix hit, times."""
-        if sequence.status is Status.WAITING:
-            sequence.first_scheduled_at = time.time()
-            sequence.num_cached_tokens = min(computed, sequence.num_prompt_tokens)
-            sequence.flight.num_cached_tokens = sequence.num_cached_tokens
-            self.kv.num_query_tokens += sequence.num_tokens
-            self.kv.num_hit_tokens += computed
-            self.waiting.charge_prompt(sequence, sequence.num_tokens - computed)
-        sequence.status = Status.RUNNING
-        sequence.num_computed_tokens = computed
 
     def _any_decodes(self) -> bool:
         """Whether a running sequence waits for its next token, not for its prompt."""
@@ -407,50 +319,8 @@ class Scheduler:
             for sequence in self.running
         )
 
-    def _prefill_share(self, wanted: int, budget: int) -> int:
+    def prefill_share(self, draft: Draft, wanted: int) -> int:
         """Tokens of a prompt that may be computed in this step."""
         if not self.config.enable_chunked_prefill:
-            return min(wanted, budget)
-        return min(wanted, budget, self.chunk_limit, self._prefill_left)
-
-    def _deal(
-        self, plan: StepPlan, scheduled: list[Sequence], sequence: Sequence, count: int
-    ) -> None:
-        """Put `count` tokens of a sequence into the step."""
-        plan.seq_ids.append(sequence.seq_id)
-        plan.num_scheduled.append(count)
-        scheduled.append(sequence)
-        sequence.num_computed_tokens += count
-        sequence.flight.num_steps += 1
-        if count > 1:
-            self._prefill_left -= count
-        known = len(sequence.token_ids)
-        if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
-            sequence.flight.prefill_chunks += 1
-        if sequence.looks_ahead:
-            sequence.num_placeholders += (
-                sequence.num_computed_tokens == known + sequence.num_placeholders
-            )
-
-
-def _ids(tables: list[list[Block]]) -> list[list[int]]:
-    """Block ids of tables."""
-    return [[block.block_id for block in table] for table in tables]
-
-
-def _describe(sequence: Sequence, block_ids: list[list[int]]) -> NewSequence:
-    """A sequence whole, for a worker that doesn't hold it."""
-    message = sequence.request.message
-    delivered = sequence.prompt_logprobs
-    return NewSequence(
-        seq_id=sequence.seq_id,
-        token_ids=list(sequence.token_ids),
-        num_prompt_tokens=sequence.num_prompt_tokens,
-        num_computed_tokens=sequence.num_computed_tokens,
-        block_ids=block_ids,
-        sampling=message.sampling,
-        seed=sequence.seed,
-        prompt_logprobs_from=-1 if delivered is None else len(delivered),
-        adapter=message.adapter,
-        pooling=message.pooling,
-    )
+            return min(wanted, draft.budget)
+        return min(wanted, draft.budget, self.chunk_limit, draft.prefill_left)

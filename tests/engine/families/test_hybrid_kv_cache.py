@@ -58,10 +58,10 @@ def test_preempted_and_in_chunks_while_blocks_leave_the_window(family: str, case
     freed = 0
     free = llm.core.scheduler.kv.pool.free
 
-    def counting(blocks: list) -> None:
+    def counting(blocks: list, *account: Any) -> None:
         nonlocal freed
         freed += bool(llm.core.scheduler.running) and len(blocks)
-        free(blocks)
+        free(blocks, *account)
 
     llm.core.scheduler.kv.pool.free = counting  # type: ignore[assignment,method-assign]
     assert run(llm, expected.prompts * 2) == expected.greedy * 2

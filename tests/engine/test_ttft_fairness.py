@@ -1,0 +1,92 @@
+"""A tenant that sends ten times its share does not make others wait (`docs/scheduler.md`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.scheduler.fair_queue import OUTPUT_COST, PROMPT_COST
+from tests.engine.helpers import Driver
+from tests.engine.simulation import Simulation, Tenant
+
+#: Requests a second that the machine serves when it's full.
+CAPACITY, SECONDS, SEATS = 120.0, 30.0, 64
+LONGEST_PROMPT, LONGEST_OUTPUT = 120, 60
+
+
+def machine(policy: str = "fair", kept: float = 1 / 16) -> Driver:
+    return Driver(
+        num_blocks=2000,
+        block_size=16,
+        token_budget=512,
+        max_num_seqs=SEATS,
+        enable_prefix_caching=False,
+        scheduling_policy=policy,
+        kept_seats_fraction=kept,
+    )
+
+
+def modest(load: float) -> Tenant:
+    """One that sends this part of its share, which is half of the machine."""
+    return Tenant(rate=load * CAPACITY / 2, until=SECONDS)
+
+
+def greedy() -> Tenant:
+    """One that sends ten times its share."""
+    return Tenant(rate=10 * CAPACITY / 2, until=SECONDS)
+
+
+def beside(load: float, policy: str = "fair", kept: float = 1 / 16) -> dict[str, Tenant]:
+    """A modest tenant beside a greedy one on a whole machine."""
+    tenants = {"modest": modest(load), "greedy": greedy()}
+    Simulation(machine(policy, kept), tenants).run_until(SECONDS)
+    return tenants
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_p99_of_the_first_token_is_within_a_quarter_of_running_alone_at_the_same_share(
+    load: float,
+) -> None:
+    alone = {"modest": modest(load)}
+    Simulation(machine(), alone, speed=0.5).run_until(SECONDS)
+    tenants = beside(load)
+    assert len(tenants["modest"].ttft) > 400
+    assert tenants["modest"].p99 <= 1.25 * alone["modest"].p99
+    # The machine wasn't idle meanwhile: the greedy one got what the modest one left.
+    assert tenants["greedy"].service > tenants["modest"].service
+
+
+def test_first_come_first_served_would_make_it_wait_for_seconds() -> None:
+    tenants = beside(0.6, "fcfs")
+    assert tenants["modest"].p99 > 5.0
+
+
+def test_both_over_their_shares_stay_within_the_published_bound() -> None:
+    tenants = {"greedy": greedy(), "modest": modest(2.0)}
+    simulation = Simulation(machine(), tenants)
+    bound = 2 * max(PROMPT_COST * LONGEST_PROMPT, OUTPUT_COST * SEATS * LONGEST_OUTPUT)
+    for second in range(2, 20):
+        simulation.run_until(float(second))
+        assert min(simulation.backlog.values()) > 0
+        if second == 2:
+            # From here on both have requests waiting all the time.
+            start = {name: tenant.service for name, tenant in tenants.items()}
+        got = {name: tenant.service - start[name] for name, tenant in tenants.items()}
+        assert abs(got["greedy"] - got["modest"]) <= bound
+    assert min(got.values()) > 5 * bound
+
+
+def test_seats_are_kept_only_while_others_have_been_here() -> None:
+    driver = machine()
+    for index in range(SEATS + 5):
+        driver.add([index, 1], tenant="only")
+    driver.step()
+    assert len(driver.scheduler.running) == SEATS
+    driver = machine()
+    driver.scheduler.finish(driver.add([7], tenant="other"), "abort")
+    for index in range(SEATS + 5):
+        driver.add([index, 1], tenant="only")
+    driver.step()
+    assert len(driver.scheduler.running) == SEATS - 4
+    late = driver.add([8, 9], tenant="other")
+    driver.step()
+    assert late.num_output_tokens == 1
