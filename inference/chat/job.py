@@ -63,14 +63,14 @@ async def chat_job(
             kept_tokens=parsers.kept_tokens,
             field_names={**names, **constraint.names},
             stream=bool(chat.stream),
-            priority=chat.priority or 0,
+            priority=chat.tier(caller.max_priority)[0],
             cache_salt=chat.cache_salt or "",
             received=received,
         )
         await job.check()
     except InvalidRequest as error:
         raise renamed(error, names) from None
-    return job, ChatOptions.of(chat, served, parsers.plan(inside))
+    return job, ChatOptions.of(chat, job, parsers.plan(inside))
 
 
 async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inference.chat.output_parser import ParserPlan
-from inference.generation import Served
+from inference.generation import Job
 from inference.openai.logprobs import TokenNames
 from inference.openai.schemas import ChatRequest
 
@@ -14,6 +14,7 @@ from inference.openai.schemas import ChatRequest
 class ChatOptions:
     """Attributes:
     role: the answer's. echo: text before it. top_logprobs: None for no log probabilities.
+    service_tier, metadata: to be shown with the answer.
     parsers: how reasoning and calls are found in each output.
     """
 
@@ -26,9 +27,11 @@ class ChatOptions:
     return_token_ids: bool
     include_usage: bool
     continuous_usage: bool
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
 
     @classmethod
-    def of(cls, chat: ChatRequest, served: Served, parsers: ParserPlan) -> ChatOptions:
+    def of(cls, chat: ChatRequest, job: Job, parsers: ParserPlan) -> ChatOptions:
         """The options of a checked request."""
         last = chat.messages[-1]
         role = "assistant" if chat.add_generation_prompt else last.role
@@ -38,9 +41,11 @@ class ChatOptions:
             role=role,
             echo=str(last.content) if echoes else "",
             top_logprobs=chat.logprobs_wanted,
-            names=TokenNames(served.tokenizer, as_ids=bool(chat.return_tokens_as_token_ids)),
+            names=TokenNames(job.served.tokenizer, as_ids=bool(chat.return_tokens_as_token_ids)),
             parsers=parsers,
             return_token_ids=bool(chat.return_token_ids),
             include_usage=chat.include_usage,
             continuous_usage=chat.continuous_usage,
+            service_tier=chat.tier(job.caller.max_priority)[1],
+            metadata=chat.metadata,
         )

@@ -54,9 +54,11 @@ class ChatAnswer:
                 self._choice(place, self._outputs[index]) for place, index in enumerate(chosen)
             ],
             "usage": generation.usage.as_openai(),
-            "service_tier": None,
+            "service_tier": self._options.service_tier,
             "system_fingerprint": job.served.fingerprint,
         }
+        if self._options.metadata is not None:
+            body["metadata"] = self._options.metadata
         if job.sampling.prompt_logprobs is not None:
             body["prompt_logprobs"] = prompt_logprobs(self._prompt_logprobs, self._options.names)
         if self._options.return_token_ids:

@@ -26,7 +26,7 @@ class ChatStreamWriter(StreamWriter[TurnDelta]):
             "object": "chat.completion.chunk",
             "created": int(job.started_at),
             "model": job.served.name,
-            "service_tier": None,
+            "service_tier": turn.options.service_tier,
             "system_fingerprint": job.served.fingerprint,
         }
         self._chunks = ChunkEncoder(

@@ -51,7 +51,7 @@ class CompletionAnswer:
         usage = generation.usage
         if not self._options.shows_output:
             usage.completion_tokens = 0
-        return {
+        body: dict[str, Any] = {
             "id": job.request_id,
             "object": "text_completion",
             "created": int(job.started_at),
@@ -60,6 +60,11 @@ class CompletionAnswer:
             "usage": usage.as_openai(),
             "system_fingerprint": job.served.fingerprint,
         }
+        if self._options.service_tier is not None:
+            body["service_tier"] = self._options.service_tier
+        if self._options.metadata is not None:
+            body["metadata"] = self._options.metadata
+        return body
 
     def _choice(self, place: int, number: int, output: _Output) -> dict[str, Any]:
         options, prompt = self._options, self._generation.job.prompts[number]

@@ -17,6 +17,7 @@ class CompletionOptions:
     n: outputs to return for each prompt.
     echoes: [num_prompts] the prompts as texts, or [] without `echo`.
     logprobs: alternatives a token, None for no log probabilities.
+    service_tier, metadata: to be shown with the answer.
     shows_output: False when only the prompt was to be scored.
     """
 
@@ -29,6 +30,8 @@ class CompletionOptions:
     include_usage: bool
     continuous_usage: bool
     shows_prompt_logprobs: bool
+    service_tier: str | None = None
+    metadata: dict[str, str] | None = None
 
     @classmethod
     def of(cls, completion: CompletionRequest, job: Job) -> CompletionOptions:
@@ -51,6 +54,8 @@ class CompletionOptions:
             include_usage=completion.include_usage,
             continuous_usage=completion.continuous_usage,
             shows_prompt_logprobs=completion.prompt_logprobs is not None,
+            service_tier=completion.tier(job.caller.max_priority)[1],
+            metadata=completion.metadata,
         )
 
     def echo(self, number: int) -> str:

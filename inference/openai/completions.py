@@ -64,7 +64,7 @@ async def completion_job(
             prompts=prompts,
             sampling=sampling,
             stream=bool(completion.stream),
-            priority=completion.priority or 0,
+            priority=completion.tier(request.caller.max_priority)[0],
             cache_salt=completion.cache_salt or "",
             received=request.received,
             field_names=constraint.names,

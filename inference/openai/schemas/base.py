@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -20,11 +20,9 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "function_call": ("none",),
     "functions": ([],),
-    "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "service_tier": ("auto", "default"),
     "store": (False,),
     "verbosity": (),
     "web_search_options": (),
@@ -51,6 +49,16 @@ def _label(text: str) -> str:
 
 #: A client's own word for something: bounded, one line.
 Label = Annotated[str, Field(max_length=512), AfterValidator(_label)]
+
+
+#: Up to 16 of a client's own words, which come back with the answer.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+]
+Tier = Literal["auto", "default", "flex", "priority"]
+#: Priorities of service tiers; the right to run earlier is the key's.
+FLEX_PRIORITY, PRIORITY_PRIORITY = 10, -1
 
 
 class StreamOptions(BaseModel):
@@ -81,6 +89,8 @@ class GenerateRequest(BaseModel):
     stream_options: StreamOptions | None = None
     user: Label | None = None
     priority: int | None = 0
+    service_tier: Tier | None = None
+    metadata: Metadata | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
@@ -104,6 +114,20 @@ class GenerateRequest(BaseModel):
                 )
             )
         return self
+
+    def tier(self, max_priority: int) -> tuple[int, str | None]:
+        """The priority to run at, and the service tier that it is; None where none was asked for.
+
+        Without the right to run earlier, the tier "priority" is the default one.
+        """
+        wanted = self.service_tier
+        if self.priority or wanted is None:
+            return self.priority or 0, None if wanted is None else "default"
+        if wanted == "flex":
+            return FLEX_PRIORITY, "flex"
+        if wanted == "priority" and max_priority >= -PRIORITY_PRIORITY:
+            return PRIORITY_PRIORITY, "priority"
+        return 0, "default"
 
     @property
     def include_usage(self) -> bool:
