@@ -25,7 +25,9 @@ QUANTIZATIONS = ("int8", "int4")
 DEVICES = ("auto", "cpu", "cuda")
 CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 POLICIES = ("fair", "fcfs", "priority")
-KV_DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2")
+KV_DTYPES = (
+    "auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2",
+)  # fmt: skip
 
 
 def _option(default: Any, help: str, **extra: Any) -> Any:

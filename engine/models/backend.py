@@ -13,7 +13,15 @@ from kernels import KernelSet
 from kernels.attention import AttentionNeed, NoAttentionBackend, select_backend
 
 NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-_KV_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_KV_NAMES = {
+    "float32": "fp32",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "int8": "int8",
+    "fp8": "fp8_e4m3",
+    "fp8_e4m3": "fp8_e4m3",
+    "fp8_e5m2": "fp8_e5m2",
+}
 
 
 def need_of(

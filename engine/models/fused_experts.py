@@ -32,17 +32,19 @@ class FusedExperts:
         activation: str,
         shared: Step | None,
     ) -> None:
-        def stacked(parts: Sequence[Tensor | None], kept: torch.dtype) -> Tensor | None:
-            there = [part.to(ops.device, kept) for part in parts if part is not None]
-            return torch.stack(there) if there else None
+        def stacked(parts: Sequence[Tensor], kept: torch.dtype) -> Tensor:
+            return torch.stack([part.to(ops.device, kept) for part in parts])
+
+        def biases(parts: Sequence[Tensor | None]) -> Tensor | None:
+            there = [part for part in parts if part is not None]
+            return stacked(there, torch.float32) if there else None
 
         ups, up_biases, downs, down_biases = zip(*experts, strict=True)
         self._up, self._down = stacked(ups, dtype), stacked(downs, dtype)
-        self._up_bias = stacked(up_biases, torch.float32)
-        self._down_bias = stacked(down_biases, torch.float32)
+        self._up_bias, self._down_bias = biases(up_biases), biases(down_biases)
         self._ops, self._router, self._shared = ops, router, shared
         self._activation = activation
-        read = sum(x.nbytes for x in (self._up, self._down) if x is not None)
+        read = self._up.nbytes + self._down.nbytes
         self.nbytes = read * router.top_k // len(experts) + router.linear.nbytes
         self.nbytes += int(getattr(shared, "nbytes", 0))
 

@@ -63,3 +63,9 @@ def test_a_gpu_that_is_not_there_is_refused(
     with pytest.raises(ConfigError, match="no CUDA device") as caught:
         LLM(str(model_folder("llama")), device="cuda")
     assert caught.value.param == "device"
+
+
+def test_an_fp8_cache_needs_a_gpu(model_folder: Callable[[str], Path]) -> None:
+    with pytest.raises(ConfigError, match="needs a GPU") as caught:
+        make(model_folder("llama"), kv_cache_dtype="fp8")
+    assert caught.value.param == "kv_cache_dtype"

@@ -6,6 +6,7 @@ import pytest
 
 import kernels
 from engine import LLM, SamplingParams
+from engine.models.fused_experts import FusedExperts
 from kernels.triton import TritonKernels, load
 from tests.engine.models import Oracle, make_model
 
@@ -30,6 +31,24 @@ def test_greedy_tokens_equal_those_of_transformers(family, forced, tmp_path):
     oracle = Oracle(folder)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert output.outputs[0].token_ids == oracle.greedy(prompt, 5)
+
+
+@pytest.mark.parametrize("extra", [{}, {"norm_topk_prob": True}])
+def test_experts_run_fused(extra, forced, tmp_path):
+    folder = make_model(
+        "llama", tmp_path, num_hidden_layers=2, model_type="qwen3_moe", num_experts=5,
+        num_experts_per_tok=2, moe_intermediate_size=24, head_dim=16, **extra,
+    )  # fmt: skip
+    llm = LLM(
+        str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu"
+    )
+    layers = llm.core.loaded.model.layers
+    assert all(isinstance(layer.mlp, FusedExperts) for layer in layers)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    oracle = Oracle(folder)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        assert output.outputs[0].token_ids == oracle.greedy(prompt, 3)
 
 
 def test_the_choice_says_why(forced):
