@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,6 +68,30 @@ class ChatTurn:
         job, options = await chat_job(
             chat, served, caller=caller, received=received, endpoint=endpoint, id_prefix=id_prefix
         )
+        return cls(await Generation.start(job), options)
+
+    @classmethod
+    async def start_batch(
+        cls, chats: Sequence[ChatRequest], *, caller: Caller, received: float
+    ) -> ChatTurn:
+        """The same for several conversations with one and the same settings, as one request.
+
+        Deltas name the conversation by `increment.number`.
+        """
+        served = await find_served(caller, chats[0].model)
+        made = [
+            await chat_job(
+                chat,
+                served,
+                caller=caller,
+                received=received,
+                endpoint="chat.completions",
+                id_prefix="chatcmpl",
+            )
+            for chat in chats
+        ]
+        job, options = made[0]
+        job.prompts = [prompt for each, _ in made for prompt in each.prompts]
         return cls(await Generation.start(job), options)
 
     @property

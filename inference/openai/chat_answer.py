@@ -29,30 +29,29 @@ class ChatAnswer:
 
     def __init__(self, turn: ChatTurn) -> None:
         self._turn, self._options = turn, turn.options
-        self._outputs = [_Output() for _ in turn.generation.outputs[0]]
-        self._prompt_logprobs: Any = None
+        self._outputs = [[_Output() for _ in outputs] for outputs in turn.generation.outputs]
+        self._prompt_logprobs: dict[int, Any] = {}
 
     def take(self, delta: TurnDelta) -> None:
         """Add what is new."""
-        output, increment = self._outputs[delta.index], delta.increment
+        increment = delta.increment
+        output = self._outputs[increment.number][delta.index]
         output.parts += delta.parts
         output.token_ids += increment.token_ids
         output.entries += increment.entries
         output.finish_reason, output.stop_reason = delta.finish_reason, increment.stop_reason
-        self._prompt_logprobs = increment.prompt_logprobs or self._prompt_logprobs
+        if increment.prompt_logprobs is not None:
+            self._prompt_logprobs[increment.number] = increment.prompt_logprobs
 
     def body(self) -> dict[str, Any]:
         """The `chat.completion` object."""
         generation, job = self._turn.generation, self._turn.job
-        chosen = best_outputs(generation.outputs[0], self._options.n)
         body: dict[str, Any] = {
             "id": job.request_id,
             "object": "chat.completion",
             "created": int(job.started_at),
             "model": job.served.name,
-            "choices": [
-                self._choice(place, self._outputs[index]) for place, index in enumerate(chosen)
-            ],
+            "choices": self._choices(),
             "usage": generation.usage.as_openai(),
             "service_tier": self._options.service_tier,
             "system_fingerprint": job.served.fingerprint,
@@ -60,10 +59,20 @@ class ChatAnswer:
         if self._options.metadata is not None:
             body["metadata"] = self._options.metadata
         if job.sampling.prompt_logprobs is not None:
-            body["prompt_logprobs"] = prompt_logprobs(self._prompt_logprobs, self._options.names)
+            scores = self._prompt_logprobs.get(0)
+            body["prompt_logprobs"] = prompt_logprobs(scores, self._options.names)
         if self._options.return_token_ids:
             body["prompt_token_ids"] = job.prompts[0]
         return body
+
+    def _choices(self) -> list[dict[str, Any]]:
+        """Of each conversation in turn (of a batch; elsewhere there is one)."""
+        chosen = [
+            self._outputs[number][index]
+            for number, outputs in enumerate(self._turn.generation.outputs)
+            for index in best_outputs(outputs, self._options.n)
+        ]
+        return [self._choice(place, output) for place, output in enumerate(chosen)]
 
     def _choice(self, index: int, output: _Output) -> dict[str, Any]:
         options = self._options
