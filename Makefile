@@ -5,6 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 TESTS  ?= tests
+CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
@@ -22,7 +23,7 @@ up: $(VENV)/.installed
 
 install: $(VENV)/.installed
 
-test: $(VENV)/.installed-test lint
+test: $(VENV)/.installed-test $(VENV)/.installed-clients lint
 	deploy/system-packages.sh test
 	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest $(TESTS) $(ARGS)
 
@@ -55,6 +56,16 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	deploy/system-packages.sh run
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py embedded postgres)
+	@touch $@
+
+# Client libraries, each release as it was tested: Python's in an environment of their own, node's
+# beside the programs that use them.
+$(VENV)/.installed-clients: pyproject.toml $(CLIENTS)/constraints.txt $(CLIENTS)/node/package-lock.json | $(BIN)/python
+	deploy/system-packages.sh test
+	$(PYTHON) -m venv $(VENV)/clients
+	$(VENV)/clients/bin/python -m pip --disable-pip-version-check --quiet --no-input install \
+	  -c $(CLIENTS)/constraints.txt $$($(BIN)/python deploy/requirements.py --alone clients)
+	npm ci --prefix $(CLIENTS)/node --no-audit --no-fund --silent
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

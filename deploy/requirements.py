@@ -1,5 +1,7 @@
 """Print the requirements of pyproject.toml, with those of the extras named on the command line.
 
+With `--alone` first, only those of the extras.
+
 Quire runs from its checkout (`manage.py` stands beside its packages), so only what it needs is
 installed, not Quire itself.
 """
@@ -13,8 +15,10 @@ def main() -> None:
     """One requirement a line."""
     path = Path(__file__).resolve().parent.parent / "pyproject.toml"
     project = tomllib.loads(path.read_text(encoding="utf-8"))["project"]
-    found = list(project["dependencies"])
-    for extra in sys.argv[1:]:
+    extras = sys.argv[1:]
+    alone = "--alone" in extras
+    found = [] if alone else list(project["dependencies"])
+    for extra in extras[alone:]:
         found += project["optional-dependencies"][extra]
     print("\n".join(requirement.replace(" ", "") for requirement in found))
 

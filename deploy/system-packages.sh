@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Install the operating system's packages that are missing (Debian and its relatives).
 #   run    what serving profits from: a C++ compiler for the CPU kernels
-#   test   what the tests use besides: a real Redis, PostgreSQL and Chromium
+#   test   what the tests use besides: a real Redis, PostgreSQL, Chromium and node
 # Without apt or the right to use it, says what is missing and goes on: serving works without a
 # compiler (slower), and the tests that need a missing program say so.
 set -euo pipefail
 
 declare -A commands=([g++]=g++)
 if [ "${1:-run}" = test ]; then
-  commands+=([redis-server]=redis-server [chromium]=chromium [fc-list]=fontconfig)
+  commands+=([redis-server]=redis-server [chromium]=chromium [fc-list]=fontconfig [node]=nodejs [npm]=npm)
 fi
 
 missing=()

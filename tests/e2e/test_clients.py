@@ -1,0 +1,91 @@
+"""Client libraries, unmodified, against the running product."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.e2e.product import ROOT, Product
+from tests.services import missing
+
+PROGRAMS = ROOT / "tests" / "clients"
+#: Where `make test` installs the Python libraries.
+PYTHON = Path(
+    os.environ.get("QUIRE_CLIENTS_PYTHON") or Path(sys.prefix) / "clients" / "bin" / "python"
+)
+NODE_MODULES = PROGRAMS / "node" / "node_modules"
+
+
+def run(product: Product, *command: str) -> dict[str, Any]:
+    """What a program prints."""
+    facts = {"BASE_URL": product.base_url, "API_KEY": product.api_key, "MODEL": product.model}
+    quiet = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGSMITH_TRACING": "false"}
+    done = subprocess.run(
+        command,
+        cwd=PROGRAMS / "node",
+        env=os.environ | facts | quiet,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def python(product: Product, program: str) -> dict[str, Any]:
+    if not PYTHON.exists():
+        missing(f"The client libraries aren't in {PYTHON} (make test installs them)")
+    return run(product, str(PYTHON), str(PROGRAMS / program))
+
+
+def node(product: Product, program: str) -> dict[str, Any]:
+    if shutil.which("node") is None or not NODE_MODULES.is_dir():
+        missing("node or its libraries aren't there (make test installs them)")
+    return run(product, "node", str(PROGRAMS / "node" / program))
+
+
+def test_litellm(product: Product) -> None:
+    said = python(product, "litellm_client.py")
+    assert "Paris" in said["whole"]
+    assert said["streamed"] == said["whole"]
+    assert said["tokens"] > 0
+
+
+def test_langchain(product: Product) -> None:
+    said = python(product, "langchain_client.py")
+    assert "Paris" in said["whole"]
+    assert said["streamed"] == said["whole"]
+    assert said["calls"] == [["get_weather", ["city"]]]
+    assert said["structured"] == ["capital", "country"]
+
+
+def test_instructor(product: Product) -> None:
+    said = python(product, "instructor_client.py")
+    # While it grows every field may be missing: another schema, so perhaps another answer.
+    for person in (said["whole"], said["streamed"]):
+        assert person["name"] in ("Anna", "Ben")
+        assert isinstance(person["adult"], bool)
+
+
+def test_openai_for_node(product: Product) -> None:
+    said = node(product, "openai.mjs")
+    assert "Paris" in said["whole"]
+    assert said["streamed"] == said["helped"] == said["response"] == said["whole"]
+    assert (said["first"], said["last"]) == ("response.created", "response.completed")
+    assert said["previous"] is True
+    assert (said["content"], said["gone"]) == ("{}\n", "NotFoundError")
+
+
+def test_vercels_ai_sdk(product: Product) -> None:
+    said = node(product, "vercel.mjs")
+    assert "Paris" in said["whole"]
+    assert said["streamed"] == said["response"] == said["whole"]
+    assert said["structured"] == ["capital", "country"]
+    assert said["calls"] == ["weather"]
+    assert said["tokens"] > 0
