@@ -18,9 +18,7 @@ from engine.models.survey.foreign import FOREIGN
 from engine.models.survey.published import PUBLISHED
 from engine.models.survey.recipes import RECIPES
 from engine.models.survey.run import Recipe, Result, run_recipe
-from engine.models.survey.table import page
-
-_CROSS = " (bridge)"
+from engine.models.survey.table import CROSS_SUFFIX, page
 
 
 def main() -> int:
@@ -37,7 +35,7 @@ def main() -> int:
         **STATEFUL,
         **REFUSED,
     }
-    recipes |= {f"{name}{_CROSS}": RECIPES[name] for name in CROSS_CHECKED}
+    recipes |= {f"{name}{CROSS_SUFFIX}": RECIPES[name] for name in CROSS_CHECKED}
     if unknown := [name for name in arguments.recipes if name not in recipes]:
         parser.error(f"unknown: {', '.join(unknown)}. Known: {', '.join(recipes)}")
     transformers.logging.set_verbosity_error()
@@ -45,7 +43,7 @@ def main() -> int:
     torch.set_num_threads(1)
     results: dict[str, Result] = {}
     for name in arguments.recipes or recipes:
-        impl = "transformers" if name.endswith(_CROSS) else "auto"
+        impl = "transformers" if name.endswith(CROSS_SUFFIX) else "auto"
         results[name] = run_recipe(recipes[name], impl)
         print(f"{name:24} {results[name].architecture:28} {results[name].text}", flush=True)
     if not arguments.recipes:
