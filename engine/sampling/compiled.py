@@ -26,15 +26,17 @@ class RowSettings:
     min_p: Tensor
 
     @classmethod
-    def of(cls, states: list[SequenceSampling], vocab_size: int) -> RowSettings:
+    def of(
+        cls, states: list[SequenceSampling], vocab_size: int, device: torch.device
+    ) -> RowSettings:
         """One row a state."""
         params = [state.params for state in states]
         top_k = [vocab_size if p.top_k < 1 else p.top_k for p in params]
         return cls(
-            torch.tensor([0.0 if p.greedy else p.temperature for p in params]),
-            torch.tensor(top_k, dtype=torch.int64),
-            torch.tensor([p.top_p for p in params], dtype=torch.float64),
-            torch.tensor([p.min_p for p in params], dtype=torch.float64),
+            torch.tensor([0.0 if p.greedy else p.temperature for p in params], device=device),
+            torch.tensor(top_k, dtype=torch.int64, device=device),
+            torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
+            torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device),
         )
 
 
@@ -46,10 +48,9 @@ class CompiledChoice:
         self._states: list[SequenceSampling] = []
         self._settings: RowSettings | None = None
 
-    @staticmethod
-    def takes(logits: Tensor) -> bool:
+    def takes(self, logits: Tensor) -> bool:
         """Whether the kernels take these logits."""
-        return logits.dtype == torch.float32 and logits.device.type == "cpu"
+        return logits.dtype == torch.float32 and logits.device.type == self._ops.device.type
 
     def greedy(self, logits: Tensor) -> Tensor:
         """[n] likeliest tokens of float32 [n, vocab]; -1 where the largest logit isn't finite."""
@@ -58,7 +59,8 @@ class CompiledChoice:
     def sample(self, logits: Tensor, states: list[SequenceSampling], uniform: Tensor) -> Tensor:
         """[n] tokens of float32 [n, vocab], each by its state's settings and random number."""
         if self._settings is None or self._states is not states:
-            self._states, self._settings = states, RowSettings.of(states, logits.shape[-1])
+            settings = RowSettings.of(states, logits.shape[-1], logits.device)
+            self._states, self._settings = states, settings
         chosen = self._settings
         return self._ops.sample(
             logits.contiguous(),
