@@ -21,7 +21,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelSpec
 from engine.models.outside import ModelRegistry, is_transformers
 from engine.models.registry import decoder_spec, is_known
-from engine.models.weights import DummyWeights, WeightReader
+from engine.models.source import open_weights
 from engine.pooling.load import load_pooled, pooled_spec
 from engine.pooling.pooler import Pooler
 from engine.pooling.settings import PoolingSettings, pooling_settings
@@ -101,7 +101,7 @@ def _native(
     else:
         _refuse_quantization(config, spec.architecture)
         model = outside(spec, ops, dtype, max_model_len)
-    weights = DummyWeights() if config.load_format == "dummy" else WeightReader(folder)
+    weights = open_weights(folder, config)
     model.load(weights, progress)
     if unread := weights.unread():
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])

@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.generation_config import eos_ids, read_generation_config, sampling_defaults
 from engine.models.builders import build_model
+from engine.models.gguf.folder import SUFFIX, find_gguf, gguf_folder
 from engine.models.interface import EngineModel, ModelSpec
 from engine.models.overrides import with_overrides
 from engine.models.plugins import load_plugins
@@ -86,12 +87,20 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
 
 
 def resolve_folder(config: EngineConfig) -> Path:
-    """The model's folder; a hub id is downloaded when no such folder is there."""
+    """The model's folder; a hub id is downloaded when no such folder is there.
+
+    Of a GGUF file it is one in the cache, with all that the file says beside its weights.
+    """
     if not config.model:
         raise ConfigError("model must name a folder or a hub id.", param="model")
     folder = Path(config.model).expanduser()
+    if file := find_gguf(folder):
+        wanted = config.tokenizer is None and not config.skip_tokenizer_init
+        return gguf_folder(file, with_tokenizer=wanted)
     if folder.is_dir():
         return folder.resolve()
+    if folder.suffix == SUFFIX:
+        raise ModelLoadError(f"There is no file {config.model}.", param="model")
     if folder.is_absolute() or config.model.count("/") != 1 or config.model.startswith("."):
         raise ModelLoadError(f"There is no folder {config.model}.", param="model")
     from huggingface_hub import snapshot_download

@@ -51,9 +51,10 @@ class MappedFile:
             flat = flat.clone()
         return flat.view(dtype).view(shape)
 
-    def bytes(self, start: int, stop: int) -> bytes:
-        """A copy of a range of the file, as much of it as is there."""
-        return self._map[start:stop]
+    @property
+    def buffer(self) -> mmap.mmap:
+        """The whole file; slices of it are copies."""
+        return self._map
 
     def release(self) -> None:
         """Give the pages that have been read back to the system."""

@@ -104,8 +104,8 @@ class WeightReader:
             raise ModelLoadError(reason, param="model") from error
         file = MappedFile(path)
         self._files.append(file)
-        length = int.from_bytes(file.bytes(0, 8), "little")
-        header = json.loads(file.bytes(8, 8 + length))
+        length = int.from_bytes(file.buffer[:8], "little")
+        header = json.loads(file.buffer[8 : 8 + length])
         for name in names:
             entry = header[name]
             entry["at"] = 8 + length + entry["data_offsets"][0]

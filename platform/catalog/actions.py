@@ -154,12 +154,17 @@ def drain_replica(*, actor: Actor | User, replica: Replica) -> None:
 
 
 def check_source(source: str) -> str:
-    """The folder as an absolute path, or the hub id as it is. Raises `InvalidRequest`."""
+    """The folder or GGUF file as an absolute path, or the hub id as it is.
+
+    Raises `InvalidRequest`.
+    """
     if "\0" in source or not source.strip():
         raise InvalidRequest("source must be a folder or a hub id.", param="source")
     path = Path(source).expanduser()
+    if path.is_file() and path.suffix == ".gguf":
+        return str(path.resolve())
     if path.is_dir():
-        if not (path / "config.json").is_file():
+        if not (path / "config.json").is_file() and not any(path.glob("*.gguf")):
             raise InvalidRequest(f"{path} holds no config.json: no model folder.", param="source")
         return str(path.resolve())
     looks_like_a_path = source.startswith(("/", ".", "~")) or source.count("/") > 1

@@ -1,0 +1,42 @@
+"""What GGUF calls the tensors that checkpoints of `transformers` have."""
+
+from __future__ import annotations
+
+import re
+
+_WHOLE = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+}
+_LAYER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TWO_NORMS = {"post_attention_layernorm": "ffn_norm"}
+_FOUR_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def gguf_name(name: str, architecture: str) -> str:
+    """The file's name of a tensor; names that it has none for stay as they are."""
+    match = _LAYER_NAME.fullmatch(name)
+    if match is None:
+        stem, _, kind = name.rpartition(".")
+        return f"{_WHOLE.get(stem, stem)}.{kind}"
+    layer, stem, kind = match.groups()
+    norms = _FOUR_NORMS if architecture in ("gemma2", "gemma3") else _TWO_NORMS
+    found = (_LAYER | norms).get(stem, stem)
+    return f"blk.{layer}.{found}.{kind}"

@@ -1,0 +1,94 @@
+"""The weights of a GGUF file under the names that `transformers` has for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from engine.errors import ModelLoadError
+from engine.models.gguf import types
+from engine.models.gguf.config import architecture_of, heads_of
+from engine.models.gguf.matrix import GGUFMatrix
+from engine.models.gguf.names import gguf_name
+from engine.models.gguf.reader import read_header
+from engine.models.mapped import MappedFile
+from engine.quantization.matrix import Matrix
+
+#: Of the tokenizer and of rotary embedding, which config.json has.
+_IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+class GGUFWeights:
+    """`Weights` of a GGUF file. Raises `ModelLoadError` for a file that isn't sound."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = MappedFile(path)
+        header = read_header(self._file.buffer)
+        self._tensors = header.tensors
+        self._architecture = architecture_of(header)
+        self._heads = heads_of(header)
+        self._read: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return gguf_name(name, self._architecture) in self._tensors
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
+        return self._matrix(name, shape, shape)
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """One tensor in a float dtype.
+
+        Raises `ModelLoadError` if it's absent or misshapen. The tensor may be backed by the mapped
+        file: copy or convert it before keeping it.
+        """
+        as_rows = (shape[0], 1) if len(shape) == 1 else (shape[0], shape[1])
+        matrix = self._matrix(name, shape, as_rows)
+        floats = matrix.floats(slice(None)).view(shape)
+        if self._architecture.startswith("gemma") and name.endswith("norm.weight"):
+            return floats.float() - 1.0  # kept as what norms multiply with
+        return floats
+
+    def _matrix(self, name: str, shape: tuple[int, ...], as_rows: tuple[int, int]) -> GGUFMatrix:
+        stored = gguf_name(name, self._architecture)
+        info = self._tensors.get(stored)
+        if info is None:
+            raise ModelLoadError(f"{self.path} has no {stored!r}.", param="model")
+        if info.shape != shape:
+            raise ModelLoadError(
+                f"{self.path}: {stored!r} has shape {info.shape}, "
+                f"but the metadata asks for {shape}.",
+                param="model",
+            )
+        if len(shape) == 1 and types.BLOCKS[info.kind].values > 1:
+            raise ModelLoadError(f"{self.path}: {stored!r} is quantised.", param="model")
+        self._read.add(stored)
+        return GGUFMatrix(self._file, info, as_rows, self._order(name, shape[0]))
+
+    def _order(self, name: str, rows: int) -> Tensor | None:
+        """How queries' and keys' rows come back to the order of `transformers`.
+
+        For Llama, GGUF keeps the rows of each head so that rotation pairs neighbours.
+        """
+        if self._architecture != "llama" or ".self_attn." not in name:
+            return None
+        kind = name.rsplit(".", 2)[-2]
+        heads = {"q_proj": self._heads[0], "k_proj": self._heads[1]}.get(kind)
+        if heads is None:
+            return None
+        return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
+
+    def release(self) -> None:
+        """Give back the memory of what has been read; tensors stay valid."""
+        self._file.release()
+
+    def unread(self) -> list[str]:
+        """Names that nobody asked for."""
+        return sorted(self._tensors.keys() - self._read - set(_IGNORED))
+
+    def close(self) -> None:
+        """Let the file go; tensors that are still held keep it."""
+        self._tensors = {}

@@ -1,0 +1,154 @@
+"""`LLM("file.gguf")` runs as the checkpoint that the file was made from."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from engine import LLM, SamplingParams
+from engine.errors import ModelLoadError
+from engine.models.decoder import NativeDecoder
+from tests.engine.gguf.files import everywhere, write_gguf
+from tests.engine.models import FAMILIES, make_model
+from tests.engine.quantization.perplexity import perplexity
+
+DEMO = Path(__file__).parents[3] / "demo" / "model"
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+PROMPTS = [[5, 6, 7, 8], [9, 30, 31] * 12, [11]]
+GEMMA2 = {
+    "model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written beside the weights goes to a cache of the test's own."""
+    monkeypatch.setattr("engine.models.gguf.folder.cache_dir", lambda: tmp_path / "cache")
+
+
+def make(model: Path, **settings: Any) -> LLM:
+    return LLM(str(model), num_gpu_blocks_override=200, max_model_len=128, **settings)
+
+
+@cache
+def of_the_checkpoint(compiled: bool = True) -> float:
+    """The demo model's own perplexity."""
+    return perplexity(LLM(str(DEMO), num_gpu_blocks_override=500, cpu_kernels=compiled))
+
+
+def tokens(llm: LLM) -> list[list[int]]:
+    return [r.outputs[0].token_ids for r in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.F16], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+def test_floats_give_the_tokens_of_the_checkpoint(
+    family: str, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES, "gemma2", GEMMA2)
+    folder = make_model(family, tmp_path / "checkpoint")
+    file = write_gguf(folder, tmp_path / "model.gguf", everywhere(kind), family)
+    dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}[kind.name]
+    assert tokens(make(file)) == tokens(make(folder, dtype=dtype))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(
+    ("kind", "most"), [(Kind.Q8_0, 0.005), (Kind.Q5_0, 0.03), (Kind.Q4_0, 0.06)],
+    ids=lambda value: getattr(value, "name", ""),
+)  # fmt: skip
+def test_quantised_files_stay_close_to_the_checkpoint(
+    kind: Kind, most: float, compiled: bool, tmp_path: Path
+) -> None:
+    file = write_gguf(DEMO, tmp_path / "model.gguf", everywhere(kind))
+    llm = LLM(str(file), num_gpu_blocks_override=500, cpu_kernels=compiled)
+    assert perplexity(llm) == pytest.approx(of_the_checkpoint(compiled), rel=most)
+
+
+def test_mixed_types_in_one_layer(tmp_path: Path) -> None:
+    """Q4_K_M keeps some values and down projections in other types than their neighbours."""
+
+    def kind_of(name: str) -> Kind:
+        if "attn_v" in name or name == "token_embd.weight":
+            return Kind.Q6_K
+        return Kind.Q4_K if "blk.0" in name else Kind.Q5_K
+
+    folder = make_model("llama", tmp_path / "m", hidden_size=256, intermediate_size=512)
+    file = write_gguf(folder, tmp_path / "mixed.gguf", kind_of)
+    compiled, reference = make(file), make(file, cpu_kernels=False)
+    model = compiled.core.loaded.model
+    assert isinstance(model, NativeDecoder)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    results = [
+        llm.generate([PROMPTS[1]], params, use_tqdm=False)[0].prompt_logprobs
+        for llm in (compiled, reference)
+    ]
+    for position in range(1, len(PROMPTS[1])):
+        token = PROMPTS[1][position]
+        one, other = (result[position][token].logprob for result in results)
+        assert one == pytest.approx(other, abs=0.15)
+
+
+def test_a_file_can_be_rounded_further(tmp_path: Path) -> None:
+    file = write_gguf(DEMO, tmp_path / "model.gguf", everywhere(Kind.BF16))
+    llm = LLM(str(file), quantization="int8", num_gpu_blocks_override=500)
+    plain = LLM(str(DEMO), num_gpu_blocks_override=500)
+    assert llm.core.loaded.model.decode_bytes < 0.6 * plain.core.loaded.model.decode_bytes
+    assert perplexity(llm) == pytest.approx(of_the_checkpoint(), rel=0.005)
+
+
+def test_text_and_chat_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    file = write_gguf(DEMO, tmp_path / "model.gguf", everywhere(Kind.BF16))
+    llm, plain = (LLM(str(m), num_gpu_blocks_override=500) for m in (file, DEMO))
+    texts = ["Hello there, 123 wörld!\n  Bye.", "<|im_start|>user\nhi<|im_end|>", "日本語 ok"]
+    for text in texts:
+        assert llm.get_tokenizer().encode(text) == plain.get_tokenizer().encode(text)
+    assert llm.core.loaded.eos_token_ids == plain.core.loaded.eos_token_ids
+    messages = [{"role": "user", "content": "What is 3 plus 4?"}]
+    params = SamplingParams(temperature=0, max_tokens=24)
+    said = [m.chat(messages, params, use_tqdm=False)[0].outputs[0].text for m in (llm, plain)]
+    assert said[0] == said[1] != ""
+
+
+def test_a_folder_with_one_file_and_no_config(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "checkpoint")
+    (tmp_path / "model").mkdir()
+    write_gguf(folder, tmp_path / "model" / "a.gguf", everywhere(Kind.F32))
+    assert tokens(make(tmp_path / "model")) == tokens(make(folder))
+    (tmp_path / "model" / "b.gguf").write_bytes(b"")
+    with pytest.raises(ModelLoadError, match="holds 2 GGUF files"):
+        make(tmp_path / "model")
+
+
+def test_llama_3_scales_its_rotation(tmp_path: Path) -> None:
+    """The file holds the factors of `llama3` scaling as a tensor."""
+    import gguf
+
+    folder = make_model("llama", tmp_path / "checkpoint")
+    scaled = json.loads((folder / "config.json").read_text())
+    scaling = {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 128, "rope_theta": 10000.0,
+    }  # fmt: skip
+    scaled["rope_parameters"] = scaling
+    (folder / "config.json").write_text(json.dumps(scaled))
+    from engine.layers.rotary import _llama3, _plain, rope_spec
+
+    spec = rope_spec(scaled, 16)
+    factors = _plain(10000.0, 16) / _llama3(spec, 128)[0]
+
+    class WithFactors(gguf.GGUFWriter):
+        def write_header_to_file(self, *args: Any) -> None:
+            self.add_tensor("rope_freqs.weight", factors.numpy())
+            super().write_header_to_file(*args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.engine.gguf.files.gguf.GGUFWriter", WithFactors)
+        file = write_gguf(folder, tmp_path / "model.gguf", everywhere(Kind.F32))
+    assert tokens(make(file)) == tokens(make(folder))

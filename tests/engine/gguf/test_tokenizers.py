@@ -1,0 +1,106 @@
+"""Tokenizers made of a GGUF file's metadata."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import ModelLoadError
+from engine.models.gguf.reader import Header
+from engine.models.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
+
+LETTERS = ["▁", "a", "b", "c", "d", "e"]
+
+
+def metadata(**changes: Any) -> dict[str, Any]:
+    """A SentencePiece vocabulary: control tokens, bytes, letters, and pieces with random scores."""
+    rng = random.Random(3)
+    pieces: list[str] = []
+    known = list(LETTERS)
+    while len(pieces) < 60:
+        piece = rng.choice(known) + rng.choice(known)
+        if piece not in known and len(piece) < 7:
+            pieces.append(piece)
+            known.append(piece)
+    rng.shuffle(pieces)
+    control, octets = ["<unk>", "<s>", "</s>"], [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = [*control, *octets, *LETTERS, *pieces, "<|turn|>"]
+    scores = [0.0] * 259 + [-1e6] * len(LETTERS) + [-float(i) for i in range(len(pieces))] + [0.0]
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(LETTERS) + len(pieces)), 3]
+    made = {
+        "model": "llama", "tokens": tokens, "scores": np.array(scores),
+        "token_type": np.array(kinds),
+        "bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0,
+    }  # fmt: skip
+    return {f"tokenizer.ggml.{key}": value for key, value in {**made, **changes}.items()}
+
+
+def by_scores(word: str, values: dict[str, Any]) -> list[str]:
+    """SentencePiece's own way: merge the neighbours that make the best piece, until none do."""
+    tokens = values["tokenizer.ggml.tokens"]
+    scores = dict(zip(tokens, values["tokenizer.ggml.scores"], strict=True))
+    parts = list(word)
+    while True:
+        pairs = [
+            (-scores[left + right], at)
+            for at, (left, right) in enumerate(itertools.pairwise(parts))
+            if left + right in scores
+        ]
+        if not pairs:
+            return parts
+        at = min(pairs)[1]
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+
+
+def test_pieces_are_merged_by_their_scores() -> None:
+    values = metadata()
+    made = make_tokenizer(Header(values, {}))
+    rng = random.Random(5)
+    for _ in range(200):
+        words = ["".join(rng.choices("abcde", k=rng.randint(1, 8))) for _ in range(4)]
+        text = " ".join(words)
+        expected = by_scores("▁" + text.replace(" ", "▁"), values)
+        encoding = made.encode(text)
+        assert encoding.tokens == ["<s>", *expected]
+        assert made.decode(encoding.ids) == text
+
+
+def test_what_has_no_piece_becomes_bytes_and_comes_back() -> None:
+    made = make_tokenizer(Header(metadata(), {}))
+    tokens = made.encode("aé<|turn|>b").tokens
+    at = tokens.index("<0xC3>")
+    assert tokens[at + 1 : at + 3] == ["<0xA9>", "<|turn|>"]
+    assert made.decode(made.encode("aéb").ids) == "aéb"
+
+
+def test_switches_of_the_file() -> None:
+    made = make_tokenizer(Header(metadata(add_bos_token=False, add_space_prefix=False), {}))
+    assert made.encode("ab").tokens == by_scores("ab", metadata())
+    values = {**metadata(eot_token_id=5), "tokenizer.chat_template": "{{ messages }}"}
+    header = Header(values, {})
+    assert eos_token_ids(header) == [2, 5]
+    assert tokenizer_config(header) == {
+        "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
+        "chat_template": "{{ messages }}",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model": "t5"}, "tokenizer.ggml.model is 't5'"),
+        ({"model": "gpt2", "pre": "unheard-of"}, "tokenizer.ggml.pre is 'unheard-of'"),
+        ({"model": "gpt2", "merges": ["a b c"]}, "no pair"),
+        ({"tokens": []}, "no tokenizer.ggml.tokens"),
+        ({"scores": np.array([1.0])}, "scores has not as many"),
+        ({"token_type": np.array([1])}, "token_type has not as many"),
+        ({"bos_token_id": 10**6}, "bos_token_id is 1000000"),
+    ],
+)
+def test_what_is_not_known_or_not_sound_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ModelLoadError, match=words):
+        make_tokenizer(Header(metadata(**changes), {}))

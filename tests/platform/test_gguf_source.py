@@ -1,0 +1,21 @@
+"""`load_model` takes a GGUF file, or a folder that holds one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from catalog.actions import check_source
+
+from engine.errors import InvalidRequest
+
+
+def test_a_gguf_file_is_a_source(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    with pytest.raises(InvalidRequest, match="There is no folder"):
+        check_source(str(file))
+    with pytest.raises(InvalidRequest, match="no model folder"):
+        check_source(str(tmp_path))
+    file.write_bytes(b"GGUF")
+    assert check_source(str(file)) == str(file)
+    assert check_source(str(tmp_path)) == str(tmp_path)
