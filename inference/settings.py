@@ -37,6 +37,7 @@ class GatewaySettings:
         max_prompts: prompts in one completions request.
         max_choices: prompts times `n` in one request.
         max_pooling_tokens: tokens of all texts in one request for embeddings, scores or labels.
+        max_pooling_result_bytes: of all vectors in one answer, as float32.
         failover_wait_s: how long a request waits for a replica to come (back).
         max_attempts: how many replicas a request may be given to, one after the other.
         stream_start_wait_s: a stream that has no token yet after so long sends its headers; until
@@ -66,6 +67,7 @@ class GatewaySettings:
     max_prompts: int = 2048
     max_choices: int = 2048
     max_pooling_tokens: int = 300_000
+    max_pooling_result_bytes: int = 48 * MIB
     failover_wait_s: float = 30.0
     max_attempts: int = 5
     stream_start_wait_s: float = 10.0

@@ -63,10 +63,10 @@ def build_model(
     Raises `ModelLoadError` or `ConfigError`.
     """
     refuse_quantized(raw)
-    pooling = pooling_settings(config, folder, raw)
+    outside = ModelRegistry.find(raw)
+    pooling = pooling_settings(config, folder, raw) if outside is None else None
     if pooling is not None:
         return _pooled(folder, raw, config, progress, pooling)
-    outside = ModelRegistry.find(raw)
     if outside is not None:
         if is_transformers(outside):
             return _bridged(folder, raw, config, progress, outside)

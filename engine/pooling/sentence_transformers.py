@@ -99,10 +99,18 @@ def _with_settings(
         pooling_type=pooling_type,
         normalize=normalize,
         dense=dense,
-        max_seq_length=limits.get("max_seq_length"),
+        max_seq_length=_positive(limits.get("max_seq_length"), folder),
         prompt=prompts.get(str(config.get("default_prompt_name")), ""),
         similarity=str(config.get("similarity_fn_name") or "cosine"),
         prompts=prompts,
+    )
+
+
+def _positive(value: Any, folder: Path) -> int | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+        return value
+    raise ModelLoadError(
+        f"{folder / 'sentence_bert_config.json'}: max_seq_length is {value!r}.", param="model"
     )
 
 

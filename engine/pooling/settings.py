@@ -83,11 +83,14 @@ def pooling_settings(
         return None
     convert = config.convert if config.convert in ("embed", "classify") else own or "embed"
     _refuse_bidirectional(raw)
-    found = (
-        _classifier(architecture, raw)
-        if convert == "classify"
-        else _embedder(architecture, raw, files)
-    )
+    try:
+        if convert == "classify":
+            found = _classifier(architecture, raw)
+        else:
+            found = _embedder(architecture, raw, files)
+    except (TypeError, ValueError, AttributeError) as error:
+        reason = f"config.json of {architecture} has a value of the wrong type: {error}."
+        raise ModelLoadError(reason, param="model") from error
     return _with_pooler_config(found, config.pooler_config)
 
 

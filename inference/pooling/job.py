@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.errors import EngineFault
+from engine.errors import EngineFault, InvalidRequest
 from engine.pooling.params import PoolingParams
 from engine.protocol import EngineRequest
 from inference.engine_client import Piece
 from inference.generation import Generation, Increment, Job, Usage
+from inference.settings import gateway_settings
 from metering.access import Admission
+
+ELEMENT_BYTES = 4
 
 
 @dataclass(kw_only=True)
@@ -40,7 +43,22 @@ class PoolingJob(Job):
                 embedding_size=facts.embedding_size if facts is not None else 0,
                 matryoshka=facts.matryoshka if facts is not None else None,
             )
+        self._check_size(facts.embedding_size if facts is not None else 0)
         self.check_priority()
+
+    def _check_size(self, width: int) -> None:
+        """Vectors of every token are much more than the text was: refuse what can't be carried."""
+        elements = sum(
+            (params.dimensions or width) * (len(prompt) if params.by_token else 1)
+            for prompt, params in zip(self.prompts, self.pooling, strict=True)
+        )
+        limit = gateway_settings().max_pooling_result_bytes
+        if elements * ELEMENT_BYTES > limit:
+            raise InvalidRequest(
+                f"The answer would have {elements * ELEMENT_BYTES} bytes of vectors; at most "
+                f"{limit} may be asked for at once.",
+                param="prompt",
+            )
 
     def engine_requests(self, reserved_tokens: int | None = None) -> list[EngineRequest]:
         """One a prompt."""

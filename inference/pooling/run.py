@@ -70,7 +70,10 @@ class Call:
             received=self.request.received,
             pooling=[entry.params for entry in entries],
         )
-        await job.check()
+        try:
+            await job.check()
+        except InvalidRequest as error:
+            raise renamed(error, job.field_names) from None
         ignored = self.body.ignored_fields()
         run = await Pooled.start(job)
         raw = await run.collect()

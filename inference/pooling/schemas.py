@@ -26,7 +26,10 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "max_tokens_per_doc": (),
     "messages": (),
     "rank_fields": (),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
     "stream": (False,),
+    "stream_options": (),
 }
 
 Item = str | list[int]
@@ -36,7 +39,6 @@ class PoolingBody(GenerateRequest):
     """What all of them share."""
 
     truncate_prompt_tokens: int | None = None
-    add_special_tokens: bool | None = True
     use_activation: bool | None = Field(
         default=None, validation_alias=AliasChoices("use_activation", "activation", "normalize")
     )
@@ -79,7 +81,7 @@ class InputBody(PoolingBody):
     """Texts or token ids, each for itself. `items` is what `input` was, as a list."""
 
     input: Any = None
-    encoding_format: Literal["float", "base64"] | None = "float"
+    add_special_tokens: bool | None = True
 
     _items: list[Item] = []
 
@@ -96,6 +98,7 @@ class InputBody(PoolingBody):
 class EmbeddingRequest(InputBody):
     """The body of `POST /v1/embeddings`."""
 
+    encoding_format: Literal["float", "base64"] | None = "float"
     dimensions: int | None = None
 
     def params(self, task: str) -> PoolingParams:

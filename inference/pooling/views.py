@@ -139,7 +139,7 @@ async def _run(call: Call, body: InputBody, task: str, make: Make) -> HttpRespon
 
 
 async def _answer(
-    call: Call, body: InputBody, task: str, kind: str, field: str
+    call: Call, body: EmbeddingRequest, task: str, kind: str, field: str
 ) -> HttpResponseBase:
     """Answer with vectors, as lists of floats or as base64 of little-endian float32."""
     encoded = body.encoding_format == "base64"

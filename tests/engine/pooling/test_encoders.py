@@ -82,6 +82,18 @@ def test_token_types_tell_the_parts_of_a_pair_apart(pooling_model: Maker) -> Non
     assert abs(plain - expected) > 1e-3
 
 
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "mpnet", "modernbert"])
+def test_a_language_models_head_is_left_out(kind: str, pooling_model: Maker) -> None:
+    folder = pooling_model(kind, "ForMaskedLM")
+    oracle = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+    (output,) = LLM(str(folder)).embed(TEXTS[1], use_tqdm=False)
+    with torch.no_grad():
+        hidden = oracle(torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
+    expected = torch.nn.functional.normalize(hidden[0], dim=-1)
+    found = torch.tensor(output.outputs.embedding)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+
+
 def test_bfloat16_weights_stay_close(pooling_model: Maker) -> None:
     folder = pooling_model("bert")
     (exact,) = LLM(str(folder)).embed(TEXTS[0], use_tqdm=False)

@@ -167,6 +167,34 @@ def test_fault_40_modules_outside_the_folder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"id2label": {"1": "a"}},
+        {"id2label": {"a": "b"}},
+        {"num_labels": "many", "id2label": None},
+        {"sentence_transformers": {"activation_fn": "other.Thing"}},
+    ],
+)
+def test_a_classifier_with_a_broken_config_is_refused(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = make("bert", tmp_path / "m", "ForSequenceClassification", num_labels=1)
+    change_config(folder, **changes)
+    with pytest.raises(ModelLoadError, match=r"config\.json"):
+        LLM(str(folder))
+
+
+def test_broken_sentence_files_are_refused(folder: Path) -> None:
+    write_sentence_files(folder)
+    write(folder / "sentence_bert_config.json", {"max_seq_length": "long"})
+    with pytest.raises(ModelLoadError, match="max_seq_length"):
+        LLM(str(folder))
+    (folder / "modules.json").write_text("{")
+    with pytest.raises(ModelLoadError, match=r"modules\.json"):
+        LLM(str(folder))
+
+
+@pytest.mark.parametrize(
     "config",
     [{"pooling_type": "STEP"}, {"unknown": 1}, {"use_activation": 1}, {"dimensions": 8}],
 )

@@ -87,6 +87,16 @@ async def test_fault_04_too_many_tokens_in_all(
     assert error["param"] == "input"
 
 
+async def test_fault_04_more_vectors_than_can_be_carried(
+    gateway: Gateway, embedder: FakeReplica, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "MAX_POOLING_RESULT_BYTES": 1000}
+    body = {"input": [[5] * 8], "task": "token_embed"}
+    error = await refused(gateway, "/pooling", body)
+    assert "1024 bytes of vectors; at most 1000" in error["message"]
+    assert error["param"] == "input"
+
+
 async def test_fault_04_a_query_is_counted_beside_each_document(
     gateway: Gateway, settings: Any
 ) -> None:
@@ -114,6 +124,7 @@ async def test_fault_04_a_query_is_counted_beside_each_document(
         ("truncate_prompt_tokens", 2**63),
         ("priority", -5),
         ("stream", True),
+        ("return_token_ids", True),
         ("messages", [{"role": "user", "content": "x"}]),
         ("embed_dtype", "float16"),
         ("chat_template", "{{ 1 }}"),
