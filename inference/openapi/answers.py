@@ -51,11 +51,29 @@ class TokenUsage(Answer):
     total_tokens: int
 
 
+class CalledFunction(Answer):
+    """A function and its arguments, as JSON text."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(Answer):
+    """A tool call."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class AnswerMessage(Answer):
-    """What the model said."""
+    """What the model said; `reasoning_content` is the same as `reasoning`."""
 
     role: str
     content: str | None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[AnswerCall] | None = None
 
 
 class ChatChoice(Answer):

@@ -16,9 +16,10 @@ from inference.extras import tokenize
 from inference.files import views as files
 from inference.health import HealthView, PingView
 from inference.openai.chat import ChatCompletionsView
+from inference.openai.chat_batch import ChatBatchView
 from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
-from inference.openai.schemas import ChatRequest, CompletionRequest
+from inference.openai.schemas import ChatBatchRequest, ChatRequest, CompletionRequest
 from inference.openapi import answers
 from inference.openapi.operations import KEY, PAGE, PUBLIC, READ, UPLOAD, WRITE, errors, operation
 from inference.ops import MetricsView, VersionView
@@ -39,6 +40,9 @@ def generating(tag: str, answer: Any, request: Any, **more: Any) -> Any:
 
 VIEWS: dict[Any, dict[str, Any]] = {
     ChatCompletionsView: {"post": generating("Chat", answers.ChatCompletion, ChatRequest)},
+    ChatBatchView: {
+        "post": operation("Chat", answers.ChatCompletion, request=ChatBatchRequest),
+    },
     CompletionsView: {
         "post": generating("Completions", answers.Completion, CompletionRequest),
     },

@@ -180,3 +180,12 @@ class ChatRequest(SamplingFields):
     def logprobs_wanted(self) -> int | None:
         """How many alternatives a token; None for no log probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class ChatBatchRequest(ChatRequest):
+    """Several chats to go on with, all with the same settings: what the batch endpoint describes.
+
+    Each conversation is checked as a `ChatRequest` of its own.
+    """
+
+    messages: Annotated[list[Messages], Field(min_length=1)]  # type: ignore[assignment]
