@@ -6,6 +6,9 @@ import hashlib
 import time
 from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
 from engine.beams.group import BeamGroup
 from engine.beams.search import end_tokens
 from engine.config import EngineConfig
@@ -107,11 +110,37 @@ class Admission:
                 param="max_tokens" if num_prompt_tokens < capacity else "prompt",
             )
 
+    def check_embeds(self, message: EngineRequest, embeds: Tensor) -> None:
+        """Raise `InvalidRequest` unless these may stand in for the prompt's embeddings."""
+        name, model = "prompt_embeds", self._loaded.model
+        if not self._config.enable_prompt_embeds:
+            raise InvalidRequest("prompt_embeds need enable_prompt_embeds.", param=name)
+        if not getattr(model, "takes_embeds", False):
+            raise InvalidRequest("This model takes no prompt_embeds.", param=name)
+        shape = (len(message.prompt_token_ids), model.spec.hidden_size)
+        if tuple(embeds.shape) != shape:
+            raise InvalidRequest(
+                f"prompt_embeds must be {list(shape)}, got {list(embeds.shape)}.", param=name
+            )
+        if not bool(torch.isfinite(embeds).all()):
+            raise InvalidRequest("prompt_embeds hold NaN or infinity.", param=name)
+        if message.sampling.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "There are no prompt_logprobs of prompt_embeds.", param="prompt_logprobs"
+            )
+
     # -- sequences ----------------------------------------------------------------------------
 
-    def request(self, message: EngineRequest, on_done: Callable[[], None] | None) -> Request:
+    def request(
+        self,
+        message: EngineRequest,
+        on_done: Callable[[], None] | None,
+        prompt_embeds: Tensor | None = None,
+    ) -> Request:
         """The request that `check` has passed, with its sequences."""
         request = Request(message, arrived_at=time.time(), on_done=on_done)
+        if prompt_embeds is not None:
+            request.prompt_embeds = prompt_embeds.float().cpu().contiguous()
         request.tokens_left = _tokens_left(message)
         seed = self._seed(message)
         params = message.sampling
@@ -148,7 +177,7 @@ class Admission:
             max_output_tokens=params.output_budget(len(prompt), room),
             # Odd, so that no two outputs of a request share a seed.
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
-            extra_key=extra_key(message.cache_namespace, message.adapter),
+            extra_key=extra_key(message.cache_namespace, message.adapter, _digests(request)),
             num_resumed_tokens=len(resumed),
             looks_ahead=self._looks_ahead(message),
         )
@@ -184,6 +213,13 @@ def _check_tenant(message: EngineRequest) -> None:
             f"kv_max_fraction must be in (0, 1], got {message.kv_max_fraction}.",
             param="kv_max_fraction",
         )
+
+
+def _digests(request: Request) -> list[str]:
+    """What tells the request's prompt from others with the same ids: its vectors."""
+    if request.prompt_embeds is None:
+        return []
+    return [hashlib.sha256(request.prompt_embeds.numpy().tobytes()).hexdigest()]
 
 
 def _tokens_left(message: EngineRequest) -> int | None:

@@ -113,6 +113,9 @@ class EngineConfig:
         high=0.5,
     )
     max_waiting: int = _option(16384, "most queued requests; more are refused with 429", low=1)
+    enable_prompt_embeds: bool = _option(
+        False, "take prompts as embedding vectors (offline); trusted callers only"
+    )
     max_logprobs: int = _option(20, "most logprobs a request may ask for", low=0, high=1000)
     enable_chunked_prefill: bool = _option(True, "split long prompts over steps")
     prefill_tokens_beside_decodes: int | None = _option(

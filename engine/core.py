@@ -9,6 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
+from torch import Tensor
+
 from engine.accounting import Accounts
 from engine.admission import Admission
 from engine.config import EngineConfig
@@ -90,9 +92,15 @@ class EngineCore:
     # -- requests -----------------------------------------------------------------------------
 
     def add_request(
-        self, message: EngineRequest, on_done: Callable[[], None] | None = None
+        self,
+        message: EngineRequest,
+        on_done: Callable[[], None] | None = None,
+        *,
+        prompt_embeds: Tensor | None = None,
     ) -> Request:
         """Queue a request. Nothing is allocated before all checks have passed.
+
+        `prompt_embeds`: float [num_prompt_tokens, hidden] in the place of the prompt ids' own.
 
         Raises:
             InvalidRequest: a field is out of range for this model, or the id is in use.
@@ -105,10 +113,12 @@ class EngineCore:
                 f"request_id {message.request_id!r} is in use.", param="request_id"
             )
         self._admission.check(message)
+        if prompt_embeds is not None:
+            self._admission.check_embeds(message, prompt_embeds)
         waiting = len(self.scheduler.waiting) + self.structured.num_waiting
         if waiting + message.sampling.num_sequences > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
-        request = self._admission.request(message, on_done)
+        request = self._admission.request(message, on_done, prompt_embeds)
         if self.structured.admit(request):
             self._queue(request)
         self.requests[message.request_id] = request

@@ -67,7 +67,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """Generate for all prompts, batched; results come in the order of the prompts.
 
         Args:
-            prompts: a text, token ids, {"prompt": text} or {"prompt_token_ids": ids}, or a list.
+            prompts: a text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or, with
+                enable_prompt_embeds, {"prompt_embeds": float tensor [num_tokens, hidden]} as the
+                model's embedding table gives them; or a list of such.
             sampling_params: for all, or one a prompt; default: the model's own.
             prompt_token_ids: instead of `prompts`.
             use_tqdm: show a progress bar.
@@ -159,10 +161,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return [collector.result() for collector in collectors.values()]
 
     def _submit(self, entry: TokenPrompt, params: SamplingParams, priority: int) -> _Collector:
-        token_ids = entry.token_ids
-        limit = params.prompt_limit(self.core.loaded.max_model_len)
-        if limit is not None:
-            token_ids = token_ids[-limit:]
+        entry = entry.last(params.prompt_limit(self.core.loaded.max_model_len))
         if params.bad_words:
             forbidden = bad_word_ids(self.get_tokenizer(), params.bad_words)
             params = msgspec.structs.replace(params, bad_words_token_ids=forbidden)
@@ -175,12 +174,14 @@ class LLM(PoolingMethods, BeamSearchMethods):
             EngineRequest(
                 request_id=request_id,
                 gateway_id="",
-                prompt_token_ids=token_ids,
+                prompt_token_ids=entry.token_ids,
                 sampling=ranked,
                 priority=priority,
-            )
+            ),
+            prompt_embeds=entry.embeds,
         )
-        return _Collector(request_id, entry.text, token_ids, params, self._tokenizer)
+        known = entry.token_ids if entry.embeds is None else []
+        return _Collector(request_id, entry.text, known, params, self._tokenizer)
 
     def _take(self, collector: _Collector, delta: TokenDelta) -> bool:
         """Hand a delta to its collector; True when that finished the request."""

@@ -20,6 +20,8 @@ class AttentionContext:
         logits_rows: int64 [num_rows], the tokens whose logits are wanted, or None for all.
         sequence_rows: int64 [num_seqs], which row of the running batch each sequence has while it
             runs: for models that carry a state.
+        embeds: (tokens of the step, int64 [n]; float32 [n, hidden] in the place of their rows of
+            the embedding table), or None. Only a model with `takes_embeds` gets any.
         others: the same for groups 1, 2, ... of a model whose layers attend in different ways; they
             differ in slot_mapping and block_tables.
     """
@@ -32,6 +34,7 @@ class AttentionContext:
     logits_rows: Tensor | None = None
     sequence_rows: Tensor | None = None
     others: tuple[AttentionContext, ...] = ()
+    embeds: tuple[Tensor, Tensor] | None = None
 
     @property
     def groups(self) -> tuple[AttentionContext, ...]:

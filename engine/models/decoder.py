@@ -38,6 +38,7 @@ class NativeDecoder:
     """
 
     stateful = False
+    takes_embeds = True
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class NativeDecoder:
         Returns:
             [num_rows, hidden] for `context.logits_rows` (all tokens when None).
         """
-        residual = self._embed(token_ids, context.positions)
+        residual = self._embed(token_ids, context)
         if self._compiled is not None:
             return self._compiled(
                 residual,
@@ -158,9 +159,12 @@ class NativeDecoder:
             x, residual = layer(x, residual, batch, self.kv_caches[index], rows)
         return x
 
-    def _embed(self, token_ids: Tensor, positions: Tensor) -> Tensor:
+    def _embed(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
-        x = self.embedding.rows(token_ids)
+        x, positions = self.embedding.rows(token_ids), context.positions
+        if context.embeds is not None:
+            places, values = context.embeds
+            x[places.to(x.device)] = values.to(x)
         if self.spec.embedding_scale != 1.0:
             x.mul_(self.spec.embedding_scale)
         if self._positions is not None:

@@ -77,6 +77,7 @@ class Draft:
                 seed=sequence.seed,
                 prompt_logprobs_from=-1 if delivered is None else len(delivered),
                 adapter=message.adapter,
+                prompt_embeds=sequence.request.prompt_embeds,
                 pooling=message.pooling,
             )
         )

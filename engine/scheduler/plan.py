@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.pooling.params import PoolingParams
 from engine.protocol import TokenLogprobs
 from engine.sampling_params import SamplingParams
 from engine.structured.masks import TokenMask
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(slots=True)
@@ -31,6 +35,8 @@ class NewSequence:
     #: Length of the prompt logprobs already delivered, or -1 when none are wanted.
     prompt_logprobs_from: int = -1
     adapter: str = ""
+    #: float32 [num_prompt_tokens, hidden] in the place of the prompt ids' embeddings.
+    prompt_embeds: Tensor | None = None
     #: Set when the prompt is to be pooled, not continued.
     pooling: PoolingParams | None = None
 

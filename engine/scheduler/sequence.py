@@ -12,6 +12,8 @@ from engine.protocol import EngineRequest, FlightRecord, TokenLogprobs
 from engine.structured.grammar import GrammarState
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from engine.beams.group import BeamGroup
 
 
@@ -129,6 +131,8 @@ class Request:
     arrived_at: float = 0.0
     #: What holds its sequences together, when they are the beams of one search.
     beams: BeamGroup | None = None
+    #: float32 [num_prompt_tokens, hidden] in the place of the prompt ids' embeddings.
+    prompt_embeds: Tensor | None = None
     #: Output tokens that may still come, over all outputs; None: no cap.
     tokens_left: int | None = None
     #: Called when the last sequence has left; the service acknowledges the inbox entry then.

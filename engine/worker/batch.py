@@ -69,6 +69,8 @@ class RunningBatch:
         self.sampling: list[SequenceSampling | None] = [None] * num_rows
         #: Whether a sampled token follows by itself; what follows a beam is chosen elsewhere.
         self.grows = np.ones(num_rows, dtype=bool)
+        #: Row -> vectors in the place of its prompt's embeddings.
+        self.embeds: dict[int, torch.Tensor] = {}
         self.prompt_logprobs_next: dict[int, int] = {}
         self.row_of: dict[int, int] = {}
         self._free_rows = list(range(num_rows - 1, -1, -1))
@@ -92,6 +94,7 @@ class RunningBatch:
         if row is not None:
             self.sampling[row] = None
             self.prompt_logprobs_next.pop(row, None)
+            self.embeds.pop(row, None)
             self._left.append(row)
 
     def _add(self, sequence: NewSequence) -> None:
@@ -106,10 +109,14 @@ class RunningBatch:
         split = sequence.num_prompt_tokens
         self.sampling[row] = SequenceSampling(
             params=sequence.sampling,
-            prompt_token_ids=sequence.token_ids[:split],
+            prompt_token_ids=()
+            if sequence.prompt_embeds is not None
+            else sequence.token_ids[:split],
             output_token_ids=sequence.token_ids[split:],
             seed=sequence.seed,
         )
+        if sequence.prompt_embeds is not None:
+            self.embeds[row] = sequence.prompt_embeds
         self.grows[row] = not sequence.sampling.use_beam_search
         if sequence.prompt_logprobs_from >= 0:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
@@ -164,6 +171,8 @@ class RunningBatch:
             dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
             for slots, blocks in tables[1:]
         )
+        if self.embeds:
+            context.embeds = self._embeds(rows, starts, ends, query_start)
         self.num_computed[rows] = ends
         growing = rows[caught_up]
         targets = growing, self.num_tokens[growing]
@@ -206,6 +215,20 @@ class RunningBatch:
         blocks = table[owner, positions // size].astype(np.int64)
         slots = torch.from_numpy(blocks * size + positions % size)
         return slots, torch.from_numpy(table[rows, : -(-longest // size)])
+
+    def _embeds(
+        self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Which of the step's tokens have vectors of their own, int64 [n], and these [n, hidden]."""
+        places, values = [], []
+        for index, row in enumerate(rows.tolist()):
+            own = self.embeds.get(row)
+            if own is None or starts[index] >= len(own):
+                continue
+            part = own[starts[index] : ends[index]]
+            places.append(torch.arange(query_start[index], query_start[index] + len(part)))
+            values.append(part)
+        return (torch.cat(places), torch.cat(values)) if places else None
 
     def _prompt_rows(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray

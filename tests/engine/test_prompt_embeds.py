@@ -1,0 +1,137 @@
+"""Prompts as embedding vectors: the model's own give the tokens that the ids give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine import LLM, SamplingParams
+from engine.errors import InvalidRequest
+from tests.engine.models import Oracle
+from tests.engine.test_token_equality import mixed_prompts
+
+Folder = Callable[[str], Path]
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPTS = mixed_prompts(12)
+
+
+def make(folder: Path, **changes: Any) -> LLM:
+    settings = {"num_gpu_blocks_override": 400, "max_model_len": 256, **changes}
+    return LLM(str(folder), dtype="float32", enable_prompt_embeds=True, **settings)
+
+
+def as_embeds(oracle: Oracle, prompt: list[int]) -> dict[str, Tensor]:
+    table = oracle.model.get_input_embeddings().weight
+    return {"prompt_embeds": table[torch.tensor(prompt)]}
+
+
+def run(llm: LLM, prompts: list[Any], params: SamplingParams = GREEDY) -> list[list[int]]:
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    llm.core.check_integrity()
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"cpu_kernels": False, "block_size": 4},
+        {"max_num_batched_tokens": 16},
+        {"num_gpu_blocks_override": 30, "block_size": 4, "max_num_batched_tokens": 64},
+        {"async_scheduling": True, "max_num_batched_tokens": 16},
+    ],
+    ids=str,
+)
+def test_the_models_own_vectors_give_the_same_tokens(
+    model_folder: Folder, oracle: Callable[[str], Oracle], changes: dict[str, Any]
+) -> None:
+    llm = make(model_folder("llama"), **changes)
+    expected = [oracle("llama").greedy(prompt, 12) for prompt in PROMPTS]
+    embeds = [as_embeds(oracle("llama"), prompt) for prompt in PROMPTS]
+    assert run(llm, embeds) == expected
+    # Beside prompts of ids, and once more from the cache.
+    mixed = [each for pair in zip(embeds, PROMPTS, strict=True) for each in pair]
+    assert run(llm, mixed) == [tokens for tokens in expected for _ in range(2)]
+
+
+def test_prefixes_are_shared_with_equal_vectors_alone(
+    model_folder: Folder, oracle: Callable[[str], Oracle]
+) -> None:
+    llm = make(model_folder("llama"))
+    prompt = PROMPTS[6]
+    other = [token - 1 for token in prompt]
+    first, second = as_embeds(oracle("llama"), prompt), as_embeds(oracle("llama"), other)
+    assert run(llm, [first]) != run(llm, [second])
+    assert llm.core.scheduler.kv.num_hit_tokens == 0
+    # Ids of zeros are what stands in a prompt of vectors.
+    zeros = llm.generate([[0] * len(prompt)], GREEDY, use_tqdm=False)[0]
+    assert zeros.num_cached_tokens == 0
+    again = llm.generate([first], GREEDY, use_tqdm=False)[0]
+    assert again.num_cached_tokens >= 16
+    assert again.prompt_token_ids == []
+
+
+def test_sampling_sees_no_prompt_tokens(
+    model_folder: Folder, oracle: Callable[[str], Oracle]
+) -> None:
+    """Penalties on a prompt of vectors touch no token, least of all the ids that stand for it."""
+    llm = make(model_folder("llama"))
+    params = SamplingParams(temperature=0, max_tokens=1, repetition_penalty=1.9)
+    prompt = PROMPTS[3]
+    plain = oracle("llama").greedy(prompt, 1)
+    assert run(llm, [as_embeds(oracle("llama"), prompt)], params) == [plain]
+
+
+def test_the_last_vectors_are_kept_and_n_outputs_share_them(
+    model_folder: Folder, oracle: Callable[[str], Oracle]
+) -> None:
+    llm = make(model_folder("llama"))
+    whole, tail = PROMPTS[7], PROMPTS[7][-9:]
+    cut = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, truncate_prompt_tokens=9)
+    assert run(llm, [as_embeds(oracle("llama"), whole)], cut) == [oracle("llama").greedy(tail, 12)]
+    several = SamplingParams(temperature=1.0, seed=1, n=3, max_tokens=8, ignore_eos=True)
+    by_ids = llm.generate([whole], several, use_tqdm=False)[0]
+    by_vectors = llm.generate([as_embeds(oracle("llama"), whole)], several, use_tqdm=False)[0]
+    assert [o.token_ids for o in by_vectors.outputs] == [o.token_ids for o in by_ids.outputs]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        [[0.0] * 64],
+        torch.zeros(64),
+        torch.zeros(2, 3, 64),
+        torch.zeros(3, 64, dtype=torch.int64),
+        torch.zeros(3, 63),
+        torch.full((3, 64), float("nan")),
+        torch.full((3, 64), float("inf")),
+    ],
+    ids=["list", "flat", "batch", "ints", "width", "nan", "inf"],
+)
+def test_fault_10_vectors_of_a_wrong_form_are_refused(model_folder: Folder, wrong: Any) -> None:
+    llm = make(model_folder("llama"))
+    with pytest.raises(InvalidRequest) as caught:
+        run(llm, [{"prompt_embeds": wrong}])
+    assert caught.value.param == "prompt_embeds"
+    assert not llm.core.has_work
+
+
+def test_fault_02_no_vectors_are_an_empty_prompt(model_folder: Folder) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        run(make(model_folder("llama")), [{"prompt_embeds": torch.zeros(0, 64)}])
+    assert caught.value.param == "prompt"
+
+
+def test_they_must_be_allowed_and_have_no_prompt_logprobs(model_folder: Folder) -> None:
+    vectors = {"prompt_embeds": torch.zeros(3, 64)}
+    closed = LLM(str(model_folder("llama")), num_gpu_blocks_override=16)
+    with pytest.raises(InvalidRequest, match="enable_prompt_embeds"):
+        run(closed, [vectors])
+    with pytest.raises(InvalidRequest) as caught:
+        run(make(model_folder("llama")), [vectors], SamplingParams(prompt_logprobs=1))
+    assert caught.value.param == "prompt_logprobs"
