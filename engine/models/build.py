@@ -104,9 +104,12 @@ class ModelBuilder:
             added = added[order]
         return self._pack(matrices, added, self.scheme.layers if quantized else None, order)
 
-    def table(self, name: str, bias: Tensor | None = None) -> LinearLayer:
-        """The output layer or the embedding [vocab_size, hidden_size]."""
+    def table(self, name: str, bias: Tensor | None = None, normalized: bool = False) -> LinearLayer:
+        """The output layer or the embedding [vocab_size, hidden_size]; rows of length 1, if so."""
         shape = (self.spec.vocab_size, self.spec.hidden_size)
+        if normalized:
+            rows = torch.nn.functional.normalize(self.tensor(f"{name}.weight", shape).float())
+            return self._pack([DenseMatrix(rows)], bias, self.scheme.tables)
         matrix = self.weights.matrix(f"{name}.weight".removeprefix(self._strip), shape)
         return self._pack([matrix], bias, self.scheme.tables)
 

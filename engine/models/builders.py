@@ -73,9 +73,33 @@ def build_model(
         return _native(folder, raw, config, progress, outside)
     if config.model_impl == "transformers":
         return _bridged(folder, raw, config, progress)
-    if config.model_impl == "quire" or is_known(raw):
+    if config.model_impl == "quire":
         return _native(folder, raw, config, progress)
-    return _bridged(folder, raw, config, progress)
+    if not is_known(raw):
+        return _bridged(folder, raw, config, progress)
+    try:
+        decoder_spec(raw)
+    except ModelLoadError as refused:
+        return _bridged_instead(folder, raw, config, progress, refused)
+    return _native(folder, raw, config, progress)
+
+
+def _bridged_instead(
+    folder: Path,
+    raw: dict[str, Any],
+    config: EngineConfig,
+    progress: Progress,
+    refused: ModelLoadError,
+) -> Built:
+    """A native architecture with a setting that only `transformers` does, if it does."""
+    try:
+        built = _bridged(folder, raw, config, progress)
+    except (ModelLoadError, ConfigError) as error:
+        raise ModelLoadError(
+            f"{refused.message} By the Transformers bridge: {error.message}", param=refused.param
+        ) from error
+    log.info("%s It runs through the Transformers bridge.", refused.message)
+    return built
 
 
 def _native(
@@ -142,6 +166,8 @@ def _bridged(
     _refuse_gpu(config, "the Transformers bridge")
     source = Source(folder, raw, config.trust_remote_code, outside, config.load_format == "dummy")
     spec = source.spec(config.max_model_len)
+    if not source.rotates:
+        _refuse_rope_settings(spec, config)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     max_model_len = context_length(spec, config)
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)

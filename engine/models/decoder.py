@@ -86,7 +86,7 @@ class NativeDecoder:
         bias = f"{names.lm_head}.bias"
         added = builder.vector(bias, spec.vocab_size) if spec.lm_head_bias else None
         self.lm_head = builder.table(
-            names.embedding if spec.tie_embeddings else names.lm_head, added
+            names.embedding if spec.tie_embeddings else names.lm_head, added, spec.normalized_head
         )
         self.embedding = self.lm_head if spec.tie_embeddings else builder.table(names.embedding)
         if spec.num_positions:

@@ -75,6 +75,7 @@ class DecoderSpec:
         activation: "silu", "gelu", "gelu_tanh", "relu", "relu2" or "swiglu_clamped".
         residual_size: intermediate size of an MLP that runs after attention, beside a layer's
             experts, which then see what attention saw; 0: there is none.
+        normalized_head: the output layer's rows are brought to length 1.
         gated: the MLP multiplies the activated half with another one.
     """
 
@@ -128,6 +129,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
     tie_embeddings: bool = False
+    normalized_head: bool = False
     lm_head_bias: bool = False
 
     eos_token_ids: tuple[int, ...] = ()

@@ -101,6 +101,12 @@ class Source:
     def _name(self) -> str:
         return ", ".join(self.config.architectures or [self.config.model_type])
 
+    @property
+    def rotates(self) -> bool:
+        """Whether its config has a place for rotary embedding's settings."""
+        text = self.config.get_text_config(decoder=True)
+        return getattr(text, "rope_parameters", None) is not None
+
     def spec(self, max_model_len: int | None) -> BridgeSpec:
         """What config.json tells; the rest comes from exploring the model.
 

@@ -67,7 +67,7 @@ ARCTIC = WeightNames(
     up=("block_sparse_moe.mlp.w1", "block_sparse_moe.mlp.w3"),
     down="block_sparse_moe.mlp.w2",
 )
-#: Baichuan 2's vocabulary: its head is normed, which nothing else in its config tells.
+#: Baichuan 2's, which version 1 hasn't.
 _BAICHUAN2_VOCAB = 125696
 
 
@@ -84,18 +84,23 @@ def internlm2(config: Config) -> dict[str, Any]:
 
 
 def baichuan(config: Config) -> dict[str, Any]:
-    """Baichuan 7B: Llama with one fused projection. 13B (ALiBi) and version 2 are refused."""
-    if int(config["vocab_size"]) == _BAICHUAN2_VOCAB:
-        raise ModelLoadError(
-            "config.json: vocab_size: Baichuan 2's normed head isn't supported.",
-            param="vocab_size",
-        )
-    if "model_max_length" in config and "max_position_embeddings" not in config:
-        raise ModelLoadError(
-            "config.json: model_max_length: Baichuan 13B's ALiBi isn't supported.",
-            param="model_max_length",
-        )
-    return {"names": WeightNames(qkv=("self_attn.W_pack",))}
+    """Baichuan: Llama with one fused projection; 13B has ALiBi, version 2 a normed output layer."""
+    heads = int(config["num_attention_heads"])
+    alibi = {"rope": None, "alibi_slopes": alibi_slopes(heads)} if config["alibi"] else {}
+    return {
+        "names": WeightNames(qkv=("self_attn.W_pack",)),
+        "num_kv_heads": heads,
+        # Version 2's config.json says so by nothing else.
+        "normalized_head": "z_loss_weight" in config or config["vocab_size"] == _BAICHUAN2_VOCAB,
+        **alibi,
+    }
+
+
+def _baichuan_positions(config: Config) -> Config:
+    """13B has a length but no rotary positions."""
+    alibi = "max_position_embeddings" not in config
+    length = config.get("max_position_embeddings") or config.get("model_max_length")
+    return {**config, "alibi": alibi, "max_position_embeddings": length}
 
 
 def minicpm(config: Config) -> dict[str, Any]:
@@ -241,8 +246,8 @@ FAMILIES = {
     "XverseForCausalLM": Family(llama),
     "InternLMForCausalLM": Family(internlm),
     "InternLM2ForCausalLM": Family(internlm2),
-    "BaiChuanForCausalLM": Family(baichuan),
-    "BaichuanForCausalLM": Family(baichuan),
+    "BaiChuanForCausalLM": Family(baichuan, prepare=_baichuan_positions),
+    "BaichuanForCausalLM": Family(baichuan, prepare=_baichuan_positions),
     "MiniCPMForCausalLM": Family(minicpm, {"tie_word_embeddings": True}),
     "OrionForCausalLM": Family(orion, {"rms_norm_eps": 1e-5}),
     "QWenLMHeadModel": Family(qwen),

@@ -9,7 +9,7 @@ _VISION = "takes images; vision towers aren't there yet"
 EXPECTED: dict[str, tuple[str, str]] = {
     "AquilaForCausalLM": ("Aquila, Aquila2", ""),
     "ArcticForCausalLM": ("Arctic", ""),
-    "BaiChuanForCausalLM": ("Baichuan 7B (not 13B, not version 2)", ""),
+    "BaiChuanForCausalLM": ("Baichuan, Baichuan 2: 7B and 13B", ""),
     "BloomForCausalLM": ("BLOOM, BLOOMZ, BLOOMChat", ""),
     "ChatGLMModel": ("ChatGLM 2 and 3", ""),
     "CohereForCausalLM": ("Command-R", ""),

@@ -143,6 +143,26 @@ BRIDGED: dict[str, dict[str, Any]] = {
     "youtu": recipe("youtu", **_MLA),
 }
 
+#: Native architectures with a setting that only the bridge does.
+BRIDGED |= {
+    "opt-350m": recipe(
+        "opt",
+        ffn_dim=96,
+        word_embed_proj_dim=32,
+        do_layer_norm_before=False,
+        init_std=0.3,
+    ),
+    "gpt2-by-layer": {
+        "model_type": "gpt2",
+        "vocab_size": 384,
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_positions": 512,
+        "scale_attn_by_inverse_layer_idx": True,
+    },
+}
+
 #: A state for each sequence, beside pages or alone.
 STATEFUL: dict[str, dict[str, Any]] = {
     "jamba": recipe(

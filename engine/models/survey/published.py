@@ -159,11 +159,34 @@ def _arctic_layer(t: Tensors, index: int, x: Tensor) -> Tensor:
     return x
 
 
-def _jais_logits(t: Tensors, ids: Tensor) -> Tensor:
-    distance = torch.arange(len(ids))[None, :] - torch.arange(len(ids))[:, None]
+def _alibi(count: int) -> Tensor:
+    """float32 [heads, tokens, tokens]: what is added to the scores; causal."""
+    distance = torch.arange(count)[None, :] - torch.arange(count)[:, None]
     slopes = 2.0 ** (-8.0 * torch.arange(1, _HEADS + 1) / _HEADS)
-    bias = slopes[:, None, None] * distance
-    bias = bias.masked_fill(distance > 0, -torch.inf)
+    bias: Tensor = slopes[:, None, None] * distance
+    return bias.masked_fill(distance > 0, -torch.inf)
+
+
+def _baichuan_layer(t: Tensors, index: int, x: Tensor) -> Tensor:
+    at = f"model.layers.{index}."
+    normed = _rms(x, t[f"{at}input_layernorm.weight"])
+    fused = linear(normed, t[f"{at}self_attn.W_pack.weight"])
+    q, k, v = (_heads(part) for part in fused.chunk(3, dim=-1))
+    scores = q @ k.transpose(1, 2) / _SIZE**0.5 + _alibi(len(x))
+    attended = (softmax(scores, dim=-1) @ v).transpose(0, 1).flatten(1)
+    x = x + linear(attended, t[f"{at}self_attn.o_proj.weight"])
+    normed = _rms(x, t[f"{at}post_attention_layernorm.weight"])
+    return x + _gated(t, normed, (f"{at}mlp.{name}_proj" for name in ("gate", "up", "down")))
+
+
+def _baichuan_logits(t: Tensors, ids: Tensor) -> Tensor:
+    head = t["lm_head.weight"]
+    t = {**t, "lm_head.weight": head / head.norm(dim=-1, keepdim=True)}
+    return _llama_logits(t, ids, _baichuan_layer)
+
+
+def _jais_logits(t: Tensors, ids: Tensor) -> Tensor:
+    bias = _alibi(len(ids))
     x = t["transformer.wte.weight"][ids] * _JAIS["mup_embeddings_scale"]
     for index in range(_LAYERS):
         at = f"transformer.h.{index}."
@@ -221,6 +244,18 @@ def _decilm_shapes() -> Shapes:
     return shapes
 
 
+def _baichuan_shapes() -> Shapes:
+    shapes = _llama_shapes((4, 4))
+    for index in range(_LAYERS):
+        at = f"model.layers.{index}."
+        for name in "qkv":
+            del shapes[f"{at}self_attn.{name}_proj.weight"]
+        shapes[f"{at}self_attn.W_pack.weight"] = (3 * _HIDDEN, _HIDDEN)
+        names = (f"{at}mlp.{name}_proj" for name in ("gate", "up", "down"))
+        shapes |= _mlp_shapes(names)
+    return shapes
+
+
 def _arctic_shapes() -> Shapes:
     at = "model.layers.1."
     moe = f"{at}block_sparse_moe."
@@ -262,6 +297,11 @@ _ARCTIC: dict[str, Any] = {
     "use_residual": True,
     "parallel_attn_mlp_res": True,
 }
+_BAICHUAN: dict[str, Any] = {
+    **{name: value for name, value in _COMMON.items() if name != "max_position_embeddings"},
+    "model_max_length": MAX_POSITIONS,
+    "z_loss_weight": 0,
+}
 _JAIS: dict[str, Any] = {
     "vocab_size": VOCAB,
     "eos_token_id": 2,
@@ -286,6 +326,9 @@ PUBLISHED: dict[str, Published] = {
         _ARCTIC,
         _arctic_shapes(),
         lambda t, ids: _llama_logits(t, ids, _arctic_layer),
+    ),
+    "baichuan2-13b": Published(
+        "BaiChuanForCausalLM", _BAICHUAN, _baichuan_shapes(), _baichuan_logits
     ),
     "decilm": Published(
         "DeciLMForCausalLM",

@@ -40,7 +40,7 @@ and no log probability is off by more than {tolerance:g}; its largest difference
 Where `transformers` has no class of an architecture, the model is made by one that computes the
 same (`foreign.py`), and its tensors and config.json are rewritten the way the architecture's
 published checkpoints have them; or, where none does, the oracle is written out in plain torch
-(`published.py`: Arctic, DeciLM, Jais).
+(`published.py`: Arctic, Baichuan 2 13B, DeciLM, Jais).
 
 Random weights prove the arithmetic, not how well a model does. Tensors go by the names that
 `save_pretrained` writes; a prefix that older checkpoints leave out may be missing. Weights must be
@@ -88,7 +88,8 @@ _NOTES = """
   each request's length: a cached key must not change when its sequence grows.
 - **Falcon with ALiBi**: `transformers` rounds slope times position to bfloat16, which shows beyond
   256 tokens; the engine computes it in float32.
-- **OPT-350m** (norms after the blocks, projected embedding) is refused natively.
+- What the native decoder doesn't do of a family, `auto` gives to the bridge: OPT-350m (norms after
+  the blocks, projected embedding), GPT-2 with scores scaled by layer.
 - **gpt-oss**: unpacked weights only; the published MXFP4 checkpoints are refused as quantised.
 - **DeciLM**: layers with fewer KV heads keep each as often as the layer with the most has them.
 

@@ -73,6 +73,24 @@ def test_states_are_no_prefix_and_go_with_their_sequences(name: str, case: Cases
     assert len(model._states) <= 3
 
 
+def test_settings_that_the_native_decoder_refuses_go_to_the_bridge(case: Cases) -> None:
+    expected = case("opt-350m")
+    llm = make(expected.folder, model_impl="auto")
+    assert isinstance(llm.core.loaded.model, BridgeModel)
+    assert tokens(llm, expected.prompts) == expected.greedy
+
+
+def test_a_rotary_base_is_set_in_the_bridge_too(
+    checkpoint: Callable[[str], Path], case: Cases
+) -> None:
+    expected = case("llama")
+    ours, theirs = (
+        tokens(make(expected.folder, model_impl=impl, rope_theta=2e4), expected.prompts)
+        for impl in ("quire", "transformers")
+    )
+    assert ours == theirs != expected.greedy
+
+
 def test_windows_are_read_from_the_models_own_masks(checkpoint: Callable[[str], Path]) -> None:
     assert make(checkpoint("olmo3")).core.loaded.spec.windows == (24, 0)
     short = make(checkpoint("olmo3"), max_model_len=20)

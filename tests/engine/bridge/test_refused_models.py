@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
-from engine.errors import ModelLoadError
+from engine.errors import ConfigError, ModelLoadError
 from tests.engine.bridge.conftest import make
 
 
@@ -97,6 +98,24 @@ def test_code_in_the_folder_isnt_run_without_the_operators_word(
     with pytest.raises(ModelLoadError, match="isn't supported"):
         make(folder)
     assert not (tmp_path / "ran").exists()
+
+
+def test_both_ways_are_named_where_neither_goes(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = copy(checkpoint("mpt"), tmp_path / "m", attn_config={"qk_ln": True})
+    with pytest.raises(ModelLoadError, match=r"qk_ln = True.*bridge: MptForCausalLM") as caught:
+        make(folder, model_impl="auto")
+    assert caught.value.param == "qk_ln"
+
+
+@pytest.mark.parametrize("setting", [{"rope_theta": 2e4}, {"rope_scaling": {"rope_type": "yarn"}}])
+def test_a_rotary_setting_is_refused_where_nothing_rotates(
+    setting: dict[str, Any], checkpoint: Callable[[str], Path]
+) -> None:
+    for impl in ("quire", "transformers"):
+        with pytest.raises(ConfigError, match="no rotary embedding"):
+            make(checkpoint("gpt2"), model_impl=impl, **setting)
 
 
 def test_the_native_decoder_can_be_insisted_on(checkpoint: Callable[[str], Path]) -> None:

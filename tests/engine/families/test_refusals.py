@@ -41,7 +41,12 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ("BloomForCausalLM", {"apply_residual_connection_post_layernorm": True}, None),
         ("MptForCausalLM", {"attn_config": {"qk_ln": True}}, "qk_ln"),
         ("MptForCausalLM", {"attn_config": {"alibi": False}}, "alibi"),
-        ("BaichuanForCausalLM", {"vocab_size": 125696}, "vocab_size"),
+        (
+            "DeciLMForCausalLM",
+            {"num_key_value_heads_per_layer": [4, 3]},
+            "num_key_value_heads_per_layer",
+        ),
+        ("JAISLMHeadModel", {"position_embedding_type": "learned"}, "position_embedding_type"),
         ("MiniCPMForCausalLM", {"num_experts": 8}, "num_experts"),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
