@@ -12,7 +12,8 @@ from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.http import content_disposition_header
 
-from inference.files.form import upload_form
+from engine.errors import InvalidRequest
+from inference.files.form import PURPOSES, upload_form
 from inference.web.negotiation import JSON_ONLY, EventStreamRenderer
 from inference.web.paging import Paging, as_list, paging
 from inference.web.views import GatewayRequest, GatewayView, json_response
@@ -25,6 +26,8 @@ from tenants.db_threads import in_db_thread
 
 _encode = msgspec.json.Encoder().encode
 CHUNK = 1 << 18
+#: Of the files that batches write.
+OUTPUT_PURPOSE = "batch_output"
 
 
 def file_object(row: StoredFile) -> dict[str, Any]:
@@ -53,7 +56,9 @@ class FilesView(GatewayView):
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """The tenant's files, a page at a time."""
         asked = paging(request, default=10_000, most=10_000)
-        purpose = request.GET.get("purpose")
+        purpose = request.GET.get("purpose") or None
+        if purpose not in (None, *PURPOSES, OUTPUT_PURPOSE):
+            raise InvalidRequest(f"{purpose[:50]!r} is no purpose.", param="purpose")
         rows, more = await in_db_thread(_page, request.caller, asked, purpose)
         return json_response(_encode(as_list(rows, more, file_object)))
 
@@ -73,7 +78,7 @@ def _keep(request: GatewayRequest) -> StoredFile:
 def _page(caller: Caller, asked: Paging, purpose: str | None) -> tuple[list[StoredFile], bool]:
     rows = access_files(caller)
     if purpose:
-        rows = rows.filter(purpose=purpose[:40])
+        rows = rows.filter(purpose=purpose)
     return page(rows, limit=asked.limit, after=asked.after, newest_first=asked.newest_first)
 
 

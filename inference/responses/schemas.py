@@ -11,10 +11,11 @@ from inference.batches.schemas import Metadata
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Label, Refused
 from inference.openai.schemas.messages import MAX_TOOLS
-from inference.web.known_fields import refuse_unsupported, unknown_fields
+from inference.web.known_fields import TEMPLATE_FIELDS, refuse_unsupported, unknown_fields
 
 #: Known, not supported, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    **TEMPLATE_FIELDS,
     "access_programs": (),
     "context_management": ([],),
     "conversation": (),

@@ -12,6 +12,14 @@ from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Refused
 from inference.settings import gateway_settings
 
+#: How a chat is rendered is up to the model's template and, where the operator allows it, to
+#: requests for chat completions alone. SDKs take `extra_body` apart before they send.
+TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "extra_body": ({},),
+}
+
 
 def refuse_unsupported(data: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
     """Raise `Refused` for a field in the table with a value that would change something."""

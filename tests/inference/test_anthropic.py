@@ -214,6 +214,9 @@ USER = {"role": "user", "content": "x"}
         ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
+        ({"chat_template": "x"}, "chat_template"),  # fault 14
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"extra_body": {"chat_template": "x"}}, "extra_body"),
         ({"metadata": {"user_id": "a\nb"}}, "metadata.user_id"),
         ({"priority": -1}, "priority"),
     ],

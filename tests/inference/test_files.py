@@ -69,7 +69,13 @@ async def test_lists_come_in_pages_that_neither_repeat_nor_skip(gateway: Gateway
 
 @pytest.mark.parametrize(
     ("query", "param"),
-    [("limit=0", "limit"), ("limit=x", "limit"), ("limit=10001", "limit"), ("order=up", "order")],
+    [
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("limit=10001", "limit"),
+        ("order=up", "order"),
+        ("purpose=%00", "purpose"),
+    ],
 )
 async def test_a_page_out_of_range_is_refused(gateway: Gateway, query: str, param: str) -> None:
     reply = await gateway.client.get(f"/v1/files?{query}")

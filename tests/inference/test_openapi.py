@@ -114,7 +114,9 @@ def gateway_url(short_tmp: Path) -> Any:
         yield f"http://127.0.0.1:{port}", of.key
 
 
-def test_schemathesis_finds_no_fault_and_nothing_undocumented(gateway_url: Any) -> None:
+def test_schemathesis_finds_no_fault_and_nothing_undocumented(
+    gateway_url: Any, tmp_path: Path
+) -> None:
     """Every operation, with made-up requests: no 5xx but those that are documented states."""
     url, key = gateway_url
     checks = "not_a_server_error,status_code_conformance,content_type_conformance"
@@ -127,6 +129,7 @@ def test_schemathesis_finds_no_fault_and_nothing_undocumented(gateway_url: Any) 
             *("--exclude-path-regex", "^/(health|metrics|reset_prefix_cache)$"),
             *("--generation-database", "none", "--no-color"),
         ],
+        cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=200,

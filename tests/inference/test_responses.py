@@ -331,6 +331,9 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"stream_options": {}}, "stream_options"),
         ({"truncation": "auto"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
+        ({"chat_template": "x"}, "chat_template"),  # fault 14
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"extra_body": {"chat_template": "x"}}, "extra_body"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"priority": -1}, "priority"),
@@ -341,6 +344,23 @@ async def test_fault_05_what_is_wrong_is_named_in_the_clients_words(
 ) -> None:
     reply = await served.client.post(URL, {"model": "fake", "input": "x"} | fields)
     assert (reply.status, reply.error["param"]) == (400, param), reply.body
+
+
+async def test_fault_16_odd_characters_are_kept_and_given_back(served: Gateway) -> None:
+    text = "nul \0, override \u202e, family \U0001f468\u200d\U0001f469"
+    made = (await ask(served, text, metadata={"k": "\0"}, max_output_tokens=5)).json()
+    stored = (await served.client.get(f"{URL}/{made['id']}")).json()
+    assert stored["metadata"] == {"k": "\0"}
+    items = (await served.client.get(f"{URL}/{made['id']}/input_items")).json()["data"]
+    assert items[0]["content"][0]["text"] == text
+    assert (await ask(served, "x", previous_response_id=made["id"])).status == 200
+
+
+async def test_fault_18_a_tenant_in_a_header_changes_nothing(served: Gateway) -> None:
+    made = (await ask(served, "x", max_output_tokens=1)).json()["id"]
+    other = await asyncio.to_thread(stranger)
+    headers = {"x-tenant": "gateway-tests", "openai-organization": "gateway-tests"}
+    assert (await other.get(f"{URL}/{made}", headers=headers)).status == 404
 
 
 async def test_unknown_fields_are_named_or_refused(served: Gateway, settings: Any) -> None:

@@ -4,6 +4,8 @@ import django.db.models.deletion
 from django.conf import settings
 from django.db import migrations, models
 
+import storage.models.json_text
+
 
 class Migration(migrations.Migration):
     initial = True
@@ -98,9 +100,9 @@ class Migration(migrations.Migration):
                         max_length=12,
                     ),
                 ),
-                ("metadata", models.JSONField(blank=True, default=dict)),
-                ("errors", models.JSONField(blank=True, default=list)),
-                ("usage", models.JSONField(blank=True, default=dict)),
+                ("metadata", storage.models.json_text.JsonTextField(blank=True, default=dict)),
+                ("errors", storage.models.json_text.JsonTextField(blank=True, default=list)),
+                ("usage", storage.models.json_text.JsonTextField(blank=True, default=dict)),
                 ("input_file_id", models.CharField(max_length=64)),
                 ("output_lifetime_s", models.PositiveBigIntegerField(blank=True, null=True)),
                 ("total", models.PositiveIntegerField(default=0)),
@@ -198,9 +200,9 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("background", models.BooleanField(default=False)),
-                ("request", models.JSONField()),
-                ("input_items", models.JSONField()),
-                ("body", models.JSONField()),
+                ("request", storage.models.json_text.JsonTextField()),
+                ("input_items", storage.models.json_text.JsonTextField()),
+                ("body", storage.models.json_text.JsonTextField()),
                 ("previous_id", models.CharField(blank=True, max_length=64)),
                 (
                     "key",

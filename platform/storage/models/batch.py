@@ -3,6 +3,7 @@
 from django.db import models
 
 from storage.models.file import StoredFile
+from storage.models.json_text import JsonTextField
 from storage.models.owned import Leased, Owned
 
 
@@ -36,9 +37,9 @@ class Batch(Owned, Leased):
     status = models.CharField(
         max_length=12, choices=BatchStatus, default=BatchStatus.VALIDATING, db_index=True
     )
-    metadata = models.JSONField(default=dict, blank=True)
-    errors = models.JSONField(default=list, blank=True)
-    usage = models.JSONField(default=dict, blank=True)
+    metadata = JsonTextField(default=dict, blank=True)
+    errors = JsonTextField(default=list, blank=True)
+    usage = JsonTextField(default=dict, blank=True)
     input_file_id = models.CharField(max_length=64)
     output_file = models.ForeignKey(
         StoredFile, models.SET_NULL, null=True, blank=True, related_name="+"

@@ -2,6 +2,7 @@
 
 from django.db import models
 
+from storage.models.json_text import JsonTextField
 from storage.models.owned import Leased, Owned
 
 
@@ -25,9 +26,9 @@ class StoredResponse(Owned, Leased):
 
     status = models.CharField(max_length=12, choices=ResponseStatus, db_index=True)
     background = models.BooleanField(default=False)
-    request = models.JSONField()
-    input_items = models.JSONField()
-    body = models.JSONField()
+    request = JsonTextField()
+    input_items = JsonTextField()
+    body = JsonTextField()
     previous_id = models.CharField(max_length=64, blank=True)
 
     class Meta(Owned.Meta):

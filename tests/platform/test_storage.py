@@ -1,0 +1,181 @@
+"""What tenants store, on either database: rows, leases, ends."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from storage import actions
+from storage.access import (
+    access_batch,
+    access_conversation,
+    access_file,
+    access_response,
+    unclaimed_batches,
+    unclaimed_responses,
+)
+from storage.actions.batches import journal_paths
+from storage.blobs import blob_path
+from storage.errors import Conflict, NotFound
+from storage.models import Batch, BatchStatus, StoredFile, StoredResponse
+from tenants.authentication import Caller
+from tests.platform.conftest import World
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+
+
+@pytest.fixture(autouse=True)
+def _files_dir(tmp_path: Path, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+
+
+def caller_of(tenant: Any, key: Any = None) -> Caller:
+    return Caller(
+        tenant_id=tenant.pk,
+        tenant=tenant.slug,
+        key_id=key.pk if key else None,
+        user_id=None,
+        cache_namespace="",
+        weight=1.0,
+        max_priority=0,
+        scopes=frozenset(),
+        requests_per_minute=None,
+        tokens_per_minute=None,
+    )
+
+
+@pytest.fixture
+def acme(world: World) -> Caller:
+    return caller_of(world.acme, world.key)
+
+
+def batch_of(caller: Caller) -> Batch:
+    file = actions.create_file(
+        caller=caller, filename="in.jsonl", purpose="batch", size=3, chunks=[b"{}\n"]
+    )
+    return actions.create_batch(
+        caller=caller,
+        input_file_id=file.public_id,
+        endpoint="/v1/completions",
+        completion_window="24h",
+        window_s=86_400,
+        metadata={"note": "nul \0"},
+    )
+
+
+def response_of(caller: Caller, number: int, previous: str = "", **fields: Any) -> StoredResponse:
+    return actions.store_response(
+        caller=caller,
+        public_id=f"resp_{number:032x}",
+        status="completed",
+        request={"input": "nul \0"},
+        input_items=[{"content": "nul \0"}],
+        body={"output": []},
+        previous_id=previous,
+        **fields,
+    )
+
+
+def test_a_batch_from_its_making_to_its_end(acme: Caller) -> None:
+    made = batch_of(acme)
+    assert unclaimed_batches() == [made.public_id]
+    row = actions.claim_batch(public_id=made.public_id, owner="a", seconds=30)
+    assert row is not None
+    assert actions.claim_batch(public_id=made.public_id, owner="b", seconds=30) is None
+    assert unclaimed_batches() == []
+    row = actions.start_batch(row=row, total=2)
+    assert (row.status, row.total) == (BatchStatus.IN_PROGRESS, 2)
+    usage = {"input": 3}
+    assert actions.note_progress(row=row, completed=1, failed=0, usage=usage) == "in_progress"
+    assert actions.renew_lease(row=row, owner="a", seconds=30)
+    assert not actions.renew_lease(row=row, owner="b", seconds=30)
+    output, errors = journal_paths(row)
+    output.write_bytes(b"1\n2\n")
+    ends = {
+        "row": row,
+        "status": BatchStatus.COMPLETED,
+        "output": output,
+        "errors": errors,
+        "counts": {"completed": 2, "failed": 0, "usage": usage},
+        "problems": [],
+    }
+    done = actions.finish_batch(**ends)
+    again = actions.finish_batch(**ends)  # a worker that had lost its lease without knowing
+    assert again.output_file_id == done.output_file_id
+    found = access_batch(acme, made.public_id)
+    assert (found.status, found.completed, found.usage) == ("completed", 2, usage)
+    assert found.metadata == {"note": "nul \0"}
+    assert found.error_file is None
+    assert found.output_file is not None
+    assert access_file(acme, found.output_file.public_id).size == 4
+    assert blob_path(acme.tenant_id, found.output_file.public_id).read_bytes() == b"1\n2\n"
+    with pytest.raises(Conflict):
+        actions.cancel_batch(caller=acme, public_id=made.public_id)
+
+
+def test_a_lease_runs_out_or_is_given_back(acme: Caller) -> None:
+    made = batch_of(acme)
+    row = actions.claim_batch(public_id=made.public_id, owner="a", seconds=-1)
+    assert row is not None
+    row = actions.claim_batch(public_id=made.public_id, owner="b", seconds=30)
+    assert row is not None
+    actions.release_lease(row=row, owner="a")  # not a's any more
+    assert unclaimed_batches() == []
+    actions.release_lease(row=row, owner="b")
+    assert unclaimed_batches() == [made.public_id]
+    actions.cancel_batch(caller=acme, public_id=made.public_id)
+    assert actions.start_batch(row=row, total=1).status == BatchStatus.CANCELLING
+
+
+def test_a_conversation_goes_back_to_its_beginning(acme: Caller) -> None:
+    first = response_of(acme, 1)
+    second = response_of(acme, 2, first.public_id)
+    rows = access_conversation(acme, second.public_id)
+    assert [row.public_id for row in rows] == [first.public_id, second.public_id]
+    assert rows[0].input_items == [{"content": "nul \0"}]
+    actions.delete_response(caller=acme, public_id=first.public_id)
+    with pytest.raises(NotFound) as caught:
+        access_conversation(acme, second.public_id)
+    assert caught.value.param == "previous_response_id"
+
+
+def test_a_cancelled_response_stays_so(acme: Caller) -> None:
+    row = response_of(acme, 1, background=True)
+    StoredResponse.objects.update(status="queued")
+    assert unclaimed_responses() == [row.public_id]
+    assert actions.claim_response(public_id=row.public_id, owner="a", seconds=30) is not None
+    actions.cancel_response(caller=acme, public_id=row.public_id)
+    assert not actions.update_response(row=row, status="completed", body={"status": "completed"})
+    assert access_response(acme, row.public_id).body["status"] == "cancelled"
+    assert unclaimed_responses() == []
+
+
+def test_fault_23_strangers_find_nothing(world: World, acme: Caller) -> None:
+    rival = caller_of(world.rival)
+    batch, response = batch_of(acme), response_of(acme, 1)
+    for look in (
+        lambda: access_batch(rival, batch.public_id),
+        lambda: access_file(rival, batch.input_file_id),
+        lambda: access_response(rival, response.public_id),
+        lambda: actions.cancel_batch(caller=rival, public_id=batch.public_id),
+        lambda: actions.delete_file(caller=rival, public_id=batch.input_file_id),
+        lambda: actions.delete_response(caller=rival, public_id=response.public_id),
+        lambda: access_file(acme, "../../etc/passwd"),
+    ):
+        with pytest.raises(NotFound):
+            look()
+
+
+def test_what_has_expired_goes_with_its_bytes(acme: Caller) -> None:
+    batch = batch_of(acme)
+    response_of(acme, 1)
+    past = timezone.now() - timedelta(seconds=1)
+    StoredFile.objects.update(expires_at=past)
+    StoredResponse.objects.update(expires_at=past)
+    assert actions.remove_expired() == 2
+    assert not blob_path(acme.tenant_id, batch.input_file_id).exists()
+    assert Batch.objects.count() == 1
