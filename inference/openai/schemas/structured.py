@@ -17,6 +17,8 @@ from inference.errors import UnsupportedField
 from inference.generation.field_names import renamed
 
 _FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+#: Between the parts of a `response_format`'s JSON: room to indent, but none to get lost in.
+WHITESPACE = r"[ \t\r\n]{0,24}"
 #: There is one backend; these names mean it.
 _BACKENDS = ("auto", "guidance", "llguidance")
 _OLD = ("json", "regex", "choice", "grammar", "json_object")
@@ -150,12 +152,16 @@ def _json_schema(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]
         raise InvalidRequest(f"{place}.strict must be true or false.", param=f"{place}.strict")
     if not isinstance(schema, dict):
         raise InvalidRequest(f"{place}.schema must be an object.", param=f"{place}.schema")
-    values = {"json": schema, "disable_additional_properties": bool(strict)}
+    values = {
+        "json": schema,
+        "disable_additional_properties": bool(strict),
+        "whitespace_pattern": WHITESPACE,
+    }
     return {"structured_outputs.json": f"{place}.schema"}, values
 
 
 def _json_object(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    return {}, {"json_object": True}
+    return {}, {"json_object": True, "whitespace_pattern": WHITESPACE}
 
 
 def _structural_tag(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
