@@ -23,6 +23,9 @@ from engine.models.weights import DummyWeights, WeightReader
 from engine.pooling.heads import HeadReader, dense_module
 from engine.pooling.pooler import Pooler
 from engine.pooling.settings import PoolingSettings
+from engine.pooling.token_head import token_head
+from engine.text.tokenizer import load_tokenizer
+from engine.tokenizer_folder import tokenizer_folder
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +85,7 @@ def load_pooled(
     else:
         model = NativeDecoder(spec, ops, dtype, max_model_len)
     model.load(weights, progress)
-    pooler = _pooler(settings, spec, weights)
+    pooler = _pooler(settings, spec, folder, config, weights)
     unread = [name for name in weights.unread() if _matters(name, spec)]
     if unread:
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
@@ -97,9 +100,19 @@ def _matters(name: str, spec: DecoderSpec | EncoderSpec) -> bool:
     return not bare.startswith(_NOT_NEEDED) and not bare.endswith("position_ids")
 
 
-def _pooler(settings: PoolingSettings, spec: DecoderSpec | EncoderSpec, weights: Weights) -> Pooler:
+def _pooler(
+    settings: PoolingSettings,
+    spec: DecoderSpec | EncoderSpec,
+    folder: Path,
+    config: EngineConfig,
+    weights: Weights,
+) -> Pooler:
     """The pooler with its head or dense layers."""
     width = spec.hidden_size
+    if settings.tokens and isinstance(spec, DecoderSpec):
+        tokenizer = load_tokenizer(tokenizer_folder(config, folder))
+        head = token_head(settings, spec, weights, tokenizer)
+        return Pooler(settings, width, head=head, embedding_size=len(settings.labels))
     if settings.classifies:
         prefix = ""
         if isinstance(spec, EncoderSpec):

@@ -34,6 +34,8 @@ class PoolingSettings:
         activation: what results go through unless a request says otherwise: "normalize",
             "softmax", "sigmoid" or "" for nothing.
         labels: names of a classifier's outputs, in order; () for embeddings.
+        tokens: a classifier is made of the output layer's rows of these tokens; (): it has a head.
+        two_way: of two such tokens the one label is how far the second is ahead of the first.
         matryoshka: dimensions that embeddings may be cut to; None: no, (): any.
         dimensions: that embeddings are cut to unless a request says otherwise, or None.
         files: what sentence-transformers' files add.
@@ -45,6 +47,8 @@ class PoolingSettings:
     pooling_type: str
     activation: str
     labels: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    two_way: bool = False
     matryoshka: tuple[int, ...] | None = None
     dimensions: int | None = None
     files: SentenceFiles = _NO_FILES
@@ -137,7 +141,8 @@ def _embedder(architecture: str, raw: dict[str, Any], files: SentenceFiles) -> P
 
 
 def _classifier(architecture: str, raw: dict[str, Any]) -> PoolingSettings:
-    labels = _labels(raw)
+    head_tokens, two_way = _head_tokens(raw)
+    labels = (head_tokens[1:] if two_way else head_tokens) or _labels(raw)
     encoder = is_encoder(architecture)
     by_token = architecture.endswith(_TOKEN)
     tasks: tuple[str, ...] = ("token_classify",) if by_token else ("classify",)
@@ -153,7 +158,34 @@ def _classifier(architecture: str, raw: dict[str, Any]) -> PoolingSettings:
         pooling_type=pooling_type,
         activation=_activation(raw, len(labels)),
         labels=labels,
+        tokens=head_tokens,
+        two_way=two_way,
     )
+
+
+def _head_tokens(raw: dict[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """`classifier_from_token`, and whether its two tokens make one label.
+
+    vLLM's names: `method` is "from_2_way_softmax" or "no_post_processing", the default, except
+    with `is_original_qwen3_reranker`.
+    """
+    tokens = raw.get("classifier_from_token")
+    if tokens is None:
+        return (), False
+    known = isinstance(tokens, list) and tokens and all(isinstance(t, str) for t in tokens)
+    default = "from_2_way_softmax" if raw.get("is_original_qwen3_reranker") else ""
+    method = raw.get("method") or default or "no_post_processing"
+    two_way = method == "from_2_way_softmax"
+    if (
+        not known
+        or method not in ("from_2_way_softmax", "no_post_processing")
+        or (two_way and len(tokens) != 2)
+    ):
+        raise ModelLoadError(
+            f"config.json: classifier_from_token {tokens!r} doesn't fit the method {method!r}.",
+            param="classifier_from_token",
+        )
+    return tuple(tokens), two_way
 
 
 def _labels(raw: dict[str, Any]) -> tuple[str, ...]:

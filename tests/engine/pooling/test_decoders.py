@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForSequenceClassification
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from engine import LLM, PoolingParams
 from engine.errors import ConfigError, InvalidRequest, ModelLoadError
@@ -152,3 +152,51 @@ def test_decoders_that_look_both_ways_are_refused(tmp_path: Path) -> None:
     change_config(folder, is_causal=False)
     with pytest.raises(ModelLoadError, match="is_causal"):
         LLM(str(folder))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"architectures": ["Qwen3ForSequenceClassification"], "is_original_qwen3_reranker": True},
+        {"architectures": ["Qwen3ForCausalLM"], "method": "from_2_way_softmax"},
+    ],
+)
+def test_a_reranker_is_made_of_two_tokens(
+    overrides: dict[str, Any], tied: bool, pooling_model: Maker
+) -> None:
+    folder = pooling_model("qwen3", "ForCausalLM", tie_word_embeddings=tied)
+    tokens = ["dog", "fox"]
+    llm = LLM(
+        str(folder),
+        convert="classify",
+        hf_overrides={**overrides, "classifier_from_token": tokens},
+        num_gpu_blocks_override=32,
+    )
+    oracle = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = [llm.get_tokenizer().piece_to_id(token) for token in tokens]
+    for output in llm.score(TEXTS[0], TEXTS[1:], use_tqdm=False):
+        with torch.no_grad():
+            logits = oracle(torch.tensor([output.prompt_token_ids])).logits[0, -1]
+        expected = logits[torch.tensor(ids)].softmax(-1)[1]
+        assert output.outputs.score == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_labels_are_made_of_tokens(pooling_model: Maker) -> None:
+    folder = pooling_model("qwen3", "ForCausalLM")
+    llm = LLM(
+        str(folder),
+        convert="classify",
+        hf_overrides={"classifier_from_token": ["dog", "fox", "day"]},
+        num_gpu_blocks_override=32,
+    )
+    (output,) = llm.classify(TEXTS[0], use_tqdm=False)
+    assert output.outputs.labels == ["dog", "fox", "day"]
+    assert sum(output.outputs.probs) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [["nowhere"], "dog", [], ["dog", 1]])
+def test_tokens_that_make_no_head_are_refused(tokens: Any, pooling_model: Maker) -> None:
+    folder = pooling_model("qwen3", "ForCausalLM")
+    with pytest.raises(ModelLoadError, match="classifier_from_token"):
+        LLM(str(folder), convert="classify", hf_overrides={"classifier_from_token": tokens})
