@@ -56,6 +56,8 @@ class Job:
     def max_output_tokens(self) -> int:
         """The most that may be generated, over all prompts and outputs."""
         limit, sequences = self.served.info.max_model_len, self.sampling.num_sequences
+        if self.sampling.use_beam_search:
+            sequences = self.sampling.beam_width  # each beam costs what an output does
         return sum(self.sampling.output_budget(len(p), limit) * sequences for p in self.prompts)
 
     async def check(self) -> None:

@@ -146,6 +146,29 @@ def test_fault_39_a_reference_to_itself_is_refused(client: openai.OpenAI, produc
     assert refusal.value.param == "tools"
 
 
+def test_beams_are_returned_from_the_best(client: openai.OpenAI, product: Product) -> None:
+    settings: dict[str, Any] = {
+        "model": product.model,
+        "messages": ASK,
+        "max_completion_tokens": 12,
+    }
+    beams = {"use_beam_search": True, "best_of": 4, "length_penalty": 0.0}
+    answer = client.chat.completions.create(
+        **settings, n=3, temperature=0, logprobs=True, extra_body=beams
+    )
+    texts = [choice.message.content for choice in answer.choices]
+    assert len(set(texts)) == 3
+    scores = []
+    for choice in answer.choices:
+        assert choice.logprobs is not None
+        scores.append(sum(token.logprob for token in choice.logprobs.content or []))
+    assert scores == sorted(scores, reverse=True)
+    greedy = client.chat.completions.create(**settings, temperature=0, logprobs=True)
+    assert greedy.choices[0].logprobs is not None
+    likelihood = sum(token.logprob for token in greedy.choices[0].logprobs.content or [])
+    assert scores[0] >= likelihood - 1e-3
+
+
 def test_a_batch_answers_each_conversation(product: Product) -> None:
     body = {"model": product.model, "messages": [ASK, ASK], "temperature": 0, "max_tokens": 20}
     reply = httpx.post(

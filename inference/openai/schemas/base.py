@@ -27,14 +27,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
     # vLLM's
-    "early_stopping": (False,),
     "kv_transfer_params": (),
-    "length_penalty": (1, 1.0),
     "logits_processors": ([],),
     "media_io_kwargs": (),
     "mm_processor_kwargs": (),
     "prompt_embeds": (),
-    "use_beam_search": (False,),
     "vllm_xargs": (),
     # What SDKs take apart before they send.
     "extra_body": (),
