@@ -189,7 +189,7 @@ class Admission:
     def _looks_ahead(self, message: EngineRequest) -> bool:
         """With async scheduling, except where the next token isn't simply the one sampled last."""
         beams = message.sampling.use_beam_search
-        return bool(self._config.async_scheduling) and not beams and message.pooling is None
+        return self._config.async_scheduling and not beams and message.pooling is None
 
     def _seed(self, message: EngineRequest) -> int:
         """The request's seed; without one, from its id: the same on every replica that gets it."""

@@ -100,10 +100,10 @@ class EngineConfig:
         None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
     )
     max_num_seqs: int = _option(256, "most sequences in one step", low=1, high=65536)
-    async_scheduling: bool | None = _option(
-        None,
-        "plan a step and deliver the one before while one is being run; default: not on a CPU, "
-        "whose cores the model needs",
+    async_scheduling: bool = _option(
+        False,
+        "plan a step and deliver the one before while one is being run; on a CPU the model needs "
+        "the cores itself",
     )
     kept_seats_fraction: float = _option(
         1 / 16,

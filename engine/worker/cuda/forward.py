@@ -81,7 +81,7 @@ class DeviceForward:
         return hidden[: len(token_ids)]
 
     def _key(self, token_ids: Tensor, context: AttentionContext) -> Key | None:
-        if self._dispatcher is None:
+        if self._dispatcher is None or context.embeds is not None:
             return None
         counts = context.query_start_loc.diff()
         longest = int(counts.max()) if len(counts) else 0

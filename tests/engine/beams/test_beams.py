@@ -138,7 +138,7 @@ def test_fault_27_a_search_whose_steps_fail_ends_with_an_error_for_each_output(
     def fail(*_: Any) -> None:
         raise MemoryError("no memory")
 
-    monkeypatch.setattr(core.executor._runner.model, "forward", fail)
+    monkeypatch.setattr(core.executor._runner, "forward", fail)
     deltas = finish(core)
     assert [(d.index, d.finish_reason) for d in deltas] == [(0, "error"), (1, "error")]
 
