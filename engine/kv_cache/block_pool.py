@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from engine.kv_cache.accounts import Account, TenantAccounts
@@ -208,15 +208,16 @@ class BlockPool:
         free_ids = [block.block_id for block in self.free_blocks]
         if len(free_ids) != len(set(free_ids)) or len(free_ids) != self.num_free:
             raise RuntimeError("A free list holds a block twice, or its count is off.")
-        uses: list[Counter[str]] = [Counter() for _ in self.blocks]
+        uses: dict[int, Counter[str]] = defaultdict(Counter)
         for tenant, table in tables:
             for block in table:
                 if block is not NULL_BLOCK:
                     uses[block.block_id][tenant] += 1
         free = set(free_ids)
         for block in self.blocks:
-            if block.ref_count != uses[block.block_id].total():
-                raise RuntimeError(f"{block} is in {uses[block.block_id].total()} block tables.")
+            count = uses[block.block_id].total() if block.block_id in uses else 0
+            if block.ref_count != count:
+                raise RuntimeError(f"{block} is in {count} block tables.")
             if (block.block_id in free) != (block.ref_count == 0):
                 raise RuntimeError(f"{block} is free and used at once, or neither.")
             if block.block_hash is not None and not self._holds(block):
@@ -227,17 +228,17 @@ class BlockPool:
         if not entries == cached == self.num_cached:
             raise RuntimeError(f"{entries} cache entries for {cached} cached blocks.")
 
-    def _check_accounts(self, uses: list[Counter[str]]) -> None:
+    def _check_accounts(self, uses: dict[int, Counter[str]]) -> None:
         """Raise RuntimeError unless every used block is charged to one of its users, once."""
         charged: Counter[str] = Counter()
-        for block, users in zip(self.blocks, uses, strict=True):
-            owner = block.owner
-            if owner is None or (users and not users[owner.name]):
-                raise RuntimeError(f"{block} is charged to {owner}, used by {dict(users)}.")
-            guests = {guest.name: count for guest, count in (block.guests or {}).items()}
-            if guests != {name: count for name, count in users.items() if name != owner.name}:
-                raise RuntimeError(f"{block} has guests {guests}, is used by {dict(users)}.")
-            charged[owner.name] += bool(users)
+        for block_id, users in uses.items():
+            owner, guests = self.blocks[block_id].owner, self.blocks[block_id].guests or {}
+            if owner is None or not users[owner.name]:
+                raise RuntimeError(f"Block {block_id} is charged to {owner}, used by {users}.")
+            charged[owner.name] += 1
+            others = {guest.name: count for guest, count in guests.items()}
+            if others != {name: count for name, count in users.items() if name != owner.name}:
+                raise RuntimeError(f"Block {block_id} has guests {others}, is used by {users}.")
         for account in self.accounts:
             if account.used != charged[account.name]:
                 raise RuntimeError(f"{account} uses {charged[account.name]} blocks.")

@@ -20,7 +20,9 @@ def choose_victim(
     """The running sequence to preempt so that a tenant gets blocks.
 
     The last sequence of the tenant that is most over its share; where priorities count, the lowest
-    goes first. Whoever uses no more than his reserve gives nothing to others.
+    goes first. Whoever uses no more than his reserve gives nothing to others. The first that runs
+    never gives but to a reserve: it ends one day, and so everyone's turn comes, while two tenants
+    that took from each other what they had just got would never end.
 
     Args:
         running: in order; the last of a tenant goes before its others.
@@ -35,7 +37,7 @@ def choose_victim(
     chosen: Sequence | None = None
     most = 0.0
     seen: set[str] = set()
-    for sequence in reversed(running):
+    for sequence in reversed(running if over_share else running[1:]):
         urgency = sequence.request.priority
         if chosen is not None and by_priority and urgency < chosen.request.priority:
             break

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.scheduler import Status
+from engine.scheduler.lazy_heap import LazyHeap
+from engine.scheduler.queue import WaitingQueue
 from tests.engine.helpers import Driver
 
 
@@ -172,18 +176,39 @@ def test_a_failed_step_leaves_nothing_cached_and_its_sequences_run_alone() -> No
     assert plan.seq_ids == [second.seq_id]
 
 
-def test_a_hundred_thousand_queued_requests_are_not_walked() -> None:
-    driver = Driver(num_blocks=50, max_num_seqs=2, scheduling_policy="fcfs")
-    sequences = [driver.add([i % 97, 1]) for i in range(100_000)]
-    queue = driver.scheduler.waiting
-    before = len(queue._lines["default"])
-    for sequence in sequences[10:5000]:
-        driver.scheduler.finish(sequence, "abort")
-    # Finished in place: the queue's own list hasn't been searched or rebuilt.
-    assert len(queue._lines["default"]) == before
-    assert len(queue) == 100_000 - 4990
-    driver.step()
-    assert len(driver.scheduler.running) == 2
+@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])
+def test_a_step_does_the_same_work_however_many_requests_wait(
+    policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted in looks at queued sequences and at tenants; no list of them is walked."""
+    counts: Counter[str] = Counter()
+    for owner, name in ((WaitingQueue, "head_of"), (LazyHeap, "first"), (LazyHeap, "put")):
+        counted(monkeypatch, owner, name, counts)
+    work = []
+    for waiting in (50, 5000):
+        driver = Driver(num_blocks=50, max_num_seqs=4, scheduling_policy=policy)
+        sequences = [driver.add([i % 97, 1], tenant=f"t{i % 10}") for i in range(waiting)]
+        for sequence in sequences[10 : waiting // 2]:
+            driver.scheduler.finish(sequence, "abort")
+        driver.step()
+        driver.scheduler.finish(driver.scheduler.running[0], "stop")
+        counts.clear()
+        driver.step()
+        work.append(dict(counts))
+        assert len(driver.scheduler.running) == 4
+        assert len(driver.scheduler.waiting) == waiting - (waiting // 2 - 10) - 5
+    assert work[0] == work[1]
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, counts: Counter[str]) -> None:
+    """Count the calls of a method."""
+    method = getattr(owner, name)
+
+    def counting(*args: Any) -> Any:
+        counts[name] += 1
+        return method(*args)
+
+    monkeypatch.setattr(owner, name, counting)
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,0 +1,177 @@
+"""Whatever comes, goes, forks or fails: the books balance and nobody reads another's KV."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.scheduler import Sequence, Status
+from tests.engine.helpers import Driver
+from tests.engine.paged_memory import PagedMemory
+
+BLOCK = 4
+QUOTAS = {"a": (0.0, 1.0), "b": (0.3, 1.0), "c": (0.0, 0.5)}
+
+
+class Chaos:
+    """Random requests against a scheduler, with a memory that checks what each step reads."""
+
+    def __init__(self, seed: int, windows: tuple[int, ...], quotas: bool, **settings: Any) -> None:
+        self.rng = random.Random(seed)
+        self.quotas = quotas
+        self.driver = Driver(
+            num_blocks=self.rng.randint(12, 40) * max(1, len(windows)),
+            token_budget=self.rng.randint(2, 24),
+            windows=windows,
+            max_num_seqs=self.rng.randint(1, 8),
+            **settings,
+        )
+        scheduler = self.driver.scheduler
+        groups = getattr(scheduler.kv, "windows", (0,))
+        self.memory = PagedMemory(groups, BLOCK)
+        self.live: list[Sequence] = []
+        self.most = min(60, scheduler.capacity_tokens // (2 if quotas else 1))
+        for tenant, (reserved, maximum) in QUOTAS.items() if quotas else ():
+            scheduler.kv.accounts.note(tenant, 1.0, reserved, maximum)
+        self.stems = [[self.rng.randint(0, 2) for _ in range(60)] for _ in range(2)]
+
+    def round(self) -> None:
+        """Something happens, then a step."""
+        action = self.rng.random()
+        if action < 0.35:
+            self._arrive()
+        elif action < 0.45 and self.live:
+            self._end(self.rng.choice(self.live), "abort")
+        elif action < 0.55:
+            self._fork()
+        self._step(fails=self.rng.random() < 0.05)
+
+    def drain(self) -> None:
+        """Let what is left run to its end; nothing may hang."""
+        for _ in range(3000):
+            if not self.live:
+                break
+            self._step()
+        assert not self.live, "it goes round in circles"
+        self._step()
+        pool = self.driver.scheduler.kv.pool
+        assert pool.num_free == pool.num_blocks
+        assert not self.driver.scheduler.has_work
+
+    def _arrive(self) -> None:
+        rng = self.rng
+        prompt = rng.choice(self.stems)[: rng.randint(1, self.most - 2)]
+        prompt += [rng.randint(0, 2) for _ in range(rng.randint(0, self.most - 1 - len(prompt)))]
+        tenant = rng.choice("abc")
+        reserved, maximum = QUOTAS[tenant] if self.quotas else (0.0, 1.0)
+        for _ in range(rng.choice((1, 1, 3))):
+            self.live.append(
+                self.driver.add(
+                    prompt,
+                    priority=rng.randint(0, 2),
+                    # Quotas are exact where tenants share no blocks, as in production.
+                    namespace=tenant if self.quotas else rng.choice(("", tenant)),
+                    tenant=tenant,
+                    reserved=reserved,
+                    maximum=maximum,
+                )
+            )
+
+    def _fork(self) -> None:
+        """A sequence goes on from another one's tokens, as beams do."""
+        running = self.driver.scheduler.running
+        if len(running) < 2:
+            return
+        parent, child = self.rng.sample(running, 2)
+        if parent.extra_key == child.extra_key and parent.num_prompt_tokens < parent.num_tokens:
+            child.token_ids = [*parent.token_ids[:-1], self.rng.randint(0, 2)]
+            child.num_prompt_tokens = parent.num_prompt_tokens
+            child.block_hashes = parent.block_hashes[: (len(child.token_ids) - 1) // BLOCK]
+            self.driver.scheduler.restart(child)
+
+    def _step(self, *, fails: bool = False) -> None:
+        scheduler = self.driver.scheduler
+        plan, scheduled = scheduler.schedule()
+        self._check_quotas()
+        for sequence, _ in scheduler.take_refused():
+            self.live.remove(sequence)
+        self.memory.run(plan, scheduled, fails=fails)
+        if fails:
+            scheduler.undo((plan, scheduled))
+        else:
+            for sequence in scheduled:
+                sequence.isolated = False
+                if sequence.num_computed_tokens == sequence.num_tokens:
+                    self._token(sequence)
+        scheduler.check_integrity()
+
+    def _token(self, sequence: Sequence) -> None:
+        sequence.token_ids.append(self.rng.randint(0, 2))
+        self.driver.scheduler.waiting.charge_output(sequence)
+        if sequence.num_tokens >= self.most or self.rng.random() < 0.05:
+            self._end(sequence, "stop")
+
+    def _end(self, sequence: Sequence, reason: str) -> None:
+        self.driver.scheduler.finish(sequence, reason)
+        self.live.remove(sequence)
+
+    def _check_quotas(self) -> None:
+        scheduler = self.driver.scheduler
+        accounts = scheduler.kv.accounts
+        assert scheduler.kv.pool.num_free >= sum(a.unused_reserve for a in accounts)
+        for account in accounts:
+            assert account.used <= account.maximum
+            running = [s for s in scheduler.running if s.request.message.tenant == account.name]
+            assert account.running == len(running)
+            assert account.sequences == sum(
+                s.request.message.tenant == account.name for s in self.live if not s.finished
+            )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    windows=st.sampled_from([(), (6,), (0, 5), (0, 9, 9), (3, 8)]),
+    quotas=st.booleans(),
+    policy=st.sampled_from(["fair", "fcfs", "priority"]),
+    caching=st.booleans(),
+    chunked=st.booleans(),
+)
+def test_nobody_reads_anothers_kv_and_all_blocks_come_back(
+    seed: int, windows: tuple[int, ...], quotas: bool, policy: str, caching: bool, chunked: bool
+) -> None:
+    chaos = Chaos(
+        seed,
+        windows,
+        quotas,
+        scheduling_policy=policy,
+        enable_prefix_caching=caching,
+        long_prefill_token_threshold=5 if chunked else 0,
+    )
+    for _ in range(50):
+        chaos.round()
+    chaos.drain()
+
+
+@pytest.mark.parametrize("windows", [(), (0, 8, 8)])
+@pytest.mark.parametrize("budget", [1000, 8])
+def test_one_shared_prompts_blocks_serve_all_outputs(windows: tuple[int, ...], budget: int) -> None:
+    driver = Driver(num_blocks=200, token_budget=budget, windows=windows)
+    prompt = list(range(30))
+    outputs = [driver.add(prompt) for _ in range(8)]
+    for token in range(12):
+        driver.step(next_token=token)
+    assert all(sequence.status is Status.RUNNING for sequence in outputs)
+    groups = max(1, len(windows))
+    pool = driver.scheduler.kv.pool
+    shared = {block.block_id for block in outputs[0].blocks[:7]}
+    assert all({block.block_id for block in s.blocks[:7]} == shared for s in outputs)
+    if groups == 1:
+        # 30 tokens fill seven blocks, which all share; each has its own from the eighth on.
+        own = sum(len(sequence.blocks) - 7 for sequence in outputs)
+        assert pool.num_blocks - pool.num_free == 7 + own
+    assert all(sequence.num_cached_tokens == 28 for sequence in outputs[1:])
