@@ -1,0 +1,82 @@
+"""`python -m kernels.bench.gpu`: the GPU kernels beside what the GPU can do, in one run.
+
+Every case is checked against the plain torch reference on fresh random inputs first. Times are
+medians by CUDA events after a warm-up, with the L2 cache overwritten before each run; ceilings are
+a 2 GiB copy and an 8192 x 8192 bf16 product of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import kernels
+from kernels.bench.device_timing import GpuCeilings, measure_ceilings, median_seconds
+from kernels.bench.gpu_cases import GpuCase, all_cases
+
+
+def row_of(case: GpuCase, seconds: float, ceilings: GpuCeilings) -> dict[str, Any]:
+    """The figures of one case."""
+    rate, work = case.bytes / seconds, case.flops / seconds
+    share = max(rate / ceilings.copy, work / ceilings.matmul)
+    return {
+        "op": case.op,
+        "shape": case.shape,
+        "us": round(seconds * 1e6, 1),
+        "gb_s": round(rate / 1e9),
+        "tflop_s": round(work / 1e12, 1),
+        "of_ceiling": round(share, 3),
+        "goal": case.goal,
+    }
+
+
+def run(write: Callable[[str], object] = print, as_json: bool = False, only: str = "") -> bool:
+    """Time all cases whose names hold `only`; whether every goal was reached."""
+    ops, ceilings = kernels.get("cuda"), measure_ceilings()
+    write(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {ops.name}: {ops.why}; "
+        f"ceilings: copy {ceilings.copy / 1e9:.0f} GB/s, bf16 product "
+        f"{ceilings.matmul / 1e12:.0f} TFLOP/s"
+    )
+    if not as_json:
+        write("| op | shape | us | GB/s | TFLOP/s | of ceiling | goal |")
+        write("|---|---|---|---|---|---|---|")
+    good = True
+    for case in all_cases(ops):
+        if only not in case.op:
+            continue
+        case.check()
+        row = row_of(case, median_seconds(case.run), ceilings)
+        good &= row["of_ceiling"] >= case.goal
+        write(json.dumps(row) if as_json else _line(row))
+    return good
+
+
+def _line(row: dict[str, Any]) -> str:
+    goal = f"{row['goal']:.0%}" if row["goal"] else ""
+    gigabytes, teraflops = row["gb_s"] or "", row["tflop_s"] or ""
+    return (
+        f"| {row['op']} | {row['shape']} | {row['us']} | {gigabytes} | {teraflops} "
+        f"| {row['of_ceiling']:.0%} | {goal} |"
+    )
+
+
+def main() -> int:
+    """Print the table; 2 without a GPU, 1 where a goal is missed."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.bench.gpu", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="a JSON object a line")
+    parser.add_argument("--only", default="", help="cases whose names hold this")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("torch sees no CUDA device.", file=sys.stderr)
+        return 2
+    return 0 if run(as_json=options.json, only=options.only) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

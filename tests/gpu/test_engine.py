@@ -1,0 +1,89 @@
+"""The engine on a GPU: token-equal to `transformers`, in every CUDA graph mode."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from engine import LLM, SamplingParams
+from tests.engine.models import Oracle, make_model
+
+MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+
+
+@pytest.fixture(autouse=True)
+def gpu(device):
+    if device != "cuda":
+        pytest.skip("the engine runs on the interpreter in tests/kernels/triton")
+
+
+def prompts(count=24):
+    rng = random.Random(2)
+    lengths = [1, 2, 15, 16, 17, *(rng.randint(1, 90) for _ in range(count - 5))]
+    return [[rng.randrange(4, 384) for _ in range(n)] for n in lengths]
+
+
+def run(folder, **settings):
+    settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256} | settings
+    llm = LLM(str(folder), device="cuda", **settings)
+    outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
+    llm.core.check_integrity()
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen3", "mistral"])
+def folder(request, tmp_path_factory):
+    return make_model(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(scope="module")
+def expected(folder):
+    oracle = Oracle(folder)
+    return [oracle.greedy(prompt, 12) for prompt in prompts()]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tokens_equal_those_of_transformers(mode, folder, expected):
+    assert run(folder, cudagraph_mode=mode, max_num_batched_tokens=64) == expected
+
+
+@pytest.mark.parametrize("backend", ["TRITON_ATTN", "TORCH_SDPA"])
+def test_backends(backend, folder, expected):
+    assert run(folder, attention_backend=backend) == expected
+
+
+def test_experts(tmp_path):
+    folder = make_model(
+        "llama", tmp_path, model_type="qwen3_moe", num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=32, head_dim=16,
+    )  # fmt: skip
+    oracle = Oracle(folder)
+    assert run(folder) == [oracle.greedy(prompt, 12) for prompt in prompts()]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("cache", ["auto", "fp8", "fp8_e5m2"])
+def test_other_dtypes_run(dtype, cache, folder):
+    found = run(folder, dtype=dtype, kv_cache_dtype=cache)
+    assert all(len(tokens) == 12 for tokens in found)
+
+
+def test_blocks_fill_the_memory_that_is_left(folder):
+    llm = LLM(str(folder), device="cuda", gpu_memory_utilization=0.3, max_num_seqs=1024,
+              max_model_len=512)  # fmt: skip
+    total = torch.cuda.mem_get_info()[1]
+    assert torch.cuda.memory_reserved() <= 0.35 * total
+    assert llm.core.executor.num_blocks >= 32
+
+
+def test_sampling_with_a_seed_is_repeatable(folder):
+    params = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=5, max_tokens=12)
+    llm = LLM(str(folder), device="cuda", num_gpu_blocks_override=300, max_model_len=256)
+    first, again = (
+        [o.outputs[0].token_ids for o in llm.generate(prompts(), params, use_tqdm=False)]
+        for _ in range(2)
+    )
+    assert first == again

@@ -1,0 +1,174 @@
+"""The Triton kernels on a GPU, at real shapes, against the plain torch reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.bench.gpu_cases import all_cases, compare, paged_batch
+from kernels.reference import ReferenceKernels
+from kernels.triton.attention import merge_attention_states, paged_attention
+from kernels.triton.grouped import align, lora_expand, lora_groups, lora_shrink
+from kernels.triton.grouped.gemm import grouped_gemm
+from kernels.triton.kernel_set import load
+from kernels.triton.rope import rope_and_cache
+from kernels.triton.sampling import penalise, token_logprobs
+
+ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def attend(batch, dtype, allowed=None, **options):
+    """Compare a batch with the reference in float32, on caches of float32."""
+    q, keys, values, *rest = batch
+    scale = q.shape[-1] ** -0.5
+    got = paged_attention(*batch, scale, **options)
+    scaled = {k: v for k, v in options.items() if not k.endswith("_scales")}
+    expected = ReferenceKernels.paged_attention(
+        q.float(), widened(keys, options.get("key_scales")),
+        widened(values, options.get("value_scales")), *rest, scale, **scaled,
+    )  # fmt: skip
+    compare(got, expected, allowed or ALLOWED[dtype])
+
+
+def widened(cache, scales):
+    wide = cache.float()
+    if scales is None:
+        return wide
+    return wide * (scales if scales.numel() == 1 else scales[..., None])
+
+
+def batch_of(device, large, *, sequences=8, queries=1, length=None, **changes):
+    length = length or (2000 if large else 40)
+    shape = {"heads": 8, "kv_heads": 2, "size": 128 if large else 32, "page": 16, **changes}
+    return paged_batch(sequences if large else 2, queries, length, device=device, **shape)
+
+
+@pytest.mark.parametrize("dtype", list(ALLOWED))
+@pytest.mark.parametrize("queries", [1, 3, 37])
+@pytest.mark.parametrize("page", [16, 64, 128])
+def test_attention(device, large, dtype, queries, page):
+    attend(batch_of(device, large, queries=queries, page=page, dtype=dtype), dtype)
+
+
+@pytest.mark.parametrize("size", [32, 64, 80, 96, 128, 192, 256])
+@pytest.mark.parametrize("queries", [1, 37])
+def test_head_sizes(device, large, size, queries):
+    attend(batch_of(device, large, size=size, queries=queries), torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sliding_window": 100}, {"soft_cap": 20.0}, {"sinks": True}, {"alibi_slopes": True},
+        {"sliding_window": 333, "soft_cap": 30.0, "sinks": True, "alibi_slopes": True},
+        {"num_splits": 7},
+    ],
+    ids=lambda options: "+".join(options),
+)  # fmt: skip
+@pytest.mark.parametrize("queries", [1, 37])
+def test_variations(device, large, options, queries):
+    made = {
+        name: torch.rand(8, device=device) if name in ("sinks", "alibi_slopes") else value
+        for name, value in options.items()
+    }
+    batch = batch_of(device, large, queries=queries, dtype=torch.float16)
+    splits = made.pop("num_splits", None)
+    if splits is None:
+        attend(batch, torch.float16, **made)
+    else:
+        scale = batch[0].shape[-1] ** -0.5
+        compare(paged_attention(*batch, scale, num_splits=splits), paged_attention(*batch, scale),
+                2e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize("scaling", ["none", "tensor", "token"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("queries", [1, 37])
+def test_fp8_caches(device, large, dtype, scaling, queries):
+    batch = batch_of(device, large, queries=queries, cache_dtype=dtype)
+    shape = {"none": None, "tensor": (1,), "token": batch[1].shape[:3]}[scaling]
+    scales = None if shape is None else torch.rand(shape, device=device) + 0.5
+    attend(batch, torch.bfloat16, key_scales=scales, value_scales=scales)
+
+
+def test_long_context_of_one_sequence(device, large):
+    batch = batch_of(device, large, sequences=1, length=100_000 if large else 300)
+    attend(batch, torch.bfloat16)
+
+
+def test_states_merge(device, large):
+    q, keys, values, tables, lengths, starts = batch_of(device, large, length=64)
+    scale, parts = q.shape[-1] ** -0.5, []
+    for part in (tables[:, :2], tables[:, 2:]):
+        lse = torch.empty(q.shape[:2], device=device)
+        half = (q, keys, values, part.contiguous(), lengths // 2, starts)
+        parts += [paged_attention(*half, scale, lse=lse), lse]
+    whole = paged_attention(q, keys, values, tables, lengths, starts, scale)
+    compare(merge_attention_states(*parts)[0], whole, 1e-2)
+
+
+@pytest.mark.parametrize("cache", [torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("neox", [True, False])
+def test_rope_and_cache(device, cache, neox):
+    tokens, heads, kv_heads, size = 77, 32, 8, 128
+    fused = torch.randn(tokens, heads + 2 * kv_heads, size, device=device).bfloat16()
+    q, k, v = fused.split([heads, kv_heads, kv_heads], 1)
+    q2, k2, v2 = (x.clone().float() for x in (q, k, v))
+    angles = torch.rand(100, size // 2, device=device) * 6
+    table = torch.cat((angles.cos(), angles.sin()), -1)
+    positions = torch.randint(0, 100, (tokens,), device=device)
+    slots = torch.randperm(8 * 16, device=device)[:tokens]
+    weight = torch.rand(size, device=device) + 0.5
+    made = [torch.zeros(8, kv_heads, 16, size, device=device).to(cache) for _ in range(2)]
+    plain = [torch.zeros(8, kv_heads, 16, size, device=device) for _ in range(2)]
+    options = {"q_norm_weight": weight, "k_norm_weight": weight, "neox": neox}
+    rope_and_cache(q, k, v, positions, table, *made, slots, **options)
+    ReferenceKernels.rope_and_cache(q2, k2, v2, positions, table, *plain, slots, **options)
+    allowed = 1e-2 if cache == torch.bfloat16 else 6e-2
+    for got, expected in ((q, q2), (k, k2)):
+        compare(got, expected, 1e-2)
+    for got, expected in zip(made, plain, strict=True):
+        compare(got.float(), expected, allowed)
+
+
+def test_grouped_products_and_lora(device, large):
+    rows, depth, columns, groups = (300, 512, 384, 9) if large else (20, 40, 24, 3)
+    x = torch.randn(rows, depth, device=device).bfloat16()
+    matrices = (torch.randn(groups, columns, depth, device=device) / depth**0.5).bfloat16()
+    ids = torch.randint(0, groups, (rows,), device=device, dtype=torch.int32)
+    expected = torch.einsum("rk,rnk->rn", x.float(), matrices.float()[ids.long()])
+    for tile in (16, 64, 128):
+        compare(grouped_gemm(x, matrices, align(ids, groups, tile)), expected, 1e-2)
+    a, b = matrices[:, :8].contiguous(), matrices[:, :, :8].contiguous()
+    found = lora_groups(ids, groups)
+    out = torch.zeros(rows, columns, device=device).bfloat16()
+    lora_expand(lora_shrink(x, a, found), b, found, out)
+    low = torch.einsum("rk,rnk->rn", x.float(), a.float()[ids.long()])
+    compare(out, torch.einsum("rk,rnk->rn", low, b.float()[ids.long()]), 2e-2)
+
+
+def test_penalties_and_logprobs(device):
+    logits = torch.randn(4, 5000, device=device)
+    rows = torch.arange(4, device=device).repeat_interleave(3)
+    ids = torch.randint(0, 5000, (12,), device=device)
+    ids[:] = torch.randperm(5000, device=device)[:12]
+    counts = torch.arange(12, device=device).float()
+    one = torch.full((4,), 1.3, device=device)
+    expected = logits.clone()
+    value = expected[rows, ids]
+    value = torch.where(value > 0, value / 1.3, value * 1.3) - 1.3 * counts - 1.3 * (counts > 0)
+    expected[rows, ids] = value
+    penalise(logits, rows, ids, counts, one, one, one)
+    torch.testing.assert_close(logits, expected)
+    tokens = ids[:4].contiguous()
+    found, normalizer, rank = token_logprobs(logits, tokens)
+    plain = torch.log_softmax(logits.double(), -1)
+    chosen = plain.gather(1, tokens[:, None])
+    torch.testing.assert_close(found.double(), chosen[:, 0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(normalizer.double(), logits.double().logsumexp(-1))
+    assert torch.equal(rank, (plain > chosen).sum(-1) + 1)
+
+
+def test_every_case_of_the_benchmark_agrees(device, large):
+    for case in all_cases(load(device), small=not large):
+        case.check()
