@@ -25,6 +25,7 @@ from engine.models.source import open_weights
 from engine.pooling.load import load_pooled, pooled_spec
 from engine.pooling.pooler import Pooler
 from engine.pooling.settings import PoolingSettings, pooling_settings
+from engine.quantization.scheme import scheme_of
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +163,6 @@ def _bridged(
     from engine.models.bridge.load import load_bridge, without_windows
     from engine.models.bridge.source import Source
 
-    _refuse_quantization(config, "the Transformers bridge")
     _refuse_gpu(config, "the Transformers bridge")
     source = Source(folder, raw, config.trust_remote_code, outside, config.load_format == "dummy")
     spec = source.spec(config.max_model_len)
@@ -171,7 +171,9 @@ def _bridged(
     dtype = resolve_dtype(config.dtype, spec.dtype)
     max_model_len = context_length(spec, config)
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
-    model = load_bridge(source, spec, ops, dtype, max_model_len, progress)
+    model = load_bridge(
+        source, spec, ops, dtype, max_model_len, progress, scheme_of(config.quantization)
+    )
     if config.disable_sliding_window:
         max_model_len = min(max_model_len, *filter(None, model.spec.windows), max_model_len)
         without_windows(model)
@@ -188,7 +190,7 @@ def _refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
 
 
 def _refuse_quantization(config: EngineConfig, what: str) -> None:
-    """Only the native decoder rounds weights while it loads them."""
+    """Pooling models and classes from outside don't round weights while they load them."""
     if config.quantization is not None:
         raise ConfigError(
             f"quantization={config.quantization!r} isn't done for {what}.", param="quantization"

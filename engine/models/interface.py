@@ -27,6 +27,10 @@ class ModelSpec(Protocol):
         """Columns of the logits."""
 
     @property
+    def hidden_size(self) -> int:
+        """Of a token's hidden state."""
+
+    @property
     def max_position_embeddings(self) -> int:
         """The context that the model was made for, in tokens, before `rope` stretches it."""
 
@@ -66,12 +70,16 @@ class EngineModel(Protocol):
     `make_spec(config)` reads from config.json; then `load` is called, then `allocate_kv`.
 
     Attributes:
+        spec: what the engine plans with.
         stateful: sequences carry a state that no block holds. Then prefixes aren't cached, and
             before a step `keep(rows)` tells which rows of the batch still have a sequence.
         decode_bytes: weights that a decode step of one sequence reads.
     """
 
     stateful: bool
+
+    @property
+    def spec(self) -> ModelSpec: ...
 
     @property
     def decode_bytes(self) -> int: ...

@@ -1,17 +1,25 @@
 """A bridged model's linear layers and tables on the engine's kernels.
 
 Activations are float32 on a CPU, whatever the weights' dtype is: linear layers keep their dtype
-packed, tables keep it as they are, and all else (norms, biases, fused experts) becomes float32.
+packed or are rounded to few bits, tables keep it as they are, and all else (norms, biases, fused
+experts) becomes float32.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from engine.quantization.matrix import DenseMatrix
+from engine.quantization.scheme import Scheme
+from engine.quantization.stack import Stack
 from kernels import KernelSet, LinearLayer
+
+#: Names of the layers that choose experts: what they choose is too much for a rounded weight.
+_ROUTERS = ("gate", "router", "shared_expert_gate")
 
 
 class PackedModule(nn.Module):
@@ -46,7 +54,7 @@ class Table(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """float32 [..., size]."""
         if self._layer is not None:
-            return self._layer.rows(ids.flatten()).view(*ids.shape, -1)
+            return self._layer.rows(ids.flatten().contiguous()).view(*ids.shape, -1)
         return nn.functional.embedding(ids, self.weight).float()
 
     @property
@@ -60,21 +68,35 @@ class Table(nn.Module):
 
 
 @torch.no_grad()
-def pack(model: nn.Module, ops: KernelSet) -> int:
+def pack(model: nn.Module, ops: KernelSet, scheme: Scheme) -> int:
     """Pack a model's linear layers, one at a time; bytes that a pass over one token reads."""
+    output, words = (_table(model, f"get_{side}_embeddings") for side in ("output", "input"))
     linears, tables = _places(model, nn.Linear), _places(model, nn.Embedding)
     layers: dict[int, LinearLayer] = {}
     for child, places in linears:
         weight, bias = child.weight.detach(), child.bias
         bias = None if bias is None else bias.detach().float()
-        layer = layers[weight.data_ptr()] = ops.PackedLinear(weight.contiguous(), bias)
+        kind = scheme.tables if child is output else scheme.layers
+        kind = None if places[0][1] in _ROUTERS else kind
+        stack = Stack([DenseMatrix(weight)])
+        layer = layers[weight.data_ptr()] = stack.pack(ops, bias, weight.dtype, kind)
         _replace(places, PackedModule(layer, bias))
         if all(child.weight is not table.weight for table, _ in tables):
             child.weight = None
     for table, places in tables:
         weight = table.weight.detach()
-        _replace(places, Table(weight, layers.get(weight.data_ptr())))
+        tied = layers.get(weight.data_ptr())
+        if tied is None and table is words and scheme.tables is not None:
+            stack = Stack([DenseMatrix(weight)])
+            tied = stack.pack(ops, None, weight.dtype, scheme.tables)
+        _replace(places, Table(weight, tied))
     return sum(layer.nbytes for layer in layers.values()) + _to_float32(model)
+
+
+def _table(model: nn.Module, getter: str) -> nn.Module | None:
+    """What `transformers` says is the model's output layer or its words' embedding."""
+    get: Callable[[], nn.Module | None] | None = getattr(model, getter, None)
+    return get() if get is not None else None
 
 
 def _places(model: nn.Module, kind: type) -> list[tuple[Any, list[tuple[nn.Module, str]]]]:

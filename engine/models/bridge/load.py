@@ -19,6 +19,7 @@ from engine.models.bridge.paged import PagedLayer
 from engine.models.bridge.source import Source
 from engine.models.bridge.spec import BridgeSpec
 from engine.models.bridge.states import unknown_layers
+from engine.quantization.scheme import Scheme
 from kernels import KernelSet
 
 _EXPLORED_TOKENS = 8
@@ -31,6 +32,7 @@ def load_bridge(
     dtype: torch.dtype,
     max_model_len: int,
     progress: Callable[[int, int], None],
+    scheme: Scheme = Scheme(),  # noqa: B008
 ) -> BridgeModel:
     """Load, explore and prove a model.
 
@@ -41,7 +43,7 @@ def load_bridge(
     model = source.model(dtype)
     progress(1, 2)
     try:
-        bridged = bridge(model, spec, ops, max_model_len)
+        bridged = bridge(model, spec, ops, max_model_len, scheme)
     except NotPageable as error:
         raise ModelLoadError(
             f"{type(model).__name__} can't run over the paged KV cache: {error}.", param="model"
@@ -50,10 +52,16 @@ def load_bridge(
     return bridged
 
 
-def bridge(model: nn.Module, spec: BridgeSpec, ops: KernelSet, max_model_len: int) -> BridgeModel:
+def bridge(
+    model: nn.Module,
+    spec: BridgeSpec,
+    ops: KernelSet,
+    max_model_len: int,
+    scheme: Scheme = Scheme(),  # noqa: B008
+) -> BridgeModel:
     """Turn a model's attention over to the paged kernels. Raises `NotPageable`."""
     num_parameters = sum(tensor.numel() for tensor in model.parameters())
-    decode_bytes = pack(model, ops)
+    decode_bytes = pack(model, ops, scheme)
     _freeze_rope(model, max_model_len)
     bridged = BridgeModel(model, spec, ops, decode_bytes)
     bridged.stateful = _is_stateful(bridged)

@@ -120,6 +120,7 @@ class Source:
         return BridgeSpec(
             architecture=self._name,
             vocab_size=int(text.vocab_size),
+            hidden_size=int(text.hidden_size),
             max_position_embeddings=length or max_model_len or DEFAULT_LENGTH,
             rope=_rope(text),
             eos_token_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),

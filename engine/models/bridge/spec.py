@@ -21,6 +21,7 @@ class BridgeSpec:
 
     architecture: str
     vocab_size: int
+    hidden_size: int = 0
     max_position_embeddings: int
     num_layers: int = 0
     kv_sizes: tuple[int, ...] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,42 +11,44 @@ from engine.layers.rotary import rope_spec
 from engine.models.families.family import Config, Family, alibi_slopes, refuse
 from engine.models.names import WeightNames
 
-GPT2 = WeightNames(
-    optional_prefix="transformer.",
+_TRANSFORMER = WeightNames(
     embedding="transformer.wte",
-    positions="transformer.wpe",
     final_norm="transformer.ln_f",
     layer="transformer.h.{}.",
     attention_norm="ln_1",
     mlp_norm="ln_2",
+    up=("mlp.c_fc",),
+    down="mlp.c_proj",
+)
+GPT2 = replace(
+    _TRANSFORMER,
+    optional_prefix="transformer.",
+    positions="transformer.wpe",
     qkv=("attn.c_attn",),
     o="attn.c_proj",
-    up=("mlp.c_fc",),
-    down="mlp.c_proj",
 )
-GPT_NEO = WeightNames(
-    optional_prefix="transformer.",
-    embedding="transformer.wte",
-    positions="transformer.wpe",
-    final_norm="transformer.ln_f",
-    layer="transformer.h.{}.",
-    attention_norm="ln_1",
-    mlp_norm="ln_2",
+GPT_NEO = replace(
+    GPT2,
     qkv=tuple(f"attn.attention.{name}_proj" for name in "qkv"),
     o="attn.attention.out_proj",
-    up=("mlp.c_fc",),
-    down="mlp.c_proj",
 )
-GPTJ = WeightNames(
-    embedding="transformer.wte",
-    final_norm="transformer.ln_f",
-    layer="transformer.h.{}.",
-    attention_norm="ln_1",
+GPTJ = replace(
+    _TRANSFORMER,
     mlp_norm="",
     qkv=tuple(f"attn.{name}_proj" for name in "qkv"),
     o="attn.out_proj",
     up=("mlp.fc_in",),
     down="mlp.fc_out",
+)
+# The second one is activated.
+JAIS = replace(GPT2, positions="", up=("mlp.c_fc2", "mlp.c_fc"))
+QWEN = replace(
+    _TRANSFORMER,
+    qkv=("attn.c_attn",),
+    o="attn.c_proj",
+    # The second one is activated.
+    up=("mlp.w2", "mlp.w1"),
+    down="mlp.c_proj",
 )
 OPT = WeightNames(
     optional_prefix="model.",
@@ -59,12 +62,13 @@ OPT = WeightNames(
     up=("fc1",),
     down="fc2",
 )
-BLOOM = WeightNames(
+BLOOM = replace(
+    _TRANSFORMER,
     optional_prefix="transformer.",
     embedding="transformer.word_embeddings",
     embedding_norm="transformer.word_embeddings_layernorm",
-    final_norm="transformer.ln_f",
-    layer="transformer.h.{}.",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
     qkv=("self_attention.query_key_value",),
     o="self_attention.dense",
     up=("mlp.dense_h_to_4h",),

@@ -14,6 +14,7 @@ from engine.models.families.family import (
     refuse,
     window_everywhere,
 )
+from engine.models.families.gpt import JAIS, QWEN
 from engine.models.families.llama import llama
 from engine.models.names import WeightNames
 from engine.models.spec import MoeSpec
@@ -28,18 +29,6 @@ INTERNLM2 = WeightNames(
     up=("feed_forward.w1", "feed_forward.w3"),
     down="feed_forward.w2",
 )
-QWEN = WeightNames(
-    embedding="transformer.wte",
-    final_norm="transformer.ln_f",
-    layer="transformer.h.{}.",
-    attention_norm="ln_1",
-    mlp_norm="ln_2",
-    qkv=("attn.c_attn",),
-    o="attn.c_proj",
-    # The second one is activated.
-    up=("mlp.w2", "mlp.w1"),
-    down="mlp.c_proj",
-)
 CHATGLM = WeightNames(
     embedding="transformer.embedding.word_embeddings",
     final_norm="transformer.encoder.final_layernorm",
@@ -49,19 +38,6 @@ CHATGLM = WeightNames(
     o="self_attention.dense",
     up=("mlp.dense_h_to_4h",),
     down="mlp.dense_4h_to_h",
-)
-JAIS = WeightNames(
-    optional_prefix="transformer.",
-    embedding="transformer.wte",
-    final_norm="transformer.ln_f",
-    layer="transformer.h.{}.",
-    attention_norm="ln_1",
-    mlp_norm="ln_2",
-    qkv=("attn.c_attn",),
-    o="attn.c_proj",
-    # The second one is activated.
-    up=("mlp.c_fc2", "mlp.c_fc"),
-    down="mlp.c_proj",
 )
 ARCTIC = WeightNames(
     up=("block_sparse_moe.mlp.w1", "block_sparse_moe.mlp.w3"),

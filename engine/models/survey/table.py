@@ -117,9 +117,11 @@ one pass for each prompt and one for all sequences that decode; a state is no bl
 aren't cached, and a preempted sequence starts anew. Where `transformers` can't continue a state by
 several tokens at once (Mamba 1, Jamba), chunks after the first go token by token.
 
-Limits: weights must fit the bridge's float32 activations (linear layers keep the checkpoint's
-dtype, all else, fused experts included, becomes float32); values shorter than keys (MLA) are padded
-in the cache; attention that chooses tokens (sparse indexers), biases its scores (T5-like, ALiBi
+`--quantization` rounds linear layers and tables as it does natively.
+
+Limits: the bridge runs on the CPU, with float32 activations (linear layers keep the checkpoint's
+dtype; norms, biases and experts that are fused into one tensor become float32); values shorter than
+keys (MLA) are padded in the cache; attention that chooses tokens (sparse indexers), biases its scores (T5-like, ALiBi
 outside of the native families) or sees other inputs (images, encoders) is refused. Code that a
 model folder brings runs only with `--trust-remote-code`.
 

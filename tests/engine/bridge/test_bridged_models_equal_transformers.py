@@ -100,6 +100,18 @@ def test_windows_are_read_from_the_models_own_masks(checkpoint: Callable[[str], 
     assert capped.core.loaded.max_model_len == 24
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_weights_say_what_the_native_decoders_do(quantization: str, case: Cases) -> None:
+    expected = case("llama")
+    native, bridged = (
+        make(expected.folder, model_impl=impl, quantization=quantization)
+        for impl in ("quire", "transformers")
+    )
+    assert tokens(bridged, expected.prompts) == tokens(native, expected.prompts)
+    whole = make(expected.folder).core.loaded.model.decode_bytes
+    assert bridged.core.loaded.model.decode_bytes < whole / 2
+
+
 def test_kept_weights_in_bfloat16_stay_close(case: Cases) -> None:
     expected = case("arcee")
     whole, half = (make(expected.folder, dtype=dtype) for dtype in ("float32", "bfloat16"))
