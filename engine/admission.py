@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,7 +113,8 @@ class Admission:
 
     def check_embeds(self, message: EngineRequest, embeds: Tensor) -> None:
         """Raise `InvalidRequest` unless these may stand in for the prompt's embeddings."""
-        name, model = "prompt_embeds", self._loaded.model
+        name = "prompt_embeds"
+        model: Any = self._loaded.model  # `spec` is known of a model that takes them
         if not self._config.enable_prompt_embeds:
             raise InvalidRequest("prompt_embeds need enable_prompt_embeds.", param=name)
         if not getattr(model, "takes_embeds", False):

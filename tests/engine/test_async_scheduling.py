@@ -99,8 +99,9 @@ def run(
     return {key: outcome(deltas) for key, deltas in found.items()}
 
 
-@pytest.mark.parametrize("room", [ROOMY, TIGHT], ids=["roomy", "tight"])
-@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])
+@pytest.mark.parametrize(
+    ("room", "policy"), [(ROOMY, "fair"), (TIGHT, "fair"), (TIGHT, "fcfs"), (TIGHT, "priority")]
+)
 def test_every_kind_of_request_gets_the_same_tokens(
     model_folder: Folder, room: dict[str, Any], policy: str
 ) -> None:
