@@ -268,6 +268,10 @@ async def test_fault_14_chat_templates_in_a_request_are_refused_everywhere(
         refused(await served.client.complete(**fields), next(iter(fields)))
     body = {"model": "fake", "messages": [{"role": "user", "content": "x"}]}
     refused(await served.client.post("/tokenize", {**body, "chat_template": evil}), "chat_template")
+    batch = {"model": "fake", "messages": [body["messages"]]}
+    for fields, param in cases:
+        path = "/v1/chat/completions/batch"
+        refused(await served.client.post(path, {**batch, **fields}), param)
 
 
 async def test_template_kwargs_can_not_replace_what_the_server_passes(served: Gateway) -> None:

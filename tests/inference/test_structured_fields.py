@@ -223,3 +223,31 @@ async def test_fault_39_tools_that_are_too_deep_or_too_long_are_refused(served: 
     long = {"type": "function", "function": {"name": "f", "parameters": {"title": "x" * 140_000}}}
     reply = await served.client.chat(tools=[long], tool_choice="required")
     assert (reply.status, reply.error["param"]) == (400, "tools")
+
+
+async def test_fault_12_hostile_forms_are_refused_before_they_reach_the_engine(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    deep: Any = {}
+    for _ in range(50):
+        deep = {"items": deep}
+    hostile: list[dict[str, Any]] = [
+        {"guided_choice": ["x"] * 100_000},
+        {"guided_regex": "(" * 70 + ")" * 70},
+        {"guided_regex": "a" * 200_000},
+        {"guided_json": json.dumps({"title": "x" * 200_000})},
+        {"guided_json": '{"a":' * 3000},
+        {"guided_grammar": ""},
+        {
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": [deep]},
+            }
+        },
+    ]
+    async with gateway.serving(replica := gateway.scripted(says(tokenizer, "x"))):
+        for fields in hostile:
+            reply = await gateway.client.chat(**fields)
+            assert reply.status == 400, fields
+            assert str(reply.error["param"]).startswith(next(iter(fields)))
+    assert replica.received == []
