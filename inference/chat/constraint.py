@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from engine.errors import InvalidRequest
 from engine.structured.params import StructuredOutputsParams
+from engine.structured.source import close_objects
 from engine.text import Tokenizer
 from inference.chat.parsers import ModelParsers
 from inference.errors import UnsupportedField
@@ -30,6 +33,11 @@ def chat_constraint(chat: ChatRequest, parsers: ModelParsers, tokenizer: Tokeniz
             )
         return _calls(chat, parsers, tokenizer, required=True)
     answer = _answer_schema(given)
+    if answer is not None and not parsers.layout.free:
+        raise UnsupportedField(
+            "This model can't choose between calls and an answer of this form.",
+            param="response_format",
+        )
     if answer is not None:
         return _calls(chat, parsers, tokenizer, required=True, answer=answer)
     if given.params is None and any(function.strict for function in parsers.functions):
@@ -55,7 +63,7 @@ def _calls(
     grammar = layout.grammar(
         parsers.callable_functions,
         grammar_tokens(tokenizer),
-        parallel=chat.parallel_tool_calls is not False,
+        parallel=chat.parallel_tool_calls is not False and chat.named_function is None,
         required=required,
         answer=answer,
     )
@@ -71,9 +79,13 @@ def _answer_schema(given: Constraint) -> dict[str, object] | None:
     params = given.params
     if params is None or given.source != "response_format":
         return None
-    if params.json_object:
-        return {"type": "object"}
-    return params.json if isinstance(params.json, dict) else None
+    schema = {"type": "object"} if params.json_object else params.json
+    if not isinstance(schema, dict):
+        return None
+    own = json.loads(json.dumps(schema))
+    if params.disable_additional_properties:
+        close_objects(own)
+    return {**own, "x-guidance": {"whitespace_pattern": params.whitespace_pattern}}
 
 
 def grammar_tokens(tokenizer: Tokenizer) -> dict[str, int]:

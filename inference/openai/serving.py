@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
@@ -141,13 +142,17 @@ async def stream_events(
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream, beginning with news that are there already."""
     heartbeat_s = gateway_settings().sse_heartbeat_s or None
+    written_at = time.monotonic()
     try:
         chunk = writer.begin() + writer.write(news)
         while not source.finished:
             if chunk:
                 yield chunk
+                written_at = time.monotonic()
             news = await source.next(heartbeat_s)
             chunk = writer.write(news) if news else writer.heartbeat
+            if not chunk and heartbeat_s and time.monotonic() - written_at >= heartbeat_s:
+                chunk = writer.heartbeat  # tokens come, but none that the client sees
         yield chunk + writer.end()
     except Exception as error:
         # The status line is long gone: the error is the stream's last event, without a [DONE].

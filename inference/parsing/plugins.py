@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from django.conf import settings
+from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 
@@ -18,6 +19,8 @@ class Named(Protocol):
     template_marks: ClassVar[tuple[str, ...]]
 
 
+#: Chat templates whose parser is remembered.
+MAX_REMEMBERED = 64
 P = TypeVar("P", bound=Named)
 
 
@@ -36,6 +39,8 @@ class Registry(Generic[P]):
     def __init__(self, kind: str, base: type[P], own: Sequence[type[P]]) -> None:
         self.kind, self._base = kind, base
         self._own = {parser.name: parser for parser in own}
+        self._found: dict[str, type[P] | None] = {}
+        setting_changed.connect(self._forget, weak=False)
 
     def all(self) -> Mapping[str, type[P]]:
         """Every parser by its name. Raises TypeError or ImportError for a plug-in that is none."""
@@ -47,6 +52,14 @@ class Registry(Generic[P]):
 
     def for_template(self, template: str) -> type[P] | None:
         """The parser for models with this chat template, or None. Plug-ins are asked first."""
+        if template in self._found:
+            return self._found[template]
+        if len(self._found) >= MAX_REMEMBERED:
+            self._found.clear()
+        found = self._found[template] = self._look(template)
+        return found
+
+    def _look(self, template: str) -> type[P] | None:
         parsers = self.all()
         ours = [parsers[name] for name in self._own]
         theirs = [parser for name, parser in parsers.items() if name not in self._own]
@@ -55,6 +68,11 @@ class Registry(Generic[P]):
             if marks and all(mark in template for mark in marks):
                 return parser
         return None
+
+    def _forget(self, *, setting: str, **_: object) -> None:
+        """Look at the settings again after `override_settings`."""
+        if setting == "QUIRE":
+            self._found.clear()
 
     def _paths(self) -> dict[str, str]:
         """Dotted paths of the plug-ins."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from engine.errors import InvalidRequest
 from inference.parsing.literals import first_of
 
 if TYPE_CHECKING:
@@ -31,6 +33,15 @@ class ArgumentsRule(Protocol):
 def json_arguments(rule: str, function: ToolFunction) -> list[str]:
     """A JSON object that follows the function's schema."""
     return [f"{rule}: %json {json.dumps(closed_schema(function))}"]
+
+
+def checked_key(key: str, pattern: re.Pattern[str]) -> str:
+    """A parameter's name that this way of writing calls can hold. Raises `InvalidRequest`."""
+    if not pattern.fullmatch(key):
+        raise InvalidRequest(
+            f"This model's calls can't hold a parameter called {key[:50]!r}.", param="tools"
+        )
+    return key
 
 
 def closed_schema(function: ToolFunction) -> dict[str, object]:

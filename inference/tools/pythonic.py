@@ -8,11 +8,12 @@ import re
 from typing import Any, ClassVar
 
 from inference.tools.base import ToolFunction, ToolParser
-from inference.tools.layout import Layout
+from inference.tools.layout import Layout, checked_key
 
 _FIRST = re.compile(r"\s*\[\s*(?P<name>[A-Za-z_][\w.-]{0,127})\(")
 _NEXT = re.compile(r"\s*(?:,\s*(?P<name>[A-Za-z_][\w.-]{0,127})\(|(?P<end>\]))")
 _KEY = re.compile(r"[\s,]*(?:(?P<key>[A-Za-z_]\w{0,127})\s*=\s*|(?P<end>\)))")
+_NAME = re.compile(r"[A-Za-z_]\w{0,127}")
 _VALUE_RULES = (
     r'PY_STRING: /"([^"\\\n\x00-\x1f]|\\["\\nt])*"/',
     r"PY_INTEGER: /-?(0|[1-9][0-9]{0,17})/",
@@ -38,13 +39,17 @@ def _keywords(rule: str, function: ToolFunction) -> list[str]:
     properties = function.parameters.get("properties") or {}
     required = [key for key in properties if key in (function.parameters.get("required") or [])]
     others = [key for key in properties if key not in required]
-    parts = [f"{json.dumps(key + '=')} {_value_rule(properties[key])}" for key in required]
-    more = [f"{json.dumps(key + '=')} {_value_rule(properties[key])}" for key in others]
+    parts = [f"{_opening(key)} {_value_rule(properties[key])}" for key in required]
+    more = [f"{_opening(key)} {_value_rule(properties[key])}" for key in others]
     if not parts:  # the first one has no comma before it
         tails = [f"{part}{_rest(more[place + 1 :])}" for place, part in enumerate(more)]
         return [f"{rule}: {' | '.join([*tails, json.dumps('')])}"]
     comma = ' ", " '
     return [f"{rule}: {comma.join(parts)}{_rest(more)}"]
+
+
+def _opening(key: str) -> str:
+    return json.dumps(f"{checked_key(key, _NAME)}=", ensure_ascii=False)
 
 
 def _rest(parts: list[str]) -> str:
@@ -53,7 +58,11 @@ def _rest(parts: list[str]) -> str:
 
 def _value_rule(schema: Any) -> str:
     if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
-        return "(" + " | ".join(json.dumps(repr_of(item)) for item in schema["enum"]) + ")"
+        return (
+            "("
+            + " | ".join(json.dumps(repr_of(item), ensure_ascii=False) for item in schema["enum"])
+            + ")"
+        )
     kind = schema.get("type") if isinstance(schema, dict) else None
     return _RULE_OF_TYPE.get(kind, "py_value") if isinstance(kind, str) else "py_value"
 

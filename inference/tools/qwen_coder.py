@@ -9,11 +9,12 @@ from typing import Any, ClassVar
 
 from inference.parsing.literals import first_of, may_begin
 from inference.tools.base import ToolFunction, ToolParser
-from inference.tools.layout import Layout
+from inference.tools.layout import Layout, checked_key
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 END_VALUE, END_FUNCTION = "</parameter>", "</function>"
 _FUNCTION = re.compile(r"\s*<function=(?P<name>[^>\n]{1,128})>")
+_KEY = re.compile(r"[^>\n]{1,128}")
 _PARAMETER = re.compile(r"\s*(?:<parameter=(?P<key>[^>\n]{1,128})>|</function>|(?=</tool_call>))")
 
 
@@ -26,13 +27,13 @@ def _parameters(rule: str, function: ToolFunction) -> list[str]:
     for number, (key, value) in enumerate((schema.get("properties") or {}).items()):
         name = f"{rule}_{number}"
         parts.append(name if key in required else f"{name}?")
-        opening = json.dumps(f"<parameter={key}>\n")
-        closing = json.dumps(f"\n{END_VALUE}\n")
+        opening = _quoted(f"<parameter={checked_key(key, _KEY)}>\n")
+        closing = _quoted(f"\n{END_VALUE}\n")
         if _is_string(value) and "enum" not in value:
             rules.append(f"{name}: {opening} {name}_text")
             rules.append(rf"{name}_text[lazy]: /(.|\n)*/ {closing}")
         elif _is_string(value):
-            choices = " | ".join(json.dumps(str(choice)) for choice in value["enum"])
+            choices = " | ".join(_quoted(str(choice)) for choice in value["enum"])
             rules.append(f"{name}: {opening} ({choices}) {closing}")
         else:
             nested = {**value, **shared} if isinstance(value, dict) else {}
@@ -40,6 +41,10 @@ def _parameters(rule: str, function: ToolFunction) -> list[str]:
             rules.append(f"{name}: {opening} {name}_json {closing}")
             rules.append(f"{name}_json: %json {json.dumps(nested)}")
     return [f"{rule}: {' '.join(parts)}", *rules]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _is_string(schema: Any) -> bool:

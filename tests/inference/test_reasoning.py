@@ -138,3 +138,15 @@ async def test_a_call_after_the_reasoning(gateway: Gateway, thinker: Any) -> Non
     assert choice["finish_reason"] == "tool_calls"
     assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("Hm.", None)
     assert len(choice["message"]["tool_calls"]) == 1
+
+
+async def test_a_stream_that_shows_nothing_for_long_says_so(
+    gateway: Gateway, thinker: Any, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "SSE_HEARTBEAT_S": 0.01}
+    replica = thinker(f"<think>{'hm ' * 20}</think>Yes.")
+    replica.token_delay = 0.005
+    async with gateway.serving(replica):
+        stream = await gateway.client.chat(stream=True, include_reasoning=False)
+    before, _, _ = stream.body.partition(b"Yes")
+    assert before.count(b": keep-alive") > 3

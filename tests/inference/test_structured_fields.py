@@ -190,6 +190,9 @@ async def test_bad_tool_choices_are_refused(served: Gateway) -> None:
         assert (reply.status, reply.error["param"]) == (400, "tool_choice")
     reply = await served.client.chat(tools=[TOOL, TOOL])
     assert (reply.status, reply.error["param"]) == (400, "tools")
+    odd = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+    reply = await served.client.chat(tools=[odd])
+    assert (reply.status, reply.error["param"]) == (400, "tools[0].function.parameters")
     reply = await served.client.chat(tools=[TOOL], tool_choice="required", guided_regex="a")
     assert (reply.status, reply.error["param"]) == (400, "guided_regex")
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer, grammar_from
 
+from engine.errors import InvalidRequest
 from engine.text import Tokenizer, load_tokenizer
 from inference.chat.constraint import grammar_tokens
 from inference.chat.output_parser import ParserPlan
@@ -157,3 +158,34 @@ def test_an_answer_may_come_instead_of_calls(demo: Tokenizer, backend: LLTokeniz
     assert matcher.is_accepting()
     matcher.reset()
     assert matcher.consume_tokens(demo.encode("<tool_call>\n", add_special_tokens=False))
+
+
+@pytest.mark.parametrize(("name", "key"), [("pythonic", "a-b"), ("qwen3_coder", "a>b")])
+def test_names_that_a_way_of_writing_cant_hold_are_refused(
+    name: str, key: str, demo: Tokenizer
+) -> None:
+    function = ToolFunction("f", {"type": "object", "properties": {key: {"type": "string"}}})
+    with pytest.raises(InvalidRequest) as refusal:
+        parser_of(name).layout.grammar([function], grammar_tokens(demo), parallel=False)
+    assert refusal.value.param == "tools"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_with_words_from_anywhere(
+    name: str, demo: Tokenizer, backend: LLTokenizer
+) -> None:
+    schema = {"type": "string", "enum": ["Größe", 'a "quote" \\ \n line', "🙂"]}
+    if name == "qwen3_coder":  # a line break would end the value there
+        schema["enum"] = ["Größe", 'a "quote" \\', "🙂"]
+    function = ToolFunction(
+        "get_size",
+        {"type": "object", "properties": {"größe": schema}, "required": ["größe"]},
+    )
+    parser = parser_of(name)
+    grammar = parser.layout.grammar([function], grammar_tokens(demo), parallel=False)
+    for seed in range(3):
+        text = follow(backend, demo, grammar, seed)
+        assert text is not None
+        plan = ParserPlan(tools=lambda: parser([function]))
+        (call,) = message_of(read(plan, list(text)))["tool_calls"]
+        assert json.loads(call["function"]["arguments"])["größe"] in schema["enum"]

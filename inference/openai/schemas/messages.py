@@ -86,6 +86,13 @@ class FunctionDefinition(BaseModel):
             raise ValueError("must be 1 to 64 letters, digits, '_', '-' or '.'.")
         return name
 
+    @field_validator("parameters")
+    @classmethod
+    def _of_an_object(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+        if parameters is not None and parameters.get("type", "object") != "object":
+            raise ValueError("must be the schema of an object.")
+        return parameters
+
 
 class Tool(BaseModel):
     """A tool; only functions are there."""
