@@ -115,9 +115,11 @@ class WeightReader:
 class DummyWeights:
     """Random weights of whatever shape is asked for (`load_format="dummy"`): for profiling."""
 
-    def __init__(self, names_absent: frozenset[str] = frozenset(), seed: int = 0) -> None:
-        self._absent = names_absent
-        self._generator = torch.Generator().manual_seed(seed)
+    def __init__(
+        self, names_absent: frozenset[str] = frozenset(), seed: int = 0, device: str = "cpu"
+    ) -> None:
+        self._absent, self._device = names_absent, device
+        self._generator = torch.Generator(device).manual_seed(seed)
 
     def __contains__(self, name: str) -> bool:
         return name not in self._absent
@@ -127,7 +129,7 @@ class DummyWeights:
         if len(shape) == 1:
             return torch.ones(shape) if name.endswith(".weight") else torch.zeros(shape)
         scale = 1.0 / math.sqrt(shape[-1])
-        return torch.randn(shape, generator=self._generator) * scale
+        return torch.randn(shape, generator=self._generator, device=self._device) * scale
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """See `WeightReader.matrix`."""

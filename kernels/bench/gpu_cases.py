@@ -15,6 +15,8 @@ from kernels.reference import ReferenceKernels
 from kernels.triton import grouped
 
 Run = Callable[[], object]
+Paged = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""q, key cache, value cache, block tables, lengths, query starts."""
 
 
 @dataclass(slots=True)
@@ -41,7 +43,7 @@ def paged_batch(
     sequences: int, queries: int, length: int, *, heads: int, kv_heads: int, size: int,
     page: int, device: str, dtype: torch.dtype = torch.bfloat16,
     cache_dtype: torch.dtype | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> Paged:  # fmt: skip
     """Arguments of paged attention over blocks in random order."""
     blocks = -(-length // page)
     shape = (sequences * blocks, kv_heads, page, size)
@@ -79,10 +81,12 @@ def attention_case(
         q, keys, values, tables, lengths, _ = batch
         got = kernels.paged_attention(*batch, scale)[:queries]
         starts = torch.tensor([0, queries], dtype=torch.int32, device=q.device)
-        pages = [_pages(cache, tables[0]) for cache in (keys, values)]
+        own, theirs = _pages(keys, tables[0]), _pages(values, tables[0])
         in_order = torch.arange(tables.shape[1], dtype=torch.int32, device=q.device)[None]
-        one = (q[:queries].float(), *pages, in_order, lengths[:1], starts)
-        compare(got, ReferenceKernels.paged_attention(*one, scale), 1e-2)
+        expected = ReferenceKernels.paged_attention(
+            q[:queries].float(), own, theirs, in_order, lengths[:1], starts, scale
+        )
+        compare(got, expected, 1e-2)
 
     seen = sequences * sum(range(length - queries + 1, length + 1))
     width = (cache_dtype or torch.bfloat16).itemsize

@@ -1,4 +1,4 @@
-"""`manage.py bench latency|throughput|serve`: how fast this machine runs a model."""
+"""`manage.py bench latency|throughput|serve|kernels`: how fast this machine runs a model."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ class Command(BaseCommand):
 
     help = (
         "Measure a model's speed: 'latency' (one batch, in this process), 'throughput' (many "
-        "requests, in this process) or 'serve' (streaming load on a running server). Percentages "
-        "refer to the memory bandwidth and matrix-product rate measured in the same run."
+        "requests, in this process), 'serve' (streaming load on a running server) or 'kernels' (a "
+        "GPU's kernels, and an 8B-shaped model on them). Percentages refer to the memory bandwidth "
+        "and matrix-product rate measured in the same run."
     )
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         forms = parser.add_subparsers(
-            dest="form", required=True, metavar="latency|throughput|serve"
+            dest="form", required=True, metavar="latency|throughput|serve|kernels"
         )
+        forms.add_parser("kernels", help="the GPU's kernels and an 8B-shaped model")
         latency = forms.add_parser("latency", help="one batch from prompt to last token")
         self._engine_arguments(latency)
         latency.add_argument("--batch-size", type=int, default=1, metavar="N")
@@ -76,7 +78,12 @@ class Command(BaseCommand):
         parser.add_argument("--workload-seed", type=int, default=7, metavar="N")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        run = {"latency": self._latency, "throughput": self._throughput, "serve": self._serve}
+        run = {
+            "latency": self._latency,
+            "throughput": self._throughput,
+            "serve": self._serve,
+            "kernels": self._kernels,
+        }
         try:
             run[options["form"]](options)
         except QuireError as error:
@@ -140,6 +147,15 @@ class Command(BaseCommand):
             )
             for failure in found.failures[:3]:
                 self.stderr.write(f"  failed: {failure}")
+
+    def _kernels(self, options: dict[str, Any]) -> None:
+        from engine.bench import gpu
+
+        if not gpu.torch.cuda.is_available():
+            raise CommandError(
+                "torch sees no CUDA device; `python -m kernels.bench` times the CPU's kernels."
+            )
+        gpu.run_kernels(self.stdout.write)
 
     def _core(self, options: dict[str, Any]) -> Any:
         """The engine, in this process."""
