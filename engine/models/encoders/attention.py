@@ -12,10 +12,13 @@ from engine.models.norms import Step
 
 
 class Sequences:
-    """The sequences of one step, in groups of equal length: a group is one dense batch.
+    """The sequences of one step, sorted by length: those of one length are one dense batch.
 
     Args:
         query_start_loc: int32 [num_seqs + 1], where each sequence's tokens begin.
+
+    Attributes:
+        groups: (length, first token, end) of the sequences of each length, after sorting.
     """
 
     def __init__(self, query_start_loc: Tensor) -> None:
@@ -23,16 +26,24 @@ class Sequences:
         by_length: dict[int, list[int]] = {}
         for start, end in pairwise(starts):
             by_length.setdefault(end - start, []).append(start)
-        #: (length, int64 [num_seqs * length] the tokens of its sequences)
-        self.groups = [
-            (length, _tokens(first, length)) for length, first in sorted(by_length.items())
-        ]
-        #: One length for all: the tokens lie as they are needed.
-        self.uniform = len(self.groups) == 1
+        self.groups: list[tuple[int, int, int]] = []
+        places, first = [], 0
+        for length, begins in sorted(by_length.items()):
+            places.append((torch.tensor(begins)[:, None] + torch.arange(length)).flatten())
+            self.groups.append((length, first, first + length * len(begins)))
+            first += length * len(begins)
+        # Of one length they lie as they are needed.
+        self._order = torch.cat(places) if len(places) > 1 else None
 
+    def sorted(self, values: Tensor) -> Tensor:
+        """[num_tokens, ...] in the order of the groups."""
+        return values if self._order is None else values[self._order]
 
-def _tokens(starts: list[int], length: int) -> Tensor:
-    return (torch.tensor(starts)[:, None] + torch.arange(length)).flatten()
+    def restored(self, values: Tensor) -> Tensor:
+        """What was sorted, in the step's order again."""
+        if self._order is None:
+            return values
+        return torch.empty_like(values).index_copy_(0, self._order, values)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,20 +67,16 @@ class BidirectionalAttention:
     bias_table: Tensor | None = None
 
     def __call__(self, x: Tensor, positions: Tensor, sequences: Sequences) -> Tensor:
-        """[T, hidden] of the same."""
+        """[T, hidden] of the same; tokens are sorted as in `sequences`."""
         qkv = self.project(x).unflatten(-1, (3, self.num_heads, self.head_dim))
         if self.cos_sin is not None:
             rotated = _rotated(qkv[:, :2], self.cos_sin[positions])
             qkv = torch.cat((rotated, qkv[:, 2:]), dim=1)
-        out = torch.empty_like(qkv[:, 0])
-        for length, tokens in sequences.groups:
-            group = qkv if sequences.uniform else qkv[tokens]
-            attended = self._attend(group.unflatten(0, (-1, length)), length)
-            if sequences.uniform:
-                out = attended
-            else:
-                out[tokens] = attended
-        return self.output(out.flatten(1))
+        out = [
+            self._attend(qkv[first:end].unflatten(0, (-1, length)), length)
+            for length, first, end in sequences.groups
+        ]
+        return self.output((torch.cat(out) if len(out) > 1 else out[0]).flatten(1))
 
     def _attend(self, qkv: Tensor, length: int) -> Tensor:
         """[n, L, 3, heads, head_dim] -> [n * L, heads, head_dim]."""

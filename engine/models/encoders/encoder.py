@@ -92,12 +92,13 @@ class NativeEncoder:
         Returns:
             float32 [num_tokens, hidden].
         """
-        positions = context.positions
-        x = self._embed(token_ids, positions, token_types)
         sequences = Sequences(context.query_start_loc)
+        positions = sequences.sorted(context.positions)
+        types = None if token_types is None else sequences.sorted(token_types)
+        x = self._embed(sequences.sorted(token_ids), positions, types)
         for layer in self.layers:
             x = layer(x, positions, sequences)
-        return self._final_norm(x)
+        return sequences.restored(self._final_norm(x))
 
     def _embed(self, token_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
         x = self.embedding[token_ids].float()

@@ -157,3 +157,34 @@ def test_params_may_differ_by_prompt(llm: LLM) -> None:
     )
     with pytest.raises(InvalidRequest, match="as many pooling_params"):
         llm.embed(TEXTS, params, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings_"),
+    [("bert", {}), ("llama", {}), ("llama", {"pooler_config": {"pooling_type": "MEAN"}})],
+)
+def test_a_step_ahead_changes_nothing(
+    kind: str, settings_: dict[str, Any], pooling_model: Maker
+) -> None:
+    prompts = [[4 + place % 150] * (1 + place * 7 % 60) for place in range(12)]
+    found = []
+    for ahead in (False, True):
+        llm = LLM(
+            str(pooling_model(kind)),
+            async_scheduling=ahead,
+            max_num_batched_tokens=48,
+            max_model_len=64,
+            num_gpu_blocks_override=32,
+            **settings_,
+        )
+        found.append([out.outputs.embedding for out in llm.embed(prompts, use_tqdm=False)])
+        for place in range(3):
+            submit(llm, f"x{place}", prompts[-1])
+        deltas = [*llm.core.step(), *llm.core.abort("x0")]
+        while llm.core.has_work:
+            deltas += llm.core.step()
+        assert {delta.request_id for delta in deltas} == {"x0", "x1", "x2"}
+        assert len(deltas) == 3
+        llm.core.check_integrity()
+        assert llm.core.snapshot().num_free_blocks == 32
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
