@@ -10,7 +10,6 @@ from engine.errors import InvalidRequest
 from inference.anthropic.schemas import (
     Block,
     CountTokensRequest,
-    InputMessage,
     MessagesRequest,
     ToolChoice,
 )
@@ -118,7 +117,7 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
         if isinstance(message.content, str):
             messages.append({"role": message.role, "content": message.content})
         else:
-            add(messages, message, f"messages.{place}.content")
+            add(messages, message.content, f"messages.{place}.content")
     return messages
 
 
@@ -128,18 +127,18 @@ def _system(system: str | list[Block]) -> str:
     return "\n".join(_text(block, f"system.{place}") for place, block in enumerate(system))
 
 
-def _add_user(messages: list[dict[str, Any]], message: InputMessage, param: str) -> None:
+def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
     """Tools' results are messages of their own, before what the user says."""
     texts: list[str] = []
-    for place, block in enumerate(message.content):
+    for place, block in enumerate(blocks):
         here = f"{param}.{place}"
-        if isinstance(block, Block) and block.type == "tool_result":
+        if block.type == "tool_result":
             call_id = _needed(block.tool_use_id, f"{here}.tool_use_id")
             content = _result(block, here)
             messages.append({"role": "tool", "tool_call_id": call_id, "content": content})
         else:
             texts.append(_text(block, here))
-    if texts or not message.content:
+    if texts or not blocks:
         messages.append({"role": "user", "content": "\n".join(texts)})
 
 
@@ -155,13 +154,11 @@ def _joined(blocks: Iterable[Block], param: Callable[[int], str]) -> str:
     return "\n".join(_text(block, param(place)) for place, block in enumerate(blocks))
 
 
-def _add_assistant(messages: list[dict[str, Any]], message: InputMessage, param: str) -> None:
+def _add_assistant(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
     texts: list[str] = []
     made: dict[str, Any] = {"role": "assistant", "content": ""}
-    for place, block in enumerate(message.content):
+    for place, block in enumerate(blocks):
         here = f"{param}.{place}"
-        if not isinstance(block, Block):
-            continue
         if block.type == "tool_use":
             function = {
                 "name": _needed(block.name, f"{here}.name"),
@@ -177,9 +174,7 @@ def _add_assistant(messages: list[dict[str, Any]], message: InputMessage, param:
     messages.append(made)
 
 
-def _text(block: Block | str, param: str) -> str:
-    if isinstance(block, str):
-        return block
+def _text(block: Block, param: str) -> str:
     if block.type != "text":
         raise UnsupportedField(
             f"{param}: blocks of the type {block.type[:50]!r} are not supported.",

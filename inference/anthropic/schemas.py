@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from engine.errors import InvalidRequest
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Label, Refused
+from inference.openai.schemas.base import Label
 from inference.openai.schemas.messages import MAX_TOOLS
-from inference.web.known_fields import TEMPLATE_FIELDS, refuse_unsupported, unknown_fields
+from inference.web.known_fields import TEMPLATE_FIELDS, KnownFields
 
 #: Known, not supported, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -108,10 +109,10 @@ class Metadata(BaseModel):
     user_id: Label | None = None
 
 
-class CountTokensRequest(BaseModel):
+class CountTokensRequest(KnownFields):
     """A conversation. Sampling fields beyond Anthropic's are in `MessagesRequest`."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
     messages: Annotated[list[InputMessage], Field(min_length=1)]
@@ -122,21 +123,8 @@ class CountTokensRequest(BaseModel):
     output_config: OutputConfig | None = None
     cache_control: dict[str, Any] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, data: Any) -> Any:
-        refuse_unsupported(data, UNSUPPORTED)
-        return data
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        try:
-            self._check_tools()
-        except InvalidRequest as error:
-            raise Refused(error) from None
-        return self
-
-    def _check_tools(self) -> None:
+    def check(self) -> None:
+        """Tools and their choice."""
         for place, tool in enumerate(self.tools or ()):
             if tool.type not in (None, "custom"):
                 raise UnsupportedField(
@@ -150,10 +138,6 @@ class CountTokensRequest(BaseModel):
         choice = self.tool_choice
         if choice is not None and choice.type == "tool" and choice.name is None:
             raise InvalidRequest("The choice of a tool needs its name.", param="tool_choice.name")
-
-    def ignored_fields(self) -> list[str]:
-        """Unknown fields, by name. Raises `InvalidRequest` in strict mode."""
-        return unknown_fields(self, UNSUPPORTED)
 
 
 class MessagesRequest(CountTokensRequest):

@@ -99,6 +99,7 @@ class BatchRun:
     async def _run_and_finish(self) -> None:
         status: Any = BatchStatus.COMPLETED
         refusal: QuireError | None = None
+        problems: list[dict[str, Any]] = []
         try:
             await self._run_lines()
         except* Stop as stops:
@@ -109,8 +110,9 @@ class BatchRun:
         for journal in (self._output, self._errors):
             await asyncio.to_thread(journal.sync)
         if refusal is not None:
-            told = {"code": refusal.code, "message": refusal.message, "param": None, "line": None}
-            self._row.errors = [told]
+            problems = [
+                {"code": refusal.code, "message": refusal.message, "param": None, "line": None}
+            ]
         await in_db_thread(
             finish_batch,
             row=self._row,
@@ -118,7 +120,7 @@ class BatchRun:
             output=self._output_path,
             errors=self._errors_path,
             counts=self._tally.counts(),
-            problems=self._row.errors,
+            problems=problems,
         )
 
     async def _run_lines(self) -> None:

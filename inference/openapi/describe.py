@@ -89,7 +89,7 @@ VIEWS: dict[Any, dict[str, Any]] = {
     },
     files.FileView: {
         "get": operation("Files", answers.StoredFileObject, statuses=FOUND),
-        "delete": operation("Files", answers.Deleted, statuses=FOUND),
+        "delete": operation("Files", answers.Deleted, statuses=(*FOUND, 409)),
     },
     files.FileContentView: {
         "get": operation(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from engine.errors import InvalidRequest
 from inference.batches.schemas import Metadata
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Label, Refused
+from inference.openai.schemas.base import Label
 from inference.openai.schemas.messages import MAX_TOOLS
-from inference.web.known_fields import TEMPLATE_FIELDS, refuse_unsupported, unknown_fields
+from inference.web.known_fields import TEMPLATE_FIELDS, KnownFields
 
 #: Known, not supported, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -95,10 +96,10 @@ class ResponsesStreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(KnownFields):
     """What to answer. Sampling fields beyond OpenAI's are vLLM's."""
 
-    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
     model: Annotated[str, Field(min_length=1, max_length=256)]
     input: str | list[InputItem]
@@ -130,20 +131,10 @@ class ResponsesRequest(BaseModel):
     priority: int | None = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse(cls, data: Any) -> Any:
-        refuse_unsupported(data, UNSUPPORTED)
-        return data
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        try:
-            self._check_tools()
-            self._check_modes()
-        except InvalidRequest as error:
-            raise Refused(error) from None
-        return self
+    def check(self) -> None:
+        """Tools, format and modes that go together."""
+        self._check_tools()
+        self._check_modes()
 
     def _check_tools(self) -> None:
         for place, tool in enumerate(self.tools or ()):
@@ -179,7 +170,3 @@ class ResponsesRequest(BaseModel):
         if isinstance(self.input, str):
             return [{"type": "message", "role": "user", "content": self.input}]
         return [item.model_dump(exclude_unset=True) for item in self.input]
-
-    def ignored_fields(self) -> list[str]:
-        """Unknown fields, by name. Raises `InvalidRequest` in strict mode."""
-        return unknown_fields(self, UNSUPPORTED)

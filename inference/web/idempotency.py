@@ -30,8 +30,8 @@ _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
 KEEP_S = 24 * 3600
 #: A gateway that dies in the middle frees its keys after so long.
 HOLD_S = 60
-#: Larger answers are not kept: their key is free again.
-MAX_BYTES = 4 << 20
+#: Larger answers are not kept, or keys would fill Redis: theirs is free again.
+MAX_BYTES = 1 << 18
 _RELEASE = """
 if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0
 """
@@ -117,7 +117,7 @@ class IdempotencyKey:
         for _ in range(3):
             if await self._redis.set(self._name, self._held, nx=True, ex=HOLD_S):
                 return None
-            data = await self._redis.get(self._name)
+            data: bytes | None = await self._redis.get(self._name)  # type: ignore[assignment]
             if data is None:  # it was freed just now
                 continue
             entry = msgspec.msgpack.decode(data, type=Entry)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from engine.errors import InvalidRequest
 from inference.errors import UnsupportedField
@@ -21,27 +21,46 @@ TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unsupported(data: Any, unsupported: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise `Refused` for a field in the table with a value that would change something."""
-    if not isinstance(data, dict):
-        return
-    for name in unsupported.keys() & data.keys():
-        value = data[name]
-        if value is not None and value not in unsupported[name]:
-            raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
+class KnownFields(BaseModel):
+    """A body whose unsupported fields are refused by name, and whose unknown ones are named.
 
+    `UNSUPPORTED`: fields that we know and don't support, with the values that change nothing.
+    """
 
-def unknown_fields(body: BaseModel, unsupported: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """Fields that nobody knows, by name. Raises `InvalidRequest` in strict mode."""
-    extra = body.model_extra or {}
-    names = sorted(n for n, value in extra.items() if n not in unsupported and value is not None)
-    if names and gateway_settings().strict:
-        raise InvalidRequest(
-            f"Unrecognized request argument supplied: {names[0][:100]}.",
-            param=names[0][:100],
-            code="unknown_parameter",
-        )
-    return names
+    model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = TEMPLATE_FIELDS
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse(cls, data: Any) -> Any:
+        for name in cls.UNSUPPORTED.keys() & (data if isinstance(data, dict) else {}):
+            if data[name] is not None and data[name] not in cls.UNSUPPORTED[name]:
+                raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        try:
+            self.check()
+        except InvalidRequest as error:
+            raise Refused(error) from None
+        return self
+
+    def check(self) -> None:
+        """What types alone don't say. Raises `InvalidRequest`."""
+
+    def ignored_fields(self) -> list[str]:
+        """Unknown fields, by name. Raises `InvalidRequest` in strict mode."""
+        extra = self.model_extra or {}
+        known = self.UNSUPPORTED
+        names = sorted(n for n, value in extra.items() if n not in known and value is not None)
+        if names and gateway_settings().strict:
+            raise InvalidRequest(
+                f"Unrecognized request argument supplied: {names[0][:100]}.",
+                param=names[0][:100],
+                code="unknown_parameter",
+            )
+        return names
 
 
 def in_words_of(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:

@@ -9,14 +9,16 @@ from functools import partial
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from storage.access import access_file, stored_bytes
 from storage.actions.owners import actor_of, owner_fields
 from storage.blobs import remove_blob, sweep_blobs, write_blob
-from storage.errors import StorageFull
+from storage.errors import Conflict, StorageFull
 from storage.ids import new_id
 from storage.models import Batch, StoredFile, StoredResponse
+from storage.models.batch import OPEN
 from tenants.audit import record
 from tenants.authentication import Caller
 from tenants.models import Tenant
@@ -91,8 +93,10 @@ def clean_filename(name: str) -> str:
 
 @transaction.atomic
 def delete_file(*, caller: Caller, public_id: str) -> None:
-    """Forget a file and its bytes. Raises `NotFound`."""
+    """Forget a file and its bytes. Raises `NotFound`; `Conflict` while a batch needs it."""
     row = access_file(caller, public_id)
+    if needed_by_batches().filter(input_file_id=public_id).exists():
+        raise Conflict("A batch that has not ended needs this file.")
     record(actor=actor_of(caller), action="file.delete", target=row, tenant=row.tenant)
     row.delete()
     transaction.on_commit(partial(remove_blob, caller.tenant_id, public_id))
@@ -101,7 +105,9 @@ def delete_file(*, caller: Caller, public_id: str) -> None:
 def remove_expired() -> int:
     """Remove files and responses past their end, and bytes without an owner; return how many."""
     now, removed = timezone.now(), 0
-    for row in StoredFile.objects.filter(expires_at__lte=now)[:1000]:
+    needed = needed_by_batches().values("input_file_id")
+    gone = StoredFile.objects.filter(expires_at__lte=now).exclude(public_id__in=needed)
+    for row in gone[:1000]:
         row.delete()
         remove_blob(row.tenant_id, row.public_id)
         removed += 1
@@ -110,9 +116,16 @@ def remove_expired() -> int:
     return removed
 
 
+def needed_by_batches() -> QuerySet[Batch]:
+    """Batches that have not ended."""
+    return Batch.objects.filter(status__in=OPEN)
+
+
 def _is_known(public_id: str) -> bool:
-    model = Batch if public_id.startswith("batch_") else StoredFile
-    return model.objects.filter(public_id=public_id).exists()
+    """Whether bytes under this name are somebody's: a file's, or a running batch's journal."""
+    if public_id.startswith("batch_"):
+        return needed_by_batches().filter(public_id=public_id).exists()
+    return StoredFile.objects.filter(public_id=public_id).exists()
 
 
 def lifetime(seconds: int | None) -> datetime | None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from storage.blobs import files_dir
 from storage.models import Batch
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
@@ -243,6 +244,11 @@ async def test_requests_over_the_limit_wait_for_their_minute(batches: Batches) -
 
 async def test_the_input_file_may_be_gone(batches: Batches) -> None:
     made = await batches.create([request_line(1)])
-    await batches.gateway.client.request("DELETE", f"/v1/files/{made['input_file_id']}")
+    path = f"/v1/files/{made['input_file_id']}"
+    refused = await batches.gateway.client.request("DELETE", path)
+    assert (refused.status, refused.error["code"]) == (409, "conflict")
+    for blob in files_dir().glob("*/*"):
+        blob.unlink()
     failed = await batches.run(made)
     assert failed["errors"]["data"][0]["code"] == "file_not_found"
+    assert (await batches.gateway.client.request("DELETE", path)).status == 200
