@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.core import EngineCore
 from engine.errors import InvalidRequest
 from engine.llm import LLM
 from engine.sampling_params import SamplingParams
 from engine.structured.thinking import Phase, Thinking, ThinkingParams
-from tests.engine.structured.conftest import PROMPT, params
+from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens
 
 START, END = [7], [5, 6]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -129,3 +133,46 @@ def test_marks_outside_of_the_vocabulary_are_refused(llm: LLM) -> None:
     sampling = SamplingParams(thinking=ThinkingParams(end=[[10**9]]))
     with pytest.raises(InvalidRequest, match="vocabulary"):
         generate(llm, sampling)
+
+
+def thoughtful(seed: int, core: EngineCore, *, form: bool, budget: int | None) -> SamplingParams:
+    tokenizer = core.loaded.tokenizer
+    assert tokenizer is not None
+    fields: dict[str, Any] = {"regex": "[ab]{3,9}!"} if form else {}
+    sampling = params(seed, max_tokens=40, **fields)
+    end = tokenizer.encode("</a>", add_special_tokens=False)
+    sampling.thinking = ThinkingParams(end=[end], budget=budget)
+    return sampling
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "async"])
+def core(request: pytest.FixtureRequest, model_folder: Callable[[str], Path]) -> EngineCore:
+    settings = {**SETTINGS, "async_scheduling": request.param}
+    return EngineCore(EngineConfig(model=str(model_folder("llama")), **settings))
+
+
+def test_a_batch_gives_what_each_gives_alone(core: EngineCore) -> None:
+    mixed = [(form, budget) for form in (False, True) for budget in (0, 3, 12)]
+    messages = [
+        request(thoughtful(seed, core, form=form, budget=budget), f"r{seed}")
+        for seed, (form, budget) in enumerate([*mixed, (True, None)])
+    ]
+    alone = {}
+    for message in messages:
+        core.add_request(message)
+        alone |= {key: tokens(deltas) for key, deltas in finish(core).items()}
+    for message in messages:
+        core.add_request(message)
+    assert {key: tokens(deltas) for key, deltas in finish(core).items()} == alone
+
+
+@pytest.mark.parametrize("form", [False, True])
+def test_an_output_goes_on_elsewhere_wherever_it_stood(core: EngineCore, form: bool) -> None:
+    sampling = thoughtful(5, core, form=form, budget=6)
+    core.add_request(request(sampling, "whole"))
+    whole = tokens(finish(core)["whole", 0])
+    for at in range(1, len(whole) - 1):
+        core.add_request(request(sampling, f"rest{at}", resume_token_ids=[whole[:at]]))
+    found = finish(core)
+    for at in range(1, len(whole) - 1):
+        assert whole[:at] + tokens(found[f"rest{at}", 0]) == whole
