@@ -243,3 +243,23 @@ def test_fault_27_a_request_that_breaks_its_step_fails_alone(
     assert {k: outcome(v)["tokens"] for k, v in found.items()} == {
         k: v["tokens"] for k, v in expected.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("mistral", {}),
+        ("qwen2-window", TIGHT),
+        ("llama", {"model_impl": "transformers"}),
+    ],
+)
+def test_other_models_and_caches(
+    model_folder: Folder, family: str, changes: dict[str, Any]
+) -> None:
+    messages = requests(10, seed=4)
+    settings = {**ROOMY, **changes}
+    outcomes = [
+        run(make(lambda _: model_folder(family), switch=switch, **settings), messages)
+        for switch in (False, True)
+    ]
+    assert outcomes[0] == outcomes[1]

@@ -207,3 +207,32 @@ def test_a_model_that_cannot_be_loaded_says_why_and_ends(
     assert heartbeat is not None
     assert heartbeat.state == "failed"
     assert "architecture" in heartbeat.detail
+
+
+def test_a_replica_that_plans_ahead_serves_the_same_and_searches(
+    redis_url: str, key_prefix: str, gateway: Gateway, model_folder: Folder
+) -> None:
+    prompt = list(range(30, 60))
+    kinds = {
+        "plain": {"max_tokens": 20},
+        "drawn": {"temperature": 1.0, "seed": 3, "n": 2, "max_tokens": 20},
+        "beams": {"use_beam_search": True, "n": 2, "best_of": 4, "max_tokens": 10},
+    }
+    with replica(redis_url, key_prefix, model_folder("llama"), "--async-scheduling") as process:
+        ahead = Gateway(redis_url, key_prefix)
+        ahead.await_state("ready")
+        for name, sampling in kinds.items():
+            ahead.request(f"a-{name}", prompt, **sampling)
+            gateway.request(f"a-{name}", prompt, **sampling)
+        ahead.finish(*(f"a-{name}" for name in kinds))
+        gateway.finish(*(f"a-{name}" for name in kinds))
+        settled(ahead)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    for name in kinds:
+        found = [{d.index: [] for d in g.deltas[f"a-{name}"]} for g in (ahead, gateway)]
+        for by_index, each in zip(found, (ahead, gateway), strict=True):
+            for delta in each.deltas[f"a-{name}"]:
+                by_index[delta.index] += delta.token_ids
+        assert found[0] == found[1]
+    assert [d.finish_reason for d in gateway.deltas["a-beams"]] == ["length", "length"]
