@@ -12,6 +12,8 @@ import pytest
 
 from engine import LLM, protocol
 from engine.protocol import PoolingInfo
+from inference.batches.dispatch import call_endpoint
+from tenants import authentication
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway, until
 from tests.inference.pooling.conftest import Serve
@@ -186,3 +188,28 @@ async def test_fault_27_a_lost_replicas_prompts_go_to_another(
             answer = await pending
     np.testing.assert_allclose(answer["data"][0]["embedding"], vectors[0], atol=1e-6)
     assert len(await gateway.usage()) == 1
+
+
+async def test_a_batch_may_hold_embeddings(
+    gateway: Gateway, serve: Serve, vectors: np.ndarray
+) -> None:
+    caller = await authentication.authenticate(f"Bearer {gateway.rows.secret}")
+    body = {"model": "embed", "input": TEXTS[:2]}
+    async with serve("embed"):
+        outcome = await call_endpoint("/v1/embeddings", body, caller)
+    assert outcome.status == 200
+    found = [entry["embedding"] for entry in outcome.body["data"]]
+    np.testing.assert_allclose(found, vectors[:2], atol=1e-6)
+
+
+async def test_requests_at_once_leave_nothing_behind(gateway: Gateway, serve: Serve) -> None:
+    async with serve("embed") as service:
+        answers = await asyncio.gather(
+            *(post(gateway, "/v1/embeddings", model="embed", input=text) for text in TEXTS * 4)
+        )
+        core = service.core
+        assert core is not None
+        await until(lambda: not core.requests)
+        core.check_integrity()
+    sizes = [len(answer["data"][0]["embedding"]) for answer in answers]
+    assert sizes == [32] * 16
