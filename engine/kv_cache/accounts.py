@@ -12,10 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 
 from engine.kv_cache.free_list import FreeList
+from engine.lazy_heap import LazyHeap
 
 #: A tenant's share and its reserve last for so long after its last request.
 PRESENT_S = 600.0
 _EXPIRE_EVERY_S = 10.0
+#: A tenant gives a sixteenth of its blocks before the shares are looked at again.
+_PART_AT_ONCE = 16
 
 
 class Account:
@@ -79,6 +82,8 @@ class TenantAccounts:
         #: Those with a reserve.
         self.reserving: list[Account] = []
         self._total_weight = 0.0
+        #: Those with free blocks, most over their share first.
+        self._evictable = LazyHeap()
 
     def __iter__(self) -> Iterator[Account]:
         return iter(self._accounts.values())
@@ -114,11 +119,20 @@ class TenantAccounts:
             self._expire(now)
         account = self.of(name)
         account.seen_at = now
-        self._total_weight += weight - (account.weight if account.present else 0.0)
+        added = weight - (account.weight if account.present else 0.0)
         account.weight, account.present = weight, True
         account.maximum = max(1, int(max_fraction * self.num_blocks))
         self._reserve(account, int(reserved_fraction * self.num_blocks))
+        if added:
+            self._add_weight(added)
+            self.list_free(account)
         return account
+
+    def _add_weight(self, weight: float) -> None:
+        """Somebody came, went or changed; what a reserve is worth changes with it."""
+        self._total_weight += weight
+        for account in self.reserving:
+            self.list_free(account)
 
     def _reserve(self, account: Account, wanted: int) -> None:
         """Reserve as many blocks as wanted, or as others have left."""
@@ -130,6 +144,7 @@ class TenantAccounts:
             self.reserving.append(account)
         if not account.reserved:
             self.reserving.remove(account)
+        self.list_free(account)
 
     def _expire(self, now: float) -> None:
         """Who hasn't been here for a while has no share and no reserve; empty accounts go."""
@@ -139,8 +154,9 @@ class TenantAccounts:
                 continue
             if account.present:
                 account.present = False
-                self._total_weight -= account.weight
                 self._reserve(account, 0)
+                self._add_weight(-account.weight)
+                self.list_free(account)
             if not account.free.count:
                 del self._accounts[account.name]
 
@@ -177,8 +193,13 @@ class TenantAccounts:
         share = self.share(account)
         return blocks / share if share else float("inf")
 
+    def list_free(self, account: Account) -> None:
+        """Say that the tenant has free blocks, or holds more blocks than before."""
+        if account.free.count:
+            self._evictable.put(account.name, self._rank(account))
+
     def next_evicted(self) -> tuple[Account, int]:
-        """Whose free blocks are taken next, and how many before it's somebody else's turn.
+        """Whose free blocks are taken next, and how many at a time.
 
         Those that nobody ever used, then those of whoever is most over its share, counting what it
         uses and what it keeps cached; among the absent, of whoever went first. Raises IndexError
@@ -186,19 +207,29 @@ class TenantAccounts:
         """
         if self.nobody.free.count:
             return self.nobody, self.nobody.free.count
-        holders = [account for account in self._accounts.values() if account.free.count]
-        if len(holders) == 1:
-            return holders[0], holders[0].free.count
-        if not holders:
-            raise IndexError("No block is free.")
-        second, first = sorted(holders, key=self._rank)[-2:]
-        if not self.share(first):
-            return first, first.free.count
-        level = self._rank(second)[0] * self.share(first)
-        held = first.used + first.free.count
-        return first, max(1, min(first.free.count, int(held - level)))
+        while (first := self._evictable.first()) is not None:
+            name, listed = first
+            account = self._accounts.get(name)
+            if account is None or not account.free.count:
+                self._evictable.discard(name)
+                continue
+            rank = self._rank(account)
+            if rank != listed:
+                # It has less than when it was listed; who has more is listed anew at once.
+                self._evictable.put(name, rank)
+                continue
+            if len(self._evictable) == 1 or not self.share(account):
+                return account, account.free.count
+            part = (account.used + account.free.count) // _PART_AT_ONCE
+            return account, min(account.free.count, max(1, part))
+        raise IndexError("No block is free.")
 
     def _rank(self, account: Account) -> tuple[float, float]:
-        """The order of eviction, last first."""
-        excess = self.excess(account, account.used + account.free.count)
-        return excess, -account.seen_at
+        """The order of eviction: the excess, but for a factor that all have in common.
+
+        So it doesn't change with whoever else comes and goes, but for those with a reserve.
+        """
+        held = account.used + account.free.count
+        reserve = account.reserved * self._total_weight / self.num_blocks
+        weight = max(account.weight if account.present else 0.0, reserve)
+        return (-held / weight if weight else float("-inf")), account.seen_at

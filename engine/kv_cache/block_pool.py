@@ -98,6 +98,7 @@ class BlockPool:
                 taken.append(block)
         account.used += count
         self.num_free -= count
+        self.accounts.list_free(account)
         return taken
 
     def touch(self, blocks: Iterable[Block], account: Account | None = None) -> None:
@@ -115,6 +116,7 @@ class BlockPool:
                 guests = block.guests = block.guests or {}
                 guests[account] = guests.get(account, 0) + 1
             block.ref_count += 1
+        self.accounts.list_free(account)
 
     def free(self, blocks: Sequence[Block], account: Account | None = None) -> None:
         """One sequence of the tenant stops using these blocks, given in block-table order.
@@ -132,6 +134,8 @@ class BlockPool:
                 owner.used -= 1
                 owner.free.append(block)
                 self.num_free += 1
+                if owner.free.count == 1:
+                    self.accounts.list_free(owner)
 
     def _leave_shared(self, block: Block, guests: dict[Account, int], account: Account) -> None:
         """One use fewer of a block that several tenants share; a guest inherits it at the end."""
@@ -144,6 +148,7 @@ class BlockPool:
             heir = next(iter(guests))
             owner.used -= 1
             heir.used += 1
+            self.accounts.list_free(heir)
             block.owner = heir
             del guests[heir]
         block.guests = guests or None

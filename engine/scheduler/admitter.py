@@ -30,15 +30,15 @@ class Admitter:
         """Waiting sequences while budget, seats and blocks last; never past one that can't go.
 
         Except that a tenant is passed over which is at its own maximum, or takes more than its
-        share of seats when few are left; and that a full pool stops nobody from using blocks that
-        are reserved for him.
+        share of seats when few are left (though not for urgent requests); and that a full pool
+        stops nobody from using blocks that are reserved for him.
         """
         while draft.budget > 0 and not self._full:
             head = self._waiting.peek()
             if head is None or head.isolated:
                 break
             account = self._kv.account_of(head)
-            if self._leaves_seats(account):
+            if head.request.priority >= 0 and self._leaves_seats(account):
                 self._waiting.hold(account.name)
                 continue
             if self.admit(draft, head) or head.finished:

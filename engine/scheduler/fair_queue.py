@@ -13,7 +13,7 @@ got differs by at most 2 * max(PROMPT_COST * longest prompt, OUTPUT_COST * token
 
 from __future__ import annotations
 
-from engine.scheduler.lazy_heap import LazyHeap
+from engine.lazy_heap import LazyHeap
 from engine.scheduler.queue import Place, WaitingQueue
 from engine.scheduler.sequence import Sequence
 

@@ -11,7 +11,7 @@ import heapq
 from abc import ABC, abstractmethod
 from typing import Any
 
-from engine.scheduler.lazy_heap import LazyHeap
+from engine.lazy_heap import LazyHeap
 from engine.scheduler.sequence import Sequence, Status
 
 #: How a sequence stands in its line; the smallest goes first. No two are equal.

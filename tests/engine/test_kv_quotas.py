@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from engine.kv_cache import BlockPool
+from engine.kv_cache import Account, BlockPool
 from engine.kv_cache.accounts import PRESENT_S
 from engine.scheduler import Sequence, Status
 from tests.engine.helpers import Driver
@@ -230,3 +230,41 @@ def test_shares_are_weights_among_those_present_and_at_least_the_reserve() -> No
     assert pool.accounts.share(b) == 50
     pool.accounts.note("a", weight=1)
     assert math.isclose(pool.accounts.share(a), 50)
+
+
+def test_choosing_whom_to_evict_does_not_walk_the_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = []
+    for tenants in (20, 400):
+        pool = BlockPool(2 * tenants)
+        accounts = [pool.accounts.note(f"t{index}") for index in range(tenants)]
+        for account in accounts:
+            pool.free(pool.allocate(2, account), account)
+        calls = 0
+        rank = pool.accounts._rank
+
+        def counting(account: Account) -> tuple[float, float]:
+            nonlocal calls
+            calls += 1
+            return rank(account)  # noqa: B023
+
+        monkeypatch.setattr(pool.accounts, "_rank", counting)
+        for _ in range(10):
+            pool.allocate(1, accounts[0])
+        looks.append(calls)
+    assert looks[0] == looks[1]
+
+
+def test_eviction_follows_the_shares_as_tenants_and_weights_come_and_go() -> None:
+    pool = BlockPool(30)
+    a, b = pool.accounts.note("a"), pool.accounts.note("b")
+    blocks = {account.name: pool.allocate(15, account) for account in (a, b)}
+    for account in (a, b):
+        pool.free(blocks[account.name], account)
+    pool.accounts.note("a", weight=3)
+    c = pool.accounts.note("c")
+    pool.allocate(5, c)
+    # At three times the weight a's 15 blocks are within its share: b's are evicted.
+    assert (a.free.count, b.free.count) == (15, 10)
+    pool.accounts.note("b", reserved_fraction=0.9)
+    pool.allocate(3, c)
+    assert (a.free.count, b.free.count) == (12, 10)

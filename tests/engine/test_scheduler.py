@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.lazy_heap import LazyHeap
 from engine.scheduler import Status
-from engine.scheduler.lazy_heap import LazyHeap
 from engine.scheduler.queue import WaitingQueue
 from tests.engine.helpers import Driver
 
