@@ -107,6 +107,7 @@ def resolve_folder(config: EngineConfig) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    patterns += ["*.py"] if config.trust_remote_code else []
     try:
         path = snapshot_download(
             config.model,

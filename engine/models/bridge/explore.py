@@ -13,6 +13,9 @@ from engine.models.bridge.paged import PagedLayer
 #: What attention modules pass to change the scores, and the paged kernels don't do.
 _UNKNOWN = ("position_bias", "indices", "block_indices", "sinks", "bias", "attn_bias")
 
+#: Numbers of masks: far enough apart that a mask to which something was added isn't another one.
+_FIRST, _APART = 2, 7
+
 
 class NotPageable(Exception):
     """Why a model's attention can't run over the paged cache: the message, without its subject."""
@@ -61,14 +64,17 @@ class Exploration:
         )
 
     def mask(self, **arguments: Any) -> Tensor:
-        """A mask that says which one it is: full of its number."""
+        """A mask that says which one it is: full of its number.
+
+        None is 1, which a mask is that became bool.
+        """
         try:
             found: int | str = window_of(arguments["mask_function"], self._max_model_len)
         except ValueError as error:
             found = str(error)
         self._masks.append(found)
         shape = (1, 1, arguments["q_length"], arguments["kv_length"])
-        return torch.full(shape, float(len(self._masks)))
+        return torch.full(shape, float(_FIRST + _APART * (len(self._masks) - 1)))
 
     def _window(self, module: torch.nn.Module, mask: Tensor | None, options: dict[str, Any]) -> int:
         """The window of the mask that the layer was given."""
@@ -77,12 +83,11 @@ class Exploration:
             if not (getattr(module, "is_causal", True) if causal is None else causal):
                 raise NotPageable("its attention isn't causal")
             return 0
-        number = float(mask.flatten()[0])
-        if not number.is_integer() or not 0 < number <= len(self._masks):
+        place, rest = divmod(float(mask.flatten()[0]) - _FIRST, _APART)
+        known = not rest and 0 <= place < len(self._masks)
+        if not known or not bool((mask == mask.flatten()[0]).all()):
             raise NotPageable("it makes attention masks of its own")
-        if not bool((mask == number).all()):
-            raise NotPageable("it makes attention masks of its own")
-        found = self._masks[int(number) - 1]
+        found = self._masks[int(place)]
         if isinstance(found, str):
             raise NotPageable(found)
         return found

@@ -23,6 +23,8 @@ from engine.quantization.scheme import Scheme
 from kernels import KernelSet
 
 _EXPLORED_TOKENS = 8
+#: What a model raises that isn't called as it expects.
+_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
 
 def load_bridge(
@@ -48,6 +50,12 @@ def load_bridge(
         raise ModelLoadError(
             f"{type(model).__name__} can't run over the paged KV cache: {error}.", param="model"
         ) from error
+    except _FAILURES as error:
+        raise ModelLoadError(
+            f"{type(model).__name__} can't run over the paged KV cache: its forward pass fails: "
+            f"{type(error).__name__}: {error}",
+            param="model",
+        ) from error
     progress(2, 2)
     return bridged
 
@@ -59,7 +67,10 @@ def bridge(
     max_model_len: int,
     scheme: Scheme = Scheme(),  # noqa: B008
 ) -> BridgeModel:
-    """Turn a model's attention over to the paged kernels. Raises `NotPageable`."""
+    """Turn a model's attention over to the paged kernels.
+
+    Raises `NotPageable`, and whatever a model raises that can't run so.
+    """
     num_parameters = sum(tensor.numel() for tensor in model.parameters())
     decode_bytes = pack(model, ops, scheme)
     _freeze_rope(model, max_model_len)
@@ -103,10 +114,7 @@ def _explore(bridged: BridgeModel, max_model_len: int) -> tuple[list[PagedLayer]
     if bridged.stateful:
         arguments[bridged.cache_argument] = cache
     with running(run):
-        try:
-            model(**arguments)
-        except (RuntimeError, ValueError, TypeError, AttributeError, LookupError) as error:
-            raise NotPageable(f"its forward pass fails: {error}") from error
+        model(**arguments)
     if not run.layers and not bridged.stateful:
         raise NotPageable("its attention doesn't go through transformers' attention interface")
     return run.layers, cache.num_elements

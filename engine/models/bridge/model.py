@@ -122,7 +122,7 @@ class BridgeModel:
             arguments["logits_to_keep"] = rows
         run = PagedRun(self.layers, context, self.ops)
         with running(run):
-            logits: Tensor = self.model(**arguments, return_dict=True).logits
+            logits: Tensor = self.model(**arguments).logits
         run.finish()
         if rows is not None and "logits_to_keep" not in self._arguments:
             logits = logits[:, rows]

@@ -121,9 +121,9 @@ several tokens at once (Mamba 1, Jamba), chunks after the first go token by toke
 
 Limits: the bridge runs on the CPU, with float32 activations (linear layers keep the checkpoint's
 dtype; norms, biases and experts that are fused into one tensor become float32); values shorter than
-keys (MLA) are padded in the cache; attention that chooses tokens (sparse indexers), biases its scores (T5-like, ALiBi
-outside of the native families) or sees other inputs (images, encoders) is refused. Code that a
-model folder brings runs only with `--trust-remote-code`.
+keys (MLA) are padded in the cache; attention that chooses tokens (sparse indexers), biases its
+scores (T5-like, ALiBi outside of the native families) or sees other inputs (images, encoders) is
+refused. Code that a model folder brings runs only with `--trust-remote-code`.
 
 ## A model from outside
 
