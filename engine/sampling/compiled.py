@@ -32,8 +32,9 @@ class RowSettings:
         """One row a state."""
         params = [state.params for state in states]
         top_k = [vocab_size if p.top_k < 1 else p.top_k for p in params]
+        temperature = [0.0 if p.greedy else p.temperature for p in params]
         return cls(
-            torch.tensor([0.0 if p.greedy else p.temperature for p in params], device=device),
+            torch.tensor(temperature, dtype=torch.float32, device=device),
             torch.tensor(top_k, dtype=torch.int64, device=device),
             torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
             torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device),

@@ -8,7 +8,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import kernels
 from engine.sampling import Sampler, SequenceSampling, batch, filters, radix
+from engine.sampling.compiled import CompiledChoice
 from engine.sampling_params import SamplingParams
 from tests.engine.sampling import reference
 
@@ -394,3 +396,11 @@ def test_radix_keys_order_as_floats_do(values):
     for a, x in zip(keys, values):
         for b, y in zip(keys, values):
             assert (a < b) == (x < y)
+
+
+def test_a_whole_temperature_is_a_number_too():
+    ops = kernels.get("cpu")
+    chosen = CompiledChoice(ops).sample(
+        torch.tensor([[0.0, 9.0, 0.0]]), [state(temperature=1)], torch.tensor([0.5]).double()
+    )
+    assert chosen.tolist() == [1]
