@@ -26,7 +26,7 @@ from tenants.actors import SYSTEM
 from tenants.models import ApiKey, Tenant
 from tests.fakes.fake_replica import FakeReplica, expected_tokens
 from tests.inference.asgi_client import AsgiClient
-from tests.inference.scripted import Script, ScriptedReplica
+from tests.inference.scripted import FailingReplica, Script, ScriptedReplica
 from tests.inference.tokenizer_folder import EOS, write_tokenizer
 
 VOCAB = 512
@@ -106,6 +106,10 @@ class Gateway:
     def scripted(self, script: Script, **options: Any) -> ScriptedReplica:
         """One that says what it's told."""
         return ScriptedReplica(self.redis_url, script, **(self._options() | options))
+
+    def failing(self, **options: Any) -> FailingReplica:
+        """One whose engine fails in the middle of every answer."""
+        return FailingReplica(self.redis_url, **(self._options() | options))
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.protocol import EngineRequest, FlightRecord, TokenDelta
+from engine.protocol import EngineRequest, ErrorInfo, FlightRecord, TokenDelta
 from engine.text import Tokenizer
 from tests.fakes.fake_replica import FakeReplica, Sequence
 
@@ -56,3 +56,15 @@ def byte_by_byte(tokenizer: Tokenizer, text: str) -> Script:
     by_byte = {tokenizer.token_bytes(i): i for i in range(tokenizer.vocab_size)}
     tokens = [by_byte[bytes([byte])] for byte in text.encode()]
     return lambda request, index: tokens
+
+
+class FailingReplica(FakeReplica):
+    """Makes five tokens of each output and then fails, as an engine does whose step raised."""
+
+    def _advance(self, request: EngineRequest, sequence: Sequence) -> TokenDelta:
+        delta = super()._advance(request, sequence)
+        if delta.start >= 5:
+            delta.token_ids, delta.finish_reason = [], "error"
+            sequence.finish_reason, sequence.num_tokens = "error", -1
+            delta.error = ErrorInfo(message="The step failed.", code="engine_fault")
+        return delta

@@ -190,9 +190,8 @@ async def test_logprobs_are_included_when_asked_for(served: Gateway) -> None:
     assert [len(entry["top_logprobs"]) for entry in logprobs] == [2] * 4
 
 
-async def test_a_fault_in_the_middle_is_a_failed_response(gateway: Gateway, settings: Any) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.2}
-    async with gateway.serving(gateway.fake(die_after=5, token_delay=0.01)):
+async def test_fault_27_a_fault_in_the_middle_is_a_failed_response(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.failing()):
         reply = await ask(gateway, stream=True, max_output_tokens=500)
     last = EVENT.validate_python(parse_events(reply.body)[-1])
     assert last.type == "response.failed"

@@ -1,0 +1,63 @@
+"""Reasoning in the Responses API and in Anthropic's Messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.inference.asgi_client import parse_events
+from tests.inference.conftest import Gateway
+from tests.inference.test_reasoning import thinker  # noqa: F401 - a fixture
+
+
+@pytest.mark.usefixtures("gateway")
+async def test_a_response_has_it_as_an_item(gateway: Gateway, thinker: Any) -> None:  # noqa: F811
+    body = {"model": "fake", "input": "x"}
+    async with gateway.serving(thinker()):
+        whole = (await gateway.client.post("/v1/responses", body)).json()
+        stream = await gateway.client.post("/v1/responses", body | {"stream": True})
+        reasoning, message = whole["output"]
+        again = await gateway.client.post(
+            "/v1/responses", {"model": "fake", "input": [reasoning, message, {**USER}]}
+        )
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Hm, {a}."}]
+    assert message["content"][0]["text"] == "Yes."
+    usage = whole["usage"]
+    assert 0 < usage["output_tokens_details"]["reasoning_tokens"] < usage["output_tokens"]
+    events = parse_events(stream.body)
+    assert "".join(told(events, "response.reasoning_text.delta")) == "Hm, {a}."
+    assert "".join(told(events, "response.output_text.delta")) == "Yes."
+    assert again.status == 200
+
+
+USER = {"role": "user", "content": "and now?"}
+
+
+def told(events: list[Any], kind: str) -> list[str]:
+    return [event["delta"] for event in events if event["type"] == kind]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_a_message_shows_it_when_asked(
+    gateway: Gateway,
+    thinker: Any,  # noqa: F811
+    asked: bool,
+) -> None:
+    body: dict[str, Any] = {"model": "fake", "max_tokens": 200, "messages": [USER]}
+    if asked:
+        body["thinking"] = {"type": "adaptive"}
+    async with gateway.serving(thinker()):
+        whole = (await gateway.client.post("/v1/messages", body)).json()
+        stream = await gateway.client.post("/v1/messages", body | {"stream": True})
+        messages = [USER, {"role": "assistant", "content": whole["content"]}, USER]
+        again = await gateway.client.post("/v1/messages", body | {"messages": messages})
+    thought = {"type": "thinking", "thinking": "Hm, {a}.", "signature": ""}
+    said = {"type": "text", "text": "Yes."}
+    assert whole["content"] == ([thought, said] if asked else [said])
+    deltas = [event["delta"] for event in parse_events(stream.body) if "index" in event
+              and "delta" in event]  # fmt: skip
+    thoughts = "".join(delta.get("thinking", "") for delta in deltas)
+    assert thoughts == ("Hm, {a}." if asked else "")
+    assert "".join(delta.get("text", "") for delta in deltas) == "Yes."
+    assert again.status == 200
