@@ -18,7 +18,7 @@ from engine.errors import EngineOverloaded, InvalidRequest
 from engine.executor.single import SingleExecutor
 from engine.exits import Exits
 from engine.harvest import Harvest
-from engine.pooling.requests import scheduler_config
+from engine.pooling.requests import scheduler_config, without_kv_quota
 from engine.protocol import EngineRequest, EngineStats, TokenDelta
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan, StepResult
 from engine.structured.manager import StructuredOutputs
@@ -112,6 +112,7 @@ class EngineCore:
             raise InvalidRequest(
                 f"request_id {message.request_id!r} is in use.", param="request_id"
             )
+        message = without_kv_quota(message, self.loaded)
         self._admission.check(message)
         if prompt_embeds is not None:
             self._admission.check_embeds(message, prompt_embeds)

@@ -11,6 +11,7 @@ import torch
 
 import kernels
 from engine.config import EngineConfig
+from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.encoders.families import encoder_spec
@@ -83,7 +84,8 @@ def load_pooled(
     if isinstance(spec, EncoderSpec):
         model = NativeEncoder(spec, ops, dtype, max_model_len)
     else:
-        model = NativeDecoder(spec, ops, dtype, max_model_len)
+        ops = with_backend(ops, spec, dtype, config)
+        model = NativeDecoder(spec, ops, dtype, max_model_len, compiled=config.compiled_decoder)
     model.load(weights, progress)
     pooler = _pooler(settings, spec, folder, config, weights)
     unread = [name for name in weights.unread() if _matters(name, spec)]

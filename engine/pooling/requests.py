@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine.config import EngineConfig
 from engine.errors import InvalidRequest
 from engine.pooling.params import GENERATE, PoolingParams, check_length, check_task
@@ -24,7 +26,7 @@ def check_pooling(message: EngineRequest, name: str, loaded: LoadedModel) -> Non
     params, count = message.pooling or PoolingParams(), len(message.prompt_token_ids)
     info = pooling_info(loaded)
     if info is None:
-        check_task(name, [GENERATE], params.task)
+        check_task(name, [GENERATE], params.task or "pooling")
         return
     if message.pooling is None:
         check_task(name, tasks_of(loaded), GENERATE)
@@ -39,6 +41,16 @@ def check_pooling(message: EngineRequest, name: str, loaded: LoadedModel) -> Non
     check_length(count, loaded.max_model_len)
     if params.second_segment >= count:
         raise InvalidRequest("second_segment is out of range.", param="second_segment")
+
+
+def without_kv_quota(message: EngineRequest, loaded: LoadedModel) -> EngineRequest:
+    """The request without its tenant's part of the KV cache, for a model that has none.
+
+    What the scheduler counts for such a model are no blocks of memory.
+    """
+    if not loaded.runs_whole_prompts:
+        return message
+    return msgspec.structs.replace(message, kv_reserved_fraction=0.0, kv_max_fraction=1.0)
 
 
 def tasks_of(loaded: LoadedModel) -> list[str]:

@@ -188,3 +188,9 @@ def test_a_step_ahead_changes_nothing(
         llm.core.check_integrity()
         assert llm.core.snapshot().num_free_blocks == 32
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+
+
+def test_a_tenants_kv_quota_does_not_bind_a_model_without_a_kv_cache(llm: LLM) -> None:
+    submit(llm, "a", [5] * 64, tenant="small", kv_max_fraction=0.001)
+    (delta,) = llm.core.step()
+    assert delta.finish_reason == "stop"
