@@ -35,7 +35,7 @@ def session_key(rows: Any) -> str:
     actions.add_member(actor=SYSTEM, tenant=rows.tenant, user=user, role=Role.MEMBER)
     store = import_module(django_settings.SESSION_ENGINE).SessionStore()
     store[SESSION_KEY] = str(user.pk)
-    store[BACKEND_SESSION_KEY] = django_settings.AUTHENTICATION_BACKENDS[0]
+    store[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
     store[HASH_SESSION_KEY] = user.get_session_auth_hash()
     store.create()
     return str(store.session_key)
@@ -104,6 +104,21 @@ async def test_an_answer_comes_in_frames(
     assert record.user_id is not None
     (request,) = replica.received
     assert (request.sampling.temperature, request.tenant) == (0.5, gateway.rows.tenant.slug)
+
+
+async def test_reasoning_has_frames_of_its_own(
+    gateway: Gateway, tokenizer: Tokenizer, session_key: str
+) -> None:
+    replica = gateway.scripted(byte_by_byte(tokenizer, "<think>Hm.</think>Yes."))
+    replica.model.reasoning_parser = "qwen3"
+    async with gateway.serving(replica), socket(session_key) as page:
+        await page.send_json_to(generate())
+        frames = await frames_until(page, "done")
+    texts = {
+        kind: "".join(frame["text"] for frame in frames if frame["type"] == kind)
+        for kind in ("reasoning", "delta")
+    }
+    assert texts == {"reasoning": "Hm.", "delta": "Yes."}
 
 
 async def test_stop_ends_an_answer_with_what_there_is(gateway: Gateway, session_key: str) -> None:
@@ -268,7 +283,7 @@ async def test_a_viewer_may_look_but_not_generate(gateway: Gateway, rows: Any) -
         actions.add_member(actor=SYSTEM, tenant=rows.tenant, user=user, role=Role.VIEWER)
         store = import_module(django_settings.SESSION_ENGINE).SessionStore()
         store[SESSION_KEY] = str(user.pk)
-        store[BACKEND_SESSION_KEY] = django_settings.AUTHENTICATION_BACKENDS[0]
+        store[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
         store[HASH_SESSION_KEY] = user.get_session_auth_hash()
         store.create()
         return str(store.session_key)
