@@ -46,8 +46,8 @@ class EngineConfig:
     trust_remote_code: bool = _option(False, "run Python code that a model folder brings")
     model_impl: str = _option(
         "auto",
-        "who runs the model: the native decoder (quire), the Transformers bridge, or the first that "
-        "can",
+        "who runs the model: the native decoder (quire), the Transformers bridge, or the first "
+        "that can",
         choices=MODEL_IMPLS,
     )
     hf_overrides: dict[str, Any] | None = _option(  # noqa: RUF009

@@ -117,7 +117,7 @@ class EngineCore:
         if prompt_embeds is not None:
             self._admission.check_embeds(message, prompt_embeds)
         waiting = len(self.scheduler.waiting) + self.structured.num_waiting
-        if waiting + message.sampling.num_sequences > self.config.max_waiting:
+        if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
         request = self._admission.request(message, on_done, prompt_embeds)
         if self.structured.admit(request):
@@ -167,13 +167,13 @@ class EngineCore:
         """
         started = time.perf_counter()
         deltas = self._take_compiled() if self.structured.num_waiting else []
+        deltas += self._complete_down_to(self._most_in_flight)  # an interrupt may leave one more
         begun = self._begin()
         for ended in self.scheduler.take_refused():
             deltas += self._exits.refuse(*ended)
         if begun is not None:
             self._steps_in_flight.append(begun)
-        if len(self._steps_in_flight) > (self._most_in_flight if begun else 0):
-            deltas += self._complete(self._steps_in_flight.popleft())
+        deltas += self._complete_down_to(self._most_in_flight if begun else 0)
         self._accounts.note_step(started, begun is not None)
         return deltas
 
@@ -202,12 +202,22 @@ class EngineCore:
             result.set_exception(error)
         return result
 
-    def _complete(self, step: Step) -> list[TokenDelta]:
-        """Wait for a step's result and update; then the next one's masks can be made."""
+    def _complete_down_to(self, count: int) -> list[TokenDelta]:
+        """Update the oldest steps until so many are in flight."""
+        deltas: list[TokenDelta] = []
+        while len(self._steps_in_flight) > count:
+            deltas += self._complete()
+        return deltas
+
+    def _complete(self) -> list[TokenDelta]:
+        """Wait for the oldest step's result and update; then the next one's masks can be made."""
+        step = self._steps_in_flight[0]
         try:
             result = step.result.result()
         except Exception as error:
             return self._recover(step, error)
+        # Not before: an interrupt while it waits must leave the step for the next call.
+        self._steps_in_flight.popleft()
         deltas = self._harvest.take(step.plan, step.scheduled, result)
         for later in self._steps_in_flight:
             if later.plan.mask is not None:
@@ -232,7 +242,7 @@ class EngineCore:
         log.error(
             "Step %d failed with %d sequences", step.plan.step, len(step.scheduled), exc_info=error
         )
-        failed = [step, *self._steps_in_flight]
+        failed = list(self._steps_in_flight)
         self._steps_in_flight.clear()
         for each in failed:
             # Nothing of them may still be at work on the next step.

@@ -73,7 +73,9 @@ class Harvest:
         beams, candidates = sequence.request.beams, result.candidates.get(seq_id)
         if beams is not None and candidates is not None:
             self._charge(sequence)
-            if beams.take(sequence, candidates, plan, self._scheduler):
+            complete = beams.take(sequence, candidates, plan, self._scheduler)
+            # One that was preempted after it had its candidates brings them once more.
+            if complete and beams not in self._complete_beams:
                 self._complete_beams.append(beams)
         return []
 

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.checks import integer, is_unicode, number, token_ids
 from engine.errors import ContextLengthExceeded, InvalidRequest
+from engine.repetition import RepetitionDetectionParams
 from engine.structured.params import StructuredOutputsParams
 from engine.structured.thinking import ThinkingParams
 
@@ -25,7 +26,6 @@ MAX_BAD_WORD_TOKENS = 4 * MAX_STOP_CHARS
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_TOKEN_IDS = 65536
 MAX_SEED = 2**63 - 1
-MAX_PATTERN = 256
 MAX_LENGTH_PENALTY = 10.0
 _FLAGS = (
     "use_beam_search",
@@ -35,43 +35,6 @@ _FLAGS = (
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
 )
-
-
-class RepetitionDetectionParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """End an output that goes round in circles.
-
-    It ends once its last tokens are some pattern of `min_pattern_size` to `max_pattern_size` tokens
-    for the `min_count`-th time in a row.
-
-    Attributes:
-        max_pattern_size: [0, 256]; 0 switches it off.
-        min_pattern_size: [0, max_pattern_size]; 0 means 1.
-        min_count: >= 2, unless it is off.
-    """
-
-    max_pattern_size: int = 0
-    min_pattern_size: int = 0
-    min_count: int = 0
-
-    def __post_init__(self) -> None:
-        name = "repetition_detection"
-        integer(f"{name}.max_pattern_size", self.max_pattern_size, 0, MAX_PATTERN)
-        integer(f"{name}.min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
-        integer(f"{name}.min_count", self.min_count, 2 if self.max_pattern_size else 0)
-
-    def found_in(self, token_ids: list[int], num_output_tokens: int) -> bool:
-        """Whether the output (the last `num_output_tokens` of `token_ids`) ends in a circle."""
-        for size in range(self.min_pattern_size or 1, self.max_pattern_size + 1):
-            whole = size * self.min_count
-            if whole > num_output_tokens:
-                return False
-            # Periodic means equal to itself one pattern ago. The last token alone rules most out.
-            if (
-                token_ids[-1] == token_ids[-1 - size]
-                and token_ids[-whole:-size] == token_ids[-whole + size :]
-            ):
-                return True
-        return False
 
 
 class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -305,6 +268,11 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     def num_sequences(self) -> int:
         """How many outputs the engine sends for this request."""
         return self.n if self.use_beam_search else self.best_of or self.n
+
+    @property
+    def num_running(self) -> int:
+        """How many sequences run in the engine for this request, at most."""
+        return self.beam_width if self.use_beam_search else self.num_sequences
 
     @property
     def beam_width(self) -> int:

@@ -219,7 +219,7 @@ class RunningBatch:
     def _embeds(
         self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Which of the step's tokens have vectors of their own, int64 [n], and these [n, hidden]."""
+        """Which of the step's tokens have vectors of their own, and these; see the context."""
         places, values = [], []
         for index, row in enumerate(rows.tolist()):
             own = self.embeds.get(row)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,29 @@ def test_other_models_and_caches(
         for switch in (False, True)
     ]
     assert outcomes[0] == outcomes[1]
+
+
+def test_an_interrupt_while_a_step_runs_loses_nothing(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = requests(1)[0]
+    expected = run(make(model_folder, switch=False, **ROOMY), [message])["r0", 0]["tokens"]
+    core = make(model_folder, switch=True, **ROOMY)
+    core.add_request(message)
+    found: list[int] = []
+    waiting = Future.result
+    for call in range(100):
+        if not core.has_work:
+            break
+        if call == 4:
+
+            def interrupt(self: Future[Any], timeout: float | None = None) -> Any:
+                raise KeyboardInterrupt
+
+            monkeypatch.setattr(Future, "result", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                core.step()
+            monkeypatch.setattr(Future, "result", waiting)
+        for delta in core.step():
+            found += delta.token_ids
+    assert found == expected

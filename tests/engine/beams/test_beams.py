@@ -16,6 +16,7 @@ from engine.errors import InvalidRequest
 from engine.llm import LLM
 from engine.protocol import EngineRequest, TokenDelta, TokenLogprobs
 from engine.sampling_params import SamplingParams
+from engine.scheduler import StepPlan, StepResult
 from engine.structured.params import StructuredOutputsParams
 
 Folder = Callable[[str], Path]
@@ -255,6 +256,20 @@ def test_the_offline_class_returns_prompt_and_output(model_folder: Folder) -> No
         assert beam.text == llm.get_tokenizer().decode(beam.tokens)
         assert beam.score == pytest.approx(beam.cum_logprob / 5)
         assert len(beam.logprobs) == 5
+
+
+def test_a_beam_that_brings_its_candidates_twice_moves_once(model_folder: Folder) -> None:
+    """As after a preemption while it waited for the others."""
+    core = make(model_folder)
+    core.add_request(request(n=1))
+    core.step()
+    (beam,) = core.scheduler.running
+    before = beam.num_tokens
+    plan = StepPlan(core.scheduler.num_steps + 1)
+    found = scores(t40=-0.5, t41=-0.7)
+    core._harvest.take(plan, [beam, beam], StepResult([-1, -1], candidates={beam.seq_id: found}))
+    assert beam.num_tokens == before + 1
+    core.abort("r")
 
 
 def scores(**by_token: float) -> TokenLogprobs:
