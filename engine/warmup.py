@@ -40,4 +40,5 @@ def warm_up(core: EngineCore) -> None:
         while core.has_work:
             core.step()
     core.reset_prefix_cache()
+    core.scheduler.kv.accounts.forget_idle()
     core.reset_stats()

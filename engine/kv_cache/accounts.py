@@ -160,6 +160,11 @@ class TenantAccounts:
             if not account.free.count:
                 del self._accounts[account.name]
 
+    def forget_idle(self) -> None:
+        """Who uses nothing and has nothing waiting counts as long gone."""
+        self._expire(float("inf"))
+        self._expired_at = self._clock()
+
     def reserved_by_others(self, account: Account) -> int:
         """Blocks reserved for everyone else."""
         return sum(other.reserved for other in self.reserving if other is not account)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from engine.config import EngineConfig
+from engine.core import EngineCore
 from engine.kv_cache import Account, BlockPool
 from engine.kv_cache.accounts import PRESENT_S
 from engine.scheduler import Sequence, Status
+from engine.warmup import warm_up
 from tests.engine.helpers import Driver
 
 
@@ -151,6 +156,16 @@ def test_a_reserve_lapses_when_its_tenant_stays_away() -> None:
     here = pool.accounts.note("here")
     assert pool.available_to(here) == 20
     assert [account.name for account in pool.accounts] == ["here"]
+
+
+def test_a_warm_up_leaves_no_tenant_behind(model_folder: Callable[[str], Path]) -> None:
+    core = EngineCore(
+        EngineConfig(model=str(model_folder("llama")), num_gpu_blocks_override=64, num_threads=1)
+    )
+    warm_up(core)
+    assert len(core.scheduler.kv.accounts) == 0
+    only = core.scheduler.kv.accounts.note("only")
+    assert core.scheduler.kv.accounts.fraction(only) == 1
 
 
 # -- who gives first ------------------------------------------------------------------------------
