@@ -8,13 +8,15 @@ import msgspec
 from django.http.response import HttpResponseBase
 
 from catalog.access import ModelCard, access_model, access_models
+from inference.engine_client import get_engine_client
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 _encode = msgspec.json.Encoder().encode
 
 
 def model_object(card: ModelCard) -> dict[str, Any]:
-    """OpenAI's `model` object, with vLLM's additions."""
+    """OpenAI's `model` object, with vLLM's additions; `tasks` is known while it's served."""
+    info = get_engine_client().fleet.model(card.id)
     return {
         "id": card.id,
         "object": "model",
@@ -23,6 +25,7 @@ def model_object(card: ModelCard) -> dict[str, Any]:
         "root": card.root,
         "parent": None,
         "max_model_len": card.max_model_len,
+        "tasks": None if info is None else info.tasks,
     }
 
 

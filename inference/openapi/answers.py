@@ -124,6 +124,7 @@ class Model(Answer):
     created: int
     owned_by: str
     max_model_len: int | None
+    tasks: list[str] | None
 
 
 class ModelList(Answer):

@@ -199,6 +199,13 @@ async def test_a_pooling_model_names_its_tasks(
     assert "It does: embed, token_embed, score" in error["message"]
 
 
+async def test_models_say_what_they_do(gateway: Gateway, embedder: FakeReplica) -> None:
+    (card,) = (await gateway.client.get("/v1/models")).json()["data"]
+    assert card["tasks"] == ["embed", "token_embed", "score"]
+    one = (await gateway.client.get("/v1/models/fake")).json()
+    assert one["tasks"] == card["tasks"]
+
+
 async def test_tokenize_serves_pooling_models(gateway: Gateway, embedder: FakeReplica) -> None:
     reply = await gateway.client.post("/tokenize", {"model": "fake", "prompt": "abc"})
     assert reply.status == 200
