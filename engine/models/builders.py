@@ -29,7 +29,6 @@ from engine.quantization.scheme import scheme_of
 
 log = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
 _DTYPES = {
     "half": torch.float16,
     "float16": torch.float16,
@@ -56,45 +55,52 @@ class Built:
     pooler: Pooler | None = None
 
 
-def build_model(
-    folder: Path, raw: dict[str, Any], config: EngineConfig, progress: Progress
-) -> Built:
-    """Make the model of a folder whose config.json, settings applied, is `raw`.
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be built.
 
-    Raises `ModelLoadError` or `ConfigError`.
+    Attributes:
+        folder: of the checkpoint.
+        raw: its config.json with the settings applied.
+        config: the settings.
+        progress: called with (done, total) while weights load.
     """
+
+    folder: Path
+    raw: dict[str, Any]
+    config: EngineConfig
+    progress: Callable[[int, int], None]
+
+
+def build_model(order: Order) -> Built:
+    """Make the model. Raises `ModelLoadError` or `ConfigError`."""
+    folder, raw, config = order.folder, order.raw, order.config
     refuse_quantized(raw)
     outside = ModelRegistry.find(raw)
     pooling = pooling_settings(config, folder, raw) if outside is None else None
     if pooling is not None:
-        return _pooled(folder, raw, config, progress, pooling)
+        return _pooled(order, pooling)
     if outside is not None:
         if is_transformers(outside):
-            return _bridged(folder, raw, config, progress, outside)
-        return _native(folder, raw, config, progress, outside)
+            return _bridged(order, outside)
+        return _native(order, outside)
     if config.model_impl == "transformers":
-        return _bridged(folder, raw, config, progress)
+        return _bridged(order)
     if config.model_impl == "quire":
-        return _native(folder, raw, config, progress)
+        return _native(order)
     if not is_known(raw):
-        return _bridged(folder, raw, config, progress)
+        return _bridged(order)
     try:
         decoder_spec(raw)
     except ModelLoadError as refused:
-        return _bridged_instead(folder, raw, config, progress, refused)
-    return _native(folder, raw, config, progress)
+        return _bridged_instead(order, refused)
+    return _native(order)
 
 
-def _bridged_instead(
-    folder: Path,
-    raw: dict[str, Any],
-    config: EngineConfig,
-    progress: Progress,
-    refused: ModelLoadError,
-) -> Built:
+def _bridged_instead(order: Order, refused: ModelLoadError) -> Built:
     """A native architecture with a setting that only `transformers` does, if it does."""
     try:
-        built = _bridged(folder, raw, config, progress)
+        built = _bridged(order)
     except (ModelLoadError, ConfigError) as error:
         raise ModelLoadError(
             f"{refused.message} By the Transformers bridge: {error.message}", param=refused.param
@@ -103,14 +109,9 @@ def _bridged_instead(
     return built
 
 
-def _native(
-    folder: Path,
-    raw: dict[str, Any],
-    config: EngineConfig,
-    progress: Progress,
-    outside: Any = None,
-) -> Built:
+def _native(order: Order, outside: Any = None) -> Built:
     """The native decoder, or a class from outside that keeps to its contract."""
+    folder, raw, config = order.folder, order.raw, order.config
     spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
     _refuse_rope_settings(spec, config)
     max_model_len = context_length(spec, config)
@@ -127,39 +128,31 @@ def _native(
         _refuse_quantization(config, spec.architecture)
         model = outside(spec, ops, dtype, max_model_len)
     weights = open_weights(folder, config)
-    model.load(weights, progress)
+    model.load(weights, order.progress)
     if unread := weights.unread():
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
     weights.close()
     return Built(model, spec, dtype, max_model_len)
 
 
-def _pooled(
-    folder: Path,
-    raw: dict[str, Any],
-    config: EngineConfig,
-    progress: Progress,
-    settings: PoolingSettings,
-) -> Built:
+def _pooled(order: Order, settings: PoolingSettings) -> Built:
     """A model that gives vectors, labels or scores."""
+    folder, raw, config = order.folder, order.raw, order.config
     _refuse_gpu(config, "a pooling model")
     _refuse_quantization(config, "a pooling model")
     spec = pooled_spec(settings, raw)
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
-    model, pooler = load_pooled(settings, spec, folder, config, dtype, max_model_len, progress)
+    model, pooler = load_pooled(
+        settings, spec, folder, config, dtype, max_model_len, order.progress
+    )
     # An encoder has no logits; nobody asks a pooling model for them.
     return Built(cast(EngineModel, model), spec, dtype, max_model_len, pooler)
 
 
-def _bridged(
-    folder: Path,
-    raw: dict[str, Any],
-    config: EngineConfig,
-    progress: Progress,
-    outside: Any = None,
-) -> Built:
+def _bridged(order: Order, outside: Any = None) -> Built:
     """A model of `transformers`, which is imported only for this."""
+    folder, raw, config = order.folder, order.raw, order.config
     from engine.models.bridge.load import load_bridge, without_windows
     from engine.models.bridge.source import Source
 
@@ -172,10 +165,10 @@ def _bridged(
     max_model_len = context_length(spec, config)
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
     model = load_bridge(
-        source, spec, ops, dtype, max_model_len, progress, scheme_of(config.quantization)
+        source, spec, ops, dtype, max_model_len, order.progress, scheme_of(config.quantization)
     )
     if config.disable_sliding_window:
-        max_model_len = min(max_model_len, *filter(None, model.spec.windows), max_model_len)
+        max_model_len = min([max_model_len, *filter(None, model.spec.windows)])
         without_windows(model)
     return Built(model, model.spec, dtype, max_model_len)
 

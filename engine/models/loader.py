@@ -14,7 +14,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.generation_config import eos_ids, read_generation_config, sampling_defaults
-from engine.models.builders import build_model
+from engine.models.builders import Order, build_model
 from engine.models.gguf.folder import SUFFIX, find_gguf, gguf_folder
 from engine.models.interface import EngineModel, ModelSpec
 from engine.models.overrides import with_overrides
@@ -61,7 +61,7 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
     generation = read_generation_config(folder)
     files = tokenizer_folder(config, folder)
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
-    built = build_model(folder, raw, config, progress)
+    built = build_model(Order(folder, raw, config, progress))
     spec = built.spec
     return LoadedModel(
         model=built.model,

@@ -10,6 +10,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from engine.models.survey.tiny import Oracle as SurveyOracle
+
 VOCAB = 384
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"
@@ -96,27 +98,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-class Oracle:
+class Oracle(SurveyOracle):
     """`transformers` on the same weights: float32, greedy, one prompt at a time."""
-
-    def __init__(self, folder: Path) -> None:
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self.model.eval()
-
-    def greedy(self, prompt: list[int], count: int) -> list[int]:
-        """Exactly `count` tokens, EOS ignored."""
-        ids = torch.tensor([prompt])
-        with torch.no_grad():
-            out = self.model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=False,
-                max_new_tokens=count,
-                min_new_tokens=count,
-                eos_token_id=-1,
-                pad_token_id=3,
-            )
-        return out[0, len(prompt) :].tolist()
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """float32 [len(tokens), vocab]."""

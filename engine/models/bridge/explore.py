@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.models.bridge.interface import Call
 from engine.models.bridge.masks import window_of
 from engine.models.bridge.paged import PagedLayer
 
@@ -33,18 +34,11 @@ class Exploration:
         self._max_model_len = max_model_len
         self._masks: list[int | str] = []
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        options: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, call: Call) -> Tensor:
         """See `Run`."""
+        query, key, value = call.query, call.key, call.value
         for name in _UNKNOWN:
-            if options.get(name) is not None:
+            if call.options.get(name) is not None:
                 raise NotPageable(f"its attention needs {name!r}, which the paged kernels lack")
         if not key.shape[2] == query.shape[2] == value.shape[2]:
             raise NotPageable("its attention looks at other tokens than those of the text")
@@ -54,7 +48,7 @@ class Exploration:
                 num_kv_heads=key.shape[1],
                 head_dim=query.shape[3],
                 value_dim=value.shape[3],
-                window=self._window(module, mask, options),
+                window=self._window(call),
             )
         )
         return (
@@ -76,11 +70,12 @@ class Exploration:
         shape = (1, 1, arguments["q_length"], arguments["kv_length"])
         return torch.full(shape, float(_FIRST + _APART * (len(self._masks) - 1)))
 
-    def _window(self, module: torch.nn.Module, mask: Tensor | None, options: dict[str, Any]) -> int:
+    def _window(self, call: Call) -> int:
         """The window of the mask that the layer was given."""
+        mask = call.mask
         if mask is None:
-            causal = options.get("is_causal")
-            if not (getattr(module, "is_causal", True) if causal is None else causal):
+            causal = call.options.get("is_causal")
+            if not (getattr(call.module, "is_causal", True) if causal is None else causal):
                 raise NotPageable("its attention isn't causal")
             return 0
         place, rest = divmod(float(mask.flatten()[0]) - _FIRST, _APART)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,31 +22,32 @@ PAGED = "quire_paged"
 EXPLORED = "quire_explored"
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an attention module.
+
+    Attributes:
+        module: which one.
+        query: [batch, heads, tokens, size].
+        key: [batch, KV heads, tokens, size], of the step's tokens only.
+        value: the same; its size may differ.
+        mask: what the model made for this layer.
+        options: what else the module passed: `scaling`, `softcap`, `s_aux`...
+    """
+
+    module: torch.nn.Module
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    options: dict[str, Any]
+
+
 class Run(Protocol):
     """A forward pass."""
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        options: dict[str, Any],
-    ) -> Tensor:
-        """One call of an attention module.
-
-        Args:
-            module: which one.
-            query: [batch, heads, tokens, size].
-            key: [batch, KV heads, tokens, size], of the step's tokens only.
-            value: the same; its size may differ.
-            mask: what the model made for this layer.
-            options: what else the module passed: `scaling`, `softcap`, `s_aux`...
-
-        Returns:
-            [batch, tokens, heads, size of the values].
-        """
+    def attend(self, call: Call) -> Tensor:
+        """[batch, tokens, heads, size of the values]."""
 
     def mask(self, **arguments: Any) -> Tensor:
         """The mask for so many queries and keys that `transformers` asks for."""
@@ -81,7 +83,7 @@ def _attend(
     **options: Any,
 ) -> tuple[Tensor, None]:
     """`transformers`' attention interface; it has no use for the second result."""
-    return _run().attend(module, query, key, value, attention_mask, options), None
+    return _run().attend(Call(module, query, key, value, attention_mask, options)), None
 
 
 def _mask(**arguments: Any) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.models.bridge.interface import Call
 from engine.models.context import AttentionContext
 from kernels import KernelSet
 
@@ -48,23 +48,16 @@ class PagedRun:
         self._layers, self._groups, self._ops = layers, context.groups, ops
         self._next = 0
 
-    def attend(
-        self,
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        options: dict[str, Any],
-    ) -> Tensor:
+    def attend(self, call: Call) -> Tensor:
         """See `Run`."""
         layer = self._layers[self._next]
         self._next += 1
         if layer.caches is None:
             raise RuntimeError("the KV cache isn't allocated")
         context, caches = self._groups[layer.group], layer.caches
-        batch, heads, tokens, size = query.shape
-        q, k, v = (_by_token(part, layer.size) for part in (query, key, value))
+        batch, heads, tokens, size = call.query.shape
+        options = call.options
+        q, k, v = (_by_token(part, layer.size) for part in (call.query, call.key, call.value))
         ops = self._ops
         ops.rope_and_cache(q, k, v, context.positions, None, *caches, context.slot_mapping)
         sinks = options.get("s_aux")

@@ -12,7 +12,7 @@ import transformers
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from engine.errors import ModelLoadError
 from engine.layers.rotary import RopeSpec, rope_spec
@@ -71,6 +71,13 @@ class Source:
 
     def _config(self, raw: dict[str, Any], outside: Any) -> PreTrainedConfig:
         """config.json as `transformers` reads it."""
+        code = raw.get("auto_map") and not self.trust and outside is None
+        if code and raw.get("model_type") not in CONFIG_MAPPING:
+            raise ModelLoadError(
+                f"The architecture {_names(raw)} isn't supported. {self.folder} brings code of its "
+                "own, which runs only with trust_remote_code.",
+                param="trust_remote_code",
+            )
         try:
             if outside is not None:
                 return outside.config_class.from_dict(raw)
@@ -79,9 +86,8 @@ class Source:
             )
             return type(read).from_dict(_decoded(raw))
         except _FAILURES as error:
-            names = ", ".join(raw.get("architectures") or []) or "(none)"
             raise ModelLoadError(
-                f"The architecture {names} isn't supported: transformers "
+                f"The architecture {_names(raw)} isn't supported: transformers "
                 f"{transformers.__version__} can't read its config.json: {error}",
                 param="model",
             ) from error
@@ -169,6 +175,10 @@ class Source:
                 )
         if unread := sorted(found.get("unexpected_keys") or ()):
             log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+
+
+def _names(raw: dict[str, Any]) -> str:
+    return ", ".join(raw.get("architectures") or []) or "(none)"
 
 
 def _decoded(value: Any) -> Any:

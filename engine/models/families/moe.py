@@ -21,11 +21,8 @@ from engine.models.spec import MoeSpec
 
 def mixtral(config: Config) -> dict[str, Any]:
     """Mixtral: every layer has experts, weights of the chosen ones sum to 1."""
-    moe = MoeSpec(
-        num_experts=int(config["num_experts"]),
-        top_k=int(config["num_experts_per_tok"]),
-        intermediate_size=int(config["intermediate_size"]),
-        layers=_all_layers(config),
+    moe = _experts_everywhere(
+        config,
         router="block_sparse_moe.gate",
         experts="block_sparse_moe.experts.",
         expert_names=("w1", "w3", "w2"),
@@ -50,11 +47,8 @@ def qwen3_moe(config: Config) -> dict[str, Any]:
 
 def olmoe(config: Config) -> dict[str, Any]:
     """OLMoE: norms over all queries and all keys, which may be clipped."""
-    moe = MoeSpec(
-        num_experts=int(config["num_experts"]),
-        top_k=int(config["num_experts_per_tok"]),
-        intermediate_size=int(config["intermediate_size"]),
-        layers=_all_layers(config),
+    moe = _experts_everywhere(
+        config,
         renormalize=bool(config.get("norm_topk_prob", False)),
     )
     return {
@@ -67,11 +61,8 @@ def olmoe(config: Config) -> dict[str, Any]:
 
 def granite_moe(config: Config) -> dict[str, Any]:
     """Granite MoE: experts in two fused tensors, the softmax over the chosen ones."""
-    moe = MoeSpec(
-        num_experts=int(config["num_experts"]),
-        top_k=int(config["num_experts_per_tok"]),
-        intermediate_size=int(config["intermediate_size"]),
-        layers=_all_layers(config),
+    moe = _experts_everywhere(
+        config,
         softmax_first=False,
         router="block_sparse_moe.router.layer",
         layout="granite",
@@ -122,11 +113,8 @@ def dbrx(config: Config) -> dict[str, Any]:
 
 def gpt_oss(config: Config) -> dict[str, Any]:
     """gpt-oss: attention sinks, every other layer a window, a clamped activation, biases."""
-    moe = MoeSpec(
-        num_experts=int(config["num_experts"]),
-        top_k=int(config["num_experts_per_tok"]),
-        intermediate_size=int(config["intermediate_size"]),
-        layers=_all_layers(config),
+    moe = _experts_everywhere(
+        config,
         softmax_first=False,
         router="mlp.router",
         router_bias=True,
@@ -141,6 +129,17 @@ def gpt_oss(config: Config) -> dict[str, Any]:
         "activation_alpha": float(config.get("swiglu_alpha", 1.702)),
         "windows": windows_by_type(config, every_nth_full(config, 2)),
     }
+
+
+def _experts_everywhere(config: Config, **rest: Any) -> MoeSpec:
+    """Experts on each layer, as wide as an MLP would be."""
+    return MoeSpec(
+        num_experts=int(config["num_experts"]),
+        top_k=int(config["num_experts_per_tok"]),
+        intermediate_size=int(config["intermediate_size"]),
+        layers=_all_layers(config),
+        **rest,
+    )
 
 
 def _all_layers(config: Config) -> tuple[bool, ...]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.models.bridge.explore import Exploration, NotPageable
+from engine.models.bridge.interface import Call
 from engine.models.bridge.masks import window_of
 
 
@@ -61,7 +62,7 @@ def explored(change: Any, **options: Any) -> int:
     for mask in (causal, sliding(8)):
         given = run.mask(mask_function=mask, q_length=4, kv_length=4)
     heads = torch.zeros(1, 2, 4, 8)
-    run.attend(nn.Module(), heads, heads, heads, change(given), options)
+    run.attend(Call(nn.Module(), heads, heads, heads, change(given), options))
     return run.layers[0].window
 
 
@@ -96,12 +97,12 @@ def test_attention_to_other_tokens_is_refused() -> None:
     run, query = Exploration(64), torch.zeros(1, 2, 4, 8)
     other = torch.zeros(1, 2, 9, 8)
     with pytest.raises(NotPageable, match="other tokens"):
-        run.attend(nn.Module(), query, other, other, None, {})
+        run.attend(Call(nn.Module(), query, other, other, None, {}))
 
 
 def test_without_a_mask_attention_must_be_causal() -> None:
     run, heads = Exploration(64), torch.zeros(1, 2, 4, 8)
     with pytest.raises(NotPageable, match="isn't causal"):
-        run.attend(nn.Module(), heads, heads, heads, None, {"is_causal": False})
-    run.attend(nn.Module(), heads, heads, heads, None, {})
+        run.attend(Call(nn.Module(), heads, heads, heads, None, {"is_causal": False}))
+    run.attend(Call(nn.Module(), heads, heads, heads, None, {}))
     assert run.layers[0].window == 0

@@ -95,7 +95,7 @@ def test_code_in_the_folder_isnt_run_without_the_operators_word(
         auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
     )
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\n")
-    with pytest.raises(ModelLoadError, match="isn't supported"):
+    with pytest.raises(ModelLoadError, match="only with trust_remote_code"):
         make(folder)
     assert not (tmp_path / "ran").exists()
 
