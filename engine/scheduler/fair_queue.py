@@ -4,8 +4,8 @@ Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024, arXiv 2401
 has a counter of the service that it got: its prompt tokens when a request starts, its output tokens
 as they come, weighted by cost and divided by the tenant's weight. The waiting tenant with the
 smallest counter goes first. No tenant can gain by sending more, an idle engine serves whoever is
-there (work-conserving), and a tenant that comes back can't have saved up service: its counter is
-lifted to the smallest one among those that wait.
+there (work-conserving, but for the seats that `Admitter` keeps), and a tenant that comes back can't
+have saved up service: its counter is lifted to the smallest one among those that wait.
 
 For two tenants of equal weight that both have requests waiting all the time, the service that they
 got differs by at most 2 * max(PROMPT_COST * longest prompt, OUTPUT_COST * tokens in the KV pool).
