@@ -1,6 +1,7 @@
 """The Django app of the gateway. It has no models: its state is in Redis and in open streams."""
 
 from django.apps import AppConfig
+from django.core import checks
 
 
 class InferenceConfig(AppConfig):
@@ -8,3 +9,9 @@ class InferenceConfig(AppConfig):
 
     name = "inference"
     verbose_name = "Gateway"
+
+    def ready(self) -> None:
+        """Register the checks of our settings."""
+        from inference.checks import check_gateway
+
+        checks.register(check_gateway)

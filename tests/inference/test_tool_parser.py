@@ -13,6 +13,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 
 from inference.chat.turn import message_of
+from inference.checks import check_gateway
 from inference.parsing import Part
 from inference.tools import HermesParser, parser_for_template, tool_parsers
 
@@ -165,3 +166,18 @@ def test_an_operator_adds_a_parser_by_a_setting(settings: Any) -> None:
     settings.QUIRE = {**settings.QUIRE, "TOOL_PARSERS": {"ours": "json.dumps"}}
     with pytest.raises(TypeError, match="ToolParser"):
         tool_parsers.get("ours")
+
+
+def test_bad_settings_show_before_the_start(settings: Any) -> None:
+    assert check_gateway() == []
+    settings.QUIRE = {
+        **settings.QUIRE,
+        "TOOL_PARSERS": {"ours": "json.dumps"},
+        "REASONING_PARSERS": {"ours": "nowhere.Parser"},
+        "CHAT_TEMPLATE_CONTENT_FORMAT": "xml",
+    }
+    assert [error.id for error in check_gateway()] == [
+        "inference.E001",
+        "inference.E002",
+        "inference.E003",
+    ]
