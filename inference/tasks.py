@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from functools import lru_cache
+import threading
 
 from celery import shared_task
 from celery.signals import worker_shutdown
@@ -21,11 +21,18 @@ logger = logging.getLogger(__name__)
 LIMITS = {"batch": 4, "response": 32}
 
 
-@lru_cache(maxsize=1)
+_starting = threading.Lock()
+_loop: WorkLoop | None = None
+
+
 def work_loop() -> WorkLoop:
-    """This process's loop, started at the first call."""
+    """This process's loop, started at the first call, whichever thread makes it."""
+    global _loop
     runners: dict[str, Runner] = {"batch": run_batch, "response": run_response}
-    return WorkLoop(runners, LIMITS)
+    with _starting:
+        if _loop is None:
+            _loop = WorkLoop(runners, LIMITS)
+    return _loop
 
 
 @shared_task(name=RUN, ignore_result=True, acks_late=False)
@@ -54,5 +61,5 @@ def expire() -> None:
 @worker_shutdown.connect
 def _stop_loop(**_: object) -> None:
     """A worker that is told to end gives its work back."""
-    if work_loop.cache_info().currsize:
-        work_loop().stop()
+    if _loop is not None:
+        _loop.stop()

@@ -136,7 +136,8 @@ class BatchRun:
             watch.cancel()
 
     def _done(self, line: Line) -> bool:
-        return line.custom_id in self._output.custom_ids | self._errors.custom_ids
+        name = line.custom_id
+        return name in self._output.custom_ids or name in self._errors.custom_ids
 
     async def _watch(self) -> None:
         """Write the progress; end the run when it's cancelled or its time is over."""

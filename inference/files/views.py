@@ -22,7 +22,7 @@ from storage.actions import create_file, delete_file
 from storage.actions.files import lifetime
 from storage.errors import NotFound
 from tenants.authentication import Caller
-from tenants.db_threads import in_db_thread
+from tenants.db_threads import in_db_thread, in_file_thread
 
 _encode = msgspec.json.Encoder().encode
 CHUNK = 1 << 18
@@ -50,7 +50,7 @@ class FilesView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Keep an upload (multipart/form-data: `file`, `purpose`, `expires_after`)."""
-        row = await in_db_thread(_keep, request)
+        row = await in_file_thread(_keep, request)
         return json_response(_encode(file_object(row)))
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:

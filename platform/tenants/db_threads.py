@@ -6,6 +6,7 @@ outlives a request or is shared by several, such as a cached look-up, must not d
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -15,16 +16,26 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-db")
+# Writing a large file takes seconds: looking up a key must not wait for that.
+_file_threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="quire-files")
 
 
 async def in_db_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run `function` in a database thread. Its connection is closed (or pooled) afterwards."""
+    return await _run_in(_threads, partial(function, *args, **kwargs))
 
+
+async def in_file_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The same for what keeps files busy besides the database."""
+    return await _run_in(_file_threads, partial(function, *args, **kwargs))
+
+
+async def _run_in(threads: ThreadPoolExecutor, function: Callable[[], T]) -> T:
     def work() -> T:
         close_old_connections()
         try:
-            return function(*args, **kwargs)
+            return function()
         finally:
             close_old_connections()
 
-    return await sync_to_async(work, thread_sensitive=False, executor=_threads)()
+    return await sync_to_async(work, thread_sensitive=False, executor=threads)()

@@ -48,7 +48,7 @@ def make(client: openai.OpenAI, count: int, **body: Any) -> openai.types.Batch:
 
 def wait(client: openai.OpenAI, batch_id: str, done: int | None = None) -> openai.types.Batch:
     """Until so many requests are done, or until the batch has ended."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         batch = client.batches.retrieve(batch_id)
         if batch.status in END or (done is not None and batch.request_counts.completed >= done):
