@@ -88,6 +88,8 @@ class PythonicParser(ToolParser):
     )
 
     _num_values = 0
+    _literal: LiteralScanner
+    _read = ""
 
     def _text(self) -> bool:
         rest = self._held.lstrip()
@@ -120,17 +122,17 @@ class PythonicParser(ToolParser):
             return True
         self._arguments(f"{', ' if self._num_values else '{'}{json.dumps(header['key'])}: ")
         self._num_values += 1
+        self._literal, self._read = LiteralScanner(), ""
         self._state = self._value
         return True
 
     def _value(self) -> bool:
-        end = end_of_literal(self._held)
+        end = self._literal.feed(self._held)
+        self._read += self._held[:end]
+        self._held = "" if end is None else self._held[end:]
         if end is None:
-            if self._ended:
-                self._held = ""
             return False
-        self._arguments(_as_json(self._held[:end]))
-        self._held = self._held[end:]
+        self._arguments(_as_json(self._read))
         self._state = self._keyword
         return True
 
@@ -145,23 +147,33 @@ class PythonicParser(ToolParser):
         return True
 
 
-def end_of_literal(text: str) -> int | None:
-    """Where a Python value ends: before the comma or parenthesis that isn't inside of it."""
-    depth, quote, escaped = 0, "", False
-    for place, char in enumerate(text):
-        if quote:
-            if not escaped and char == quote:
-                quote = ""
-            escaped = char == "\\" and not escaped
-        elif char in "\"'":
-            quote = char
-        elif depth == 0 and char in ",)":
-            return place
-        elif char in "([{":
-            depth += 1
-        elif char in ")]}":
-            depth -= 1
-    return None
+class LiteralScanner:
+    """Finds where a Python value ends: before the comma or parenthesis that isn't inside of it."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        """The place of the end in this piece; None while the value goes on."""
+        for place, char in enumerate(text):
+            if self._quote:
+                self._in_string(char)
+            elif char in "\"'":
+                self._quote = char
+            elif self._depth == 0 and char in ",)":
+                return place
+            elif char in "([{":
+                self._depth += 1
+            elif char in ")]}":
+                self._depth -= 1
+        return None
+
+    def _in_string(self, char: str) -> None:
+        if not self._escaped and char == self._quote:
+            self._quote = ""
+        self._escaped = char == "\\" and not self._escaped
 
 
 def _as_json(text: str) -> str:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inference.chat.output_parser import ParserPlan
+from inference.chat.output_parser import OutputParser, ParserPlan
 from inference.chat.turn import message_of
 from inference.reasoning import reasoning_parsers
 from inference.tools import tool_parsers
@@ -167,3 +167,18 @@ def test_harmony_calls_are_messages_to_functions() -> None:
     without_tools = message_of(read(thinking("gpt_oss"), [text]))
     assert without_tools["content"] == '{"a": 1}'
     assert "tool_calls" not in without_tools
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
+def test_reading_costs_the_same_however_long_a_call_is(sample: Sample) -> None:
+    """Work is counted in characters that a parser looks at: no piece is read again and again."""
+    plan, looked_at = plan_of(sample.parser), 0
+    at = sample.text.index("☂")
+    parser = OutputParser(plan)
+    parser.push(sample.text[:at])
+    tools = parser._tools
+    assert tools is not None
+    for _ in range(2000):
+        parser.push("abcd")
+        looked_at = max(looked_at, len(tools._held))
+    assert looked_at < 100
