@@ -23,6 +23,7 @@ from engine.quantization.scheme import Scheme
 from kernels import KernelSet
 
 _EXPLORED_TOKENS = 8
+_CHOOSING = ("sparse", "indexed", "compressed")
 #: What a model raises that isn't called as it expects.
 _FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, LookupError)
 
@@ -92,6 +93,10 @@ def without_windows(bridged: BridgeModel) -> None:
 
 def _is_stateful(bridged: BridgeModel) -> bool:
     """Whether sequences carry a state; NotPageable if it isn't where the bridge can keep it."""
+    for kind in getattr(bridged.model.config, "layer_types", None) or ():
+        # Over a few tokens they choose all of them, so that exploring wouldn't tell.
+        if any(word in kind for word in _CHOOSING):
+            raise NotPageable(f"its {kind} layers choose the tokens that they attend to")
     declared = bool(getattr(bridged.model, "_is_stateful", False))
     cache = bridged.new_cache()
     if unknown := unknown_layers(cache):
