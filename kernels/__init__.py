@@ -29,8 +29,8 @@ def get(device: torch.device | str, *, use_compiled: bool = True) -> KernelSet:
 
     `use_compiled=False` gives the plain torch reference. Never raises for want of a compiler or of
     Triton: the set's `.why` and one log line say what was chosen and why. The environment variable
-    QUIRE_KERNELS ("reference", "cpu" or "triton") chooses instead, and raises ValueError where that
-    set can't run.
+    QUIRE_KERNELS ("reference", "cpu" or "triton") chooses instead, and raises ValueError or
+    CpuKernelsUnavailable where that set can't run.
     """
     key = (torch.device(device).type, use_compiled, os.environ.get(FORCED, "auto"))
     if key not in _chosen:

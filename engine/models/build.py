@@ -11,7 +11,7 @@ from engine.layers.rotary import RopeSpec, cos_sin_table
 from engine.models.attention import Attention, HeadLayerNorm, clamped, full_width_norm
 from engine.models.blocks import Layer, ParallelLayer, ResidualExpertsLayer, SequentialLayer
 from engine.models.experts import Weights, read_experts
-from engine.models.fused_experts import FUSED_ACTIVATIONS, FusedExperts
+from engine.models.fused_experts import FusedExperts, fuses_experts
 from engine.models.mlp import activation, gated_activation
 from engine.models.moe import GatedExpert, MixtureOfExperts, Router
 from engine.models.norms import LayerNorm, NoNorm, Norm, RMSNorm, Step, chain, scaled
@@ -297,7 +297,7 @@ class ModelBuilder:
         router = Router(linear, moe.top_k, moe.softmax_first, moe.renormalize)
         shared = self._shared_expert(at)
         read = read_experts(self.weights, at, moe, spec.hidden_size)
-        if self._fuses_experts():
+        if fuses_experts(self.ops, spec, self.scheme.layers is not None):
             return FusedExperts(self.ops, router, list(read), self.dtype, spec.activation, shared)
         act = self._activation()
         experts: list[Step] = [
@@ -305,11 +305,6 @@ class ModelBuilder:
             for up, up_bias, down, down_bias in read
         ]
         return MixtureOfExperts(router, experts, shared)
-
-    def _fuses_experts(self) -> bool:
-        """Whether the kernels run all experts at once: unquantised ones, of known activations."""
-        known = self.spec.gated and self.spec.activation in FUSED_ACTIVATIONS
-        return self.ops.fuses_experts and known and self.scheme.layers is None
 
     def _shared_expert(self, at: str) -> Step | None:
         spec, moe = self.spec, self.spec.moe

@@ -10,9 +10,16 @@ from torch import Tensor
 from engine.models.experts import ExpertWeights
 from engine.models.moe import Router
 from engine.models.norms import Step
+from engine.models.spec import DecoderSpec
 from kernels import KernelSet
 
 FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
+
+
+def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
+    """Whether the kernels run all experts at once: unquantised ones, of known activations."""
+    known = spec.gated and spec.activation in FUSED_ACTIVATIONS
+    return ops.fuses_experts and known and not quantized
 
 
 class FusedExperts:

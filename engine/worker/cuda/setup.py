@@ -9,6 +9,7 @@ import torch
 from engine.config import EngineConfig
 from engine.kv_cache.layout import KVLayout
 from engine.models.decoder import NativeDecoder
+from engine.models.fused_experts import fuses_experts
 from engine.models.interface import EngineModel
 from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher, capture_sizes
 from engine.worker.cuda.forward import DeviceForward
@@ -32,8 +33,8 @@ def device_of(model: EngineModel) -> torch.device:
 def graph_mode(model: NativeDecoder, config: EngineConfig) -> GraphMode:
     """The mode of the settings, or the nearest that the model and its attention can do."""
     wanted = wanted_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
-    obstacle = None
-    if model.spec.moe is not None and not model.ops.fuses_experts:
+    obstacle, quantized = None, model.quantization is not None
+    if model.spec.moe is not None and not fuses_experts(model.ops, model.spec, quantized):
         obstacle = "experts that run one by one wait for the device"
     return resolve_mode(wanted, get_backend(model.ops.attention_backend).graphs, 1, obstacle)
 
