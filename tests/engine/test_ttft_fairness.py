@@ -9,7 +9,7 @@ from tests.engine.helpers import Driver
 from tests.engine.simulation import Simulation, Tenant
 
 #: Requests a second that the machine serves when it's full.
-CAPACITY, SECONDS, SEATS = 120.0, 30.0, 64
+CAPACITY, SECONDS, SEATS = 120.0, 20.0, 64
 LONGEST_PROMPT, LONGEST_OUTPUT = 120, 60
 
 
@@ -49,7 +49,7 @@ def test_p99_of_the_first_token_is_within_a_quarter_of_running_alone_at_the_same
     alone = {"modest": modest(load)}
     Simulation(machine(), alone, speed=0.5).run_until(SECONDS)
     tenants = beside(load)
-    assert len(tenants["modest"].ttft) > 400
+    assert len(tenants["modest"].ttft) > 300
     assert tenants["modest"].p99 <= 1.25 * alone["modest"].p99
     # The machine wasn't idle meanwhile: the greedy one got what the modest one left.
     assert tenants["greedy"].service > tenants["modest"].service
@@ -64,7 +64,7 @@ def test_both_over_their_shares_stay_within_the_published_bound() -> None:
     tenants = {"greedy": greedy(), "modest": modest(2.0)}
     simulation = Simulation(machine(), tenants)
     bound = 2 * max(PROMPT_COST * LONGEST_PROMPT, OUTPUT_COST * SEATS * LONGEST_OUTPUT)
-    for second in range(2, 20):
+    for second in range(2, 14):
         simulation.run_until(float(second))
         assert min(simulation.backlog.values()) > 0
         if second == 2:
@@ -72,7 +72,7 @@ def test_both_over_their_shares_stay_within_the_published_bound() -> None:
             start = {name: tenant.service for name, tenant in tenants.items()}
         got = {name: tenant.service - start[name] for name, tenant in tenants.items()}
         assert abs(got["greedy"] - got["modest"]) <= bound
-    assert min(got.values()) > 5 * bound
+    assert min(got.values()) > 4 * bound
 
 
 def test_seats_are_kept_only_while_others_have_been_here() -> None:
