@@ -290,3 +290,25 @@ def test_an_interrupt_while_a_step_runs_loses_nothing(
         for delta in core.step():
             found += delta.token_ids
     assert found == expected
+
+
+def test_fault_27_what_an_aborted_prompt_had_not_computed_is_not_in_the_cache(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = make(model_folder, switch=True, **ROOMY)
+    prompt = EngineRequest(
+        request_id="r", gateway_id="g", prompt_token_ids=[5] * 40, sampling=SamplingParams()
+    )
+
+    def fail(plan: StepPlan, inputs: StepInputs | None) -> StepResult:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(core.executor._runner, "run", fail)
+    core.add_request(prompt)
+    core.step()
+    assert core.scheduler.kv.pool.num_cached == 10
+    core.abort("r")
+    while core.has_work:
+        assert core.step() == []
+    assert core.scheduler.kv.pool.num_cached == 0
+    core.check_integrity()

@@ -272,6 +272,19 @@ def test_a_beam_that_brings_its_candidates_twice_moves_once(model_folder: Folder
     core.abort("r")
 
 
+def test_steps_planned_before_the_beams_moved_tell_nothing_of_them(model_folder: Folder) -> None:
+    core = make(model_folder)
+    added = core.add_request(request(n=1))
+    core.step()
+    (beam,), group = core.scheduler.running, added.beams
+    assert group is not None
+    found = scores(t40=-0.5, t41=-0.7)
+    old, new = StepPlan(core.scheduler.num_steps), StepPlan(core.scheduler.num_steps + 1)
+    assert not group.take(beam, found, old, core.scheduler)
+    assert group.take(beam, found, new, core.scheduler)
+    core.abort("r")
+
+
 def scores(**by_token: float) -> TokenLogprobs:
     """Candidates t1=..., best first."""
     ids = [int(name[1:]) for name in by_token]
