@@ -155,6 +155,11 @@ class EngineConfig:
         high=1.0,
     )  # fmt: skip
     num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
+    cpu_threads_bind: str = _option(
+        "auto",
+        "CPUs of the engine's threads, one each, such as 0-3,8; auto: the pool keeps them apart; "
+        "nobind: the system decides",
+    )
     cpu_kernels: bool = _option(True, "use the compiled CPU kernels; off: plain torch")
     compiled_decoder: bool = _option(
         True, "run a model's layers in one call where the kernels can; off: one by one"

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 #: How long a step waits for a grammar when there is nothing else to do.
 _GRAMMAR_WAIT_S = 0.01
-#: Arithmetic of the prompt tokens that may share a step with decodes: 0.17 s at 120 GFLOP/s, which
-#: two cores reach. Fewer tokens than the least would waste the weights that a step reads anyway.
-_PREFILL_FLOP_BESIDE_DECODES = 20e9
+#: How long the prompt tokens that share a step with decodes may take. Fewer tokens than the least
+#: would waste the weights that a step reads anyway.
+_PREFILL_SECONDS_BESIDE_DECODES = 0.17
 _LEAST_PREFILL_TOKENS = 32
 
 
@@ -82,11 +82,14 @@ class EngineCore:
         self._steps_in_flight: deque[Step] = deque()
 
     def _prefill_limit(self, online: bool) -> int:
-        """`prefill_tokens_beside_decodes`; by default what two cores compute in 0.2 s."""
+        """`prefill_tokens_beside_decodes`; by default what this CPU computes in 0.17 s."""
         pools = self.loaded.pooler is not None
         if self.config.prefill_tokens_beside_decodes is not None or not online or pools:
             return self.config.prefill_tokens_beside_decodes or 0
-        tokens = int(_PREFILL_FLOP_BESIDE_DECODES / (2 * self.loaded.spec.num_parameters))
+        if self.executor.device.type != "cpu":
+            return 0
+        work = self.executor.prefill_flops() * _PREFILL_SECONDS_BESIDE_DECODES
+        tokens = int(work / (2 * self.loaded.spec.num_parameters))
         return max(_LEAST_PREFILL_TOKENS, tokens // 16 * 16)
 
     # -- requests -----------------------------------------------------------------------------

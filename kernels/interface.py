@@ -231,15 +231,23 @@ class KernelSet(ABC):
         )
 
     @abstractmethod
-    def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:
+    def use_threads(
+        self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
+    ) -> None:
         """From now on the operations run on `count` threads of this process.
 
         With `cpus` each keeps to one of them, the calling thread to the first, so that nothing
         makes two threads share a core while another idles: for a process that exists to run a
         model. The compiled kernels have a pool of their own and leave torch one thread: the idle
-        threads of torch's pool spin, and would take the cores that the kernels need. Raises
+        threads of torch's pool spin, and would take the cores that the kernels need. Without
+        `cpus` they keep their threads apart where there is a CPU for each; not with `spread=False`.
+        Raises
         ValueError unless count is at least 1 and this process may run on all of `cpus`.
         """
+
+    def num_threads(self) -> int:
+        """How many threads the operations run on."""
+        return torch.get_num_threads()
 
     def compile_decoder(
         self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: Tensor

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from kernels.bench.ceilings import best as _best
+from kernels.bench.ceilings import measure as measure_kernels
+from kernels.cpu import CpuKernels, CpuKernelsUnavailable
+
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """Measured limits: memory reads in bytes/s, float32 matrix products in FLOP/s."""
+    """Measured limits: memory reads in bytes/s, float32 multiply-adds in FLOP/s."""
 
     read_bandwidth: float
     sgemm_flops: float
 
 
-def _best(run: Callable[[], object], repeats: int) -> float:
-    """Seconds of the fastest of `repeats` runs, after one to warm up."""
-    run()
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def measure(megabytes: int = 512, size: int = 1536, repeats: int = 5) -> Ceilings:
+    """What the kernels' own threads read and multiply; without a compiler, what torch's do."""
+    try:
+        found = measure_kernels(CpuKernels().library, repeats)
+    except CpuKernelsUnavailable:
+        return _measure_torch(megabytes, size, repeats)
+    return Ceilings(found.read, found.flops)
+
+
+def _measure_torch(megabytes: int, size: int, repeats: int) -> Ceilings:
     """Read `megabytes` of memory (far over the caches) and multiply two `size` square matrices."""
     block = torch.ones(megabytes * (1 << 20) // 4)
     read = _best(block.sum, repeats)

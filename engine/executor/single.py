@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -12,9 +13,11 @@ import torch
 
 import kernels
 from engine.config import EngineConfig
+from engine.device import resolve_device
 from engine.errors import ConfigError
 from engine.executor.memory import num_counted_blocks, num_cpu_blocks
 from engine.executor.step_thread import StepThread
+from engine.executor.threads import Threads
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
 from engine.models.decoder import NativeDecoder
 from engine.models.loader import LoadedModel, load_model
@@ -31,6 +34,7 @@ from engine.worker.runner import ModelRunner
 log = logging.getLogger(__name__)
 
 CPU_TOKEN_BUDGET = 512
+_MEASUREMENTS = 8
 GPU_TOKEN_BUDGET = 8192
 _KV_DTYPES = {
     "float32": torch.float32,
@@ -55,8 +59,13 @@ class SingleExecutor:
     """
 
     def __init__(self, config: EngineConfig, progress: Callable[[int, int], None]) -> None:
-        if config.num_threads is not None:
-            torch.set_num_threads(config.num_threads)
+        device = resolve_device(config.device)
+        self._ops = kernels.get(device, use_compiled=config.cpu_kernels)
+        self._threads = Threads.of(config, self._ops)
+        self._begun = False
+        self._quantization = config.quantization
+        # All that the load needs; CPUs are for the thread that will run steps.
+        Threads(self._threads.count).use(self._ops, torch_too=True)
         self.loaded: LoadedModel = load_model(config, progress)
         self.device = device_of(self.loaded.model)
         self.token_budget = self._token_budget(config)
@@ -76,6 +85,8 @@ class SingleExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
+        if not self._begun:
+            self._begin()
         return self._runner.execute(plan)
 
     def prepare(self, plan: StepPlan) -> None:
@@ -89,7 +100,7 @@ class SingleExecutor:
         until `resume`.
         """
         if self._thread is None:
-            self._thread = StepThread(torch.get_num_threads())
+            self._thread = StepThread(self._begin)
         runner: Any = self._runner  # one kind of runner or the other, its inputs its own
 
         def prepare() -> Callable[[], StepResult]:
@@ -102,15 +113,38 @@ class SingleExecutor:
         if self._thread is not None:
             self._thread.resume()
 
+    def _begin(self) -> None:
+        """Take over the thread settings; in the thread that runs steps."""
+        self._begun = True
+        on_kernels = isinstance(self.loaded.model, NativeDecoder) and self.device.type == "cpu"
+        self._threads.use(self._ops, torch_too=not on_kernels)
+
+    def prefill_flops(self) -> float:
+        """Operations a second that prompts are computed with here, measured in a few milliseconds.
+
+        Through a packed layer as the model has them; what else a prompt needs is little beside.
+        """
+        size, rows = 1024, 128
+        layer = self._ops.PackedLinear(
+            torch.randn(size, size).to(self.loaded.dtype), quantization=self._quantization
+        )
+        x = torch.randn(rows, size)
+        layer(x)
+        seconds = []
+        for _ in range(_MEASUREMENTS):
+            started = time.perf_counter()
+            layer(x)
+            seconds.append(time.perf_counter() - started)
+        return 2 * rows * size * size / min(seconds)
+
     def _make_runner(
         self, batch: RunningBatch, config: EngineConfig
     ) -> ModelRunner | PoolingRunner:
         """What runs steps: by whether the model continues prompts or pools them."""
         if self.loaded.pooler is not None:
             return PoolingRunner(self.loaded.model, batch, self.loaded.pooler)
-        use_compiled = config.cpu_kernels and config.compiled_sampling
-        ops = kernels.get(self.device, use_compiled=use_compiled)
-        chooser = None if ops.name == "reference" else ops
+        compiled = config.compiled_sampling and self._ops.name != "reference"
+        chooser = self._ops if compiled else None
         sampler = Sampler(self.loaded.eos_token_ids, chooser)
         runner = ModelRunner(self.loaded.model, batch, sampler)
         if self.device.type == "cuda":

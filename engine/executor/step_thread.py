@@ -9,8 +9,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import torch
-
 from engine.scheduler.plan import StepResult
 
 
@@ -32,15 +30,16 @@ class StepThread:
     is skipped, until `resume`.
 
     Args:
-        num_threads: torch's, for the operations of a step; it's a setting of each thread.
+        begin: called in the thread before the first step: how many threads torch uses, and on which
+            CPUs a thread runs, are settings of each thread.
     """
 
-    def __init__(self, num_threads: int) -> None:
+    def __init__(self, begin: Callable[[], None]) -> None:
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._attempt = 0
         self._broken = False
         thread = threading.Thread(
-            target=_run_all, args=(self._queue, num_threads), name="steps", daemon=True
+            target=_run_all, args=(self._queue, begin), name="steps", daemon=True
         )
         thread.start()
         # The thread doesn't hold this object, so its end is the thread's.
@@ -67,8 +66,8 @@ class StepThread:
         self._broken = False
 
 
-def _run_all(work: queue.SimpleQueue[_Work | None], num_threads: int) -> None:
-    torch.set_num_threads(num_threads)
+def _run_all(work: queue.SimpleQueue[_Work | None], begin: Callable[[], None]) -> None:
+    begin()
     failed = -1
     while (item := work.get()) is not None:
         if item.attempt <= failed:

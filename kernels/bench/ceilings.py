@@ -27,15 +27,13 @@ class Ceilings:
 def measure(library: Library, repeats: int = 7) -> Ceilings:
     """The best of `repeats` runs each."""
     block = lazy_zeros((MEGABYTES << 18,), torch.float32).fill_(1.0)
-    read = _best(
-        lambda: library.read_memory(block.data_ptr(), block.nbytes, num_threads()), repeats
-    )
-    multiply = _best(lambda: library.multiply(PIECES, num_threads()), repeats)
+    read = best(lambda: library.read_memory(block.data_ptr(), block.nbytes, num_threads()), repeats)
+    multiply = best(lambda: library.multiply(PIECES, num_threads()), repeats)
     operations = PIECES * 100_000 * 24 * library.vector_bits // 32
     return Ceilings(block.nbytes / read, operations / multiply)
 
 
-def _best(run: Callable[[], object], repeats: int) -> float:
+def best(run: Callable[[], object], repeats: int) -> float:
     """Seconds of the fastest of `repeats` runs, after one to warm up."""
     run()
     times = []

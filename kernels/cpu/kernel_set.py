@@ -32,7 +32,7 @@ from kernels.cpu.linear import (
     streamed_linear,
 )
 from kernels.cpu.memory import lazy_zeros
-from kernels.cpu.threads import bind_threads, num_threads, use_threads
+from kernels.cpu.threads import bind_threads, leave_threads, num_threads, use_threads
 from kernels.interface import (
     CompiledDecoder,
     DecoderLayerWeights,
@@ -58,11 +58,24 @@ class CpuKernels(KernelSet):
         self._paged_attention = library.paged_attention
         self._argmax, self._sample = library.argmax, library.sample
 
-    def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:
+    @property
+    def library(self) -> Library:
+        """The C functions themselves."""
+        return self._library
+
+    def use_threads(
+        self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
+    ) -> None:
         """See `KernelSet.use_threads`."""
         use_threads(count)
         if cpus is not None:
             bind_threads(self._library, cpus)
+        elif not spread:
+            leave_threads(self._library)
+
+    def num_threads(self) -> int:
+        """See `KernelSet.num_threads`."""
+        return num_threads()
 
     def PackedLinear(
         self,

@@ -38,6 +38,11 @@ def bind_threads(library: Library, cpus: Sequence[int]) -> None:
         raise ValueError(f"the system refuses to bind threads to the CPUs {list(cpus)}")
 
 
+def leave_threads(library: Library) -> None:
+    """From now on let the system place the library's threads."""
+    library.bind_threads(None, 0)
+
+
 def num_threads() -> int:
     """What `use_threads` said, else as many as torch."""
     return _count or torch.get_num_threads()

@@ -25,7 +25,9 @@ class ReferenceKernels(KernelSet):
         self.why = why
         self.device = torch.device(device)
 
-    def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:
+    def use_threads(
+        self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
+    ) -> None:
         """See `KernelSet.use_threads`; torch's threads stay where they are."""
         if count < 1:
             raise ValueError(f"the number of threads must be at least 1, got {count}")

@@ -37,7 +37,9 @@ class TritonKernels(KernelSet):
         """See `KernelSet.activation_dtype`: the weights' own."""
         return weights
 
-    def use_threads(self, count: int, cpus: Sequence[int] | None = None) -> None:
+    def use_threads(
+        self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True
+    ) -> None:
         """See `KernelSet.use_threads`; what runs on this set's CPU threads is torch alone."""
         if count < 1:
             raise ValueError(f"the number of threads must be at least 1, got {count}")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.decoder import NativeDecoder
 from kernels.cpu import CpuKernels, CpuKernelsUnavailable
@@ -116,7 +115,7 @@ def test_an_int8_cache_holds_more_tokens(model_folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_e5m2"])
-def test_fp8_caches_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=name) as error:
-        EngineConfig(model="m", kv_cache_dtype=name)
+def test_fp8_caches_need_a_gpu(name: str, model_folder: Folder) -> None:
+    with pytest.raises(ConfigError, match="fp8 needs a GPU") as error:
+        make(model_folder("llama"), kv_cache_dtype=name, device="cpu")
     assert error.value.param == "kv_cache_dtype"

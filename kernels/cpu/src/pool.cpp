@@ -98,13 +98,16 @@ class Pool {
     return true;
   }
 
-  // Keeps helper i to the CPU cpus[i % count] from now on; waits for its turn.
+  // Keeps helper i to the CPU cpus[i % count] from now on, or with none leaves all helpers where they
+  // are; waits for its turn.
   void bind(const int* cpus, int count) {
     while (busy_.exchange(true, std::memory_order_acquire)) std::this_thread::yield();
-    cpus_.assign(cpus, cpus + count);
     bound_ = true;
-    first_place_ = 0;
-    placing_.fetch_add(1, std::memory_order_relaxed);
+    if (count > 0) {
+      cpus_.assign(cpus, cpus + count);
+      first_place_ = 0;
+      placing_.fetch_add(1, std::memory_order_relaxed);
+    }
     busy_.store(false, std::memory_order_release);
   }
 
@@ -248,9 +251,9 @@ void deal_pieces(int threads, int64_t pieces, Body body, void* context) {
 
 }  // namespace quire
 
-// Keeps the calling thread to cpus[0] and helper i to cpus[i % count]; gives 0, or 1 when the system
-// refuses.
+// Keeps the calling thread to cpus[0] and helper i to cpus[i % count], or with none lets the system
+// place helpers; gives 0, or 1 when the system refuses.
 extern "C" int quire_bind_threads(const int* cpus, int count) {
   quire::pool()->bind(cpus, count);
-  return quire::move_to(cpus[0]) ? 0 : 1;
+  return count == 0 || quire::move_to(cpus[0]) ? 0 : 1;
 }
