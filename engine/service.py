@@ -128,17 +128,21 @@ class EngineService:
             loaded.max_model_len,
             loaded.load_seconds,
         )
-        log.info(
-            "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d "
-            "tokens a request: %.1fx; token budget %d a step, prompts %d beside decodes",
-            core.executor.num_blocks,
-            self.config.block_size,
-            tokens,
-            loaded.max_model_len,
-            scheduler.concurrency(loaded.max_model_len),
-            core.executor.token_budget,
-            scheduler.prefill_limit,
-        )
+        if loaded.runs_whole_prompts:
+            budget = core.executor.token_budget
+            log.info("No KV cache: prompts run whole; token budget %d a step", budget)
+        else:
+            log.info(
+                "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d "
+                "tokens a request: %.1fx; token budget %d a step, prompts %d beside decodes",
+                core.executor.num_blocks,
+                self.config.block_size,
+                tokens,
+                loaded.max_model_len,
+                scheduler.concurrency(loaded.max_model_len),
+                core.executor.token_budget,
+                scheduler.prefill_limit,
+            )
         log.info("Ready after %.2f s", time.perf_counter() - started)
         return core
 
@@ -300,7 +304,7 @@ class EngineService:
             vocab_size=loaded.spec.vocab_size,
             dtype=str(loaded.dtype).removeprefix("torch."),
             max_logprobs=config.max_logprobs,
-            kv_capacity_tokens=core.scheduler.capacity_tokens,
+            kv_capacity_tokens=(0 if loaded.runs_whole_prompts else core.scheduler.capacity_tokens),
             eos_token_ids=list(loaded.eos_token_ids),
             default_sampling=loaded.default_sampling,
             tool_call_parser=config.tool_call_parser or "",
