@@ -6,7 +6,12 @@ from engine.errors import InvalidRequest
 from inference.chat.constraint import chat_constraint
 from inference.chat.options import ChatOptions
 from inference.chat.parsers import ModelParsers, reasoning_parser
-from inference.chat.thinking import prompt_is_inside, template_switches, thinking_params
+from inference.chat.thinking import (
+    counted_thinking,
+    prompt_is_inside,
+    template_switches,
+    thinking_params,
+)
 from inference.generation import Job, Served
 from inference.generation.field_names import renamed
 from inference.openai.schemas import ChatRequest
@@ -42,9 +47,10 @@ async def chat_job(
             structured_outputs=constraint.params,
         )
         prompt = await prompt_token_ids(chat, served)
-        inside = None
+        inside, counted = None, None
         if parsers.reasoning is not None:
             inside = prompt_is_inside(chat, parsers.reasoning, served.tokenizer, prompt)
+            counted = counted_thinking(parsers.reasoning, served.tokenizer, inside)
         sampling.thinking = thinking_params(
             chat,
             parsers,
@@ -70,7 +76,7 @@ async def chat_job(
         await job.check()
     except InvalidRequest as error:
         raise renamed(error, names) from None
-    return job, ChatOptions.of(chat, job, parsers.plan(inside))
+    return job, ChatOptions.of(chat, job, parsers.plan(inside, counted))
 
 
 async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:

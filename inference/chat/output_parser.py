@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from engine.sampling_params import ThinkingParams
 from inference.parsing.parts import Part, joined
 from inference.reasoning import ReasoningParser
 from inference.tools import ToolParser
@@ -19,6 +20,7 @@ class ParserPlan:
         parallel: False: calls after the first are left out.
         shows_reasoning: False: reasoning is left out.
         named: the client said which function to call.
+        thinking: how reasoning is told in tokens, to count them; None where there can't be any.
     """
 
     reasoning: Callable[[], ReasoningParser] | None = None
@@ -26,6 +28,7 @@ class ParserPlan:
     parallel: bool = True
     shows_reasoning: bool = True
     named: bool = False
+    thinking: ThinkingParams | None = None
 
     @property
     def plain(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from engine.sampling_params import ThinkingParams
 from engine.text import Tokenizer
 from inference.chat.output_parser import ParserPlan
 from inference.errors import UnsupportedField
@@ -41,7 +42,7 @@ class ModelParsers:
         markers = [marker for parser in found for marker in parser.markers]
         return cls(chat, tools, functions, reasoning, _special(served.tokenizer, markers))
 
-    def plan(self, inside: bool | None) -> ParserPlan:
+    def plan(self, inside: bool | None, thinking: ThinkingParams | None) -> ParserPlan:
         """How outputs are read after a prompt that ends inside (or past) the reasoning."""
         reasoning = tools = None
         if self.reasoning is not None:
@@ -53,6 +54,7 @@ class ModelParsers:
             tools=tools,
             parallel=self.chat.parallel_tool_calls is not False,
             shows_reasoning=self.chat.include_reasoning is not False,
+            thinking=thinking,
             named=self.chat.named_function is not None,
         )
 

@@ -10,6 +10,7 @@ from inference.chat.parsers import ModelParsers
 from inference.errors import UnsupportedField
 from inference.openai.schemas import ChatRequest
 from inference.reasoning import ReasoningParser
+from inference.reasoning.base import Marks
 
 #: What a `reasoning_effort` means to models whose templates know nothing of it; None: no limit.
 BUDGETS: dict[str, int | None] = {
@@ -90,6 +91,26 @@ def thinking_params(
     if inside is False or (budget is None and not constrained):
         return None
     marks = parser.marks(constrained=constrained, calls=chat.forces_calls)
+    return _told_in_tokens(parser, marks, tokenizer, inside, budget)
+
+
+def counted_thinking(
+    parser: type[ReasoningParser], tokenizer: Tokenizer, inside: bool | None
+) -> ThinkingParams | None:
+    """How reasoning is told in tokens, for counting; None when the prompt has ended it."""
+    if inside is False:
+        return None
+    marks = parser.marks(constrained=False, calls=False)
+    return _told_in_tokens(parser, marks, tokenizer, inside, None)
+
+
+def _told_in_tokens(
+    parser: type[ReasoningParser],
+    marks: Marks,
+    tokenizer: Tokenizer,
+    inside: bool | None,
+    budget: int | None,
+) -> ThinkingParams:
     assumed = parser.assumed if inside is None else inside
     return ThinkingParams(
         end=[ids for text in marks.ends for ids in _spellings(tokenizer, text)],

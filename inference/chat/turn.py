@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from engine.structured.thinking import Phase, Thinking
 from inference.chat.job import chat_job
 from inference.chat.options import ChatOptions
 from inference.chat.output_parser import OutputParser
@@ -41,6 +42,13 @@ class ChatTurn:
         plan = options.parsers
         self._parsers = [
             [None if plan.plain else OutputParser(plan) for _ in outputs]
+            for outputs in generation.outputs
+        ]
+
+        if plan.reasoning is not None:
+            generation.reasoning_tokens = 0
+        self._thinking = [
+            [Thinking(plan.thinking) if plan.thinking is not None else None for _ in outputs]
             for outputs in generation.outputs
         ]
 
@@ -122,6 +130,7 @@ class ChatTurn:
         return [self._delta(increment) for increment in await self.generation.next(wait_s)]
 
     def _delta(self, increment: Increment) -> TurnDelta:
+        self._count(increment)
         ended = increment.finish_reason is not None
         parser = self._parsers[increment.number][increment.index]
         if parser is None:
@@ -132,6 +141,14 @@ class ChatTurn:
         if reason == "stop" and parser.num_calls and not self.options.parsers.named:
             reason = "tool_calls"
         return TurnDelta(increment.index, parts, increment, reason)
+
+    def _count(self, increment: Increment) -> None:
+        """Count the tokens of the reasoning, marks included."""
+        thinking = self._thinking[increment.number][increment.index]
+        if thinking is not None and thinking.phase is not Phase.PAST:
+            counted = sum(map(thinking.advance, increment.token_ids))
+            so_far = self.generation.reasoning_tokens or 0
+            self.generation.reasoning_tokens = so_far + counted
 
     def release(self) -> None:
         """Abort what runs and settle, once. Any thread."""

@@ -49,6 +49,8 @@ class Generation:
             for number, prompt in enumerate(job.prompts)
         ]
         self.first_token_at: float | None = None
+        #: Set and counted by whoever tells reasoning from answers.
+        self.reasoning_tokens: int | None = None
         self._last_token_at = 0.0
         self._unfinished = len(job.prompts) * job.sampling.num_sequences
         self._cached = [0] * len(job.prompts)
@@ -167,6 +169,7 @@ class Generation:
                 output.num_tokens for outputs in self.outputs for output in outputs
             ),
             cached_tokens=sum(self._cached),
+            reasoning_tokens=self.reasoning_tokens,
         )
 
     @property

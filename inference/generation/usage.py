@@ -8,17 +8,24 @@ from typing import Any
 
 @dataclass(slots=True)
 class Usage:
-    """Counts of one request."""
+    """Counts of one request.
+
+    `reasoning_tokens`: of the completion's, those of the reasoning; None for a model without any.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
 
     def as_openai(self) -> dict[str, Any]:
         """OpenAI's `usage` object."""
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage

@@ -58,7 +58,10 @@ async def test_reasoning_has_a_field_of_its_own(gateway: Gateway, thinker: Any) 
     }
     assert assembled(stream_without.events)[0] == "Yes."
     assert b"reasoning" not in stream_without.body
-    assert whole.json()["usage"]["completion_tokens"] > len("Yes.")
+    for usage in (whole.json()["usage"], without.json()["usage"]):
+        tokens = usage["completion_tokens_details"]["reasoning_tokens"]
+        assert tokens == len("<think>\nHm, {a}.\n</think>")  # a token a byte
+        assert usage["completion_tokens"] == len(THOUGHT) + 1
 
 
 async def test_a_prompt_may_have_opened_or_closed_the_reasoning(
