@@ -67,9 +67,10 @@ def _pages(cache: Tensor, ids: Tensor) -> Tensor:
 def attention_case(
     kernels: KernelSet, name: str, sequences: int, queries: int, length: int, goal: float,
     page: int = 16, cache_dtype: torch.dtype | None = None,
+    shape: tuple[int, int, int] = (32, 8, 128),
 ) -> GpuCase:  # fmt: skip
-    """GQA 32/8 of head 128."""
-    heads, kv_heads, size = 32, 8, 128
+    """`shape`: query heads, KV heads, head size."""
+    heads, kv_heads, size = shape
     batch = paged_batch(
         sequences, queries, length, heads=heads, kv_heads=kv_heads, size=size, page=page,
         device=str(kernels.device), cache_dtype=cache_dtype,
@@ -164,9 +165,12 @@ def small_cases(kernels: KernelSet, rows: int, width: int) -> Iterator[GpuCase]:
     )
 
 
-def experts_case(kernels: KernelSet, tokens: int, experts: int = 128, top_k: int = 8) -> GpuCase:
-    """A mixture of the shape 2048 x 768."""
-    hidden, inner = 2048, 768
+def experts_case(
+    kernels: KernelSet, tokens: int, experts: int = 128, top_k: int = 8,
+    shape: tuple[int, int] = (2048, 768),
+) -> GpuCase:  # fmt: skip
+    """A mixture of experts of `shape`."""
+    hidden, inner = shape
     made: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
     x = torch.randn(tokens, hidden, **made)
     up = torch.randn(experts, 2 * inner, hidden, **made) / hidden**0.5
@@ -198,8 +202,9 @@ def experts_case(kernels: KernelSet, tokens: int, experts: int = 128, top_k: int
 def all_cases(kernels: KernelSet, small: bool = False) -> Iterator[GpuCase]:
     """Every case; `small` ones only prove that the suite runs."""
     if small:
-        yield attention_case(kernels, "decode", 2, 1, 40, 0.0)
-        yield attention_case(kernels, "prefill", 1, 40, 40, 0.0)
+        few = (4, 2, 32)
+        yield attention_case(kernels, "decode", 2, 1, 40, 0.0, shape=few)
+        yield attention_case(kernels, "prefill", 1, 40, 40, 0.0, shape=few)
         yield from sampling_cases(kernels, 2, 300)
         yield from small_cases(kernels, 2, 64)
         return

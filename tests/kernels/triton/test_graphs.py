@@ -84,7 +84,7 @@ class NotingRecorder:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return make_model("llama", tmp_path_factory.mktemp("model"), num_hidden_layers=2)
+    return make_model("llama", tmp_path_factory.mktemp("model"), num_hidden_layers=1)
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def graphed(folder, monkeypatch):
         breaks = AttentionBreaks(model.ops.paged_attention, recorder)
         # The set is this process's only one: the test puts its own method over it.
         monkeypatch.setitem(vars(model.ops), "paged_attention", breaks)
-        dispatcher = Dispatcher(mode, [1, 2, 4, 8], 4)
+        dispatcher = Dispatcher(mode, [2, 4, 8], 4)
         forward = DeviceForward(
             model.forward, CPU, dispatcher, StaticInputs(8, 4, 4, 1, CPU), breaks
         )
@@ -114,7 +114,7 @@ def graphed(folder, monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("mode", list(GraphMode), ids=lambda mode: mode.name)
+@pytest.mark.parametrize("mode", list(GraphMode)[1:], ids=lambda mode: mode.name)
 def test_every_mode_gives_the_tokens_of_transformers(mode, graphed, folder):
     llm, forward, _ = graphed(mode)
     used = set()
@@ -122,16 +122,16 @@ def test_every_mode_gives_the_tokens_of_transformers(mode, graphed, folder):
         recording.steps.insert(0, lambda key=key: used.add(key[0]))
     rng = random.Random(3)
     prompts = [[rng.randrange(4, 384) for _ in range(n)] for n in (1, 3, 17)]
-    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     outputs = llm.generate(prompts, params, use_tqdm=False)
     oracle = Oracle(folder)
     for prompt, output in zip(prompts, outputs, strict=True):
-        assert output.outputs[0].token_ids == oracle.greedy(prompt, 4)
+        assert output.outputs[0].token_ids == oracle.greedy(prompt, 3)
     expected = {mode.decode, mode.mixed} - {RuntimeMode.NONE}
     assert used == expected
-    # Two layers: three pieces around two attentions.
+    # One layer: two pieces around an attention, and the note above.
     pieces = [len(r.steps) for (kind, _), r in forward._recordings.items() if kind.name != "FULL"]
-    assert all(count == 3 + 2 + 1 for count in pieces)
+    assert all(count == 2 + 1 + 1 for count in pieces)
 
 
 def test_what_no_graph_holds_runs_eagerly(graphed):
