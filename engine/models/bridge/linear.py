@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from engine.quantization.matrix import DenseMatrix
 from engine.quantization.scheme import Scheme
@@ -20,6 +21,34 @@ from kernels import KernelSet, LinearLayer
 
 #: Names of the layers that choose experts: what they choose is too much for a rounded weight.
 _ROUTERS = ("gate", "router", "shared_expert_gate")
+
+
+class Unpacked(Tensor):
+    """A packed weight, float32 [out_features, in_features], unpacked when it's computed with.
+
+    Modules that only ask for its dtype, as some do before each use, cost nothing.
+    """
+
+    layer: LinearLayer
+
+    @staticmethod
+    def __new__(cls, layer: LinearLayer) -> Unpacked:
+        """Without any memory of its own."""
+        shape = (layer.out_features, layer.in_features)
+        made: Unpacked = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+        made.layer = layer
+        return made
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """The function over the unpacked weight."""
+        args, kwargs = tree_map_only(cls, cls._whole, (args, kwargs or {}))
+        return function(*args, **kwargs)
+
+    def _whole(self) -> Tensor:
+        return self.layer.rows(torch.arange(self.layer.out_features))
 
 
 class PackedModule(nn.Module):
@@ -39,8 +68,8 @@ class PackedModule(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """float32 [out_features, in_features], unpacked anew: for modules that read it directly."""
-        return self.layer.rows(torch.arange(self.out_features))
+        """float32 [out_features, in_features]: for modules that read it directly."""
+        return Unpacked(self.layer)
 
 
 class Table(nn.Module):
@@ -61,7 +90,7 @@ class Table(nn.Module):
     def weight(self) -> Tensor:
         """[rows, size]; float32 where a tied output layer keeps it packed."""
         if self._layer is not None:
-            return self._layer.rows(torch.arange(self._layer.out_features))
+            return Unpacked(self._layer)
         if self._weight is None:
             raise RuntimeError("a table has neither rows nor a layer")
         return self._weight
@@ -103,7 +132,8 @@ def _places(model: nn.Module, kind: type) -> list[tuple[Any, list[tuple[nn.Modul
     """Each module of exactly this type, and where it hangs: layers may share one."""
     found: dict[int, tuple[Any, list[tuple[nn.Module, str]]]] = {}
     for parent in model.modules():
-        for name, child in parent.named_children():
+        # Not named_children: it leaves out a module's second name.
+        for name, child in parent._modules.items():
             if type(child) is kind:
                 found.setdefault(id(child), (child, []))[1].append((parent, name))
     return list(found.values())
