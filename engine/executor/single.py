@@ -100,13 +100,19 @@ class SingleExecutor:
         until `resume`.
         """
         if self._thread is None:
-            self._thread = StepThread(self._begin)
+            self._thread = StepThread()
         runner: Any = self._runner  # one kind of runner or the other, its inputs its own
 
         def prepare() -> Callable[[], StepResult]:
-            return partial(runner.run, plan, runner.prepare(plan))
+            return partial(self._run, plan, runner.prepare(plan))
 
         return self._thread.submit(prepare)
+
+    def _run(self, plan: StepPlan, inputs: Any) -> StepResult:
+        """Run a prepared step, in the thread that runs them all."""
+        if not self._begun:
+            self._begin()
+        return self._runner.run(plan, inputs)
 
     def resume(self) -> None:
         """Run submitted steps again after one has failed; all must be done."""

@@ -28,21 +28,16 @@ class StepThread:
 
     A step builds on the one before. So once one has failed, all that was or is submitted after it
     is skipped, until `resume`.
-
-    Args:
-        begin: called in the thread before the first step: how many threads torch uses, and on which
-            CPUs a thread runs, are settings of each thread.
     """
 
-    def __init__(self, begin: Callable[[], None]) -> None:
+    def __init__(self) -> None:
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._attempt = 0
         self._broken = False
-        thread = threading.Thread(
-            target=_run_all, args=(self._queue, begin), name="steps", daemon=True
-        )
+        thread = threading.Thread(target=_run_all, args=(self._queue,), name="steps", daemon=True)
         thread.start()
-        # The thread doesn't hold this object, so its end is the thread's.
+        # The thread holds neither this object nor, between steps, whoever submits them: its end is
+        # theirs.
         weakref.finalize(self, self._queue.put, None)
 
     def submit(self, prepare: Callable[[], Callable[[], StepResult]]) -> Future[StepResult]:
@@ -66,19 +61,16 @@ class StepThread:
         self._broken = False
 
 
-def _run_all(work: queue.SimpleQueue[_Work | None], begin: Callable[[], None]) -> None:
-    begin()
+def _run_all(work: queue.SimpleQueue[_Work | None]) -> None:
     failed = -1
     while (item := work.get()) is not None:
         if item.attempt <= failed:
             item.future.set_exception(StepSkipped("An earlier step failed."))
             continue
         try:
-            result = item.run()
+            item.future.set_result(item.run())
         except BaseException as error:
             failed = item.attempt
             item.future.set_exception(error)
-        else:
-            item.future.set_result(result)
         # Lest it live until the next step comes.
         del item

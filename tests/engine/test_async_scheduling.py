@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -312,3 +315,16 @@ def test_fault_27_what_an_aborted_prompt_had_not_computed_is_not_in_the_cache(
         assert core.step() == []
     assert core.scheduler.kv.pool.num_cached == 0
     core.check_integrity()
+
+
+def test_an_engine_that_is_given_up_leaves_no_thread_and_no_model(model_folder: Folder) -> None:
+    core = make(model_folder, switch=True, **ROOMY)
+    run(core, requests(2))
+    threads = [thread for thread in threading.enumerate() if thread.name == "steps"]
+    executor = weakref.ref(core.executor)
+    del core
+    gc.collect()
+    assert executor() is None
+    for thread in threads[-1:]:
+        thread.join(10)
+        assert not thread.is_alive()
