@@ -33,7 +33,7 @@ class BridgeModel:
         model: in evaluation mode, its attention implementation set to `interface.PAGED`.
         ops: kernels of the device.
         spec: what the rest of the engine must know; exploring the model completes it.
-        decode_bytes: weights that a decode step of one sequence reads.
+        decode_bytes: weights that a decode step of one sequence reads, all experts counted.
 
     Attributes:
         layers: its attention calls, in order.
