@@ -7,6 +7,7 @@ any device.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -39,8 +40,26 @@ class ReferenceKernels(KernelSet):
             return lazy_zeros(shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
-    PackedLinear = staticmethod(ReferenceLinear)
-    IntegerLinear = staticmethod(integer_linear)
+    def PackedLinear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any
+    ) -> ReferenceLinear:
+        """See `KernelSet.PackedLinear`; the weight goes to this set's device."""
+        added = None if bias is None else bias.to(self.device)
+        return ReferenceLinear(weight.to(self.device), added, **options)
+
+    def IntegerLinear(
+        self,
+        values: torch.Tensor,
+        scales: torch.Tensor,
+        minima: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        *,
+        bits: int,
+    ) -> ReferenceLinear:
+        """See `KernelSet.IntegerLinear`."""
+        layer = integer_linear(values, scales, minima, bias, bits=bits)
+        return self.PackedLinear(layer.weight, layer.bias)
+
     rms_norm = staticmethod(norm.rms_norm)
     fused_add_rms_norm = staticmethod(norm.fused_add_rms_norm)
     rope_and_cache = staticmethod(rope.rope_and_cache)
