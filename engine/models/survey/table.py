@@ -108,8 +108,9 @@ At load a model is
    window each layer has. A mask that is neither causal nor a window (chunks shorter than the
    context, say) is refused;
 2. **proven**: a few short texts go through the model's own attention, and then together and in
-   pieces through the paged one. Logits that differ, for whatever reason, refuse the model. Both cost
-   passes over some 60 tokens.
+   pieces through the paged one. Logits that differ, for whatever reason, refuse the model.
+
+Both cost passes over some 60 tokens.
 
 Models that carry a **state** from token to token (state-space layers, linear attention, short
 convolutions) keep it by sequence, beside the pages of their attention layers. For these a step is
