@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says
 from tests.inference.test_chat_tools import TOOL
+from tests.inference.tokenizer_folder import with_template
 
 Effect = Callable[[EngineRequest, Reply], bool]
 
@@ -121,19 +123,19 @@ COMPLETION: dict[str, tuple[Any, Effect]] = {
 #: Those that only mean something beside others, and the test that shows it.
 ELSEWHERE = {
     "stream_options": "test_chat.py",
-    "return_tokens_as_token_ids": "test_chat.py",
+    "return_tokens_as_token_ids": "test_completions.py",
     "top_logprobs": "test_chat.py",
     "echo": "test_chat.py",
     "continue_final_message": "test_chat.py",
-    "chat_template": "test_chat.py",
+    "chat_template": "test_bad_requests.py",
     "chat_template_kwargs": "test_reasoning.py",
-    "documents": "test_chat.py",
+    "documents": "test_every_field.py",
     "tool_choice": "test_structured_fields.py",
     "parallel_tool_calls": "test_chat_tools.py",
     "thinking_token_budget": "test_reasoning.py",
     "guided_whitespace_pattern": "test_structured_fields.py",
     "guided_decoding_backend": "test_structured_fields.py",
-    "suffix": "test_bad_requests.py",
+    "suffix": "test_completions.py",
 }
 #: What vLLM's and OpenAI's manuals name, from the inventory.
 MANUAL = """
@@ -188,6 +190,21 @@ def test_the_tables_are_complete() -> None:
     fields = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
     assert fields <= known
     assert not fields & UNSUPPORTED.keys()
+    for name, file in ELSEWHERE.items():
+        assert name in (Path(__file__).parent / file).read_text(encoding="utf-8"), name
+
+
+async def test_documents_reach_templates_that_read_them(
+    gateway: Gateway, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    template = "{% for d in documents or [] %}{{ d.title }}: {{ d.text }}{% endfor %}!"
+    folder = with_template(gateway.model_folder, tmp_path, template)
+    replica = gateway.scripted(says(tokenizer, "x"), model_path=folder)
+    async with gateway.serving(replica):
+        await gateway.client.chat(documents=[{"title": "one", "text": "two"}])
+        await gateway.client.chat()
+    texts = [tokenizer.decode(request.prompt_token_ids) for request in replica.received]
+    assert texts == ["one: two!", "!"]
 
 
 @pytest.mark.parametrize("path", ["chat", "complete"])
