@@ -67,14 +67,14 @@ def response_object(
     }
 
 
-def response_usage(usage: Usage, reasoning: int) -> dict[str, Any]:
-    """OpenAI's `usage` of a response. `reasoning`: output tokens that were reasoning."""
+def response_usage(usage: Usage) -> dict[str, Any]:
+    """OpenAI's `usage` of a response."""
     shown = usage_object(
         {
             "input": usage.prompt_tokens,
             "cached": usage.cached_tokens,
             "output": usage.completion_tokens,
-            "reasoning": reasoning,
+            "reasoning": usage.reasoning_tokens or 0,
         }
     )
     shown["input_tokens_details"]["cache_write_tokens"] = 0
@@ -88,7 +88,6 @@ class ResponseAnswer:
         self._turn, self._output = turn, Output()
         self._body = response_object(request, public_id, turn.job.started_at, turn.job.served.name)
         self._reason: str | None = None
-        self._reasoning_tokens = 0
 
     @property
     def started(self) -> dict[str, Any]:
@@ -102,9 +101,6 @@ class ResponseAnswer:
         if options.top_logprobs is not None and entries:
             logprobs = chat_logprobs(entries, options.names, options.top_logprobs)
         self._reason = delta.finish_reason or self._reason
-        # By increment: one in which the reasoning ends counts as what comes after.
-        if delta.parts and all(part.kind == "reasoning" for part in delta.parts):
-            self._reasoning_tokens += len(delta.increment.token_ids)
         return self._output.take(delta.parts, logprobs)
 
     def add(self, delta: TurnDelta) -> None:
@@ -128,7 +124,7 @@ class ResponseAnswer:
             "completed_at": int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if short else None,
             "output": self._output.items,
-            "usage": response_usage(self._turn.usage, self._reasoning_tokens),
+            "usage": response_usage(self._turn.usage),
         }
 
     def failed(self, error: QuireError) -> dict[str, Any]:
