@@ -67,10 +67,12 @@ def gguf_folder(path: Path, *, with_tokenizer: bool = True) -> Path:
         _write(workplace / "generation_config.json", {"eos_token_id": eos_token_ids(header)})
     _write(workplace / "config.json", config)
     _write(workplace / _SOURCE, {"file": str(path)})
-    if target.exists():
-        shutil.rmtree(workplace)
-    else:
+    try:
         workplace.rename(target)
+    except OSError:
+        if not (target / _SOURCE).exists():
+            raise
+        shutil.rmtree(workplace)  # the other replica was first
     return target
 
 

@@ -88,6 +88,12 @@ def test_a_method_that_is_not_there_is_refused_by_name() -> None:
     assert error.value.param == "quantization"
 
 
+def test_a_pooling_model_says_that_it_does_not_round(model_folder: Folder) -> None:
+    with pytest.raises(ConfigError, match="isn't done for a pooling model") as error:
+        LLM(str(model_folder("llama")), runner="pooling", quantization="int8")
+    assert error.value.param == "quantization"
+
+
 # -- stacks ---------------------------------------------------------------------------------------
 
 
