@@ -201,7 +201,7 @@ def test_a_model_that_cannot_be_loaded_says_why_and_ends(
     redis_url: str, key_prefix: str, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with replica(redis_url, key_prefix, tmp_path) as process:
+    with replica(redis_url, key_prefix, tmp_path, "--skip-tokenizer-init") as process:
         assert process.wait(60) == 1
         heartbeat = Gateway(redis_url, key_prefix).heartbeat()
     assert heartbeat is not None
