@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from catalog.actions import check_source
 
+from catalog.actions import check_source
 from engine.errors import InvalidRequest
 
 
