@@ -26,11 +26,18 @@ class Admission:
 
     Args:
         capacity: how many tokens of one sequence the pool holds for a request's tenant.
+        looks_ahead: steps are planned before the tokens of the one before are known.
     """
 
     def __init__(
-        self, config: EngineConfig, loaded: LoadedModel, capacity: Callable[[EngineRequest], int]
+        self,
+        config: EngineConfig,
+        loaded: LoadedModel,
+        capacity: Callable[[EngineRequest], int],
+        *,
+        looks_ahead: bool,
     ) -> None:
+        self._plans_ahead = looks_ahead
         self._config = config
         self._loaded = loaded
         self._capacity = capacity
@@ -191,7 +198,7 @@ class Admission:
     def _looks_ahead(self, message: EngineRequest) -> bool:
         """With async scheduling, except where the next token isn't simply the one sampled last."""
         beams = message.sampling.use_beam_search
-        return self._config.async_scheduling and not beams and message.pooling is None
+        return self._plans_ahead and not beams and message.pooling is None
 
     def _seed(self, message: EngineRequest) -> int:
         """The request's seed; without one, from its id: the same on every replica that gets it."""

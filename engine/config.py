@@ -100,10 +100,10 @@ class EngineConfig:
         None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
     )
     max_num_seqs: int = _option(256, "most sequences in one step", low=1, high=65536)
-    async_scheduling: bool = _option(
-        False,
-        "plan a step and deliver the one before while one is being run; on a CPU the model needs "
-        "the cores itself",
+    async_scheduling: bool | None = _option(
+        None,
+        "plan a step and deliver the one before while one is being run; default: on a GPU; on a "
+        "CPU the model needs the cores itself",
     )
     kept_seats_fraction: float = _option(
         1 / 16,
@@ -228,6 +228,10 @@ class EngineConfig:
         if self.scheduling_policy != "fair":
             return 0
         return int(self.kept_seats_fraction * self.max_num_seqs)
+
+    def plans_ahead(self, device: str) -> bool:
+        """`async_scheduling`, resolved for "cpu" or "cuda"."""
+        return device != "cpu" if self.async_scheduling is None else self.async_scheduling
 
     @property
     def name(self) -> str:

@@ -72,13 +72,16 @@ class EngineCore:
         self.structured = StructuredOutputs(
             loaded.tokenizer, loaded.spec.vocab_size, loaded.eos_token_ids
         )
-        self._admission = Admission(config, loaded, self.scheduler.capacity_of)
+        overlaps = config.plans_ahead(executor.device.type)
+        self._admission = Admission(
+            config, loaded, self.scheduler.capacity_of, looks_ahead=overlaps
+        )
         self._accounts = Accounts(self.scheduler)
         self._exits = Exits(
             self.scheduler, self.structured, self._accounts, self.requests, loaded.eos_token_ids
         )
         self._harvest = Harvest(self.scheduler, self.structured, self._accounts, self._exits)
-        self._most_in_flight = 1 if config.async_scheduling else 0
+        self._most_in_flight = 1 if overlaps else 0
         self._steps_in_flight: deque[Step] = deque()
 
     def _prefill_limit(self, online: bool) -> int:

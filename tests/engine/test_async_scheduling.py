@@ -104,6 +104,16 @@ def run(
 
 
 @pytest.mark.parametrize(
+    ("given", "device", "ahead"),
+    [(None, "cuda", True), (None, "cpu", False), (True, "cpu", True), (False, "cuda", False)],
+)
+def test_by_default_only_a_gpus_steps_are_planned_ahead(
+    given: bool | None, device: str, ahead: bool
+) -> None:
+    assert EngineConfig(model="m", async_scheduling=given).plans_ahead(device) is ahead
+
+
+@pytest.mark.parametrize(
     ("room", "policy"), [(ROOMY, "fair"), (TIGHT, "fair"), (TIGHT, "fcfs"), (TIGHT, "priority")]
 )
 def test_every_kind_of_request_gets_the_same_tokens(
