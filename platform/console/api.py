@@ -19,6 +19,7 @@ from catalog.models import DesiredState, Replica, ServedModel
 from console.replicas import live_replicas, model_state, replica_figures
 from console.usage import recent_usage
 from engine.errors import QuireError
+from engine.pooling.params import GENERATE
 from engine.protocol import Heartbeat
 from inference.errors import error_response
 from tenants.access import access_tenants
@@ -53,7 +54,10 @@ def json_view(function: Callable[[User], dict[str, Any]]) -> View:
 
 @json_view
 def models(user: User) -> dict[str, Any]:
-    """The models that the playground may use as this user, with how each one is."""
+    """The models that the playground may use as this user, with how each one is.
+
+    Those that are known to embed or score rather than talk are left out.
+    """
     try:
         caller = async_to_sync(caller_for_user)(user)
     except PermissionDenied:
@@ -66,6 +70,7 @@ def models(user: User) -> dict[str, Any]:
         {"id": card.id, **state, "max_model_len": card.max_model_len or state["context"]}
         for card in cards
         for state in [states[card.id]]
+        if GENERATE in (state["tasks"] or [GENERATE])
     ]
     return {"models": found, "tenant": caller.tenant}
 

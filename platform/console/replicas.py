@@ -46,8 +46,8 @@ def state_of(beat: Heartbeat) -> str:
 def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str, Any]:
     """How a model is: the state of its best replica, by heartbeats and, failing those, by rows.
 
-    Returns: {"state", "load_progress" in [0, 1], "replicas" (live ones), "context" (tokens, or None
-    while no replica has said it)}.
+    Returns: {"state", "load_progress" in [0, 1], "replicas" (live ones), "context" (tokens) and
+    "tasks", both None while no replica has said it}.
     """
     live = list(beats)
     states = [state_of(beat) for beat in live]
@@ -59,6 +59,7 @@ def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str
         "load_progress": max(loading, default=0.0),
         "replicas": len(live),
         "context": max((beat.model.max_model_len for beat in live), default=None),
+        "tasks": live[0].model.tasks if live else None,
     }
 
 

@@ -14,7 +14,14 @@ def heartbeat(
     """A healthy replica's, unless `fields` say otherwise. `stats`: a dict for `EngineStats`."""
     now = fields.pop("at", time.time())
     stats = EngineStats(**fields.pop("stats", {}))
-    info = ModelInfo(name=model, path="", max_model_len=4096, vocab_size=256, dtype="bfloat16")
+    info = ModelInfo(
+        name=model,
+        path="",
+        max_model_len=4096,
+        vocab_size=256,
+        dtype="bfloat16",
+        tasks=fields.pop("tasks", ["generate"]),
+    )
     return Heartbeat(
         replica_id=replica_id,
         incarnation=fields.pop("incarnation", f"{replica_id}-1"),

@@ -3,7 +3,8 @@
 Speaks the playground's protocol; pages, sessions and models are the real ones. The last message
 says what to do, as JSON:
 
-    {"text": str, "cut": characters a delta, "pause": seconds between deltas}
+    {"text": str, "cut": characters a delta, "pause": seconds between deltas,
+     "reasoning": what comes before the text}
     {"error": {"message", "type", "param", "code"}, "text": what comes before it}
     {"close": code, "text": ...}
     {"echo": true}: the request itself, as an indented code block
@@ -64,11 +65,12 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
         script = read_script(said, frame)
         await self.say(type="start", id=id_, request_id=f"req-{id_}", model=frame["model"])
         text, cut = script.get("text", ""), script.get("cut", 7)
-        for at in range(0, len(text), cut):
-            if id_ in self.stopped:
-                break
-            await self.say(type="delta", id=id_, text=text[at : at + cut])
-            await asyncio.sleep(script.get("pause", 0.0))
+        for kind, whole in (("reasoning", script.get("reasoning", "")), ("delta", text)):
+            for at in range(0, len(whole), cut):
+                if id_ in self.stopped:
+                    break
+                await self.say(type=kind, id=id_, text=whole[at : at + cut])
+                await asyncio.sleep(script.get("pause", 0.0))
         if "close" in script:
             await self.close(script["close"])
         elif "error" in script:

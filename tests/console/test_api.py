@@ -56,6 +56,15 @@ def test_the_playground_lists_loaded_models_of_the_users_tenant(login: Login) ->
 
 
 @pytest.mark.usefixtures("committed")
+def test_the_playground_offers_no_model_that_only_embeds(login: Login, beat: Beat) -> None:
+    beat(heartbeat("r1", "quill", tasks=["embed", "token_embed"]))
+    shown = [model["id"] for model in login("ada").get("/console/api/models").json()["models"]]
+    assert shown == ["acme-private"]
+    listed = login("ada").get("/console/api/overview").json()["models"]
+    assert "quill" in [model["id"] for model in listed]
+
+
+@pytest.mark.usefixtures("committed")
 def test_a_user_without_a_tenant_sees_no_models(login: Login) -> None:
     response = login("nobody").get("/console/api/models")
     assert response.json() == {"models": [], "tenant": None}
@@ -144,6 +153,7 @@ def test_a_model_without_a_replica_is_offline(login: Login) -> None:
         "load_progress": 0.0,
         "replicas": 0,
         "context": None,
+        "tasks": None,
         "max_model_len": None,
     }
 

@@ -40,6 +40,37 @@ def test_tokens_are_shown_as_they_come(playground: PlaygroundPage) -> None:
     expect(answer.locator(".prose")).to_contain_text("seven eight")
 
 
+def test_thoughts_come_before_the_answer_and_fold_when_it_begins(
+    playground: PlaygroundPage,
+) -> None:
+    answer = playground.play(reasoning="a b c d e f ", text="Forty-two.", cut=2, pause=0.15)
+    thoughts = answer.locator(".thinking")
+    expect(thoughts.locator("summary")).to_have_text("Thinking")
+    expect(thoughts.get_by_text("a b")).to_be_visible()
+    playground.finished(answer)
+    expect(answer.locator(".prose")).to_have_text("Forty-two.")
+    expect(thoughts.locator("summary")).to_have_text(re.compile("Thought for"))
+    expect(thoughts.locator(".thinking-text")).to_be_hidden()
+    thoughts.locator("summary").click()
+    expect(thoughts.locator(".thinking-text")).to_have_text("a b c d e f ")
+
+
+def test_thoughts_are_kept_with_the_conversation_but_not_sent(playground: PlaygroundPage) -> None:
+    playground.finished(playground.play(reasoning="<b>hm</b>", text="Yes."))
+    playground.page.reload()
+    playground.ready()
+    thoughts = playground.answers.first.locator(".thinking")
+    thoughts.locator("summary").click()
+    expect(thoughts.locator(".thinking-text")).to_have_text("<b>hm</b>")
+    answer = playground.finished(playground.play(echo=True))
+    expect(answer.locator(".prose")).to_contain_text("roles: user, assistant, user")
+    expect(answer.locator(".prose")).not_to_contain_text("hm")
+
+
+def test_an_answer_without_thoughts_shows_none(playground: PlaygroundPage) -> None:
+    expect(playground.answer_to("Hello").locator(".thinking")).to_be_hidden()
+
+
 def test_stop_keeps_what_came_so_far(playground: PlaygroundPage) -> None:
     answer = playground.play(text="word " * 400, cut=5, pause=0.02)
     expect(answer.locator(".prose")).to_contain_text("word word")

@@ -5,6 +5,7 @@ import { el, tool } from "../lib/dom.js";
 import { count, duration, plural, rate } from "../lib/format.js";
 import { MarkdownStream, renderMarkdown } from "../markdown/stream.js";
 import { errorNotice } from "./errors.js";
+import { ThinkingView } from "./thinking.js";
 
 const ENDINGS = {
   length: "cut at the length limit",
@@ -18,6 +19,7 @@ export class AnswerView {
     this.turn = turn;
     this.actions = actions;
     this.stream = null;
+    this.thinking = new ThinkingView(turn);
     this.prose = el("div", { class: "prose", dir: "auto" });
     this.figures = el("p", { class: "colophon" });
     this.errors = el("div", { class: "turn-error" });
@@ -30,6 +32,7 @@ export class AnswerView {
       "article",
       { class: "turn answer", "aria-label": `Answer of ${turn.model}` },
       this.who,
+      this.thinking.element,
       this.prose,
       this.errors,
       el("footer", { class: "turn-foot" }, this.figures, this.tools),
@@ -38,9 +41,18 @@ export class AnswerView {
     this.#show();
   }
 
+  /** More of what comes before the answer; it's drawn with the next `draw`. */
+  think(text) {
+    this.thinking.write(text);
+    if (this.element.dataset.state === "waiting") this.#show();
+  }
+
   /** More text; it's drawn with the next `draw`. */
   write(text) {
-    this.stream ??= new MarkdownStream(this.prose);
+    if (!this.stream) {
+      this.thinking.end();
+      this.stream = new MarkdownStream(this.prose);
+    }
     this.turn.text += text;
     this.stream.write(text);
     if (this.element.dataset.state === "waiting") this.#show();
@@ -48,11 +60,13 @@ export class AnswerView {
 
   /** Bring the page up to date: once a frame. */
   draw() {
+    this.thinking.draw();
     this.stream?.flush();
   }
 
   /** The answer is over; `turn` says how. */
   finish() {
+    this.thinking.end();
     this.stream?.end();
     this.stream = null;
     this.#show();
@@ -60,7 +74,7 @@ export class AnswerView {
 
   #show() {
     const { turn } = this;
-    const waiting = turn.state === "streaming" && turn.text === "";
+    const waiting = turn.state === "streaming" && turn.text === "" && !turn.reasoning;
     this.element.dataset.state = waiting ? "waiting" : turn.state;
     this.element.setAttribute("aria-busy", String(turn.state === "streaming"));
     this.figures.replaceChildren(...figures(turn));

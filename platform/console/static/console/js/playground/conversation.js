@@ -2,7 +2,7 @@
  * The conversation: kept in memory and in this tab's sessionStorage, and nowhere else. Each reader
  * has their own key, so that the next one to log in here doesn't find it.
  *
- * A turn: {role: "user" | "assistant", text, model?, stats?, error?, state?}; an answer's state is
+ * A turn: {role: "user" | "assistant", text, reasoning?, thoughtFor?, model?, stats?, error?, state?}; an answer's state is
  * "streaming", "done", "stopped" or "failed".
  */
 

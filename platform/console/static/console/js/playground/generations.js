@@ -29,8 +29,8 @@ export class Generations {
 
   /**
    * Ask for an answer; while there's no connection the request waits for one.
-   * `request`: {model, messages, sampling}. `handlers`: `start(frame)`, `delta(text)`, `done(frame)`,
-   * `failed(error)`. Exactly one of `done` and `failed` ends it.
+   * `request`: {model, messages, sampling}. `handlers`: `start(frame)`, `reasoning(text)`, `delta(text)`,
+   * `done(frame)`, `failed(error)`. Exactly one of `done` and `failed` ends it.
    */
   start(request, handlers) {
     const id = crypto.randomUUID?.() ?? `c${Date.now()}-${Math.random().toString(36).slice(2)}`;
@@ -67,6 +67,7 @@ export class Generations {
     }
     if (!generation) return; // late words of a request that was given up
     if (frame.type === "start") generation.handlers.start(frame);
+    else if (frame.type === "reasoning") generation.handlers.reasoning(frame.text);
     else if (frame.type === "delta") generation.handlers.delta(frame.text);
     else if (frame.type === "done") this.#end(frame.id).done(frame);
     else if (frame.type === "error") this.#end(frame.id).failed(frame.error);

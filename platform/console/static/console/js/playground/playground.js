@@ -117,15 +117,16 @@ export class Playground {
     const mine = this.#running;
     mine.generation = generations.start(request, {
       start: () => {},
-      delta: (text) => this.#delta(mine, text),
+      reasoning: (text) => this.#grew(mine, () => thread.think(view, text)),
+      delta: (text) => this.#grew(mine, () => thread.write(view, text)),
       done: (frame) => this.#end(mine, mine.stopped ? "stopped" : "done", frame),
       failed: (error) => this.#end(mine, "failed", null, error),
     });
   }
 
-  #delta(running, text) {
+  #grew(running, show) {
     if (running !== this.#running) return;
-    this.#parts.thread.write(running.view, text);
+    show();
     this.#parts.conversation.changed();
   }
 

@@ -41,8 +41,13 @@ export class Thread {
   /** More text for the last answer. */
   write(view, text) {
     view.write(text);
-    this.#growing = view;
-    this.#frame ??= requestAnimationFrame(() => this.#draw());
+    this.#grow(view);
+  }
+
+  /** More of what the model thinks before its answer. */
+  think(view, text) {
+    view.think(text);
+    this.#grow(view);
   }
 
   /** The last answer is over. */
@@ -50,6 +55,11 @@ export class Thread {
     this.#growing = null;
     view.finish();
     this.follower.keep();
+  }
+
+  #grow(view) {
+    this.#growing = view;
+    this.#frame ??= requestAnimationFrame(() => this.#draw());
   }
 
   #draw() {
