@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import uuid
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 
 from tests.services import running_redis
+
+# Triton's interpreter must be asked for before a kernel is defined, and collecting tests of GPUs
+# defines some. Nothing else here uses Triton.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -81,7 +81,7 @@ def test_a_worker_that_is_told_to_end_gives_its_work_back(
     client: tuple[openai.OpenAI, live.Instance],
 ) -> None:
     sdk, of = client
-    batch = make(sdk, 16, max_tokens=60)
+    batch = make(sdk, 64, max_tokens=60)
     with live.process(WORKER, of.environment) as first:
         wait(sdk, batch.id, done=1)
         first.send_signal(signal.SIGTERM)
@@ -89,4 +89,4 @@ def test_a_worker_that_is_told_to_end_gives_its_work_back(
     partly = sdk.batches.retrieve(batch.id)
     assert partly.status == "in_progress"
     with live.process(WORKER, of.environment):
-        assert wait(sdk, batch.id).request_counts.completed == 16
+        assert wait(sdk, batch.id).request_counts.completed == 64
