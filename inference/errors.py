@@ -41,7 +41,7 @@ class RequestTimeout(InvalidRequest):
 
 
 class UnsupportedMediaType(InvalidRequest):
-    """The body is not JSON."""
+    """The body is not plain JSON."""
 
     status = 415
     code = "unsupported_media_type"

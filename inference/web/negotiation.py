@@ -12,6 +12,8 @@ from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.parsers import JSONParser
 from rest_framework.renderers import BaseRenderer, JSONRenderer
 
+from inference.errors import UnsupportedMediaType
+
 _negotiator = DefaultContentNegotiation()
 
 
@@ -63,6 +65,14 @@ def check_content_type(content_type: str) -> None:
         "*" not in content_type and content_type and _parses(content_type[:512])
     ):
         raise exceptions.UnsupportedMediaType(content_type[:100])
+
+
+def check_content_encoding(coding: str | None) -> None:
+    """Raise `UnsupportedMediaType` for a compressed body: nothing that grows is unpacked here."""
+    if coding and coding.strip().lower() != "identity":
+        raise UnsupportedMediaType(
+            f"Content-Encoding {coding[:100]!r} is not supported. Send the body as it is."
+        )
 
 
 JSON_ONLY = (JSONRenderer,)

@@ -23,7 +23,12 @@ from inference.settings import gateway_settings
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import parse_object
-from inference.web.negotiation import JSON_ONLY, check_accept, check_content_type
+from inference.web.negotiation import (
+    JSON_ONLY,
+    check_accept,
+    check_content_encoding,
+    check_content_type,
+)
 from inference.web.request_ids import clean_request_id
 from tenants.authentication import Caller
 
@@ -113,6 +118,7 @@ class GatewayView(APIView):
     def read_json(self, request: HttpRequest) -> dict[str, Any]:
         """The body as a JSON object. Raises 413, 415 and 400 errors."""
         check_content_type(request.content_type or "")
+        check_content_encoding(request.headers.get("content-encoding"))
         settings = gateway_settings()
         body = request.body
         if len(body) > settings.max_body_bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from typing import Any
 
 import pytest
@@ -72,6 +73,28 @@ async def test_a_body_that_never_ends_times_out(served: Gateway, settings: Any) 
     exchange._receive = receive  # type: ignore[method-assign]
     reply = await exchange.reply()
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
+
+
+async def test_fault_36_compressed_bodies_are_refused_unopened(served: Gateway) -> None:
+    bomb = gzip.compress(b" " * (64 << 20))
+    for coding in ("gzip", "deflate, gzip", "br", "zstd", "x"):
+        headers = {"content-encoding": coding}
+        reply = await served.client.post(CHAT, parts=[bomb], headers=headers)
+        assert (reply.status, reply.error["code"]) == (415, "unsupported_media_type")
+        assert coding in reply.error["message"]
+    plain = await served.client.post(CHAT, chat_body(), headers={"content-encoding": "identity"})
+    assert plain.status == 200
+
+
+async def test_fault_36_a_huge_image_is_refused_while_it_comes_in(served: Gateway) -> None:
+    part = b"A" * (1 << 20)
+    exchange = served.client.open("POST", CHAT, parts=[b'{"messages":"', *[part] * 100])
+    assert (await exchange.reply()).status == 413
+    assert len(exchange.received) <= 12
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    small = await served.client.chat(messages=[{"role": "user", "content": [image]}])
+    assert small.status == 400
+    assert "image_url" in small.error["message"]
 
 
 async def test_other_media_types_are_refused(served: Gateway) -> None:
