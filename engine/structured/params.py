@@ -13,6 +13,9 @@ from engine.structured.checks import check_choice, check_schema, check_source, c
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 _OPTIONS = ("disable_any_whitespace", "disable_additional_properties")
 MAX_WHITESPACE_PATTERN = 256
+#: White space between the parts of JSON unless a request says otherwise: room to indent, but none
+#: to get lost in. A small model may write newlines until its tokens are spent.
+JSON_WHITESPACE = r"[ \t\r\n]{0,24}"
 
 
 class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
@@ -29,7 +32,7 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
             free text until a trigger, then the tag's schema.
         disable_any_whitespace: JSON without white space.
         disable_additional_properties: objects of the schema hold only what it names.
-        whitespace_pattern: a regex for the white space between JSON's parts.
+        whitespace_pattern: a regex for the white space between JSON's parts, `JSON_WHITESPACE` if None.
 
     Raises:
         InvalidRequest: with `param` "structured_outputs" or "structured_outputs.<field>".

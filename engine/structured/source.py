@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.structured.params import StructuredOutputsParams
+from engine.structured.params import JSON_WHITESPACE, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -73,10 +73,9 @@ def grammar_text(data: bytes, tokenizer: LLTokenizer) -> str:
 
 def _json_options(options: dict[str, Any]) -> JsonCompileOptions:
     """`llguidance`'s options for JSON."""
-    chosen: JsonCompileOptions = {"whitespace_flexible": not options["disable_any_whitespace"]}
-    if options["whitespace_pattern"] is not None:
-        chosen["whitespace_pattern"] = options["whitespace_pattern"]
-    return chosen
+    if options["disable_any_whitespace"]:
+        return {"whitespace_flexible": False}
+    return {"whitespace_pattern": options["whitespace_pattern"] or JSON_WHITESPACE}
 
 
 def close_objects(schema: Any) -> None:
@@ -100,11 +99,14 @@ def _tag_grammar(tag: dict[str, Any], options: dict[str, Any], tokenizer: LLToke
     for structure in tag["structures"]:
         if options["disable_additional_properties"]:
             close_objects(structure["schema"])
-        begin = structure["begin"]
+        begin, schema = structure["begin"], structure["schema"]
         trigger = next(text for text in tag["triggers"] if begin.startswith(text))
         tags.append(
             StructTag(
-                trigger=trigger, begin=begin, grammar=structure["schema"], end=structure["end"]
+                trigger=trigger,
+                begin=begin,
+                grammar={**schema, "x-guidance": _json_options(options)},
+                end=structure["end"],
             )
         )
     special = all(_is_special(each.trigger, tokenizer) for each in tags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from engine.errors import InvalidRequest
-from engine.structured.params import StructuredOutputsParams
+from engine.structured.params import JSON_WHITESPACE, StructuredOutputsParams
 from engine.structured.source import close_objects
 from engine.text import Tokenizer
 from inference.chat.parsers import ModelParsers
@@ -85,7 +85,7 @@ def _answer_schema(given: Constraint) -> dict[str, object] | None:
     own = json.loads(json.dumps(schema))
     if params.disable_additional_properties:
         close_objects(own)
-    return {**own, "x-guidance": {"whitespace_pattern": params.whitespace_pattern}}
+    return {**own, "x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
 
 
 def grammar_tokens(tokenizer: Tokenizer) -> dict[str, int]:

@@ -11,7 +11,6 @@ import pytest
 from engine.protocol import EngineRequest, ErrorInfo, TokenDelta
 from engine.structured.params import StructuredOutputsParams
 from engine.text import Tokenizer
-from inference.openai.schemas.structured import WHITESPACE
 from tests.fakes.fake_replica import Sequence
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import ScriptedReplica, byte_by_byte, says
@@ -33,17 +32,12 @@ FIELDS: list[tuple[dict[str, Any], StructuredOutputsParams | None]] = [
     ({"response_format": {"type": "text"}}, None),
     (
         {"response_format": {"type": "json_object"}},
-        StructuredOutputsParams(json_object=True, whitespace_pattern=WHITESPACE),
+        StructuredOutputsParams(json_object=True),
     ),
-    (
-        {"response_format": json_schema()},
-        StructuredOutputsParams(json=SCHEMA, whitespace_pattern=WHITESPACE),
-    ),
+    ({"response_format": json_schema()}, StructuredOutputsParams(json=SCHEMA)),
     (
         {"response_format": json_schema(strict=True)},
-        StructuredOutputsParams(
-            json=SCHEMA, disable_additional_properties=True, whitespace_pattern=WHITESPACE
-        ),
+        StructuredOutputsParams(json=SCHEMA, disable_additional_properties=True),
     ),
     (
         {"response_format": {"type": "structural_tag", **TAG}},

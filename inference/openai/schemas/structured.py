@@ -17,8 +17,6 @@ from inference.errors import UnsupportedField
 from inference.generation.field_names import renamed
 
 _FORMAT_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-#: Between the parts of a `response_format`'s JSON: room to indent, but none to get lost in.
-WHITESPACE = r"[ \t\r\n]{0,24}"
 #: There is one backend; these names mean it.
 _BACKENDS = ("auto", "guidance", "llguidance")
 _OLD = ("json", "regex", "choice", "grammar", "json_object")
@@ -155,13 +153,12 @@ def _json_schema(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]
     values = {
         "json": schema,
         "disable_additional_properties": bool(strict),
-        "whitespace_pattern": WHITESPACE,
     }
     return {"structured_outputs.json": f"{place}.schema"}, values
 
 
 def _json_object(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    return {}, {"json_object": True, "whitespace_pattern": WHITESPACE}
+    return {}, {"json_object": True}
 
 
 def _structural_tag(given: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:

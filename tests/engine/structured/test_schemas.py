@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import jsonschema
@@ -70,6 +71,29 @@ def test_white_space_between_the_parts_of_json(llm: LLM, options: dict[str, Any]
         if output.finish_reason == "stop":
             jsonschema.validate(json.loads(output.text), schema)
         assert not options or "  " not in output.text
+
+
+TAG = {"structures": [{"begin": " ", "schema": {}, "end": ">"}], "triggers": [" "]}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        {"json": {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}},
+        {"json_object": True},
+        {"structural_tag": json.dumps(TAG)},
+    ],
+)
+def test_a_model_that_would_write_white_space_for_ever_is_led_on(
+    llm: LLM, form: dict[str, Any]
+) -> None:
+    text = llm.get_tokenizer().decode
+    bias = {n: {" ": 100.0, "{": 50.0}.get(text([n]), 0.0) for n in range(384)}
+    wanted = params(temperature=0, max_tokens=120, logit_bias=bias, **form)
+    made = llm.generate([PROMPT], [wanted], use_tqdm=False)[0].outputs[0].text
+    opened = re.match(r" ?[\[{]( *)[^ ]", made)  # what follows may be a string, full of spaces
+    assert opened is not None
+    assert len(opened[1]) == 24
 
 
 def test_any_json_object(llm: LLM) -> None:
