@@ -30,6 +30,7 @@ from inference.errors import error_response
 from inference.generation import background
 from inference.web import cors
 from inference.web.body import ClientGone, Receive, Scope, is_upload, read_body, read_upload
+from inference.web.request_ids import clean_request_id
 from inference.web.streaming import EventStreamResponse
 
 logger = logging.getLogger(__name__)
@@ -75,11 +76,7 @@ class GatewayHandler(ASGIHandler):
         except ClientGone:
             return
         except QuireError as error:
-            anthropic = gateway_path(scope).startswith(ANTHROPIC)
-            response: HttpResponseBase = (anthropic_error if anthropic else error_response)(error)
-            # The rest of the body is not read: the connection can't be used again.
-            response["Connection"] = "close"
-            await self.send_response(response, send)
+            await self.send_response(self._refused(scope, error), send)
             return
         with body:
             request, response = self.create_request(scope, body)
@@ -87,6 +84,22 @@ class GatewayHandler(ASGIHandler):
                 await self.send_response(response, send)
                 return
             await self._serve_while_connected(request, receive, send)
+
+    def _refused(self, scope: Scope, error: QuireError) -> HttpResponseBase:
+        """The answer to a request whose body wasn't read: it has met no view."""
+        request, response = self.create_request(scope, io.BytesIO())
+        if request is None:
+            return response
+        request_id = clean_request_id(request.META.get("HTTP_X_REQUEST_ID"))
+        anthropic = gateway_path(scope).startswith(ANTHROPIC)
+        refusal = (anthropic_error if anthropic else error_response)(error, request_id)
+        refusal["X-Request-Id"] = request_id
+        if anthropic:
+            refusal["request-id"] = request_id
+        # The rest of the body is not read: the connection can't be used again.
+        refusal["Connection"] = "close"
+        cors.allow(request, refusal)
+        return refusal
 
     async def _serve_while_connected(
         self, request: HttpRequest, receive: Receive, send: Send

@@ -235,7 +235,9 @@ CSRF_COOKIE_NAME = os.environ.get("QUIRE_CSRF_COOKIE") or "csrftoken"
 _origins = env.words("QUIRE_CORS_ORIGINS", [])
 CORS_ALLOW_ALL_ORIGINS = _origins == ["*"]
 CORS_ALLOWED_ORIGINS = [] if CORS_ALLOW_ALL_ORIGINS else _origins
-CORS_URLS_REGEX = r"^/(v1/.*|tokenize|detokenize|version|openapi\.json)$"
+CORS_URLS_REGEX = (
+    r"^/(v1/.*|v2/rerank|tokenize|detokenize|pooling|classify|score|rerank|version|openapi\.json)$"
+)
 CORS_ALLOW_HEADERS = [
     *("accept", "authorization", "content-type", "idempotency-key", "user-agent", "x-api-key"),
     *("x-request-id", "anthropic-beta", "anthropic-version"),

@@ -40,6 +40,27 @@ async def test_a_named_site_may_call(served: Gateway, settings: Any) -> None:
     assert refused.headers["access-control-allow-origin"] == SITE
 
 
+async def test_what_is_refused_before_its_body_is_read_may_be_read_too(
+    served: Gateway, settings: Any
+) -> None:
+    settings.CORS_ALLOWED_ORIGINS = [SITE]
+    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 1024}
+    headers = {"origin": SITE, "x-request-id": "mine"}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        reply = await served.client.post(path, {"user": "x" * 2000}, headers=headers)
+        assert reply.status == 413
+        assert reply.headers["access-control-allow-origin"] == SITE
+        assert reply.headers["x-request-id"] == "mine"
+    assert reply.json()["request_id"] == reply.headers["request-id"] == "mine"
+
+
+async def test_every_path_of_the_api_may_be_called(served: Gateway, settings: Any) -> None:
+    settings.CORS_ALLOWED_ORIGINS = [SITE]
+    for path in ("/pooling", "/score", "/rerank", "/v2/rerank", "/classify", "/tokenize"):
+        asked = await served.client.request("OPTIONS", path, headers=ASK)
+        assert asked.headers["access-control-allow-origin"] == SITE, path
+
+
 async def test_other_sites_and_what_is_no_api_stay_closed(served: Gateway, settings: Any) -> None:
     settings.CORS_ALLOWED_ORIGINS = [SITE]
     for path, origin in (("/v1/models", "https://evil.example"), ("/metrics", SITE)):
