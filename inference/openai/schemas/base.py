@@ -24,7 +24,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "prediction": (),
     "store": (False,),
-    "verbosity": (),
+    "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM's
     "kv_transfer_params": (),
