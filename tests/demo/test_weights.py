@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from demo.styles import STYLES
+from demo.train import TEMPERATURE, export
+from engine.generation_config import read_generation_config, sampling_defaults
 
 MEGABYTE = 1_000_000
 
@@ -52,6 +55,20 @@ def test_generation_stops_at_the_turns_end_and_at_the_texts(shipped, tokenizer):
     generation = json.loads((shipped / "generation_config.json").read_text())
     ends = ["<|im_end|>", "<|endoftext|>"]
     assert generation["eos_token_id"] == tokenizer.convert_tokens_to_ids(ends)
+
+
+def test_a_request_that_names_no_temperature_gets_a_low_one(shipped):
+    generation = read_generation_config(shipped)
+    assert sampling_defaults(generation) == {"temperature": TEMPERATURE}
+    assert generation["do_sample"] is True  # or transformers ignores the temperature
+
+
+def test_an_exported_model_brings_the_same_defaults(shipped, tmp_path):
+    model = LlamaForCausalLM.from_pretrained(shipped)
+    export(tmp_path, model, AutoTokenizer.from_pretrained(shipped))
+    written, wanted = read_generation_config(tmp_path), read_generation_config(shipped)
+    names = ("do_sample", "temperature", "eos_token_id", "pad_token_id")
+    assert [written[name] for name in names] == [wanted[name] for name in names]
 
 
 def test_the_chat_template_ships_with_the_tokenizer(shipped):
