@@ -2,9 +2,10 @@
 
 from django.urls import path, re_path
 
-from inference.anthropic.views import CountTokensView, MessagesView
+from inference.anthropic.views import CountTokensView, MessagesView, UnknownMessagesView
 from inference.batches.views import BatchCancelView, BatchesView, BatchView
 from inference.extras.operations import LoadView, ResetPrefixCacheView, ServerInfoView
+from inference.extras.sleep import IsSleepingView, SleepView, WakeUpView
 from inference.extras.tokenize import DetokenizeView, TokenizeView
 from inference.files.views import FileContentView, FilesView, FileView
 from inference.health import HealthView, PingView
@@ -67,5 +68,6 @@ urlpatterns = [
     path("version", VersionView.as_view()),
     path("openapi.json", OpenApiView.as_view()),
     path("metrics", MetricsView.as_view()),
+    re_path(r"^v1/messages/.*$", UnknownMessagesView.as_view()),
     re_path(r"^v1(?:/.*)?$", NotFoundView.as_view()),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ from inference.parsing import Part
 
 _encode = msgspec.json.Encoder().encode
 Event = dict[str, Any]
+Shown = Literal["all", "blocks", "none"]
 DELTAS = {
     "text": ("text_delta", "text"),
     "thinking": ("thinking_delta", "thinking"),
@@ -28,11 +29,12 @@ class Message:
     """Builds the message; methods return the events of what they did.
 
     Args:
-        shows_thinking: whether the client asked for the model's reasoning.
+        shown: how much of the model's reasoning the client asked for: "all", "none", or "blocks",
+            which are there and empty.
     """
 
-    def __init__(self, turn: ChatTurn, *, shows_thinking: bool) -> None:
-        self._turn, self._shows_thinking = turn, shows_thinking
+    def __init__(self, turn: ChatTurn, *, shown: Shown) -> None:
+        self._turn, self._shown = turn, shown
         self._content: list[dict[str, Any]] = []
         self._arguments = ""
         self._is_open = False
@@ -60,11 +62,13 @@ class Message:
             self._arguments += part.text
             return [self._delta(part.text)]
         kind = KINDS[part.kind]
-        if kind == "thinking" and not self._shows_thinking:
+        if kind == "thinking" and self._shown == "none":
             return []
         events = []
         if not self._is_open or self._content[-1]["type"] != kind:
             events = self._begin({"type": kind, kind: ""} | _signature(kind))
+        if kind == "thinking" and self._shown == "blocks":
+            return events
         self._content[-1][kind] += part.text
         return [*events, self._delta(part.text)]
 
@@ -166,8 +170,8 @@ class MessageStreamWriter(StreamWriter[TurnDelta]):
 
     heartbeat = _encoded({"type": "ping"})
 
-    def __init__(self, turn: ChatTurn, request_id: str, *, shows_thinking: bool) -> None:
-        self._message = Message(turn, shows_thinking=shows_thinking)
+    def __init__(self, turn: ChatTurn, request_id: str, *, shown: Shown) -> None:
+        self._message = Message(turn, shown=shown)
         self._request_id = request_id
 
     def begin(self) -> bytes:

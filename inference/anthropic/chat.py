@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
 from typing import Any
+
+from pydantic import ValidationError
 
 from engine.errors import InvalidRequest
 from inference.anthropic.schemas import (
@@ -16,6 +17,7 @@ from inference.anthropic.schemas import (
 from inference.errors import UnsupportedField, as_quire_error
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
+from inference.validation import describe_validation_error
 from inference.web.known_fields import in_words_of
 
 #: The chat's fields in this endpoint's words.
@@ -99,8 +101,8 @@ def _thinking(request: CountTokensRequest) -> dict[str, Any]:
             fields["thinking_token_budget"] = thinking.budget_tokens
     if output is not None and output.effort is not None:
         fields["reasoning_effort"] = output.effort
-    if output is not None and output.format is not None:
-        schema = {"name": "answer", "schema": output.format.json_schema}
+    if request.form is not None:
+        schema = {"name": "answer", "schema": request.form.json_schema}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return fields
 
@@ -114,11 +116,23 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
         messages.append({"role": "system", "content": _system(request.system)})
     for place, message in enumerate(request.messages):
         add = _add_assistant if message.role == "assistant" else _add_user
-        if isinstance(message.content, str):
-            messages.append({"role": message.role, "content": message.content})
-        else:
-            add(messages, message.content, f"messages.{place}.content")
+        content = message.content
+        blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
+        add(messages, blocks, f"messages.{place}.content")
     return messages
+
+
+def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Add a message. Turns of one role that follow each other are one turn."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != message["role"]:
+        messages.append(message)
+        return
+    last["content"] = "\n".join(filter(None, (last["content"], message["content"])))
+    if "tool_calls" in message:
+        last.setdefault("tool_calls", []).extend(message["tool_calls"])
+    if "reasoning_content" in message:
+        last["reasoning_content"] = last.get("reasoning_content", "") + message["reasoning_content"]
 
 
 def _system(system: str | list[Block]) -> str:
@@ -139,19 +153,26 @@ def _add_user(messages: list[dict[str, Any]], blocks: list[Block], param: str) -
         else:
             texts.append(_text(block, here))
     if texts or not blocks:
-        messages.append({"role": "user", "content": "\n".join(texts)})
+        _append(messages, {"role": "user", "content": "\n".join(texts)})
 
 
 def _result(block: Block, param: str) -> str:
     content = block.content
     if isinstance(content, list):
-        parts = (Block.model_validate(part) for part in content)
-        content = _joined(parts, lambda place: f"{param}.content.{place}")
+        here = f"{param}.content"
+        content = "\n".join(
+            _text(_part(part, f"{here}.{place}"), f"{here}.{place}")
+            for place, part in enumerate(content)
+        )
     return f"Error: {content or ''}" if block.is_error else content or ""
 
 
-def _joined(blocks: Iterable[Block], param: Callable[[int], str]) -> str:
-    return "\n".join(_text(block, param(place)) for place, block in enumerate(blocks))
+def _part(part: dict[str, Any], param: str) -> Block:
+    try:
+        return Block.model_validate(part)
+    except ValidationError as error:
+        told = describe_validation_error(error)
+        raise InvalidRequest(told["message"], param=f"{param}.{told['param']}") from None
 
 
 def _add_assistant(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
@@ -171,13 +192,13 @@ def _add_assistant(messages: list[dict[str, Any]], blocks: list[Block], param: s
         else:
             texts.append(_text(block, here))
     made["content"] = "".join(texts)
-    messages.append(made)
+    _append(messages, made)
 
 
 def _text(block: Block, param: str) -> str:
     if block.type != "text":
         raise UnsupportedField(
-            f"{param}: blocks of the type {block.type[:50]!r} are not supported.",
+            f"Blocks of the type {block.type[:50]!r} are not supported.",
             param=f"{param}.type",
         )
     return _needed(block.text, f"{param}.text")
@@ -185,5 +206,5 @@ def _text(block: Block, param: str) -> str:
 
 def _needed(value: str | None, param: str) -> str:
     if value is None:
-        raise InvalidRequest(f"{param}: Field required", param=param)
+        raise InvalidRequest("Field required.", param=param)
     return value

@@ -121,6 +121,7 @@ class CountTokensRequest(KnownFields):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     cache_control: dict[str, Any] | None = None
 
     def check(self) -> None:
@@ -135,9 +136,30 @@ class CountTokensRequest(KnownFields):
                 raise InvalidRequest(
                     "A tool needs an input_schema.", param=f"tools.{place}.input_schema"
                 )
+        self._check_choice()
+        configured = self.output_config.format if self.output_config else None
+        # What output_config.format was called in the beta.
+        if self.output_format is not None and configured is not None:
+            raise InvalidRequest(
+                "output_format and output_config.format exclude each other.", param="output_format"
+            )
+
+    def _check_choice(self) -> None:
         choice = self.tool_choice
-        if choice is not None and choice.type == "tool" and choice.name is None:
+        if choice is None or choice.type != "tool":
+            return
+        if choice.name is None:
             raise InvalidRequest("The choice of a tool needs its name.", param="tool_choice.name")
+        if choice.name not in [tool.name for tool in self.tools or ()]:
+            raise InvalidRequest(
+                f"There is no tool {choice.name[:100]!r} among the tools.", param="tool_choice.name"
+            )
+
+    @property
+    def form(self) -> OutputFormat | None:
+        """The answer's form, under either of its names."""
+        configured = self.output_config.format if self.output_config else None
+        return configured or self.output_format
 
 
 class MessagesRequest(CountTokensRequest):

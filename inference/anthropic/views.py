@@ -9,18 +9,18 @@ from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
 from engine.errors import InvalidRequest
-from inference.anthropic.answer import Message, MessageStreamWriter
+from inference.anthropic.answer import Message, MessageStreamWriter, Shown
 from inference.anthropic.chat import NAMES, chat_request
 from inference.anthropic.errors import anthropic_error
-from inference.anthropic.schemas import CountTokensRequest, MessagesRequest
+from inference.anthropic.schemas import CountTokensRequest, MessagesRequest, Thinking
 from inference.chat import ChatTurn
 from inference.chat.job import prompt_token_ids
 from inference.generation import find_served
 from inference.openai.schemas.base import Refused
-from inference.openai.serving import add_headers, collect, stream_response
+from inference.openai.serving import add_headers, collect, name_ignored, stream_response
 from inference.web.known_fields import in_words_of
 from inference.web.negotiation import JSON_OR_EVENTS
-from inference.web.views import GatewayRequest, GatewayView, json_response
+from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
 
 _encode = msgspec.json.Encoder().encode
 S = TypeVar("S", bound=CountTokensRequest)
@@ -57,14 +57,14 @@ class MessagesView(AnthropicView):
         wanted = self.parsed(MessagesRequest, request)
         ignored = wanted.ignored_fields()
         turn = await self._start(request, wanted)
-        thinking = wanted.thinking is not None and wanted.thinking.type != "disabled"
+        shown = _shown(wanted.thinking)
         try:
             response: HttpResponseBase
             if wanted.stream:
-                writer = MessageStreamWriter(turn, request.request_id, shows_thinking=thinking)
+                writer = MessageStreamWriter(turn, request.request_id, shown=shown)
                 response = await stream_response(turn, writer)
             else:
-                response = await _whole(turn, thinking)
+                response = await _whole(turn, shown)
         except BaseException:
             turn.release()
             raise
@@ -84,8 +84,14 @@ class MessagesView(AnthropicView):
             raise in_words_of(error, NAMES) from None
 
 
-async def _whole(turn: ChatTurn, thinking: bool) -> HttpResponseBase:
-    message = Message(turn, shows_thinking=thinking)
+def _shown(thinking: Thinking | None) -> Shown:
+    if thinking is None or thinking.type == "disabled":
+        return "none"
+    return "blocks" if thinking.display == "omitted" else "all"
+
+
+async def _whole(turn: ChatTurn, shown: Shown) -> HttpResponseBase:
+    message = Message(turn, shown=shown)
     await collect(turn, message.add)
     return json_response(_encode(message.body()))
 
@@ -96,8 +102,14 @@ class CountTokensView(AnthropicView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"input_tokens": ...}`; nothing is generated."""
         wanted = self.parsed(CountTokensRequest, request)
-        wanted.ignored_fields()
+        ignored = wanted.ignored_fields()
         chat = chat_request(wanted)
         served = await find_served(request.caller, wanted.model)
         tokens = await prompt_token_ids(chat, served)
-        return json_response(_encode({"input_tokens": len(tokens)}))
+        response = json_response(_encode({"input_tokens": len(tokens)}))
+        name_ignored(response, ignored)
+        return response
+
+
+class UnknownMessagesView(AnthropicView, NotFoundView):
+    """Any other path below `/v1/messages`, with any method."""

@@ -173,6 +173,11 @@ def add_headers(response: HttpResponseBase, admission: Admission, ignored: list[
     """`x-ratelimit-*` as OpenAI has them, and the fields that were not understood."""
     for name, value in rate_limit_headers(admission).items():
         response[name] = value
+    name_ignored(response, ignored)
+
+
+def name_ignored(response: HttpResponseBase, ignored: list[str]) -> None:
+    """`x-quire-ignored-fields`: the fields that were not understood."""
     if ignored:
         names = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in ignored)
         safe = "".join(char if char.isprintable() else "?" for char in names)

@@ -15,7 +15,7 @@ from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_
 
 def is_described(pattern: Any) -> bool:
     """Whether a URL belongs into the document."""
-    return getattr(pattern.callback, "cls", None) not in (NotFoundView, OpenApiView)
+    return not issubclass(pattern.callback.cls, (NotFoundView, OpenApiView))
 
 
 @lru_cache(maxsize=1)

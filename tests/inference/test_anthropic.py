@@ -105,6 +105,51 @@ async def test_a_conversation_with_tools_is_the_chat_it_tells_of(
         assert first.prompt_token_ids == second.prompt_token_ids
 
 
+async def test_turns_of_one_role_that_follow_each_other_are_one(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    use = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "sun"}
+    split: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": [{"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": "I look."},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+        {"role": "user", "content": "so?"},
+    ]
+    whole = [
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "so?"}]},
+    ]
+    async with gateway.serving(gateway.scripted(says(tokenizer, "ok"))) as replica:
+        for messages in (split, whole):
+            assert (await ask(gateway, messages=messages, tools=[TOOL])).status == 200
+        first, second = replica.received
+        assert first.prompt_token_ids == second.prompt_token_ids
+
+
+async def test_the_betas_name_for_the_answers_form_is_taken(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    async with gateway.serving(gateway.scripted(says(tokenizer, "{}"))) as replica:
+        for fields in ({"output_format": form}, {"output_config": {"format": form}}):
+            assert (await ask(gateway, **fields)).status == 200
+        first, second = (one.sampling.structured_outputs for one in replica.received)
+        assert first == second is not None
+        both = await ask(gateway, output_format=form, output_config={"format": form})
+        assert both.status == 400
+
+
+async def test_other_paths_are_404_in_the_envelope(served: Gateway) -> None:
+    reply = await served.client.post(f"{URL}/batches", {})
+    assert reply.status == 404
+    assert reply.json()["error"]["type"] == "not_found_error"
+    assert reply.headers["request-id"] == reply.json()["request_id"]
+
+
 async def test_the_last_words_of_the_assistant_are_gone_on_from(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
@@ -203,6 +248,19 @@ USER = {"role": "user", "content": "x"}
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content.0.text"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
+        (
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "t", "content": [{"text": "x"}]}
+                        ],
+                    }
+                ]
+            },
+            "messages.0.content.0.content.0.type",
+        ),
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 2**63}, "max_tokens"),
@@ -212,6 +270,7 @@ USER = {"role": "user", "content": "x"}
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
         ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),
         ({"chat_template": "x"}, "chat_template"),  # fault 14
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),

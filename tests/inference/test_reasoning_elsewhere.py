@@ -38,26 +38,33 @@ def told(events: list[Any], kind: str) -> list[str]:
     return [event["delta"] for event in events if event["type"] == kind]
 
 
-@pytest.mark.parametrize("asked", [True, False])
-async def test_a_message_shows_it_when_asked(
+SHOWN = {"type": "thinking", "thinking": "Hm, {a}.", "signature": ""}
+
+
+@pytest.mark.parametrize(
+    ("asked", "thoughts"),
+    [
+        ({"thinking": {"type": "adaptive"}}, [SHOWN]),
+        ({"thinking": {"type": "adaptive", "display": "omitted"}}, [SHOWN | {"thinking": ""}]),
+        ({}, []),
+    ],
+)
+async def test_a_message_shows_it_as_it_was_asked_to(
     gateway: Gateway,
     thinker: Any,  # noqa: F811
-    asked: bool,
+    asked: dict[str, Any],
+    thoughts: list[dict[str, str]],
 ) -> None:
-    body: dict[str, Any] = {"model": "fake", "max_tokens": 200, "messages": [USER]}
-    if asked:
-        body["thinking"] = {"type": "adaptive"}
+    body = {"model": "fake", "max_tokens": 200, "messages": [USER], **asked}
     async with gateway.serving(thinker()):
         whole = (await gateway.client.post("/v1/messages", body)).json()
         stream = await gateway.client.post("/v1/messages", body | {"stream": True})
         messages = [USER, {"role": "assistant", "content": whole["content"]}, USER]
         again = await gateway.client.post("/v1/messages", body | {"messages": messages})
-    thought = {"type": "thinking", "thinking": "Hm, {a}.", "signature": ""}
-    said = {"type": "text", "text": "Yes."}
-    assert whole["content"] == ([thought, said] if asked else [said])
+    assert whole["content"] == [*thoughts, {"type": "text", "text": "Yes."}]
     deltas = [event["delta"] for event in parse_events(stream.body) if "index" in event
               and "delta" in event]  # fmt: skip
-    thoughts = "".join(delta.get("thinking", "") for delta in deltas)
-    assert thoughts == ("Hm, {a}." if asked else "")
+    streamed = "".join(delta.get("thinking", "") for delta in deltas)
+    assert streamed == "".join(block["thinking"] for block in thoughts)
     assert "".join(delta.get("text", "") for delta in deltas) == "Yes."
     assert again.status == 200
