@@ -21,6 +21,7 @@ from engine.harvest import Harvest
 from engine.pooling.requests import scheduler_config, without_kv_quota
 from engine.protocol import EngineRequest, EngineStats, TokenDelta
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan, StepResult
+from engine.scheduler.prefill_share import PrefillShare
 from engine.structured.manager import StructuredOutputs
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 _GRAMMAR_WAIT_S = 0.01
 #: How long the prompt tokens that share a step with decodes may take. Fewer tokens than the least
 #: would waste the weights that a step reads anyway.
-_PREFILL_SECONDS_BESIDE_DECODES = 0.17
+_PREFILL_SECONDS_BESIDE_DECODES = 0.12
 _LEAST_PREFILL_TOKENS = 32
 
 
@@ -64,7 +65,7 @@ class EngineCore:
             scheduler_config(config, loaded, executor.token_budget),
             executor.num_blocks,
             executor.token_budget,
-            self._prefill_limit(online),
+            self._prefill_share(online),
             executor.layout,
             loaded.max_model_len,
         )
@@ -84,16 +85,19 @@ class EngineCore:
         self._most_in_flight = 1 if overlaps else 0
         self._steps_in_flight: deque[Step] = deque()
 
-    def _prefill_limit(self, online: bool) -> int:
-        """`prefill_tokens_beside_decodes`; by default what this CPU computes in 0.17 s."""
-        pools = self.loaded.pooler is not None
-        if self.config.prefill_tokens_beside_decodes is not None or not online or pools:
-            return self.config.prefill_tokens_beside_decodes or 0
-        if self.executor.device.type != "cpu":
-            return 0
+    def _prefill_share(self, online: bool) -> PrefillShare | None:
+        """Prompt tokens beside decodes; at most what this CPU computes in 0.12 s, unless told."""
+        config = self.config
+        if config.prefill_tokens_beside_decodes:
+            return PrefillShare(config.prefill_tokens_beside_decodes)
+        told = config.prefill_tokens_beside_decodes is not None
+        on_cpu = self.executor.device.type == "cpu"
+        if told or not online or not on_cpu or self.loaded.pooler is not None:
+            return None
         work = self.executor.prefill_flops() * _PREFILL_SECONDS_BESIDE_DECODES
         tokens = int(work / (2 * self.loaded.spec.num_parameters))
-        return max(_LEAST_PREFILL_TOKENS, tokens // 16 * 16)
+        most = max(_LEAST_PREFILL_TOKENS, tokens // 16 * 16)
+        return PrefillShare(most, config.prefill_tokens_per_decode)
 
     # -- requests -----------------------------------------------------------------------------
 

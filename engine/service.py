@@ -134,14 +134,14 @@ class EngineService:
         else:
             log.info(
                 "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d "
-                "tokens a request: %.1fx; token budget %d a step, prompts %d beside decodes",
+                "tokens a request: %.1fx; token budget %d a step, prompts up to %d beside decodes",
                 core.executor.num_blocks,
                 self.config.block_size,
                 tokens,
                 loaded.max_model_len,
                 scheduler.concurrency(loaded.max_model_len),
                 core.executor.token_budget,
-                scheduler.prefill_limit,
+                min(scheduler.share.most, core.executor.token_budget),
             )
         log.info("Ready after %.2f s", time.perf_counter() - started)
         return core

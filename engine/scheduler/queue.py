@@ -24,6 +24,8 @@ class WaitingQueue(ABC):
     def __init__(self) -> None:
         self._count = 0
         self._pushed = 0
+        #: Tokens that all that wait had when they were queued.
+        self.num_tokens = 0
         self._lines: dict[str, list[tuple[Place, Sequence]]] = {}
         self._order = LazyHeap()
         self._held: set[str] = set()
@@ -69,6 +71,8 @@ class WaitingQueue(ABC):
     def _push(self, sequence: Sequence, *, preempted: bool) -> None:
         self._count += 1
         self._pushed += 1
+        sequence.num_queued_tokens = sequence.num_tokens
+        self.num_tokens += sequence.num_queued_tokens
         place, tenant = self._place(sequence, preempted), sequence.request.message.tenant
         line = self._lines.get(tenant)
         if line is None:
@@ -80,7 +84,7 @@ class WaitingQueue(ABC):
 
     def discard(self, sequence: Sequence) -> None:
         """Say that a queued sequence has finished (its status must be FINISHED)."""
-        self._count -= 1
+        self._uncount(sequence)
 
     def peek(self) -> Sequence | None:
         """The sequence to run next, or None; tenants that are held are passed over."""
@@ -112,12 +116,16 @@ class WaitingQueue(ABC):
         if self.head_of(tenant) is not sequence:
             raise RuntimeError("Only the head of a line can be taken.")
         heapq.heappop(self._lines[tenant])
-        self._count -= 1
+        self._uncount(sequence)
         self._took(tenant)
         if not self._lines[tenant]:
             self._close(tenant)
         elif tenant not in self._held:
             self._order.put(tenant, self._rank(tenant, self._lines[tenant][0][0]))
+
+    def _uncount(self, sequence: Sequence) -> None:
+        self._count -= 1
+        self.num_tokens -= sequence.num_queued_tokens
 
     def _close(self, tenant: str) -> None:
         if self._lines.pop(tenant, None) is not None:

@@ -15,6 +15,7 @@ from engine.scheduler.admitter import Admitter
 from engine.scheduler.draft import Draft
 from engine.scheduler.plan import StepPlan
 from engine.scheduler.policies import make_queue
+from engine.scheduler.prefill_share import PrefillShare
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.victims import choose_victim
 
@@ -27,22 +28,22 @@ class Scheduler:
         config: EngineConfig,
         num_blocks: int,
         token_budget: int,
-        prefill_limit: int = 0,
+        prefill_share: PrefillShare | None = None,
         layout: KVLayout | None = None,
         max_model_len: int = 0,
     ) -> None:
         """Settings that were resolved beside the model.
 
-        `num_blocks`: the pool's size; `token_budget`: max_num_batched_tokens; `prefill_limit`:
-        prefill_tokens_beside_decodes, 0 for no limit; `layout`: the model's KV cache groups, None
-        for full attention in all layers; `max_model_len`: its context, 0 when nobody asks.
+        `num_blocks`: the pool's size; `token_budget`: max_num_batched_tokens; `prefill_share`:
+        prompt tokens of a step in which others decode, None for no limit; `layout`: the model's
+        KV cache groups, None for full attention in all layers; `max_model_len`: its context, 0
+        when nobody asks.
         """
         self.config = config
         self.token_budget = token_budget
         self.max_num_seqs = config.max_num_seqs
         self.chunk_limit = config.long_prefill_token_threshold or token_budget
-        #: Prompt tokens of a step in which others decode; the budget without decodes.
-        self.prefill_limit = min(prefill_limit or token_budget, token_budget)
+        self.share = prefill_share or PrefillShare(token_budget)
         self.kv = make_manager(layout, num_blocks, config.block_size, config.enable_prefix_caching)
         #: The longest sequence that can ever run.
         self.capacity_tokens = self.kv.capacity(num_blocks, self.most_at_once, max_model_len)
@@ -106,8 +107,7 @@ class Scheduler:
         self.num_steps += 1
         if self.kv.accounts.reserving:
             self._admitter.claim_reserves()
-        prefill = self.prefill_limit if self._any_decodes() else self.token_budget
-        draft = Draft(self.num_steps, self.token_budget, prefill)
+        draft = Draft(self.num_steps, self.token_budget, self._prefill_tokens())
         head = self.waiting.peek()
         alone = head is not None and head.isolated and self._admitter.admit(draft, head)
         if not alone and self._schedule_running(draft):
@@ -312,12 +312,19 @@ class Scheduler:
         self.kv.account_of(sequence).running -= 1
         self._removed.append(sequence.seq_id)
 
-    def _any_decodes(self) -> bool:
-        """Whether a running sequence waits for its next token, not for its prompt."""
-        return any(
-            len(sequence.token_ids) + sequence.num_placeholders - sequence.num_computed_tokens == 1
-            for sequence in self.running
-        )
+    def _prefill_tokens(self) -> int:
+        """Prompt tokens that this step may hold: the budget, unless a sequence decodes in it."""
+        decodes, pending = 0, 0
+        for sequence in self.running:
+            left = len(sequence.token_ids) + sequence.num_placeholders
+            left -= sequence.num_computed_tokens
+            if left == 1:
+                decodes += 1
+            else:
+                pending += left
+        if not decodes:
+            return self.token_budget
+        return min(self.share.of(decodes, pending + self.waiting.num_tokens), self.token_budget)
 
     def prefill_share(self, draft: Draft, wanted: int) -> int:
         """Tokens of a prompt that may be computed in this step."""

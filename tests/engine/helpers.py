@@ -10,6 +10,7 @@ from engine.kv_cache.hashing import extra_key
 from engine.protocol import EngineRequest
 from engine.sampling_params import SamplingParams
 from engine.scheduler import Request, Scheduler, Sequence, Status, StepPlan
+from engine.scheduler.prefill_share import PrefillShare
 
 
 class Driver:
@@ -20,13 +21,15 @@ class Driver:
         num_blocks: int,
         token_budget: int = 1000,
         prefill_limit: int = 0,
+        prefill_share: PrefillShare | None = None,
         windows: tuple[int, ...] = (),
         **settings: Any,
     ) -> None:
         settings = {"block_size": 4, "max_num_seqs": 64, **settings}
         self.config = EngineConfig(model="m", **settings)
         layout = make_layout(windows, len(windows) or 1, max_model_len=10**6)
-        self.scheduler = Scheduler(self.config, num_blocks, token_budget, prefill_limit, layout)
+        share = prefill_share or (PrefillShare(prefill_limit) if prefill_limit else None)
+        self.scheduler = Scheduler(self.config, num_blocks, token_budget, share, layout)
         self.count = 0
         #: Who got a token in the last step.
         self.sampled: list[Sequence] = []

@@ -1,0 +1,66 @@
+"""How many prompt tokens a step holds in which others decode."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.scheduler.prefill_share import PrefillShare
+from tests.engine.helpers import Driver
+
+
+def decoding(driver: Driver, count: int) -> None:
+    """`count` sequences that decode."""
+    for index in range(count):
+        driver.add([1000 + index], max_tokens=500)
+    driver.step()
+
+
+def test_a_step_holds_more_prompt_tokens_the_more_sequences_decode() -> None:
+    share = PrefillShare(most=300, per_decode=10)
+    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 64)] == [64, 80, 200, 300]
+
+
+def test_many_waiting_prompts_get_a_larger_share_up_to_the_most() -> None:
+    share = PrefillShare(most=300, per_decode=10)
+    assert [share.of(1, tokens) for tokens in (0, 1000, 4800, 100_000)] == [64, 64, 200, 300]
+
+
+def test_a_share_is_never_more_than_the_most() -> None:
+    assert PrefillShare(most=32, per_decode=10).of(1, 10) == 32
+
+
+def test_without_a_number_for_each_decode_the_share_is_always_the_most() -> None:
+    assert PrefillShare(most=112).of(1, 1) == 112
+
+
+def test_prompts_beside_decodes_are_dealt_the_share() -> None:
+    driver = Driver(1000, 512, prefill_share=PrefillShare(300, per_decode=10))
+    decoding(driver, 12)
+    driver.add(list(range(2000, 2400)))
+    assert driver.step().num_scheduled == [1] * 12 + [120]
+
+
+def test_a_backlog_of_prompts_raises_the_share() -> None:
+    driver = Driver(4000, 512, prefill_share=PrefillShare(300, per_decode=10))
+    decoding(driver, 2)
+    for index in range(10):
+        driver.add([3000 + index] * 480)
+    assert sum(driver.step().num_scheduled) == 2 + 4800 // 24
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])
+def test_the_queue_knows_how_many_tokens_wait(policy: str) -> None:
+    driver = Driver(60, 40, scheduling_policy=policy, max_num_seqs=6)
+    rng, alive = random.Random(3), []
+    for index in range(60):
+        alive.append(driver.add([index] * rng.randint(1, 40), max_tokens=rng.randint(1, 9)))
+        driver.step()
+        if rng.random() < 0.3:
+            driver.scheduler.finish(rng.choice(alive), "abort")
+        waiting = [one for one in alive if one.status.name in ("WAITING", "PREEMPTED")]
+        assert driver.scheduler.waiting.num_tokens == sum(one.num_tokens for one in waiting)
+    while driver.scheduler.has_work:
+        driver.step()
+    assert driver.scheduler.waiting.num_tokens == 0
