@@ -7,6 +7,8 @@ import os
 
 import torch
 
+import kernels
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 
 
@@ -25,3 +27,15 @@ def resolve_device(wanted: str) -> str:
     if os.environ.get("TRITON_INTERPRET") == "1":
         return "cpu"
     return "cuda"
+
+
+def kernels_for(config: EngineConfig) -> kernels.KernelSet:
+    """The kernels of the device that `config` names.
+
+    Raises `ConfigError` for a device that isn't there, and where the environment asks for kernels
+    that can't run on it.
+    """
+    try:
+        return kernels.get(resolve_device(config.device), use_compiled=config.cpu_kernels)
+    except kernels.KernelsUnavailable as error:
+        raise ConfigError(str(error), param=kernels.FORCED) from error

@@ -13,9 +13,10 @@ import os
 
 import torch
 
+from kernels.errors import KernelsUnavailable
 from kernels.interface import KernelSet, LinearLayer
 
-__all__ = ["KernelSet", "LinearLayer", "get"]
+__all__ = ["KernelSet", "KernelsUnavailable", "LinearLayer", "get"]
 
 logger = logging.getLogger(__name__)
 _chosen: dict[tuple[str, bool, str], KernelSet] = {}
@@ -29,8 +30,8 @@ def get(device: torch.device | str, *, use_compiled: bool = True) -> KernelSet:
 
     `use_compiled=False` gives the plain torch reference. Never raises for want of a compiler or of
     Triton: the set's `.why` and one log line say what was chosen and why. The environment variable
-    QUIRE_KERNELS ("reference", "cpu" or "triton") chooses instead, and raises ValueError or
-    CpuKernelsUnavailable where that set can't run.
+    QUIRE_KERNELS ("reference", "cpu" or "triton") chooses instead, and raises `KernelsUnavailable`
+    for any other value and where that set can't run.
     """
     key = (torch.device(device).type, use_compiled, os.environ.get(FORCED, "auto"))
     if key not in _chosen:
@@ -61,12 +62,14 @@ def _forced(name: str, kind: str) -> KernelSet:
     if name == "reference":
         return ReferenceKernels(f"{FORCED} asks for it", kind)
     if name == "triton":
+        if not importlib.util.find_spec("triton"):
+            raise KernelsUnavailable(f"{FORCED}=triton: Triton is not installed")
         return _triton(kind)
     if name == "cpu" and kind == "cpu":
         from kernels.cpu import CpuKernels
 
         return CpuKernels()
-    raise ValueError(
+    raise KernelsUnavailable(
         f'{FORCED} must be "auto", "reference", "triton" or, on a CPU, "cpu"; '
         f"got {name!r} on {kind}"
     )

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import torch
 
-import kernels
 from engine.config import EngineConfig
-from engine.device import resolve_device
+from engine.device import kernels_for
 from engine.errors import ConfigError
 from engine.executor.memory import num_counted_blocks, num_cpu_blocks
 from engine.executor.step_thread import StepThread
@@ -59,8 +58,7 @@ class SingleExecutor:
     """
 
     def __init__(self, config: EngineConfig, progress: Callable[[int, int], None]) -> None:
-        device = resolve_device(config.device)
-        self._ops = kernels.get(device, use_compiled=config.cpu_kernels)
+        self._ops = kernels_for(config)
         self._threads = Threads.of(config, self._ops)
         self._begun = False
         self._quantization = config.quantization

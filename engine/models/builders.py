@@ -13,7 +13,7 @@ import torch
 
 import kernels
 from engine.config import EngineConfig
-from engine.device import resolve_device
+from engine.device import kernels_for
 from engine.errors import ConfigError, ModelLoadError
 from engine.layers.rotary import RopeSpec
 from engine.models.backend import with_backend
@@ -118,7 +118,7 @@ def _native(order: Order, outside: Any = None) -> Built:
     if config.disable_sliding_window:
         spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
     dtype = resolve_dtype(config.dtype, spec.dtype)
-    ops = kernels.get(resolve_device(config.device), use_compiled=config.cpu_kernels)
+    ops = kernels_for(config)
     if outside is None:
         ops = with_backend(ops, spec, dtype, config)
         model: EngineModel = NativeDecoder(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kernels.errors import KernelsUnavailable
 
-class CpuKernelsUnavailable(Exception):
+
+class CpuKernelsUnavailable(KernelsUnavailable):
     """The library can't be built or loaded here; the message says why. Plain torch still works."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.errors import KernelsUnavailable
 from kernels.interface import KernelSet, LinearLayer
 from kernels.reference.linear import integer_linear
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
@@ -93,13 +94,13 @@ class TritonKernels(KernelSet):
 
 
 def load(device: torch.device | str = "cuda") -> TritonKernels:
-    """The kernels of a device. Raises ValueError where they can't run."""
+    """The kernels of a device. Raises `KernelsUnavailable` where they can't run."""
     kind = torch.device(device).type
     if kind == "cuda":
         if INTERPRETED:
-            raise ValueError("TRITON_INTERPRET is set: kernels would run on the CPU")
+            raise KernelsUnavailable("TRITON_INTERPRET is set: kernels would run on the CPU")
         name = torch.cuda.get_device_name(device)
         return TritonKernels(device, f"Triton compiles for {name}")
     if not INTERPRETED:
-        raise ValueError(f"Triton kernels on {kind} need TRITON_INTERPRET=1")
+        raise KernelsUnavailable(f"Triton kernels on {kind} need TRITON_INTERPRET=1")
     return TritonKernels(device, "asked for, in Triton's interpreter: only to test them")

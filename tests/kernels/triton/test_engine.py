@@ -6,6 +6,7 @@ import pytest
 
 import kernels
 from engine import LLM, SamplingParams
+from engine.errors import ConfigError
 from engine.models.fused_experts import FusedExperts
 from kernels.triton import TritonKernels, load
 from tests.engine.models import Oracle, make_model
@@ -61,6 +62,13 @@ def test_an_unknown_choice_is_refused(monkeypatch):
     monkeypatch.setenv(kernels.FORCED, "fastest")
     with pytest.raises(ValueError, match="QUIRE_KERNELS must be"):
         kernels.get("cpu")
+
+
+def test_an_engine_names_the_setting_that_asks_for_unknown_kernels(monkeypatch, tmp_path):
+    monkeypatch.setenv(kernels.FORCED, "fastest")
+    with pytest.raises(ConfigError, match="QUIRE_KERNELS must be") as raised:
+        LLM(str(make_model("llama", tmp_path)), device="cpu")
+    assert raised.value.param == "QUIRE_KERNELS"
 
 
 def test_a_gpu_is_not_played_by_the_interpreter():
