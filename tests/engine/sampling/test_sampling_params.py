@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from engine import sampling_params as limits
+from engine import sampling_checks as limits
 from engine.errors import ContextLengthExceeded, InvalidRequest
 from engine.protocol import EngineRequest, decode_inbox, encode
 from engine.sampling_params import RepetitionDetectionParams, SamplingParams
