@@ -160,6 +160,9 @@ class EngineConfig:
         0.9, "part of a GPU's memory that weights, activations and KV cache may take", low=0.01,
         high=1.0,
     )  # fmt: skip
+    enable_sleep_mode: bool = _option(
+        False, "an operator may send the model to sleep, which gives its memory back for a while"
+    )
     num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
     cpu_threads_bind: str = _option(
         "auto",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -14,12 +14,12 @@ from torch import Tensor
 from engine.accounting import Accounts
 from engine.admission import Admission
 from engine.config import EngineConfig
-from engine.errors import EngineOverloaded, InvalidRequest
+from engine.errors import EngineOverloaded, EngineSleeping, InvalidRequest
 from engine.executor.single import SingleExecutor
 from engine.exits import Exits
 from engine.harvest import Harvest
 from engine.pooling.requests import scheduler_config, without_kv_quota
-from engine.protocol import EngineRequest, EngineStats, TokenDelta
+from engine.protocol import SLEEP_LEVELS, SLEEP_TAGS, EngineRequest, EngineStats, TokenDelta
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan, StepResult
 from engine.scheduler.prefill_share import PrefillShare
 from engine.structured.manager import StructuredOutputs
@@ -117,7 +117,10 @@ class EngineCore:
             KVPoolTooSmall: it could never fit the pool.
             BudgetExhausted: its token cap leaves no token.
             EngineOverloaded: the waiting queue is full.
+            EngineSleeping: the model's memory is given back.
         """
+        if self.executor.asleep:
+            raise EngineSleeping("The model sleeps until an operator wakes it up.")
         if message.request_id in self.requests:
             raise InvalidRequest(
                 f"request_id {message.request_id!r} is in use.", param="request_id"
@@ -164,7 +167,9 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether `step` would do anything."""
+        """Whether `step` would do anything. Requests of a model that sleeps wait."""
+        if self.executor.asleep:
+            return False
         return bool(self.scheduler.has_work or self.structured.num_waiting or self._steps_in_flight)
 
     # -- one step -----------------------------------------------------------------------------
@@ -271,6 +276,49 @@ class EngineCore:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while any request holds blocks."""
         return self.scheduler.kv.pool.reset_cache()
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether some of the memory is given back."""
+        return self.executor.asleep
+
+    def sleep(self, level: int = 1) -> list[TokenDelta]:
+        """Give memory back until `wake_up`: at level 1 the KV cache (on a GPU the weights too, to
+        host memory), at level 2 the weights as well.
+
+        Requests that run go on when it wakes up, as after a preemption. The prefix cache is empty
+        then. Returns what the steps under way brought.
+
+        Raises:
+            InvalidRequest: there's no such level, or `enable_sleep_mode` is off.
+            ConfigError: the model can't sleep.
+        """
+        if isinstance(level, bool) or level not in SLEEP_LEVELS:
+            raise InvalidRequest(f"level must be 1 or 2, got {level!r}.", param="level")
+        if not self.config.enable_sleep_mode:
+            raise InvalidRequest("Sleeping needs enable_sleep_mode.", param="enable_sleep_mode")
+        self.executor.check_sleep()
+        deltas = self._complete_down_to(0)
+        self.scheduler.preempt_all()
+        if not self.scheduler.kv.pool.reset_cache():
+            raise RuntimeError("Blocks are in use though nothing runs.")
+        self.executor.sleep(level)
+        return deltas
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Take memory again, of `SLEEP_TAGS` those named; None: all.
+
+        Raises:
+            InvalidRequest: there's no such tag.
+            ModelLoadError: the weights can't be read any more; they sleep on.
+        """
+        for tag in tags or ():
+            if tag not in SLEEP_TAGS:
+                raise InvalidRequest(
+                    f"tags must be of {', '.join(SLEEP_TAGS)}; got {tag!r}.", param="tags"
+                )
+        if self.executor.asleep:
+            self.executor.wake_up(tags or SLEEP_TAGS)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's books balance."""

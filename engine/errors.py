@@ -73,6 +73,12 @@ class EngineUnavailable(QuireError):
     error_type = "server_error"
 
 
+class EngineSleeping(EngineUnavailable):
+    """The model's memory is given back for now; an operator wakes it up."""
+
+    code = "engine_sleeping"
+
+
 class EngineFault(QuireError):
     """The engine failed while it ran this request."""
 

@@ -120,6 +120,27 @@ class LLM(PoolingMethods, BeamSearchMethods):
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
+    # -- memory -------------------------------------------------------------------------------
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the KV cache's memory back and, on a GPU, move the weights to the host's; at level 2
+        give the weights' back too. Needs `enable_sleep_mode`.
+
+        Raises `InvalidRequest` for another level, or without that setting.
+        """
+        self.core.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take the memory again: of "weights" and "kv_cache" those in `tags`, or all.
+
+        Raises `InvalidRequest` for another tag, `ModelLoadError` when the weights are gone.
+        """
+        self.core.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether something sleeps still; until then nothing can be generated."""
+        return self.core.is_sleeping
+
     # -- the batch ----------------------------------------------------------------------------
 
     def _params_for(

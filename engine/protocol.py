@@ -33,6 +33,10 @@ STALL_AFTER_S = 20.0
 OUTBOX_MAXLEN = 100_000
 #: A gateway renews the expiry of its outbox; one that nobody renews is gone after so long.
 OUTBOX_TTL_S = 60
+#: What of a replica can sleep and wake up.
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+SLEEP_TAGS = (WEIGHTS, KV_CACHE)
+SLEEP_LEVELS = (1, 2)
 
 
 def replica_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
@@ -110,14 +114,21 @@ class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True
 
 
 class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
-    """An operator's word to a replica: `reset_prefix_cache`, `drain` or `check_integrity`.
+    """An operator's word to a replica.
 
     The replica answers with a `ControlReply` in the gateway's outbox when `gateway_id` is set.
+
+    Attributes:
+        command: `reset_prefix_cache`, `drain`, `check_integrity`, `sleep` or `wake_up`.
+        level: of `sleep`, one of `SLEEP_LEVELS`: 1 keeps the weights in host memory, 2 nowhere.
+        tags: of `wake_up`, some of `SLEEP_TAGS`; [] for all.
     """
 
     command: str
     control_id: str = ""
     gateway_id: str = ""
+    level: int = 1
+    tags: list[str] = msgspec.field(default_factory=list)
 
 
 InboxMessage = EngineRequest | AbortRequest | Control
@@ -292,9 +303,9 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
 class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Written every `HEARTBEAT_INTERVAL_S` with TTL `HEARTBEAT_TTL_S`.
 
-    `state`: "loading", "ready", "draining" or "failed". `incarnation` changes at each start.
-    `progress_at` is when the engine loop last came round (seconds since the epoch): a port that
-    answers while this stands still is a sick replica.
+    `state`: "loading", "ready", "sleeping" (its memory is given back), "draining" or "failed".
+    `incarnation` changes at each start. `progress_at` is when the engine loop last came round
+    (seconds since the epoch): a port that answers while this stands still is a sick replica.
     """
 
     replica_id: str

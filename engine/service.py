@@ -219,7 +219,9 @@ class EngineService:
     def _control(self, core: EngineCore, message: Control) -> None:
         """An operator's command; answered when a gateway asked."""
         ok, detail = True, ""
-        if message.command == "reset_prefix_cache":
+        if message.command in ("sleep", "wake_up"):
+            ok, detail = self._sleep_or_wake(core, message)
+        elif message.command == "reset_prefix_cache":
             ok = core.reset_prefix_cache()
             detail = "" if ok else "Blocks are in use."
         elif message.command == "check_integrity":
@@ -234,6 +236,22 @@ class EngineService:
         if message.gateway_id:
             reply = ControlReply(control_id=message.control_id, ok=ok, detail=detail)
             self._batch(message.gateway_id).replies.append(reply)
+
+    def _sleep_or_wake(self, core: EngineCore, message: Control) -> tuple[bool, str]:
+        """Do what the command says: (whether it's done, why not)."""
+        try:
+            if message.command == "sleep":
+                self._deliver(core.sleep(message.level))
+            else:
+                core.wake_up(message.tags or None)
+        except QuireError as error:
+            log.warning("%s is refused: %s", message.command, error.message)
+            return False, error.message
+        finally:
+            if not self.draining:
+                self.state = "sleeping" if core.is_sleeping else "ready"
+                self._heart.beat()
+        return True, ""
 
     # -- output -------------------------------------------------------------------------------
 

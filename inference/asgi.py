@@ -44,7 +44,8 @@ PATHS = frozenset(
     f"/{name}"
     for name in (
         *("v1", "health", "ping", "version", "metrics", "tokenize", "detokenize"),
-        *("reset_prefix_cache", "load", "server_info", "openapi.json"),
+        *("reset_prefix_cache", "sleep", "wake_up", "is_sleeping"),
+        *("load", "server_info", "openapi.json"),
         *("pooling", "classify", "score", "rerank", "v2/rerank"),
     )
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import Any, cast
@@ -15,6 +15,7 @@ from engine.config import EngineConfig
 from engine.device import kernels_for
 from engine.errors import ConfigError
 from engine.executor.memory import num_counted_blocks, num_cpu_blocks
+from engine.executor.sleep import Sleeper
 from engine.executor.step_thread import StepThread
 from engine.executor.threads import Threads
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
@@ -22,6 +23,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.loader import LoadedModel, load_model
 from engine.models.spec import DecoderSpec
 from engine.pooling.runner import PoolingRunner
+from engine.protocol import KV_CACHE, WEIGHTS
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch
@@ -71,15 +73,54 @@ class SingleExecutor:
         self.kv_bytes_per_token = self._token_bytes(kv_dtype)
         self.layout = self._layout(config)
         self.num_blocks = self._num_blocks(config, kv_dtype)
-        self.loaded.model.allocate_kv(self.num_blocks, config.block_size, kv_dtype, self.layout)
+        self._config, self._kv_dtype = config, kv_dtype
+        self._thread: StepThread | None = None
+        self._sleeper = Sleeper(self.loaded, config, self.device)
+        self._runner = self._allocate()
+
+    def _allocate(self) -> ModelRunner | PoolingRunner:
+        """Make the KV cache, and a runner on it that holds no sequence."""
+        config = self._config
+        self.loaded.model.allocate_kv(
+            self.num_blocks, config.block_size, self._kv_dtype, self.layout
+        )
         batch = RunningBatch(
             config.max_num_seqs,
             self.loaded.max_model_len,
             config.block_size,
             len(self.layout.groups),
         )
-        self._thread: StepThread | None = None
-        self._runner = self._make_runner(batch, config)
+        return self._make_runner(batch, config)
+
+    @property
+    def asleep(self) -> bool:
+        """Whether some of the memory is given back: no step can be run."""
+        return bool(self._sleeper.asleep)
+
+    def check_sleep(self) -> None:
+        """Raise `ConfigError` unless this model can sleep."""
+        self._sleeper.check()
+
+    def sleep(self, level: int) -> None:
+        """Give memory back, see `Sleeper`. No step may be under way, and all sequences are lost."""
+        self.check_sleep()
+        # Graphs and their buffers go with the runner: they hold addresses of what goes.
+        self._runner = cast(Any, None)
+        self._sleeper.sleep(level)
+
+    def wake_up(self, tags: Collection[str]) -> None:
+        """Take the memory again; once nothing sleeps any more, steps can be run.
+
+        The KV cache comes after the weights, whichever of them is woken first. Raises
+        `ModelLoadError` where the weights can't be read any more; then they still sleep.
+        """
+        asleep = self._sleeper.asleep
+        if WEIGHTS in tags:
+            self._sleeper.wake_weights()
+        if KV_CACHE in tags:
+            asleep.discard(KV_CACHE)
+        if not asleep and self._runner is None:
+            self._runner = self._allocate()
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""

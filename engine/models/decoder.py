@@ -124,6 +124,10 @@ class NativeDecoder:
                 self.spec, self.ops, self._first_norm, self.layers, self.kv_caches, self._group_of
             )
 
+    def release_kv(self) -> None:
+        """Let the caches go, until `allocate_kv` makes new ones."""
+        self.kv_caches, self._compiled = [], None
+
     # -- forward ------------------------------------------------------------------------------
 
     @torch.inference_mode()

@@ -90,7 +90,10 @@ class EngineModel(Protocol):
     def allocate_kv(
         self, num_blocks: int, block_size: int, dtype: torch.dtype, layout: KVLayout | None = None
     ) -> None:
-        """Make the caches of `num_blocks` blocks, once, before the first step."""
+        """Make the caches of `num_blocks` blocks, before the first step.
+
+        A model that can sleep also has `release_kv()`, which lets them go until they are made anew.
+        """
 
     def forward(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """[num_rows, n] for `context.logits_rows` from int64 [num_tokens]: what `logits` takes."""

@@ -86,6 +86,24 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
     )
 
 
+def reload_model(loaded: LoadedModel, config: EngineConfig) -> None:
+    """Read the weights anew; all else of `loaded` stays as it is.
+
+    Raises `ModelLoadError` where they can't be read, or are another model's by now.
+    """
+    raw = with_overrides(read_config(loaded.folder), config)
+    built = build_model(Order(loaded.folder, raw, config, lambda done, total: None))
+    if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):
+        raise ModelLoadError(f"{loaded.folder} holds another model by now.", param="model")
+    loaded.model, loaded.pooler = built.model, built.pooler
+
+
+def _facts(spec: ModelSpec, max_model_len: int) -> tuple[object, ...]:
+    """What the engine has planned with."""
+    sizes = spec.vocab_size, spec.hidden_size, spec.num_layers, spec.num_parameters
+    return spec.architecture, sizes, tuple(spec.windows), max_model_len
+
+
 def resolve_folder(config: EngineConfig) -> Path:
     """The model's folder; a hub id is downloaded when no such folder is there.
 

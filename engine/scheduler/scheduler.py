@@ -300,6 +300,11 @@ class Scheduler:
         self.num_preemptions += 1
         self.waiting.push_back(sequence)
 
+    def preempt_all(self) -> None:
+        """Free all blocks: what runs is queued again, in its order."""
+        for sequence in reversed(list(self.running)):
+            self.preempt(sequence)
+
     def _take_off(self, sequence: Sequence) -> None:
         """Free a running sequence's blocks; the worker forgets it."""
         self._leave(sequence)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
@@ -28,9 +29,19 @@ class Controls:
             waiting.set_result(reply)
 
     async def send(
-        self, client: EngineClient, replica_id: str, command: str, timeout_s: float
+        self,
+        client: EngineClient,
+        replica_id: str,
+        command: str,
+        timeout_s: float,
+        *,
+        level: int = 1,
+        tags: Sequence[str] = (),
     ) -> ControlReply:
-        """The replica's answer. Raises `EngineUnavailable` when there's none in time."""
+        """The replica's answer. Raises `EngineUnavailable` when there's none in time.
+
+        `level` and `tags` are `Control`'s.
+        """
         control_id = uuid.uuid4().hex
         answer: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
         self._waiting[control_id] = answer
@@ -39,7 +50,13 @@ class Controls:
             if not answer.done():
                 answer.set_exception(EngineUnavailable(f"Redis did not take it: {error}"))
 
-        message = Control(command=command, control_id=control_id, gateway_id=client.gateway_id)
+        message = Control(
+            command=command,
+            control_id=control_id,
+            gateway_id=client.gateway_id,
+            level=level,
+            tags=list(tags),
+        )
         client.post(replica_id, message, on_error)
         try:
             return await asyncio.wait_for(answer, timeout_s)

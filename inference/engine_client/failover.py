@@ -159,6 +159,8 @@ def _lost(flight: Flight, replica: Replica | None) -> str:
     beat = replica.heartbeat
     if beat.incarnation != flight.incarnation:
         return "its replica restarted"
+    if beat.state == "sleeping":
+        return ""  # it goes on with the flight when it wakes up
     if beat.state not in ("ready", "draining"):
         return f"its replica is {beat.state}"
     if replica.stalled:

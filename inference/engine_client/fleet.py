@@ -17,6 +17,8 @@ logger = logging.getLogger(__name__)
 
 #: A model whose last replica vanished this long ago is still expected back.
 REMEMBER_MODEL_S = 120.0
+#: States of a replica that knows its model; while it loads, it doesn't.
+_KNOWING = ("ready", "sleeping", "draining")
 
 
 @dataclass(slots=True)
@@ -88,7 +90,7 @@ class Fleet:
         known = self._replicas.get(replica_id)
         if known is not None and known.heartbeat.at == beat.at:
             return known
-        if beat.state in ("ready", "draining"):  # while it loads, it doesn't know itself
+        if beat.state in _KNOWING:
             self._models[beat.model.name] = (now, beat.model)
         return Replica(beat, now)
 

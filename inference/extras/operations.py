@@ -32,18 +32,30 @@ class ResetPrefixCacheView(OperatorView):
         """What each replica said; 503 unless all have done it."""
         client = get_engine_client()
         await client.start()
-        replicas = [replica.heartbeat.replica_id for replica in client.fleet]
-        answers = await asyncio.gather(*(_reset(client, name) for name in replicas))
-        done = all(answer["ok"] for answer in answers)
-        body = {"ok": done, "replicas": dict(zip(replicas, answers, strict=True))}
-        return json_response(_encode(body), 200 if done else 503)
+        return await tell(client, list(client.fleet), "reset_prefix_cache", ANSWER_WITHIN_S)
 
 
-async def _reset(client: EngineClient, replica_id: str) -> dict[str, Any]:
+async def tell(
+    client: EngineClient, replicas: list[Replica], command: str, timeout_s: float, **details: Any
+) -> HttpResponseBase:
+    """Give all of them a command; what each said, with 503 unless all have done it.
+
+    `details` are `Control`'s `level` and `tags`.
+    """
+    names = [replica.heartbeat.replica_id for replica in replicas]
+    answers = await asyncio.gather(
+        *(_tell(client, name, command, timeout_s, details) for name in names)
+    )
+    done = all(answer["ok"] for answer in answers)
+    body = {"ok": done, "replicas": dict(zip(names, answers, strict=True))}
+    return json_response(_encode(body), 200 if done else 503)
+
+
+async def _tell(
+    client: EngineClient, replica_id: str, command: str, timeout_s: float, details: dict[str, Any]
+) -> dict[str, Any]:
     try:
-        reply = await client.controls.send(
-            client, replica_id, "reset_prefix_cache", ANSWER_WITHIN_S
-        )
+        reply = await client.controls.send(client, replica_id, command, timeout_s, **details)
     except EngineUnavailable as error:
         return {"ok": False, "detail": error.message}
     return {"ok": reply.ok, "detail": reply.detail}

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from catalog.access import ModelCard, access_model
-from engine.errors import EngineUnavailable
+from engine.errors import EngineSleeping, EngineUnavailable
 from engine.pooling.params import GENERATE, check_task
 from engine.protocol import ModelInfo
 from engine.text import Tokenizer
 from inference.engine_client import get_engine_client
+from inference.engine_client.fleet import Replica
 from inference.rendering.tokenizers import tokenizers
 from tenants.authentication import Caller
 
@@ -47,7 +48,7 @@ async def find_served(caller: Caller, name: str, *, task: str | None = GENERATE)
     Raises:
         InvalidRequest: the model doesn't do that.
         ModelNotFound: it isn't there, or isn't theirs (404, both look the same).
-        EngineUnavailable: no replica has served it lately (503).
+        EngineSleeping: its replicas sleep (503). EngineUnavailable: there are none (503).
     """
     card = await access_model(caller, name)
     client = get_engine_client()
@@ -55,9 +56,16 @@ async def find_served(caller: Caller, name: str, *, task: str | None = GENERATE)
     info = client.fleet.model(card.id)
     if info is None:
         raise EngineUnavailable(_why_unavailable(card.id))
+    _refuse_if_asleep(client.fleet.of_model(card.id), card.id)
     if task is not None:
         check_task(card.id, info.tasks, task)
     return Served(card, info, await tokenizers.get(info.path))
+
+
+def _refuse_if_asleep(replicas: list[Replica], name: str) -> None:
+    """Nobody waits for a model that an operator sent to sleep."""
+    if replicas and all(replica.heartbeat.state == "sleeping" for replica in replicas):
+        raise EngineSleeping(f"The model '{name}' sleeps until an operator wakes it up.")
 
 
 def _why_unavailable(name: str) -> str:

@@ -284,11 +284,18 @@ class Version(Answer):
     version: str
 
 
-class CacheReset(Answer):
-    """What each replica said."""
+class Told(Answer):
+    """What each replica said to a command."""
 
     ok: bool
     replicas: dict[str, Any]
+
+
+class IsSleeping(Answer):
+    """Whether any replica sleeps, and each of them."""
+
+    is_sleeping: bool
+    replicas: dict[str, bool]
 
 
 class Load(Answer):

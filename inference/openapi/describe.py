@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import extend_schema_view
+from drf_spectacular.utils import OpenApiParameter, extend_schema_view
 
+from engine.protocol import SLEEP_LEVELS, SLEEP_TAGS
 from inference.anthropic import schemas as anthropic_schemas
 from inference.anthropic import views as anthropic
 from inference.batches import views as batches
 from inference.batches.schemas import BatchRequest
 from inference.extras import operations as operator
-from inference.extras import tokenize
+from inference.extras import sleep, tokenize
 from inference.files import views as files
 from inference.health import HealthView, PingView
 from inference.openai.chat import ChatCompletionsView
@@ -29,6 +30,7 @@ from inference.responses import views as responses
 from inference.responses.schemas import ResponsesRequest
 
 FOUND = (*READ, 404)
+MODEL_OF_REPLICAS = OpenApiParameter("model", str, description="Its replicas alone.")
 CHANGED = (*FOUND, 409, 415, 422)
 TEXT = {(200, "text/plain"): OpenApiTypes.STR, **errors(PUBLIC, answers.ErrorAnswer)}
 
@@ -156,10 +158,42 @@ VIEWS: dict[Any, dict[str, Any]] = {
     operator.ResetPrefixCacheView: {
         "post": operation(
             "Operator",
-            answers.CacheReset,
+            answers.Told,
             statuses=WRITE,
-            extra={(503, "application/json"): answers.CacheReset},
+            extra={(503, "application/json"): answers.Told},
         ),
+    },
+    sleep.SleepView: {
+        "post": operation(
+            "Operator",
+            answers.Told,
+            statuses=WRITE,
+            extra={(503, "application/json"): answers.Told},
+            parameters=(
+                OpenApiParameter("level", int, enum=list(SLEEP_LEVELS), default=1),
+                MODEL_OF_REPLICAS,
+            ),
+        ),
+    },
+    sleep.WakeUpView: {
+        "post": operation(
+            "Operator",
+            answers.Told,
+            statuses=WRITE,
+            extra={(503, "application/json"): answers.Told},
+            parameters=(
+                OpenApiParameter("tags", str, enum=list(SLEEP_TAGS), many=True),
+                MODEL_OF_REPLICAS,
+            ),
+        ),
+    },
+    sleep.IsSleepingView: {
+        "get": operation(
+            "Operator",
+            answers.IsSleeping,
+            statuses=FOUND,
+            parameters=(MODEL_OF_REPLICAS,),
+        )
     },
     operator.LoadView: {"get": operation("Operator", answers.Load)},
     operator.ServerInfoView: {"get": operation("Operator", answers.ServerInfo)},

@@ -14,13 +14,19 @@ from catalog.errors import Conflict
 from catalog.events import served_model_changed
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from engine.errors import InvalidRequest
+from engine.protocol import SLEEP_LEVELS, SLEEP_TAGS
 from tenants.actors import Actor, as_actor, require_operator
 from tenants.audit import record
 from tenants.models import Tenant, User
 from tenants.validation import changed, save_valid
 
 #: States in which a replica still holds memory or streams.
-ALIVE = (ReplicaState.LOADING, ReplicaState.READY, ReplicaState.DRAINING)
+ALIVE = (
+    ReplicaState.LOADING,
+    ReplicaState.READY,
+    ReplicaState.SLEEPING,
+    ReplicaState.DRAINING,
+)
 #: A row that no supervisor refreshed for this long tells of a process that is gone.
 SEEN_WITHIN_S = 30.0
 CHANGEABLE = frozenset({"source", "settings", "num_replicas", "node", "managed", "public"})
@@ -151,6 +157,55 @@ def drain_replica(*, actor: Actor | User, replica: Replica) -> None:
     with transaction.atomic():
         record(actor=actor, action="replica.drain", target=replica)
         send_control(replica.replica_id, "drain")  # on failure the audit row goes too
+
+
+def sleep_model(*, actor: Actor | User, model: ServedModel, level: int = 1) -> list[Replica]:
+    """Have a model's replicas give their memory back; those that were told.
+
+    Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` unless one is there to be
+    told; `ServiceUnavailable` without Redis.
+    """
+    if level not in SLEEP_LEVELS:
+        raise InvalidRequest(f"level must be 1 or 2, got {level!r}.", param="level")
+    if model.managed and not model.settings.get("enable_sleep_mode"):
+        raise InvalidRequest(
+            f"{model.name} was loaded without --enable-sleep-mode.", param="enable_sleep_mode"
+        )
+    return _tell(actor, model, "sleep", (ReplicaState.READY, ReplicaState.SLEEPING), level=level)
+
+
+def wake_model(
+    *, actor: Actor | User, model: ServedModel, tags: Iterable[str] = ()
+) -> list[Replica]:
+    """Have a model's replicas take their memory again, of `SLEEP_TAGS` those named or all; those
+    that were told. Raises as `sleep_model`.
+    """
+    tags = list(tags)
+    for tag in tags:
+        if tag not in SLEEP_TAGS:
+            raise InvalidRequest(f"{tag!r} is none of {', '.join(SLEEP_TAGS)}.", param="tags")
+    return _tell(actor, model, "wake_up", (ReplicaState.SLEEPING,), tags=tags)
+
+
+def _tell(
+    actor: Actor | User,
+    model: ServedModel,
+    command: str,
+    states: tuple[ReplicaState, ...],
+    **details: Any,
+) -> list[Replica]:
+    """Give a command to the model's replicas in one of these states."""
+    actor = as_actor(actor)
+    require_operator(actor)
+    found = list(Replica.objects.filter(served_model=model, state__in=states))
+    if not found:
+        wanted = " or ".join(states)
+        raise Conflict(f"No replica of {model.name} is {wanted}.")
+    with transaction.atomic():
+        for replica in found:
+            record(actor=actor, action=f"replica.{command}", target=replica, **details)
+            send_control(replica.replica_id, command, **details)
+    return found
 
 
 def check_source(source: str) -> str:

@@ -43,6 +43,19 @@ def wait_until_ready(
         time.sleep(POLL_S)
 
 
+def wait_for_state(replicas: list[Replica], state: ReplicaState, timeout: float) -> None:
+    """Block until all of these replicas are so. Raises `ServiceUnavailable` when time is over."""
+    deadline = time.monotonic() + timeout
+    names = [replica.replica_id for replica in replicas]
+    while left := list(Replica.objects.filter(replica_id__in=names).exclude(state=state)):
+        if time.monotonic() > deadline:
+            row = left[0]
+            raise ServiceUnavailable(
+                f"{row.replica_id} is {row.state}, not {state}, after {timeout:.0f} s."
+            )
+        time.sleep(POLL_S)
+
+
 def wait_until_gone(model: ServedModel, timeout: float) -> None:
     """Block until no replica holds the model. Raises `ServiceUnavailable` when time is over."""
     deadline = time.monotonic() + timeout

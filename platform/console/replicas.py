@@ -15,7 +15,7 @@ from engine.protocol import STALL_AFTER_S, Heartbeat
 
 TIMEOUT_S = 2.0
 #: From the best that a model's replicas can be to the worst.
-ORDER = ("ready", "draining", "loading", "stalled", "failed", "offline")
+ORDER = ("ready", "draining", "loading", "sleeping", "stalled", "failed", "offline")
 _FROM_ROW = {
     ReplicaState.PENDING: "loading",
     ReplicaState.LOADING: "loading",

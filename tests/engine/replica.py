@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -57,10 +58,10 @@ class Gateway:
         """Abort a request."""
         self.send(AbortRequest(request_id=request_id))
 
-    def control(self, command: str) -> ControlReply:
+    def control(self, command: str, **details: Any) -> ControlReply:
         """Send a command and wait for the reply."""
         control_id = f"{command}-{time.time()}"
-        self.send(Control(command=command, control_id=control_id, gateway_id="g1"))
+        self.send(Control(command=command, control_id=control_id, gateway_id="g1", **details))
         self.wait(lambda: control_id in self.replies)
         return self.replies[control_id]
 

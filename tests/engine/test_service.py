@@ -22,7 +22,8 @@ def served(
 ) -> Iterator[tuple[Gateway, subprocess.Popen[bytes]]]:
     """One replica for the tests of this module that don't harm it."""
     prefix = f"svc{time.time_ns()}"
-    with replica(redis_url, prefix, model_folder("llama")) as process:
+    flag = "--enable-sleep-mode"
+    with replica(redis_url, prefix, model_folder("llama"), flag) as process:
         gateway = Gateway(redis_url, prefix)
         gateway.await_state("ready")
         yield gateway, process
@@ -132,6 +133,31 @@ def test_the_prefix_cache_is_reset_on_an_operators_word(gateway: Gateway) -> Non
     gateway.finish("again")
     assert gateway.deltas["again"][-1].num_cached_tokens == 0
     assert not gateway.control("no-such-command").ok
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_replica_sleeps_and_goes_on_with_its_requests(gateway: Gateway, level: int) -> None:
+    gateway.request(f"expected{level}", [7, 8, 9], max_tokens=200)
+    gateway.finish(f"expected{level}")
+    gateway.request(f"paused{level}", [7, 8, 9], max_tokens=200)
+    gateway.wait(lambda: len(gateway.tokens(f"paused{level}")) > 1)
+    assert gateway.control("sleep", level=level).ok
+    assert gateway.await_state("sleeping").stats.num_free_blocks == 64
+    assert not gateway.ended(f"paused{level}")
+    gateway.request(f"refused{level}", [5])
+    gateway.finish(f"refused{level}")
+    error = gateway.deltas[f"refused{level}"][-1].error
+    assert error is not None
+    assert (error.status, error.code) == (503, "engine_sleeping")
+    assert gateway.control("wake_up", tags=["weights"]).ok
+    gateway.await_state("sleeping")
+    assert gateway.control("wake_up").ok
+    gateway.await_state("ready")
+    gateway.finish(f"paused{level}")
+    assert gateway.tokens(f"paused{level}") == gateway.tokens(f"expected{level}")
+    assert not gateway.control("sleep", level=9).ok
+    assert gateway.await_state("ready").state == "ready"
+    settled(gateway)
 
 
 def test_the_heartbeat_tells_model_load_and_progress(gateway: Gateway) -> None:

@@ -27,7 +27,10 @@ pytestmark = [pytest.mark.django_db]
 
 COMMANDS = {
     "tenants": ("create_tenant", "create_key", "list_keys", "revoke_key"),
-    "catalog": ("load_model", "unload_model", "list_models", "engine", "supervise"),
+    "catalog": (
+        *("load_model", "unload_model", "list_models", "engine", "supervise"),
+        *("sleep_model", "wake_model"),
+    ),
     "metering": ("drain_usage",),
     "config": ("up", "chat", "gateway"),
 }
@@ -84,6 +87,8 @@ def test_a_tenant_is_made_with_owner_and_limits(world: World) -> None:
         (("create_key", "--tenant", "acme", "--expires", "2020-01-01"), "in the future"),
         (("revoke_key", "sk-quire-0000000000"), "There is no key"),
         (("unload_model", "nope"), "Models: none yet"),
+        (("sleep_model", "nope"), "Models: none yet"),
+        (("wake_model", "nope"), "Models: none yet"),
         (("load_model", "/no/such/folder"), "There is no folder"),
         (("load_model", "hub/m", "--max-num-seqs", "0"), "max_num_seqs"),
     ],

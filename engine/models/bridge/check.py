@@ -43,7 +43,7 @@ def prove(bridged: BridgeModel) -> None:
         size = 1 if bridged.stateful else 4
         _compare(own, _in_pieces(bridged, texts, size), "texts in several steps")
     finally:
-        bridged.forget_all()
+        bridged.release_kv()
 
 
 def _own(bridged: BridgeModel, text: Tensor) -> Tensor:

@@ -78,8 +78,8 @@ class BridgeModel:
         for row in self._states.keys() - rows:
             del self._states[row]
 
-    def forget_all(self) -> None:
-        """Let caches and states go."""
+    def release_kv(self) -> None:
+        """Let caches and states go, until `allocate_kv` makes new ones."""
         self._states.clear()
         for layer in self.layers:
             layer.caches = None

@@ -78,6 +78,9 @@ class NativeEncoder:
     ) -> None:
         """There is no KV cache."""
 
+    def release_kv(self) -> None:
+        """There is none to let go."""
+
     @torch.inference_mode()
     def forward(
         self, token_ids: Tensor, context: AttentionContext, token_types: Tensor | None = None

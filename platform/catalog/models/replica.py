@@ -11,6 +11,7 @@ class ReplicaState(models.TextChoices):
     PENDING = "pending", "Pending"  # to be started, or waiting to be started again
     LOADING = "loading", "Loading"
     READY = "ready", "Ready"
+    SLEEPING = "sleeping", "Sleeping"  # its memory is given back, see `sleep_model`
     DRAINING = "draining", "Draining"  # finishes its streams, takes nothing new
     STOPPED = "stopped", "Stopped"
     FAILED = "failed", "Failed"  # `detail` says why

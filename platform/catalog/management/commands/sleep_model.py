@@ -1,0 +1,47 @@
+"""`manage.py sleep_model NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from catalog import actions
+from catalog.commands import find_model
+from catalog.models import ReplicaState
+from catalog.wait import wait_for_state
+from engine.protocol import SLEEP_LEVELS
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Have a model give its memory back for a while."""
+
+    help = (
+        "Have a model give its memory back until wake_model: its KV cache and, on a GPU, its "
+        "weights. It must have been loaded with --enable-sleep-mode."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which model, and how deep."""
+        parser.add_argument("name", help="the model's name, see list_models")
+        parser.add_argument(
+            "--level",
+            type=int,
+            choices=SLEEP_LEVELS,
+            default=1,
+            help="1 keeps the weights in host memory, 2 reads them anew (default: 1)",
+        )
+        parser.add_argument("--wait", action="store_true", help="return when it sleeps")
+        parser.add_argument(
+            "--timeout", type=float, default=120, metavar="S", help="of --wait (default: 120)"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Tell its replicas; wait if asked."""
+        model = find_model(options["name"])
+        told = actions.sleep_model(actor=COMMAND_LINE, model=model, level=options["level"])
+        if options["wait"]:
+            wait_for_state(told, ReplicaState.SLEEPING, options["timeout"])
+            self.stdout.write(f"{model.name} sleeps.")
+        else:
+            self.stdout.write(f"{model.name} is sent to sleep.")

@@ -1,0 +1,40 @@
+"""`manage.py wake_model NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from catalog import actions
+from catalog.commands import find_model
+from catalog.models import ReplicaState
+from catalog.wait import wait_for_state
+from engine.protocol import SLEEP_TAGS
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Wake a model up that sleeps."""
+
+    help = "Have a model that sleeps take its memory again."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which model, and what of it."""
+        parser.add_argument("name", help="the model's name, see list_models")
+        parser.add_argument(
+            "--tags", nargs="+", choices=SLEEP_TAGS, default=[], help="what wakes up (default: all)"
+        )
+        parser.add_argument("--wait", action="store_true", help="return when it can be asked")
+        parser.add_argument(
+            "--timeout", type=float, default=600, metavar="S", help="of --wait (default: 600)"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Tell its replicas; wait if asked."""
+        model = find_model(options["name"])
+        told = actions.wake_model(actor=COMMAND_LINE, model=model, tags=options["tags"])
+        if options["wait"]:
+            wait_for_state(told, ReplicaState.READY, options["timeout"])
+            self.stdout.write(f"{model.name} is ready.")
+        else:
+            self.stdout.write(f"{model.name} is being woken up.")

@@ -1,0 +1,131 @@
+"""All tensors of a model are found, put away and brought back: on a CPU that plays the device."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from engine import LLM, SamplingParams
+from engine.executor.held import HostCopy, tensors_of
+from tests.engine.models import Oracle, make_model
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+
+
+@dataclass(slots=True)
+class Slots:
+    tensor: torch.Tensor
+    back: object = None
+
+
+Slots.__module__ = "engine.test"
+
+
+class Method:
+    __module__ = "kernels.test"
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+    def call(self) -> torch.Tensor:
+        return self.tensor
+
+
+def test_tensors_are_found_wherever_they_are_held() -> None:
+    made = [torch.full((2,), float(n)) for n in range(8)]
+    slots = Slots(made[0])
+    slots.back = slots  # a circle
+    root = [
+        slots,
+        (lambda: made[1]).__get__(Method(made[2])),
+        Method(made[3]).call,
+        functools.partial(print, made[4], file=made[5]),
+        {"a": {"b": (made[6],)}},
+        torch.nn.ModuleList([torch.nn.Linear(1, 1)]),
+        slots,
+    ]
+    root[1] = (lambda tensor: lambda: tensor)(made[1])
+    found = list(tensors_of(root))
+    values = {float(tensor[0]) for tensor in found if tensor.dim() == 1 and len(tensor) == 2}
+    assert values == {0.0, 1.0, 3.0, 4.0, 5.0, 6.0}
+    assert len(found) == len({id(tensor) for tensor in found}) == 8  # with the module's two
+
+
+def test_what_is_not_ours_is_not_searched() -> None:
+    assert list(tensors_of(SimpleNamespace(tensor=torch.ones(1)))) == []
+    assert list(tensors_of([torch, LLM, "text", 7, None])) == []
+
+
+def test_views_stay_views_of_one_storage() -> None:
+    base = torch.arange(12.0)
+    parts = [base[:4], base[4:].view(2, 4), base]
+    copy = HostCopy(iter(parts), CPU, pinned=False)
+    assert copy.nbytes == 48
+    assert base.untyped_storage().nbytes() == 0
+    copy.restore()
+    assert torch.equal(base, torch.arange(12.0))
+    parts[0].fill_(-1)
+    assert base[3] == -1
+    assert parts[1][1, 3] == 11
+
+
+def test_memory_that_is_short_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.full((4,), float(n)) for n in range(3)]
+    copy = HostCopy(iter(tensors), CPU, pinned=False)
+    resize, calls = torch.UntypedStorage.resize_, []
+
+    def short(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        calls.append(size)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("none left")
+        return resize(storage, size)
+
+    monkeypatch.setattr(torch.UntypedStorage, "resize_", short)
+    with pytest.raises(torch.OutOfMemoryError):
+        copy.restore()
+    copy.restore()
+    assert [float(tensor[0]) for tensor in tensors] == [0.0, 1.0, 2.0]
+
+
+FORMS = {
+    "llama": {},
+    "qwen3": {"head_dim": 16},
+    "llama-rope3": {},
+    "qwen2-window": {},
+    "experts": {"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24, "head_dim": 16},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("impl", ["quire", "transformers"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_away_and_back_answers_the_same(form: str, impl: str, tmp_path: Path) -> None:
+    """On the reference kernels, whose weights are plain tensors, as on a GPU."""
+    family = "llama" if form == "experts" else form
+    folder = make_model(family, tmp_path, num_hidden_layers=2, **FORMS[form])
+    llm = LLM(
+        str(folder), dtype="float32", num_gpu_blocks_override=32, max_model_len=64,
+        cpu_kernels=False, model_impl=impl,
+    )  # fmt: skip
+    model = llm.core.loaded.model
+    model.release_kv()
+    expected = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    copy = HostCopy(tensors_of(model), CPU, pinned=False)
+    # All of the checkpoint (its header aside) and the rotary tables.
+    assert copy.nbytes >= expected - 16384
+    for tensor in tensors_of(model):
+        assert tensor.untyped_storage().nbytes() == 0
+    with pytest.raises(RuntimeError):
+        model.logits(model.forward(torch.tensor([1]), SimpleNamespace()))
+    copy.restore()
+    llm.core.executor._runner = llm.core.executor._allocate()
+    prompts = [[5] * 20, [7, 8, 9]]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    oracle = Oracle(folder)
+    assert [o.outputs[0].token_ids for o in outputs] == [oracle.greedy(p, 5) for p in prompts]
