@@ -29,7 +29,7 @@ TYPES = {
     torch.int64: "i64",
     torch.bool: "i1",
 }
-_LAUNCH_OPTIONS = ("num_warps", "num_stages")
+_LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,14 @@ def decode_fp8(bits, KIND: tl.constexpr):
     """uint8 -> float16, exactly: both formats are float16's with fewer bits.
 
     e4m3's exponent is 8 less biased than float16's, so its bits, moved up, stand for values 256
-    times too small; its NaN becomes 480.
+    times too small; its NaN would come out as 480.
     """
     wide = bits.to(tl.int16)
     if KIND == 2:
         return (wide << 8).to(tl.float16, bitcast=True)
     sign = (wide & 0x80) << 8
-    return (sign | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    value = (sign | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
+    return tl.where((wide & 0x7F) == 0x7F, float("nan"), value)
 
 
 @triton.jit
@@ -37,7 +38,10 @@ def round_half_even(x):
 
 @triton.jit
 def encode_fp8(x, KIND: tl.constexpr):
-    """float32 -> uint8, rounded to nearest even, what is too large held to the largest value."""
+    """float32 -> uint8, rounded to nearest even, what is too large held to the largest value.
+
+    NaN stays NaN, so that a sequence that broke is seen to be broken.
+    """
     MANTISSA: tl.constexpr = 3 if KIND == 1 else 2
     LOWEST: tl.constexpr = -6 if KIND == 1 else -14
     LIMIT: tl.constexpr = 448.0 if KIND == 1 else 57344.0
@@ -50,6 +54,7 @@ def encode_fp8(x, KIND: tl.constexpr):
     step = 1.0 / (1 << (MANTISSA - LOWEST))
     small = round_half_even(size * (1 << (MANTISSA - LOWEST))).to(tl.int32)
     code = tl.where(size < step * (1 << MANTISSA), small, normal)
+    code = tl.where(x != x, 0x7F, code)
     sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
     return (code | sign).to(tl.uint8)
 

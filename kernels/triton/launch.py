@@ -27,10 +27,12 @@ class Target:
     Attributes:
         capability: compute capability times ten: 80, 90, 100; 0 in the interpreter.
         processors: streaming multiprocessors.
+        shared: bytes of shared memory that one program can have.
     """
 
     capability: int
     processors: int
+    shared: int = 232_448
 
     @property
     def native_fp8(self) -> bool:
@@ -48,7 +50,11 @@ _watcher: contextvars.ContextVar[tuple[Watcher, Target] | None] = contextvars.Co
 @functools.cache
 def _device_target(index: int) -> Target:
     properties = torch.cuda.get_device_properties(index)
-    return Target(properties.major * 10 + properties.minor, properties.multi_processor_count)
+    return Target(
+        properties.major * 10 + properties.minor,
+        properties.multi_processor_count,
+        properties.shared_memory_per_block_optin,
+    )
 
 
 def target_of(device: torch.device) -> Target:

@@ -18,9 +18,11 @@ from kernels.triton.cases import CASES, CORE
 from kernels.triton.compiler import Compiled, compile_launch
 from kernels.triton.launch import INTERPRETED, Target, watch
 
-SHARED = {80: 166_912, 90: 232_448, 100: 232_448}
+SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """Bytes of shared memory that one program can have, by architecture."""
-PROCESSORS = {80: 108, 90: 132, 100: 148}
+PROCESSORS = {80: 108, 89: 142, 90: 132, 100: 148, 120: 188}
+ARCHITECTURES = (80, 90, 100)
+"""Those that are compiled for unless others are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ def compile_all(arch: int, names: Iterable[str]) -> Iterator[Row]:
 
     for name in names:
         launches.clear()
-        with watch(note, Target(arch, PROCESSORS[arch])):
+        with watch(note, Target(arch, PROCESSORS[arch], SHARED[arch])):
             CASES[name]()
         for kernel, args, options in launches:
             yield Row(name, arch, compile_launch(kernel, args, options, arch))
@@ -72,7 +74,7 @@ def main() -> int:
     if not options.json:
         print("| case | kernel | sm | registers | spilled B | shared B | warps |")
         print("|---|---|---|---|---|---|---|")
-    for arch in options.arch or sorted(SHARED):
+    for arch in options.arch or ARCHITECTURES:
         names = CORE if options.core else CASES
         for row in compile_all(arch, [name for name in names if options.case in name]):
             spilled = options.most_spilled

@@ -64,12 +64,18 @@ def put(
     values, cache, scales, slot, heads, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr,
     PAGE: tl.constexpr, KIND: tl.constexpr, SCALES: tl.constexpr, LIMIT: tl.constexpr,
 ):  # fmt: skip
-    """Write float32 [heads, PADDED] to a slot. SCALES: 0 none, 1 one a cache, 2 one a head."""
+    """Write float32 [heads, PADDED] to a slot.
+
+    SCALES: 0 none; 1 one a cache and 3 one a KV head, which are given; 2 one a token's head, made
+    and written here.
+    """
     dims = tl.arange(0, values.shape[1])
     place = ((slot // PAGE) * KV_HEADS + heads) * PAGE + slot % PAGE
     inside = (heads < KV_HEADS)[:, None] & (dims < HEAD_SIZE)[None, :]
     if SCALES == 1:
         values = values / tl.load(scales)
+    elif SCALES == 3:
+        values = values / tl.load(scales + heads, mask=heads < KV_HEADS, other=1.0)[:, None]
     elif SCALES == 2:
         scale = tl.max(tl.abs(values), 1) / LIMIT
         tl.store(scales + place, scale, mask=heads < KV_HEADS)
@@ -147,8 +153,8 @@ def rope_and_cache(
 ) -> None:
     """See `KernelSet.rope_and_cache`; positions and slots can't be checked on a GPU.
 
-    fp8 caches take scales as `paged_attention` does: one number a cache is the caller's, which
-    values are divided by; one a token's head is written here.
+    fp8 caches take scales as `paged_attention` does: one number a cache or a KV head is the
+    caller's, which values are divided by; one a token's head is written here.
     """
     tokens, heads, size = q.shape
     shape = check_caches(key_cache, value_cache, size)
@@ -178,6 +184,6 @@ def rope_and_cache(
         token_stride(v), eps, HEADS=heads, KV_HEADS=kv_heads, HEAD_SIZE=size,
         PADDED=triton.next_power_of_2(size), ROTARY=rotary, NEOX=neox,
         Q_NORM=q_norm_weight is not None, K_NORM=k_norm_weight is not None, PAGE=page, KIND=kind,
-        SCALES={"none": 0, "tensor": 1, "token": 2}[scales], LIMIT=limit, BLOCK=block,
+        SCALES={"none": 0, "tensor": 1, "token": 2, "head": 3}[scales], LIMIT=limit, BLOCK=block,
         num_warps=2,
     )  # fmt: skip

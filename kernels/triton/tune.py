@@ -14,7 +14,7 @@ import triton
 from kernels.bench.device_timing import median_seconds
 from kernels.bench.gpu_cases import paged_batch
 from kernels.triton.attention import paged_attention
-from kernels.triton.attention.tiles import TABLE, Tile
+from kernels.triton.attention.tiles import TABLE, Tile, architecture_of
 from kernels.triton.launch import target_of
 
 CANDIDATES = {
@@ -35,7 +35,7 @@ SHAPES = {"decode": (64, 1, 8192), "prefill": (1, 8192, 8192)}
 def best_tile(phase: str, size: int) -> tuple[Tile, float]:
     """The fastest tile and its seconds, of those that fit the GPU."""
     device = torch.device("cuda")
-    architecture = min(10, max(8, target_of(device).capability // 10))
+    architecture = architecture_of(target_of(device))
     batch = paged_batch(
         *SHAPES[phase], heads=32, kv_heads=8, size=size, page=16, device="cuda"
     )  # fmt: skip

@@ -61,7 +61,7 @@ def test_head_sizes(device, large, size, queries):
     [
         {"sliding_window": 100}, {"soft_cap": 20.0}, {"sinks": True}, {"alibi_slopes": True},
         {"sliding_window": 333, "soft_cap": 30.0, "sinks": True, "alibi_slopes": True},
-        {"num_splits": 7},
+        {"programs": 7},
     ],
     ids=lambda options: "+".join(options),
 )  # fmt: skip
@@ -72,12 +72,12 @@ def test_variations(device, large, options, queries):
         for name, value in options.items()
     }
     batch = batch_of(device, large, queries=queries, dtype=torch.float16)
-    splits = made.pop("num_splits", None)
+    splits = made.pop("programs", None)
     if splits is None:
         attend(batch, torch.float16, **made)
     else:
         scale = batch[0].shape[-1] ** -0.5
-        compare(paged_attention(*batch, scale, num_splits=splits), paged_attention(*batch, scale),
+        compare(paged_attention(*batch, scale, programs=splits), paged_attention(*batch, scale),
                 2e-3)  # fmt: skip
 
 

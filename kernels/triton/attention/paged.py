@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kernels.checks import check_caches, check_vector, describe, token_stride
 from kernels.triton.attention.kernel import attention_kernel, reduce_kernel
-from kernels.triton.attention.tiles import splits_for, tile_for
+from kernels.triton.attention.tiles import MOST_SPLITS, most_splits, programs_for, tile_for
+from kernels.triton.attention.walk import SPLIT_KEYS
 from kernels.triton.fp8 import KINDS
 from kernels.triton.launch import INTERPRETED, Target, launch, target_of
 
@@ -19,20 +20,22 @@ DECODE_QUERIES = 4
 def check_cache_scales(
     key_cache: Tensor, key_scales: Tensor | None, value_scales: Tensor | None
 ) -> str:
-    """ "none", "tensor" (one number a cache) or "token" (one a token's head)."""
-    if key_scales is None and value_scales is None:
+    """What scales there are: "none", "tensor" (one a cache), "head" (a KV head) or "token"."""
+    if key_scales is None or value_scales is None:
+        if key_scales is not value_scales:
+            raise ValueError("scales of a cache come in pairs")
         if key_cache.dtype == torch.int8:
             raise ValueError(f"an int8 cache needs float32 scales {list(key_cache.shape[:3])}")
         return "none"
+    kinds = {(1,): "tensor", (key_cache.shape[1],): "head", tuple(key_cache.shape[:3]): "token"}
     for scales in (key_scales, value_scales):
-        if scales is None or scales.dtype != torch.float32 or not scales.is_contiguous():
-            raise ValueError("scales of a cache come in pairs, contiguous and float32")
-        if scales.numel() != 1 and scales.shape != key_cache.shape[:3]:
+        if scales.dtype != torch.float32 or not scales.is_contiguous():
+            raise ValueError("scales of a cache must be contiguous and float32")
+        if tuple(scales.shape) not in kinds:
             raise ValueError(f"scales {describe(scales)} don't fit a cache {describe(key_cache)}")
-        if scales.shape != key_scales.shape:  # type: ignore[union-attr]
-            raise ValueError("the scales of keys and of values differ in shape")
-    single = key_scales.numel() == 1 and key_cache.shape[:3].numel() != 1  # type: ignore[union-attr]
-    return "tensor" if single else "token"
+    if key_scales.shape != value_scales.shape:
+        raise ValueError("the scales of keys and of values differ in shape")
+    return kinds[tuple(key_scales.shape)]
 
 
 def as_operands(
@@ -66,14 +69,15 @@ def paged_attention(
     value_scales: Tensor | None = None,
     *,
     lse: Tensor | None = None,
-    num_splits: int | None = None,
+    programs: int | None = None,
 ) -> Tensor:
     """See `KernelSet.paged_attention`; values of tables and lengths can't be checked on a GPU.
 
-    Caches may be float8_e4m3fn or float8_e5m2, with scales float32 [1] (one for the cache),
+    Caches may be float8_e4m3fn or float8_e5m2, with scales float32 [1] (one for the cache), [Hk],
     [num_blocks, Hk, block_size] or none (1). `lse` float32 [T, Hq] receives the logarithm of each
-    softmax's sum to base 2, for `merge_attention_states`. `num_splits` is chosen by the device's
-    size when None. Needs no word from the device: it can be captured in a CUDA graph.
+    softmax's sum to base 2, for `merge_attention_states`. `programs` share the splits of a tile's
+    keys; None: by the device's size. Needs no word from the device: it can be captured in a CUDA
+    graph. A decoding row's result is the same to the bit whatever else is in a batch of decodes.
     """
     tokens, heads, size = q.shape
     kv_heads, page = key_cache.shape[1], key_cache.shape[2]
@@ -87,8 +91,10 @@ def paged_attention(
         out = torch.empty((tokens, heads, size), dtype=q.dtype, device=q.device)
     elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
         raise ValueError(f"out {describe(out)} must be contiguous and like q {describe(q)}")
-    if lse is not None and (lse.shape != (tokens, heads) or lse.dtype != torch.float32):
-        raise ValueError(f"lse {describe(lse)} must be float32 {[tokens, heads]}")
+    if lse is not None and (
+        lse.shape != (tokens, heads) or lse.dtype != torch.float32 or not lse.is_contiguous()
+    ):
+        raise ValueError(f"lse {describe(lse)} must be contiguous float32 {[tokens, heads]}")
 
     target = target_of(q.device)
     group, padded = heads // kv_heads, max(16, triton.next_power_of_2(size))
@@ -96,30 +102,38 @@ def paged_attention(
     phase = "decode" if tokens <= sequences * DECODE_QUERIES else "prefill"
     tile = tile_for(target, phase, padded, group, q.element_size())
     tiles = tokens // (tile.rows // group) + sequences if tokens else 0
-    splits = num_splits or splits_for(target, tiles, kv_heads, block_tables.shape[1] * page)
+    programs = programs or programs_for(target, tiles, kv_heads)
+    splits = most_splits(target, kv_heads)
+    slots = 1
+    if phase == "decode" or programs > 1:
+        # A sink is added with the splits: with one slot it would be added before them.
+        least = 1 if sinks is None else 2
+        longest = block_tables.shape[1] * page
+        slots = max(least, min(splits, triton.cdiv(longest, SPLIT_KEYS.value)))
     result, sums = out, lse
-    if splits > 1:
-        result = torch.empty((tokens, heads, splits, size), dtype=torch.float32, device=q.device)
-        sums = torch.empty((tokens, heads, splits), dtype=torch.float32, device=q.device)
+    held = tile.registers if q.element_size() == key_cache.element_size() == 2 else None
+    if slots > 1:
+        result = torch.empty((tokens, heads, slots, size), dtype=torch.float32, device=q.device)
+        sums = torch.empty((tokens, heads, slots), dtype=torch.float32, device=q.device)
     keys, values, fp8 = as_operands(key_cache, value_cache, target)
     launch(
-        attention_kernel, (tiles, kv_heads, splits), result, sums, q, keys, values, block_tables,
-        seq_lens, query_start_loc, alibi_slopes, sinks, key_scales, value_scales, token_stride(q),
-        block_tables.stride(0), sequences, scale, soft_cap, sliding_window,
+        attention_kernel, (tiles, kv_heads, min(programs, slots)), result, sums, q, keys, values,
+        block_tables, seq_lens, query_start_loc, alibi_slopes, sinks, key_scales, value_scales,
+        token_stride(q), block_tables.stride(0), sequences, scale, soft_cap, sliding_window, splits,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_SIZE=size, PADDED=padded, PAGE=page, ROWS=tile.rows,
-        KEYS=tile.keys, SPLITS=splits, WINDOW=sliding_window > 0, CAPPED=soft_cap > 0,
-        ALIBI=alibi_slopes is not None, SINKS=sinks is not None, TENSOR_SCALES=scales == "tensor",
-        TOKEN_SCALES=scales == "token", FP8=fp8,
+        KEYS=tile.keys, SLOTS=slots, WINDOW=sliding_window > 0, CAPPED=soft_cap > 0,
+        ALIBI=alibi_slopes is not None, SINKS=sinks is not None,
+        SCALES={"tensor": 1, "head": 2}.get(scales, 0), TOKEN_SCALES=scales == "token", FP8=fp8,
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32",
         # The interpreter's product of bfloat16 is wrong.
         UPCAST=INTERPRETED and q.dtype == torch.bfloat16, WRITE_LSE=sums is not None,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, maxnreg=held,
     )  # fmt: skip
-    if splits > 1:
+    if slots > 1:
         launch(
-            reduce_kernel, (tokens * heads,), out, lse, result, sums, HEAD_SIZE=size,
-            PADDED=padded, SPLITS=splits, ROUND=triton.next_power_of_2(splits),
-            WRITE_LSE=lse is not None, num_warps=2,
+            reduce_kernel, (tokens * heads,), out, lse, result, sums, sinks, slots, HEADS=heads,
+            HEAD_SIZE=size, PADDED=padded, ROUND=MOST_SPLITS, SINKS=sinks is not None,
+            WRITE_LSE=lse is not None, num_warps=4,
         )  # fmt: skip
     return out
 

@@ -8,6 +8,8 @@ import triton.language as tl
 from kernels.triton.fp8 import decode_fp8
 
 LOG2E = tl.constexpr(1.4426950408889634)
+# Below every score there is, yet finite: the difference of two of them is 0, not NaN.
+NOTHING = tl.constexpr(-1.0e30)
 
 
 @triton.jit

@@ -6,23 +6,28 @@ measures candidates on a GPU and prints the rows to write here; nothing is tuned
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernels.triton.launch import Target
 
 MOST_SPLITS = 64
-KEYS_A_SPLIT = 256
-"""A split shorter than this costs more in the reduction than it brings."""
+SHARED_8 = 166_912
+"""Bytes of shared memory of a program on 8.0; 8.6, 8.9 and 12.0 have 101,376."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How one kernel is cut up and scheduled."""
+    """How one kernel is cut up and scheduled.
+
+    `registers` holds a thread to so many where keys and values are of 16 bits: what lets one more
+    program run on each processor, and still spills nothing.
+    """
 
     rows: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 #: (architecture, phase) -> padded head size -> tile, for 16-bit operands. A row's head size is the
@@ -46,7 +51,7 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
     },
     (9, "decode"): {
         64: Tile(16, 128, 4, 6),
-        128: Tile(16, 64, 4, 6),
+        128: Tile(16, 64, 4, 6, 168),
         256: Tile(16, 32, 4, 6),
     },
     (10, "prefill"): {
@@ -56,7 +61,7 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
     },
     (10, "decode"): {
         64: Tile(16, 128, 4, 6),
-        128: Tile(16, 64, 4, 6),
+        128: Tile(16, 64, 4, 6, 168),
         256: Tile(16, 32, 4, 6),
     },
 }
@@ -66,6 +71,11 @@ WIDE = {"prefill": Tile(32, 32, 8, 1), "decode": Tile(16, 32, 4, 1)}
 INTERPRETED = {"prefill": Tile(32, 32, 1, 1), "decode": Tile(16, 32, 1, 1)}
 
 
+def architecture_of(target: Target) -> int:
+    """The table's row for a device: that of 8.0 where shared memory is as small, or smaller."""
+    return min(10, max(8, target.capability // 10)) if target.shared > SHARED_8 else 8
+
+
 def tile_for(target: Target, phase: str, padded: int, group: int, itemsize: int) -> Tile:
     """The tile for queries of `itemsize` bytes; its rows hold at least one whole group."""
     if target.capability == 0:
@@ -73,19 +83,24 @@ def tile_for(target: Target, phase: str, padded: int, group: int, itemsize: int)
     elif itemsize == 4:
         tile = WIDE[phase] if padded <= 128 else Tile(16, 16, 8, 1)
     else:
-        sizes = TABLE[min(10, max(8, target.capability // 10)), phase]
+        sizes = TABLE[architecture_of(target), phase]
         tile = sizes[min(size for size in sizes if size >= min(padded, max(sizes)))]
     rows = tile.rows
     while rows < group:
         rows *= 2
-    return Tile(rows, tile.keys, tile.warps, tile.stages)
+    return replace(tile, rows=rows)
 
 
-def splits_for(target: Target, tiles: int, kv_heads: int, longest: int) -> int:
-    """Among how many programs the keys of a sequence are shared.
+def most_splits(target: Target, kv_heads: int) -> int:
+    """Into how many splits the keys of a sequence go at most: a power of two in [16, 64].
 
-    Enough to fill the device twice over; `longest` is the most tokens that a sequence could have,
-    since the host doesn't know how many it has.
+    So many that one sequence alone keeps all processors busy. Of the batch it knows nothing, so
+    that a sequence is cut up the same in each.
     """
-    wanted = -(-4 * target.processors // max(1, tiles * kv_heads))
-    return max(1, min(wanted, longest // KEYS_A_SPLIT, MOST_SPLITS))
+    wanted = max(1, target.processors // kv_heads)
+    return min(MOST_SPLITS, max(16, 1 << (wanted.bit_length() - 1)))
+
+
+def programs_for(target: Target, tiles: int, kv_heads: int) -> int:
+    """Among how many programs a tile's splits are shared: enough to fill the device twice over."""
+    return max(1, -(-4 * target.processors // max(1, tiles * kv_heads)))

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.checks import describe
+from kernels.triton.attention.tiles import SHARED_8
 from kernels.triton.grouped.align import Groups
 from kernels.triton.launch import INTERPRETED, launch, target_of
 
@@ -152,8 +153,9 @@ def grouped_gemm(
         shape = (splits * groups.rows, columns)
         made = torch.float32 if splits > 1 else dtype or x.dtype
         out = torch.zeros(shape, dtype=made, device=x.device)
-    target_of(x.device)
     tile = TILES.get(groups.tile, TILES[16])
+    # More stages than 3 don't fit the small shared memory of 8.6, 8.9 and 12.0.
+    stages = tile.stages if target_of(x.device).shared >= SHARED_8 else min(3, tile.stages)
     wide = x.dtype == torch.float32
     block_n = min(
         32 if wide or INTERPRETED else tile.columns, max(16, triton.next_power_of_2(columns))
@@ -166,6 +168,6 @@ def grouped_gemm(
         BLOCK_K=block_k, SPLITS=splits, BIAS=bias is not None, SCALED=scales is not None, ADD=add,
         PRECISION="tf32x3" if wide else "tf32",
         UPCAST=INTERPRETED and torch.bfloat16 in (x.dtype, matrices.dtype),
-        num_warps=tile.warps, num_stages=2 if wide else tile.stages,
+        num_warps=tile.warps, num_stages=2 if wide else stages,
     )  # fmt: skip
     return out.view(splits, groups.rows, columns).sum(0) if splits > 1 else out

@@ -16,7 +16,7 @@ PROMPTS = [(1, 1), (7, 7), (33, 40), (0, 9), (1, 17), (16, 16), (2, 50)]
 
 def check(batch: Batch, **options) -> None:
     arguments = batch.arguments()
-    oracle_options = {k: v for k, v in options.items() if k not in ("num_splits", "out")}
+    oracle_options = {k: v for k, v in options.items() if k not in ("programs", "out")}
     expected = oracle.paged_attention(**arguments, **oracle_options)
     got = paged_attention(**arguments, **options)
     assert_close(got, expected, batch.q.dtype, 4.0)
@@ -73,7 +73,7 @@ def test_variations(sequences, options):
 )
 def test_splits_of_the_keys(splits, options):
     """More splits than some sequences have tiles: those find nothing to do."""
-    check(make_batch([(1, 200), (1, 1), (3, 70)], size=32), num_splits=splits, **options)
+    check(make_batch([(1, 200), (1, 1), (3, 70)], size=32), programs=splits, **options)
 
 
 def test_long_contexts_are_split_unasked():
@@ -83,7 +83,7 @@ def test_long_contexts_are_split_unasked():
 EIGHT_BITS = [
     (dtype, scaling)
     for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
-    for scaling in ("none", "tensor", "token")
+    for scaling in ("none", "tensor", "head", "token")
     if (dtype, scaling) != (torch.int8, "none")
 ]
 
@@ -98,9 +98,12 @@ def test_eight_bit_caches(dtype, scaling):
         whole = (cache.nan_to_num() / unit).to(dtype)
         scale = {
             "none": torch.ones(1), "tensor": (torch.rand(1) + 0.5) * unit,
+            "head": (torch.rand(cache.shape[1]) + 0.5) * unit,
             "token": (torch.rand(cache.shape[:3]) + 0.5) * unit,
         }[scaling]  # fmt: skip
-        shaped = scale[..., None] if scaling == "token" else scale
+        shaped = scale
+        if scaling != "none":
+            shaped = scale[..., None] if scaling == "token" else scale.view(-1, 1, 1)
         plain[name] = whole.double() * shaped.double()
         setattr(batch, name, whole)
         scales.append(scale)
@@ -134,6 +137,32 @@ def test_out_is_used():
     assert paged_attention(**batch.arguments(), out=out) is out
 
 
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 70, "sinks": torch.rand(4)}])
+def test_a_decoding_row_is_the_same_to_the_bit_in_every_batch(options):
+    """Where keys are split, and in which order splits are added, is the sequence's own affair."""
+    batch = make_batch([(1, 330), (1, 5), (1, 129), (2, 64), (1, 200)], size=32)
+    together = paged_attention(**batch.arguments(), **options)
+    for row in range(5):
+        begin, end = batch.query_start_loc[row : row + 2].tolist()
+        length = int(batch.seq_lens[row])
+        alone = batch.arguments() | {
+            "q": batch.q[begin:end], "seq_lens": batch.seq_lens[row : row + 1],
+            "block_tables": batch.block_tables[row : row + 1, : -(-length // 16)].contiguous(),
+            "query_start_loc": torch.tensor([0, end - begin], dtype=torch.int32),
+        }  # fmt: skip
+        for programs in (None, 1, 3):
+            got = paged_attention(**alone, **options, programs=programs)
+            assert torch.equal(got, together[begin:end])
+
+
+@pytest.mark.parametrize("length", [50, 150])
+def test_a_sink_of_minus_infinity_is_none(length):
+    sinks = torch.tensor([float("-inf"), 1.0, float("-inf"), 0.0])
+    for queries in (1, 20):
+        # With the window some rows see nothing of the first keys that their tile walks over.
+        check(make_batch([(queries, length)], size=32), sinks=sinks, sliding_window=9)
+
+
 @pytest.mark.parametrize("splits", [1, 3])
 def test_blocks_that_left_the_window_are_not_read(splits):
     batch = make_batch([(1, 100), (5, 90), (30, 200)], size=32)
@@ -143,7 +172,7 @@ def test_blocks_that_left_the_window_are_not_read(splits):
         batch.key_cache[gone] = float("nan")
         batch.value_cache[gone] = float("inf")
         batch.block_tables[row, : low // 16] = 1 << 30
-    got = paged_attention(**batch.arguments(), sliding_window=16, num_splits=splits)
+    got = paged_attention(**batch.arguments(), sliding_window=16, programs=splits)
     assert_close(got, expected, torch.float32, 4.0)
 
 
@@ -167,7 +196,7 @@ def test_states_of_two_halves_merge_into_the_whole(splits):
         part["seq_lens"] = length.clamp(min=0)
         # A sequence without keys in this half: its query sees nothing.
         lse = torch.full(whole.q.shape[:2], float("nan"))
-        parts += [paged_attention(**part, lse=lse, num_splits=splits), lse]
+        parts += [paged_attention(**part, lse=lse, programs=splits), lse]
     merged, lse = merge_attention_states(*parts)
     assert_close(merged, expected, torch.float32, 4.0)
     assert parts[3][2].tolist() == [float("-inf")] * 4

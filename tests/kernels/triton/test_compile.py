@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-from kernels.triton.report import SHARED
+from kernels.triton.report import ARCHITECTURES
 
 KERNELS = {
     "attention_kernel", "reduce_kernel", "merge_kernel", "rope_kernel", "rms_norm_kernel",
@@ -33,7 +33,7 @@ def report(*options: str) -> list[dict]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("arch", sorted(SHARED))
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_kernel_compiles(arch):
     rows = report("--arch", str(arch), "--core")
     assert {row["kernel"] for row in rows} == KERNELS
@@ -41,6 +41,13 @@ def test_every_kernel_compiles(arch):
         assert row["fits"], row
         assert row["local"] <= MOST_SPILLED, row
         assert 0 < row["registers"] <= 255
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("arch", [89, 120])
+def test_every_kernel_fits_the_small_shared_memory_of_consumer_gpus(arch):
+    assert all(row["fits"] for row in report("--arch", str(arch)))
 
 
 @pytest.mark.slow

@@ -95,6 +95,28 @@ def test_one_scale_for_a_cache(dtype):
             assert torch.equal(step.cached(cache, token).float(), expected.float())
 
 
+@pytest.mark.parametrize("dtype", FP8)
+def test_a_given_scale_for_each_head(dtype):
+    step = Step(3, 4, 3, 40, torch.float32, dtype)
+    scales = torch.tensor([0.25, 1.0, 3.0]), torch.tensor([4.0, 0.5, 0.1])
+    step.run(Here, None, key_scales=scales[0], value_scales=scales[1])
+    for token in range(3):
+        for cache, scale, written in zip((step.keys, step.values), scales, (step.k, step.v)):
+            expected = (written[token] / scale[:, None]).to(dtype)
+            assert torch.equal(step.cached(cache, token).float(), expected.float())
+
+
+@pytest.mark.parametrize("dtype", FP8)
+def test_what_is_not_a_number_stays_so(dtype):
+    """A broken sequence isn't healed by its cache."""
+    step = Step(2, 2, 1, 32, torch.float32, dtype)
+    step.k[1, 0, 5] = float("nan")
+    step.run(Here, None)
+    assert int(step.cached(step.keys, 1).float().isnan().sum()) == 1
+    key = step.cached(step.keys, 1).float()
+    assert bool(key[0, 5].isnan())
+
+
 def test_a_cache_of_another_dtype():
     step = Step(4, 2, 2, 32, torch.float32, torch.bfloat16)
     step.run(Here, table(50, 32))
