@@ -33,12 +33,17 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     arguments = take_data_dir(sys.argv)
     try:
+        from django.core.exceptions import ImproperlyConfigured
         from django.core.management import execute_from_command_line
     except ImportError as error:
         raise SystemExit(
-            f"Django can't be imported ({error}). Run `make up` or `make install` first."
+            f"Django can't be imported ({error}). Quire's own Python has it: `make install` "
+            "makes it, `.venv/bin/python manage.py ...` uses it."
         ) from error
-    execute_from_command_line(arguments)
+    try:
+        execute_from_command_line(arguments)
+    except ImproperlyConfigured as error:
+        raise SystemExit(f"Quire's settings: {error}") from error
 
 
 if __name__ == "__main__":

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import dj_database_url
+from django.core.exceptions import ImproperlyConfigured
+
+SCHEMES = ("postgres", "postgresql", "sqlite")
 
 #: Readers never wait for the writer; a writer waits for another instead of failing.
 SQLITE_OPTIONS: dict[str, Any] = {
@@ -25,7 +29,13 @@ def database(url: str, data_dir: Path, *, pool: bool = True) -> dict[str, Any]:
         url: `postgres://...`, `sqlite:///...`, or "" for SQLite in `data_dir`.
         pool: keep PostgreSQL connections in a pool. An async request runs its queries in a thread
             of its own, so connections kept by thread would be opened anew for each request.
+    Raises: ImproperlyConfigured for other databases, and for what is no address.
     """
+    if url and urlsplit(url).scheme not in SCHEMES:
+        raise ImproperlyConfigured(
+            f"DATABASE_URL must start with postgres:// (or sqlite:///), not {url.split(':')[0]!r}. "
+            "Unset, Quire keeps SQLite in its data dir."
+        )
     settings: dict[str, Any] = dict(
         dj_database_url.parse(url or f"sqlite:///{data_dir / 'quire.sqlite3'}")
     )

@@ -5,10 +5,26 @@ import secrets
 import tempfile
 from pathlib import Path
 
+from django.core.exceptions import ImproperlyConfigured
+
 
 def make_private(folder: Path) -> Path:
-    """Create the folder with mode 0700 if it's missing."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Create the folder with mode 0700 if it's missing.
+
+    Raises: ImproperlyConfigured when it can't be made, or read and written by us.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"the data dir {folder} can't be made: {error.strerror}. "
+            "Name another with --data-dir or QUIRE_DATA_DIR."
+        ) from error
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise ImproperlyConfigured(
+            f"the data dir {folder} can't be read and written by this user (uid {os.getuid()}). "
+            "Change its owner, or name another with --data-dir or QUIRE_DATA_DIR."
+        )
     return folder
 
 

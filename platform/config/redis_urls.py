@@ -6,6 +6,9 @@ import tempfile
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
+from django.core.exceptions import ImproperlyConfigured
+
+SCHEMES = ("redis", "rediss", "unix")
 #: The kernel's limit on a Unix socket's path is 108 bytes with the closing NUL (104 on macOS).
 MAX_SOCKET_PATH = 100
 
@@ -22,6 +25,17 @@ def socket_path(data_dir: Path) -> Path:
 def socket_url(data_dir: Path) -> str:
     """Where `manage.py up` puts this data dir's embedded Redis."""
     return f"unix://{quote(str(socket_path(data_dir)))}"
+
+
+def checked_url(url: str) -> str:
+    """`REDIS_URL` as it is. Raises ImproperlyConfigured for what is no Redis's address."""
+    scheme = urlsplit(url).scheme
+    if scheme not in SCHEMES:
+        raise ImproperlyConfigured(
+            f"REDIS_URL must start with redis://, rediss:// or unix://, not {scheme!r}. "
+            "Unset, `manage.py up` runs a Redis of its own."
+        )
+    return url
 
 
 def celery_url(redis_url: str) -> str:

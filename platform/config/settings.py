@@ -11,7 +11,7 @@ from config import environment as env
 from config.databases import database
 from config.datadir import make_private, secret_key
 from config.logs import logging_settings
-from config.redis_urls import celery_url, socket_url
+from config.redis_urls import celery_url, checked_url, socket_url
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = env.folder("QUIRE_DATA_DIR", BASE_DIR / ".quire")
@@ -26,7 +26,7 @@ DATABASE_URL = os.environ.get("DATABASE_URL", "")
 if not DATABASE_URL:
     make_private(DATA_DIR)
 DATABASES = {"default": database(DATABASE_URL, DATA_DIR)}
-REDIS_URL = os.environ.get("REDIS_URL") or socket_url(DATA_DIR)
+REDIS_URL = checked_url(os.environ.get("REDIS_URL") or socket_url(DATA_DIR))
 
 #: What Quire's own apps read.
 QUIRE = {
@@ -51,6 +51,11 @@ QUIRE = {
     "FILES_DIR": env.folder("QUIRE_FILES_DIR", DATA_DIR / "files"),
     "MAX_FILE_BYTES": env.integer("QUIRE_MAX_FILE_BYTES", 200 * 1024 * 1024, low=1024),
     # What all files of one tenant may take; 0 is no limit.
+    # A tenant's share of the workers, and of what may wait for them (0: no limit).
+    "TENANT_RUNNING_BATCHES": env.integer("QUIRE_TENANT_RUNNING_BATCHES", 4, low=1),
+    "TENANT_RUNNING_RESPONSES": env.integer("QUIRE_TENANT_RUNNING_RESPONSES", 16, low=1),
+    "TENANT_OPEN_BATCHES": env.integer("QUIRE_TENANT_OPEN_BATCHES", 100),
+    "TENANT_OPEN_RESPONSES": env.integer("QUIRE_TENANT_OPEN_RESPONSES", 1000),
     "TENANT_FILE_BYTES": env.integer("QUIRE_TENANT_FILE_BYTES", 10 * 1024**3),
     # Days that a response is kept for `previous_response_id`; 0 is for ever.
     "RESPONSE_DAYS": env.integer("QUIRE_RESPONSE_DAYS", 30, high=36_500),

@@ -1,5 +1,6 @@
 """What Quire's commands have in common: clear errors, tables, the data dir."""
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -35,7 +36,10 @@ class QuireCommand(BaseCommand):
         except QuireError as error:
             raise CommandError(error.message) from error
         except redis.RedisError as error:
-            raise CommandError(f"Redis at {settings.REDIS_URL}: {error}") from error
+            raise CommandError(
+                f"Redis at {hide_password(settings.REDIS_URL)} can't be used: {error} "
+                "Does `manage.py up` run in this data dir, or is REDIS_URL right?"
+            ) from error
         except (OperationalError, ProgrammingError) as error:
             explain_database(error)
 
@@ -60,7 +64,18 @@ def explain_database(error: Exception) -> NoReturn:
         raise CommandError(
             "The database is not set up yet: run `manage.py up`, or `manage.py migrate`."
         ) from error
-    raise CommandError(f"The database can't be used: {error}") from error
+    default = settings.DATABASES["default"]
+    place = default["NAME"]
+    if default.get("HOST"):
+        place = f"{default['NAME']} at {default['HOST']}:{default['PORT'] or 5432}"
+    raise CommandError(
+        f"The database {place} can't be used: {error}. Does it run, and is DATABASE_URL right?"
+    ) from error
+
+
+def hide_password(url: str) -> str:
+    """An address without what lets one in."""
+    return re.sub(r"//[^@/]*@", "//", url)
 
 
 def find_tenant(slug: str) -> Tenant:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import stat
@@ -17,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from config.up.banner import command
 from config.up.gateways import listen, url_of
 from config.up.lock import InUse, exclusive
 from tests.platform.instance import (
@@ -142,9 +144,34 @@ def test_usage_reaches_the_ledger(instance: Instance, client: httpx.Client) -> N
 
 def test_other_commands_find_the_instance(instance: Instance) -> None:
     assert "1 ready" in manage(instance.data_dir, "list_models").stdout
-    said = manage(instance.data_dir, "chat", "Hello", "--max-tokens", "4")
-    assert said.returncode == 0
+
+
+def test_the_printed_chat_command_works_as_pasted(instance: Instance, tmp_path: Path) -> None:
+    lines = instance.text().splitlines()
+    line = lines[lines.index("  Chat in another terminal:") + 1]
+    nowhere = environment(tmp_path / "unused")
+    del nowhere["QUIRE_DATA_DIR"]  # another terminal knows nothing of this one
+    said = subprocess.run(
+        [*shlex.split(line), "Hello", "--max-tokens", "4"],
+        cwd=ROOT,
+        env=nowhere,
+        capture_output=True,
+        text=True,
+    )
+    assert said.returncode == 0, said.stderr
     assert len(said.stdout.strip()) > 0
+
+
+def test_a_pasted_command_names_what_this_terminal_knows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(ROOT / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(ROOT)
+    assert command("chat", ROOT / ".quire") == ".venv/bin/python manage.py chat"
+    odd = tmp_path / "my data"
+    assert command("chat", odd) == f".venv/bin/python manage.py chat --data-dir '{odd}'"
+    monkeypatch.chdir(tmp_path)
+    assert command("chat", ROOT / ".quire") == f"{ROOT}/.venv/bin/python {ROOT}/manage.py chat"
 
 
 def test_a_second_instance_on_the_same_data_dir_is_refused(instance: Instance, model: str) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from pathlib import Path
+
+from django.conf import settings
 
 from config.datadir import write_private
 from config.up.credentials import Credentials
@@ -25,6 +29,23 @@ def write_ready_file(path: Path, url: str, model: str, credentials: Credentials)
     write_private(path, json.dumps(content, indent=2) + "\n")
 
 
+def command(words: str, data_dir: Path) -> str:
+    """A `manage.py` command that can be pasted into another terminal, where nothing is set.
+
+    From the checkout's folder when we are there, by its whole path from elsewhere.
+    """
+    root, here = Path(settings.BASE_DIR), Path.cwd()
+    python, program = Path(sys.executable), root / "manage.py"
+    if here == root:
+        program = Path("manage.py")
+        if root in python.parents:
+            python = python.relative_to(root)
+    line = f"{shlex.quote(str(python))} {shlex.quote(str(program))} {words}"
+    if data_dir != root / ".quire":
+        line += f" --data-dir {shlex.quote(str(data_dir))}"
+    return line
+
+
 def banner(url: str, model: str, credentials: Credentials, data_dir: Path) -> str:
     """Everything to paste and click."""
     password = credentials.admin_password or "(the password you set)"
@@ -43,6 +64,8 @@ Quire serves {model} at {url}
     -H "Content-Type: application/json" \\
     -d '{body}'
 
-  Chat in another terminal: ./manage.py chat
+  Chat in another terminal:
+    {command("chat", data_dir)}
+
   Ctrl-C stops everything.
 """

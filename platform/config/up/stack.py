@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import signal
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from config.up.gateways import Gateways
 from config.up.kept import KeptProcesses
 from metering.drain import Drainer, drain_once
 from metering.redis_clients import sync_client
+from tenants.commands import hide_password
 
 logger = logging.getLogger(__name__)
 
@@ -162,17 +162,15 @@ def check_redis(url: str) -> None:
     try:
         version = str(client.info("server")["redis_version"])
     except redis.RedisError as error:
-        raise StartFailed(f"Redis at {hide_password(url)} can't be used: {error}") from error
+        raise StartFailed(
+            f"Redis at {hide_password(url)} can't be used: {error} "
+            "Start it, or correct REDIS_URL (without one, `manage.py up` runs its own)."
+        ) from error
     finally:
         client.close()
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if numbers < OLDEST_REDIS:
         raise StartFailed(f"Redis {version} is too old: 6.2 or later is needed.")
-
-
-def hide_password(url: str) -> str:
-    """The address without what lets one in."""
-    return re.sub(r"//[^@/]*@", "//", url)
 
 
 def is_ready(model: ServedModel) -> bool:

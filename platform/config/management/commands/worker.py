@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from typing import Any
 
 from celery.beat import EmbeddedService
+from celery.exceptions import SecurityWarning
 from celery.signals import worker_ready
 from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
@@ -39,9 +41,11 @@ class Command(QuireCommand):
             # Its own schedule file would be a pickle; nothing of it needs to outlive the process.
             beat = EmbeddedService(app, thread=True, scheduler_cls="celery.beat:Scheduler")
             worker_ready.connect(lambda **_: start(beat), weak=False)
+        # It says that Celery dislikes root because of pickles, which no task of ours may be.
+        warnings.filterwarnings("ignore", category=SecurityWarning)
         app.worker_main(
             [
-                "worker",
+                *("--quiet", "worker"),
                 # Tasks only hand work to the process's own loop.
                 *("--pool=threads", "--concurrency=2", "--loglevel=WARNING"),
                 *("--without-gossip", "--without-mingle", "--without-heartbeat"),

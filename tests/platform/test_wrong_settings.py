@@ -1,0 +1,69 @@
+"""What a newcomer reads who set something wrong: what it is, why, and what to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management import CommandError
+from django.db import OperationalError
+
+from config.databases import database
+from config.datadir import make_private
+from config.redis_urls import checked_url
+from tenants.commands import explain_database
+from tests.platform.instance import ROOT, environment
+
+
+def test_a_data_dir_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ImproperlyConfigured, match=r"file can't be made: File exists.*--data-dir"):
+        make_private(tmp_path / "file")
+
+
+def test_a_data_dir_of_somebody_else_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ImproperlyConfigured, match="Change its owner, or name another"):
+        make_private(tmp_path)
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://u:secret@host/name", "http://host"])
+def test_other_databases_are_refused_without_their_passwords(url: str, tmp_path: Path) -> None:
+    with pytest.raises(ImproperlyConfigured, match="DATABASE_URL must start with") as refused:
+        database(url, tmp_path)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:6379", "http://host", "//host"])
+def test_what_is_no_address_of_a_redis_is_refused(url: str) -> None:
+    with pytest.raises(ImproperlyConfigured, match="REDIS_URL must start with redis://"):
+        checked_url(url)
+
+
+@pytest.mark.parametrize("url", ["redis://h", "rediss://:p@h:1/2", "unix:///run/redis.sock"])
+def test_addresses_of_a_redis_stay_as_they_are(url: str) -> None:
+    assert checked_url(url) == url
+
+
+def test_a_database_that_is_away_is_told_with_where_to_look() -> None:
+    with pytest.raises(CommandError, match=r"can't be used: gone.*DATABASE_URL"):
+        explain_database(OperationalError("gone"))
+
+
+def test_a_wrong_setting_ends_a_command_with_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", "list_models"],
+        cwd=ROOT,
+        env=environment(tmp_path, QUIRE_MAX_BODY_BYTES="plenty"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    expected = "QUIRE_MAX_BODY_BYTES must be a whole number, got 'plenty'."
+    assert done.stderr == f"Quire's settings: {expected}\n"
