@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from engine.errors import EngineUnavailable, QuireError
 from engine.protocol import Control, EngineRequest, OutboxBatch, TokenDelta
-from inference.engine_client.connection import connect
+from inference.engine_client.connection import connect, reading_link, short_link
 from inference.engine_client.controls import Controls
 from inference.engine_client.failover import Supervisor
 from inference.engine_client.fleet import Fleet
@@ -44,16 +44,23 @@ class EngineClient:
     def __init__(self, url: str | None = None, settings: GatewaySettings | None = None) -> None:
         self.settings = settings or gateway_settings()
         self.gateway_id = uuid.uuid4().hex
-        self._redis = connect(url or redis_url())
+        url = url or redis_url()
+        self._redis = connect(url)
+        self._link, self._reading = short_link(url), reading_link(url)
         prefix = self.settings.key_prefix
         self.fleet = Fleet(self._redis, prefix)
-        self._inbox = InboxWriter(self._redis, prefix)
+        self._inbox = InboxWriter(self._link, prefix)
         self._flights: dict[str, Flight] = {}
         self._leaving: dict[str, Flight] = {}
         self.controls = Controls()
         self.supervisor = Supervisor(self)
         self.outbox = OutboxReader(
-            self._redis, self.gateway_id, prefix, self._deliver, self.supervisor.doubt_redis
+            self._reading,
+            self._link,
+            self.gateway_id,
+            prefix,
+            self._deliver,
+            self.supervisor.doubt_redis,
         )
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started: asyncio.Task[None] | None = None
@@ -106,6 +113,8 @@ class EngineClient:
         with contextlib.suppress(RedisError):
             await flush(self._redis, self.settings.key_prefix)
             await self.outbox.delete()
+        await self._reading.close()
+        await self._link.close()
         await self._redis.aclose()
 
     # -- handing in ---------------------------------------------------------------------------

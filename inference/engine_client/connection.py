@@ -1,4 +1,4 @@
-"""The engine client's connection to Redis."""
+"""The engine client's connections to Redis."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from engine.redis_link import RedisLink
 from inference.engine_client.outbox import BLOCK_MS
 
 #: Of a command. A blocking read may take `BLOCK_MS` on top.
@@ -13,10 +14,20 @@ SOCKET_TIMEOUT_S = 5.0
 
 
 def connect(url: str) -> Redis:
-    """A Redis client that never repeats a command by itself: an XADD must not happen twice."""
+    """A client for what is asked a few times a second. It repeats no command by itself."""
     return Redis.from_url(
         url,
         retry=Retry(NoBackoff(), 0),
-        socket_timeout=SOCKET_TIMEOUT_S + BLOCK_MS / 1000,
+        socket_timeout=SOCKET_TIMEOUT_S,
         socket_connect_timeout=SOCKET_TIMEOUT_S,
     )
+
+
+def short_link(url: str) -> RedisLink:
+    """For requests, on their way in and out."""
+    return RedisLink(url, timeout_s=SOCKET_TIMEOUT_S)
+
+
+def reading_link(url: str) -> RedisLink:
+    """For blocking reads, which would hold up any other command."""
+    return RedisLink(url, timeout_s=SOCKET_TIMEOUT_S + BLOCK_MS / 1000)

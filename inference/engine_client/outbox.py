@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
-from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from engine import protocol
 from engine.protocol import OutboxBatch
+from engine.redis_link import RedisLink
 
 logger = logging.getLogger(__name__)
 
@@ -29,21 +28,25 @@ class OutboxReader:
     """Reads `OutboxBatch`es and gives them to `deliver`, in order, each entry once.
 
     Args:
-        redis: a client whose socket timeout allows for blocking reads.
+        reading: a link of its own, whose timeout allows for blocking reads.
+        link: for short commands.
         deliver: called on the loop with each batch; must not block.
         on_error: called when Redis could not be read.
     """
 
     def __init__(
         self,
-        redis: Redis,
+        reading: RedisLink,
+        link: RedisLink,
         gateway_id: str,
         prefix: str,
         deliver: Callable[[OutboxBatch], None],
         on_error: Callable[[], None],
     ) -> None:
-        self._redis, self._deliver, self._on_error = redis, deliver, on_error
+        self._reading, self._link = reading, link
+        self._deliver, self._on_error = deliver, on_error
         self.key = protocol.outbox_key(gateway_id, prefix)
+        self._command = ("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS, "STREAMS", self.key)
         self._last = b"0-0"
         self._trimmed = b"0-0"
         self._trimmed_at = time.monotonic()
@@ -59,10 +62,12 @@ class OutboxReader:
                 await asyncio.sleep(RETRY_S)
 
     async def _read(self) -> None:
-        found: Any = await self._redis.xread({self.key: self._last}, READ_COUNT, BLOCK_MS)
-        for entry_id, fields in _entries(found):
+        found = await self._reading.execute(*self._command, self._last)
+        # [[stream, [[id, [field, value, ...]], ...]]]; None when nothing came.
+        for entry_id, fields in found[0][1] if found else ():
             self._last = entry_id
-            self._hand_out(fields.get(protocol.FIELD, b""))
+            if fields and len(fields) > 1 and fields[0] == protocol.FIELD:
+                self._hand_out(fields[1])
         if time.monotonic() - self._trimmed_at >= TRIM_EVERY_S and self._trimmed != self._last:
             await self._trim()
 
@@ -80,7 +85,7 @@ class OutboxReader:
 
     async def _trim(self) -> None:
         last = self._last
-        await self._redis.xtrim(self.key, minid=_next_id(last), approximate=False)
+        await self._link.execute("XTRIM", self.key, "MINID", "=", _next_id(last))
         self._trimmed, self._trimmed_at = last, time.monotonic()
 
     def restart(self) -> None:
@@ -89,26 +94,15 @@ class OutboxReader:
 
     async def keep_alive(self) -> None:
         """Make sure that the stream is there and expires unless this is called again."""
-        if not await self._redis.expire(self.key, EXPIRE_S):
+        if not await self._link.execute("EXPIRE", self.key, EXPIRE_S):
             # An empty entry makes the stream; the reader passes over it.
             empty = protocol.encode(OutboxBatch(replica_id="", incarnation="", step=0))
-            await self._redis.xadd(self.key, {protocol.FIELD: empty})
-            await self._redis.expire(self.key, EXPIRE_S)
+            await self._link.execute("XADD", self.key, "*", protocol.FIELD, empty)
+            await self._link.execute("EXPIRE", self.key, EXPIRE_S)
 
     async def delete(self) -> None:
         """Remove the stream."""
-        await self._redis.delete(self.key)
-
-
-def _entries(found: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Entries of XREAD's reply: a list of pairs, or with RESP3 a mapping of nested lists."""
-    if not found:
-        return []
-    streams = list(found.values()) if isinstance(found, dict) else [items for _, items in found]
-    entries = [entry for items in streams for entry in items]
-    if entries and isinstance(entries[0], list) and isinstance(entries[0][0], list | tuple):
-        entries = [entry for items in entries for entry in items]
-    return [(entry_id, fields) for entry_id, fields in entries if fields]
+        await self._link.execute("DEL", self.key)
 
 
 def _next_id(entry_id: bytes) -> str:

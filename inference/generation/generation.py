@@ -230,7 +230,8 @@ class Generation:
                 ttft_ms=self.ttft_ms,
                 duration_ms=duration_ms,
                 stream=job.stream,
-            )
+            ),
+            reserved=self.admission.output_tokens is not None,
         )
 
     def _billed(self) -> Usage:

@@ -13,7 +13,7 @@ from typing import Any
 
 from inference.engine_client import close_engine_client
 from inference.generation import background
-from metering.redis_clients import close_async_client
+from metering.redis_clients import close_redis_link
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class WorkLoop:
         await asyncio.gather(*tasks, return_exceptions=True)
         await close_engine_client()
         await background.drain(SETTLE_WITHIN_S)
-        await close_async_client()
+        await close_redis_link()
 
 
 async def _coroutine(work: Awaitable[Any] | Coroutine[Any, Any, Any]) -> None:

@@ -8,7 +8,7 @@ from redis.exceptions import RedisError
 
 from metering.errors import RateLimited
 from metering.limits import Bucket, buckets_of
-from metering.redis_clients import async_client, key
+from metering.redis_clients import key, redis_link
 from metering.scripts import run_script
 from tenants.authentication import Caller
 from tenants.errors import ServiceUnavailable
@@ -70,7 +70,7 @@ async def admit(
     keys = [*(bucket.redis_key for bucket in buckets), reservation_key(request_id)]
     try:
         reply = await run_script(
-            async_client(), "admit", keys, [*arguments, covered, RESERVATION_TTL_S]
+            redis_link(), "admit", keys, [*arguments, covered, RESERVATION_TTL_S]
         )
     except (RedisError, OSError) as error:
         raise ServiceUnavailable("Limits can't be checked right now. Try again.") from error

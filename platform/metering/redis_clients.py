@@ -1,49 +1,41 @@
-"""Redis connections of this app: one asyncio client an event loop, and plain ones for threads."""
+"""Redis connections of this app: a pipelined link an event loop, and plain clients for threads."""
 
 import asyncio
 import threading
 
 import redis
 from django.conf import settings
-from redis import asyncio as aioredis
+
+from engine.redis_link import RedisLink
 
 TIMEOUT_S = 5.0
-MAX_CONNECTIONS = 32
 
 
 class _Current(threading.local):
-    """This thread's loop and its client."""
+    """This thread's loop and its link."""
 
     loop: asyncio.AbstractEventLoop | None = None
     url: str = ""
-    client: aioredis.Redis | None = None
+    link: RedisLink | None = None
 
 
 _current = _Current()
 
 
-def async_client() -> aioredis.Redis:
-    """The running loop's client. Connections are made when needed and kept."""
+def redis_link() -> RedisLink:
+    """The running loop's link. It connects when needed and stays connected."""
     loop = asyncio.get_running_loop()
-    if _current.client is None or _current.loop is not loop or _current.url != settings.REDIS_URL:
-        # A burst waits for a connection; redis-py's plain pool would refuse it.
-        pool = aioredis.BlockingConnectionPool.from_url(
-            settings.REDIS_URL,
-            max_connections=MAX_CONNECTIONS,
-            timeout=TIMEOUT_S,
-            socket_timeout=TIMEOUT_S,
-            socket_connect_timeout=TIMEOUT_S,
-        )
-        _current.client = aioredis.Redis.from_pool(pool)
+    if _current.link is None or _current.loop is not loop or _current.url != settings.REDIS_URL:
+        _current.link = RedisLink(settings.REDIS_URL, timeout_s=TIMEOUT_S)
         _current.loop, _current.url = loop, settings.REDIS_URL
-    return _current.client
+    return _current.link
 
 
-async def close_async_client() -> None:
-    """Close this loop's connections."""
-    if _current.client is not None and _current.loop is asyncio.get_running_loop():
-        await _current.client.aclose()
-        _current.client = None
+async def close_redis_link() -> None:
+    """Close this loop's link."""
+    if _current.link is not None and _current.loop is asyncio.get_running_loop():
+        await _current.link.close()
+        _current.link = None
 
 
 def sync_client(*, block_s: float = 0.0) -> redis.Redis:

@@ -6,8 +6,9 @@ from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
-from redis import asyncio as aioredis
 from redis.exceptions import NoScriptError
+
+from engine.redis_link import RedisLink
 
 
 @cache
@@ -18,11 +19,11 @@ def source(name: str) -> tuple[str, str]:
 
 
 async def run_script(
-    client: aioredis.Redis, name: str, keys: Sequence[str], arguments: Sequence[Any]
+    link: RedisLink, name: str, keys: Sequence[str], arguments: Sequence[Any]
 ) -> Any:
     """Run by sha1, which is short; a server that was restarted gets the text again."""
     text, digest = source(name)
     try:
-        return await client.evalsha(digest, len(keys), *keys, *arguments)
+        return await link.execute("EVALSHA", digest, len(keys), *keys, *arguments)
     except NoScriptError:
-        return await client.eval(text, len(keys), *keys, *arguments)
+        return await link.execute("EVAL", text, len(keys), *keys, *arguments)

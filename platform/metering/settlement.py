@@ -12,7 +12,7 @@ from redis.exceptions import RedisError
 from metering.admission import reservation_key
 from metering.ledger import insert_records
 from metering.records import UsageRecord, encode_record
-from metering.redis_clients import async_client, key
+from metering.redis_clients import key, redis_link
 from metering.scripts import run_script
 from tenants.db_threads import in_db_thread
 
@@ -28,20 +28,21 @@ def spool_key() -> str:
     return key("usage")
 
 
-async def settle(record: UsageRecord) -> None:
+async def settle(record: UsageRecord, *, reserved: bool = True) -> None:
     """Record what a request used, exactly once by its request id, however often this is called.
 
-    One round trip to Redis. Without Redis the record goes to the database at once, and without that
+    `reserved`: its admission may have reserved tokens, which are corrected to what was used. One
+    round trip to Redis. Without Redis the record goes to the database at once, and without that
     too it waits in this process, at most `MAX_WAITING` of them. Nothing is raised: the client has
     its answer, and what can't be kept is in the log.
     """
+    entry, most = encode_record(record), settings.QUIRE["USAGE_SPOOL_MAX"]
     try:
-        await run_script(
-            async_client(),
-            "settle",
-            [reservation_key(record.request_id), spool_key()],
-            [record.total_tokens, encode_record(record), settings.QUIRE["USAGE_SPOOL_MAX"]],
-        )
+        if reserved:
+            keys = [reservation_key(record.request_id), spool_key()]
+            await run_script(redis_link(), "settle", keys, [record.total_tokens, entry, most])
+        else:
+            await redis_link().execute("XADD", spool_key(), "MAXLEN", "~", most, "*", "r", entry)
     except (RedisError, OSError) as error:
         logger.warning("usage of %s goes past the spool: %s", record.request_id, error)
         await _without_redis(record)

@@ -20,7 +20,7 @@ from inference.asgi import GatewayHandler
 from inference.engine_client import close_engine_client, get_engine_client
 from inference.generation import background
 from metering.records import UsageRecord, decode_record
-from metering.redis_clients import close_async_client
+from metering.redis_clients import close_redis_link
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, Tenant
@@ -153,7 +153,7 @@ async def gateway(
     yield Gateway(client, redis, live_redis, key_prefix, model_folder, rows)
     await background.drain(10)
     await close_engine_client()
-    await close_async_client()
+    await close_redis_link()
     await redis.aclose()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine.text import Tokenizer
-from metering.redis_clients import async_client, key
+from metering.redis_clients import key, sync_client
 from tests.inference.conftest import Gateway, made_tokens
 from tests.inference.scripted import byte_by_byte, says
 
@@ -237,7 +237,7 @@ async def test_fault_24_the_engine_is_told_where_the_reservation_ends(
     tenant = gateway.rows.tenant
     tenant.tokens_per_minute = 40
     await tenant.asave()
-    await async_client().delete(key(f"limit:tokens:tenant:{tenant.pk}"))
+    sync_client().delete(key(f"limit:tokens:tenant:{tenant.pk}"))
     replica = gateway.scripted(says(tokenizer, "x"))
     async with gateway.serving(replica):
         reply = await gateway.client.complete("fox", **{"max_tokens": 300, **fields})

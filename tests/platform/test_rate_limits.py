@@ -7,11 +7,11 @@ import time
 import uuid
 
 import pytest
-from redis import asyncio as aioredis
 
+from engine.redis_link import RedisLink
 from metering.access import RateLimited, UsageRecord, admit, settle
 from metering.admission import UNLIMITED, Admission, reservation_key
-from metering.redis_clients import async_client, close_async_client, key
+from metering.redis_clients import close_redis_link, key, redis_link, sync_client
 from tenants.authentication import Caller
 from tenants.errors import ServiceUnavailable
 
@@ -60,15 +60,15 @@ def record(request_id: str, prompt: int, output: int) -> UsageRecord:
 
 
 async def level(kind: str, owner: str = "tenant:1") -> float:
-    found = await async_client().hget(key(f"limit:{kind}:{owner}"), "level")  # type: ignore[misc]
+    found = sync_client().hget(key(f"limit:{kind}:{owner}"), "level")  # type: ignore[misc]
     return float(found)
 
 
 async def set_back(kind: str, seconds: float, owner: str = "tenant:1") -> None:
     """Make a bucket believe that it was last touched so many seconds earlier."""
     name = key(f"limit:{kind}:{owner}")
-    at = float(await async_client().hget(name, "at"))  # type: ignore[misc,arg-type]
-    await async_client().hset(name, "at", str(at - seconds))  # type: ignore[misc]
+    at = float(sync_client().hget(name, "at"))  # type: ignore[misc,arg-type]
+    sync_client().hset(name, "at", str(at - seconds))  # type: ignore[misc]
 
 
 async def test_without_limits_redis_is_not_even_asked(settings) -> None:
@@ -177,7 +177,7 @@ async def test_settling_gives_back_what_was_not_used() -> None:
     assert await level("tokens") == pytest.approx(100)
     await settle(record("r", 100, 50))
     assert await level("tokens") == pytest.approx(850, abs=20)
-    assert not await async_client().exists(reservation_key("r"))
+    assert not sync_client().exists(reservation_key("r"))
 
 
 async def test_settling_twice_gives_back_once() -> None:
@@ -225,7 +225,7 @@ async def test_fault_35_a_refused_call_under_a_clock_set_back_lets_the_next_seco
 async def test_fault_28_scripts_survive_a_restart_of_redis() -> None:
     who = caller(requests_per_minute=10)
     await enter(who)
-    await async_client().script_flush()
+    sync_client().script_flush()
     assert (await enter(who)).remaining_requests == 8
 
 
@@ -238,16 +238,16 @@ async def test_without_redis_a_limited_caller_gets_503(settings) -> None:
 
 async def test_buckets_and_reservations_leave_redis_by_themselves() -> None:
     await enter(caller(requests_per_minute=10, tokens_per_minute=1000), request_id="r")
-    async for name in async_client().scan_iter(match=key("*")):
-        assert 0 < await async_client().ttl(name) <= 3600, name
-    await close_async_client()
+    for name in sync_client().scan_iter(match=key("*")):
+        assert 0 < sync_client().ttl(name) <= 3600, name
+    await close_redis_link()
 
 
-def test_each_loop_has_a_client_of_its_own() -> None:
-    async def client() -> aioredis.Redis:
-        first = async_client()
-        assert async_client() is first
-        await close_async_client()
+def test_each_loop_has_a_link_of_its_own() -> None:
+    async def link() -> RedisLink:
+        first = redis_link()
+        assert redis_link() is first
+        await close_redis_link()
         return first
 
-    assert asyncio.run(client()) is not asyncio.run(client())
+    assert asyncio.run(link()) is not asyncio.run(link())
