@@ -2,35 +2,68 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import cast
+from typing import Any, cast
+
+from django.db import connections, router, transaction
+from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.models.constants import OnConflict
+from django.utils import timezone
 
 from metering.models import UsageEntry
 from metering.records import UsageRecord
 
+#: Columns in the order of `_row`.
+_FIELDS = (
+    *("request_id", "tenant", "api_key", "user", "endpoint", "model"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "finish_reason", "status"),
+    *("started_at", "ttft_ms", "duration_ms", "stream", "recorded_at"),
+)
+
 
 def insert_records(records: Sequence[UsageRecord]) -> None:
-    """Add rows; a request id that is there already changes nothing. Raises DatabaseError."""
-    # On SQLite `ignore_conflicts` would also hide a row that is wrong; the records are checked.
-    UsageEntry.objects.bulk_create(
-        [_entry(record) for record in records], batch_size=500, ignore_conflicts=True
-    )
+    """Add rows; a request id that is there already changes nothing. Raises DatabaseError.
+
+    One prepared statement: `bulk_create` takes ten times as long, in a process that serves.
+    """
+    if not records:
+        return
+    using = router.db_for_write(UsageEntry)
+    connection = connections[using]
+    now = connection.ops.adapt_datetimefield_value(timezone.now())
+    rows = [_row(record, connection, now) for record in records]
+    # On SQLite a conflict that is ignored would also hide a row that is wrong; records are checked.
+    with transaction.atomic(using), connection.cursor() as cursor:
+        cursor.executemany(_statement(using), rows)
 
 
-def _entry(record: UsageRecord) -> UsageEntry:
-    return UsageEntry(
-        request_id=record.request_id,
-        tenant_id=record.tenant_id,
-        api_key_id=record.key_id,
-        user_id=record.user_id,
-        endpoint=record.endpoint,
-        model=record.model,
-        prompt_tokens=record.prompt_tokens,
-        cached_tokens=record.cached_tokens,
-        completion_tokens=record.completion_tokens,
-        finish_reason=record.finish_reason or "",
-        status=record.status,
-        started_at=cast(datetime, record.started_at),
-        ttft_ms=record.ttft_ms,
-        duration_ms=record.duration_ms,
-        stream=record.stream,
+def _statement(using: str) -> str:
+    """`INSERT` that passes over what is there, in the database's own words."""
+    ops, meta = connections[using].ops, UsageEntry._meta
+    quote = ops.quote_name
+    columns = ", ".join(quote(str(meta.get_field(name).column)) for name in _FIELDS)
+    values = ", ".join(["%s"] * len(_FIELDS))
+    insert = f"{ops.insert_statement(OnConflict.IGNORE)} {quote(meta.db_table)}"
+    suffix = ops.on_conflict_suffix_sql(meta.fields, OnConflict.IGNORE, [], [])
+    return f"{insert} ({columns}) VALUES ({values}) {suffix}".rstrip()
+
+
+def _row(record: UsageRecord, connection: BaseDatabaseWrapper, now: Any) -> tuple[Any, ...]:
+    started_at = cast(datetime, record.started_at)
+    return (
+        record.request_id,
+        record.tenant_id,
+        record.key_id,
+        record.user_id,
+        record.endpoint,
+        record.model,
+        record.prompt_tokens,
+        record.cached_tokens,
+        record.completion_tokens,
+        record.finish_reason or "",
+        record.status,
+        connection.ops.adapt_datetimefield_value(started_at),
+        record.ttft_ms,
+        record.duration_ms,
+        record.stream,
+        now,
     )
