@@ -31,7 +31,7 @@ from inference.generation import background
 from inference.web import cors
 from inference.web.body import ClientGone, Receive, Scope, is_upload, read_body, read_upload
 from inference.web.request_ids import clean_request_id
-from inference.web.streaming import EventStreamResponse
+from inference.web.streaming import EventStreamResponse, LastChunk
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,10 @@ class GatewayHandler(ASGIHandler):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         async with aclosing(response.events) as events:
             async for chunk in events:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                last = isinstance(chunk, LastChunk)
+                await send({"type": "http.response.body", "body": chunk, "more_body": not last})
+                if last:
+                    return
         await send({"type": "http.response.body"})
 
 

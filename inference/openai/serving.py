@@ -15,7 +15,7 @@ from inference.errors import as_quire_error, encode_error, report
 from inference.generation import Job
 from inference.openai.schemas.base import GenerateRequest, Refused
 from inference.settings import gateway_settings
-from inference.web.streaming import EventStreamResponse
+from inference.web.streaming import EventStreamResponse, LastChunk
 from inference.web.views import json_response
 from metering.access import Admission
 
@@ -153,11 +153,11 @@ async def stream_events(
             chunk = writer.write(news) if news else writer.heartbeat
             if not chunk and heartbeat_s and time.monotonic() - written_at >= heartbeat_s:
                 chunk = writer.heartbeat  # tokens come, but none that the client sees
-        yield chunk + writer.end()
+        yield LastChunk(chunk + writer.end())
     except Exception as error:
         # The status line is long gone: the error is the stream's last event, without a [DONE].
         report(error, source.job.request_id)
-        yield writer.error(as_quire_error(error))
+        yield LastChunk(writer.error(as_quire_error(error)))
     finally:
         source.release()
 

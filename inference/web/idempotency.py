@@ -176,7 +176,7 @@ class IdempotencyKey:
                     failed |= b"event: error\n" in chunk or b"event: response.failed\n" in chunk
                     if size <= MAX_BYTES:
                         chunks.append(chunk)
-                    yield chunk
+                    yield bytes(chunk)  # never a `LastChunk`: the end waits until it's kept
             ended = True
         finally:
             if ended and not failed and size <= MAX_BYTES:

@@ -7,6 +7,10 @@ from collections.abc import AsyncGenerator, Callable
 from django.http import StreamingHttpResponse
 
 
+class LastChunk(bytes):
+    """A stream's last chunk: the end of the response can leave in the same write."""
+
+
 class EventStreamResponse(StreamingHttpResponse):
     """Server-sent events from an asynchronous generator of whole chunks.
 

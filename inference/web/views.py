@@ -118,7 +118,7 @@ class GatewayView(APIView):
     def read_json(self, request: HttpRequest) -> dict[str, Any]:
         """The body as a JSON object. Raises 413, 415 and 400 errors."""
         check_content_type(request.content_type or "")
-        check_content_encoding(request.headers.get("content-encoding"))
+        check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
         settings = gateway_settings()
         body = request.body
         if len(body) > settings.max_body_bytes:

@@ -13,6 +13,9 @@ from typing import Any
 WS_MAX_BYTES = 4 * 1024 * 1024
 KEEP_ALIVE_S = 75
 BACKLOG = 2048
+#: How long a thread that writes the ledger or renders a prompt may keep Python from the event loop;
+#: 5 ms by default, which is what a token takes.
+SWITCH_INTERVAL_S = 0.0005
 
 
 def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
@@ -20,9 +23,11 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
     import uvicorn
 
     from config import asgi
+    from config.joined_writes import JoinedWritesProtocol
 
     config = uvicorn.Config(
         asgi.application,
+        http=JoinedWritesProtocol,
         lifespan="on",
         log_config=None,  # Django's logging is set up, and holds for uvicorn's loggers too
         access_log=False,
@@ -66,6 +71,7 @@ SERVERS = {"uvicorn": serve_uvicorn, "daphne": serve_daphne}
 
 def main(arguments: list[str]) -> None:
     """Serve until SIGTERM or SIGINT."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     options, number = json.loads(arguments[0]), int(arguments[1])
     SERVERS[options["server"]](socket.socket(fileno=number), options)
 

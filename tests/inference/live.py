@@ -39,6 +39,14 @@ limited = actions.create_key(actor=SYSTEM, tenant=tenant, name="limited", reques
 print(json.dumps({"key": key, "limited": limited.secret}))
 """
 
+#: `config.serve`, on a socket of its own making.
+_SERVE = """
+import json, socket, sys
+from config import serve
+listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=2048)
+serve.main([json.dumps({"server": "uvicorn", "grace": 10}), str(listener.detach())])
+"""
+
 
 @dataclass
 class Instance:
@@ -66,9 +74,8 @@ def free_port() -> int:
 def server_command(server: str, port: int) -> list[str]:
     """The command line of one gateway process."""
     app, python = "config.asgi:application", [sys.executable, "-m"]
-    if server == "uvicorn":
-        quiet = ["--no-access-log", "--log-level", "warning"]
-        return [*python, "uvicorn", app, "--host", "127.0.0.1", "--port", str(port), *quiet]
+    if server == "uvicorn":  # as the product starts it
+        return [sys.executable, "-c", _SERVE, str(port)]
     if server == "granian":
         quiet = ["--interface", "asgi", "--log-level", "warning"]
         return [*python, "granian", app, "--host", "127.0.0.1", "--port", str(port), *quiet]
