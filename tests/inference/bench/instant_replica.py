@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import threading
 import time
 import uuid
 from typing import Any
 
+import hiredis
 import redis
 
 from engine import protocol
@@ -26,16 +28,56 @@ from engine.protocol import (
     TokenDelta,
 )
 
+MAX_TOKENS = 16
+BLOCK_MS = 1000
+
+
+class Pipe:
+    """One connection to Redis: commands are written together, replies that matter are read."""
+
+    def __init__(self, url: str) -> None:
+        connection: Any = redis.Redis.from_url(url, protocol=2).connection_pool.make_connection()
+        connection.connect()
+        self._kept = connection
+        self._socket: socket.socket = connection._sock
+        self._socket.settimeout(None)
+        self._reader = hiredis.Reader()
+        self._owed = 0
+        self._out: list[bytes] = []
+
+    def add(self, *words: bytes | str | int) -> None:
+        """A command whose reply nobody needs."""
+        self._out.append(hiredis.pack_command(words))
+        self._owed += 1
+
+    def ask(self, *words: bytes | str | int) -> Any:
+        """Write all that was added, and this; its reply."""
+        self.add(*words)
+        self._socket.sendall(b"".join(self._out))
+        self._out.clear()
+        reply: Any = None
+        while self._owed:
+            reply = self._reader.gets()
+            if reply is False:
+                self._reader.feed(self._socket.recv(65536))
+                continue
+            if isinstance(reply, Exception):
+                raise reply
+            self._owed -= 1
+        return reply
+
 
 class InstantReplica:
     """Each step gives every running request one token (id 100 + position modulo 100).
 
-    With `--pace-ms` only the first token comes at once; the others come in steps that far apart.
+    A step is an outbox entry of its own, as an engine's. All steps of a request are written at
+    once; with `--lockstep` a step waits until Redis has taken the one before, and with `--pace-ms`
+    only the first token comes at once and the others in steps that far apart.
     """
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.redis = redis.Redis.from_url(args.redis_url)
+        self.pipe = Pipe(args.redis_url)
         self.id, self.incarnation = f"instant-{os.getpid()}", uuid.uuid4().hex
         self.inbox = protocol.inbox_key(self.id, args.key_prefix)
         self.running: dict[str, tuple[EngineRequest, bytes, int]] = {}
@@ -73,20 +115,20 @@ class InstantReplica:
             time.sleep(0.5)
 
     def run(self) -> None:
-        self.redis.xgroup_create(self.inbox, protocol.CONSUMER_GROUP, id="0", mkstream=True)
+        group = protocol.CONSUMER_GROUP
+        self.pipe.ask("XGROUP", "CREATE", self.inbox, group, "0", "MKSTREAM")
         threading.Thread(target=self.beat, daemon=True).start()
         pace_s = self.args.pace_ms / 1000
         next_step = time.monotonic()
+        read = ("XREADGROUP", "GROUP", group, "e", "COUNT", 512)
+        where = ("STREAMS", self.inbox, ">")
         while True:
-            block = None if self.running else 1000
             if self.running and pace_s:  # a server's own timeouts are too coarse for this
                 time.sleep(min(0.001, max(0.0, next_step - time.monotonic())))
-            found: Any = self.redis.xreadgroup(
-                protocol.CONSUMER_GROUP, "e", {self.inbox: ">"}, count=512, block=block
-            )
-            for _, entries in found or []:
-                for entry_id, fields in entries:
-                    self.take(entry_id, protocol.decode_inbox(fields[protocol.FIELD]))
+            block = () if self.running else ("BLOCK", BLOCK_MS)
+            found = self.pipe.ask(*read, *block, *where)
+            for entry_id, fields in found[0][1] if found else ():
+                self.take(entry_id, protocol.decode_inbox(fields[1]))
             now = time.monotonic()
             if now >= next_step:
                 self.step(list(self.running))
@@ -94,6 +136,8 @@ class InstantReplica:
             elif self.fresh:
                 self.step(self.fresh)
             self.fresh = []
+            while self.running and not pace_s and not self.args.lockstep:
+                self.step(list(self.running))
 
     def take(self, entry_id: bytes, message: Any) -> None:
         if isinstance(message, EngineRequest):
@@ -118,7 +162,7 @@ class InstantReplica:
                 request_id=name, token_ids=[100 + count % 100], start=count, num_prompt_tokens=1
             )
             count += 1
-            if count >= (request.sampling.max_tokens or 16):
+            if count >= (request.sampling.max_tokens or MAX_TOKENS):
                 delta.finish_reason, delta.flight = "length", FlightRecord(num_steps=count)
                 del self.running[name]
                 done.append(entry_id)
@@ -128,17 +172,18 @@ class InstantReplica:
         self.write(out, done)
 
     def write(self, out: dict[str, list[TokenDelta]], done: list[bytes]) -> None:
-        pipe = self.redis.pipeline(transaction=True)
+        """Goes out with the next look into the inbox."""
         for gateway_id, deltas in out.items():
             batch = OutboxBatch(
                 replica_id=self.id, incarnation=self.incarnation, step=self.steps, deltas=deltas
             )
             key = protocol.outbox_key(gateway_id, self.args.key_prefix)
-            pipe.xadd(key, {protocol.FIELD: protocol.encode(batch)}, maxlen=100_000)
+            limit = protocol.OUTBOX_MAXLEN
+            data = protocol.encode(batch)
+            self.pipe.add("XADD", key, "MAXLEN", "~", limit, "*", protocol.FIELD, data)
         if done:
-            pipe.xack(self.inbox, protocol.CONSUMER_GROUP, *done)
-            pipe.xdel(self.inbox, *done)
-        pipe.execute()
+            self.pipe.add("XACK", self.inbox, protocol.CONSUMER_GROUP, *done)
+            self.pipe.add("XDEL", self.inbox, *done)
 
 
 def main() -> None:
@@ -148,6 +193,7 @@ def main() -> None:
     parser.add_argument("--model-name", default="m")
     parser.add_argument("--model-path", required=True)
     parser.add_argument("--pace-ms", type=float, default=0.0)
+    parser.add_argument("--lockstep", action="store_true")
     InstantReplica(parser.parse_args()).run()
 
 
