@@ -18,8 +18,9 @@ from storage.actions import remove_expired
 logger = logging.getLogger(__name__)
 
 #: Pieces of work of each kind that one worker process runs at a time.
-LIMITS = {"batch": 4, "response": 32}
+LIMITS = {"batch": 16, "response": 32}
 
+WAITING = {"batch": unclaimed_batches, "response": unclaimed_responses}
 
 _starting = threading.Lock()
 _loop: WorkLoop | None = None
@@ -31,7 +32,7 @@ def work_loop() -> WorkLoop:
     runners: dict[str, Runner] = {"batch": run_batch, "response": run_response}
     with _starting:
         if _loop is None:
-            _loop = WorkLoop(runners, LIMITS)
+            _loop = WorkLoop(runners, LIMITS, WAITING)
     return _loop
 
 
@@ -44,10 +45,9 @@ def run(kind: str, public_id: str) -> None:
 @shared_task(name="inference.sweep", ignore_result=True, acks_late=False)
 def sweep() -> None:
     """Find work that nobody does: its message was lost, its worker died, or all were busy."""
-    for public_id in unclaimed_batches():
-        send("batch", public_id)
-    for public_id in unclaimed_responses():
-        send("response", public_id)
+    for kind, waiting in WAITING.items():
+        for public_id in waiting():
+            send(kind, public_id)
 
 
 @shared_task(name="inference.expire", ignore_result=True, acks_late=False)

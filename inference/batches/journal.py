@@ -44,9 +44,13 @@ class Journal:
         self._file.seek(0)
         whole = 0
         for raw in self._file:
-            if not raw.endswith(b"\n"):
+            try:
+                line = json.loads(raw) if raw.endswith(b"\n") else None
+            except ValueError:  # what a machine that lost power left: no result
+                line = None
+            if not isinstance(line, dict):
                 break
-            self._take(json.loads(raw))
+            self._take(line)
             whole += len(raw)
         self._file.truncate(whole)
 

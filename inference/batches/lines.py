@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from engine.errors import InvalidRequest
 from inference.settings import gateway_settings
@@ -29,12 +30,12 @@ def index_lines(path: Path, endpoint: str) -> tuple[list[Line], list[dict[str, A
     lines: list[Line] = []
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
-    limit = gateway_settings().max_batch_requests
+    limit, longest = gateway_settings().max_batch_requests, gateway_settings().max_body_bytes
     offset = 0
     with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
+        for number, raw in enumerate(_bounded_lines(file), start=1):
             here, offset = offset, offset + len(raw)
-            if not raw.strip():
+            if not raw.strip() and len(raw) <= longest:
                 continue
             if len(lines) >= limit:
                 errors.append(_error(f"A batch may hold at most {limit} requests.", number))
@@ -51,6 +52,15 @@ def index_lines(path: Path, endpoint: str) -> tuple[list[Line], list[dict[str, A
     if not lines and not errors:
         errors.append(_error("The file holds no request.", None))
     return lines, errors
+
+
+def _bounded_lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines, none read further than is needed to see that it's too long: the last then."""
+    limit = gateway_settings().max_body_bytes
+    while raw := file.readline(limit + 2):
+        yield raw
+        if len(raw) > limit and not raw.endswith(b"\n"):
+            return
 
 
 def _error(
@@ -91,7 +101,7 @@ def parse_line(raw: bytes) -> dict[str, Any]:
     settings = gateway_settings()
     if len(raw) > settings.max_body_bytes:
         raise InvalidRequest(
-            f"The line has {len(raw)} bytes; the limit is {settings.max_body_bytes}."
+            f"The line is longer than the limit of {settings.max_body_bytes} bytes."
         )
     return parse_object(raw.strip(), settings.max_json_depth)
 

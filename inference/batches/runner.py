@@ -98,10 +98,13 @@ class BatchRun:
 
     async def _run_and_finish(self) -> None:
         status: Any = BatchStatus.COMPLETED
+        if self._row.status == BatchStatus.CANCELLING:
+            status = BatchStatus.CANCELLED
         refusal: QuireError | None = None
         problems: list[dict[str, Any]] = []
         try:
-            await self._run_lines()
+            if status == BatchStatus.COMPLETED:
+                await self._run_lines()
         except* Stop as stops:
             stop = _first(stops)
             status, refusal = stop.status, stop.error

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator
 
 MAX_METADATA = 16
 _WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
@@ -19,6 +19,12 @@ Metadata = Annotated[
     ],
     Field(max_length=MAX_METADATA),
 ]
+
+
+def _seconds(window: str) -> int:
+    """0 for what can't be read."""
+    match = _WINDOW.fullmatch(window)
+    return int(match[1]) * _UNIT_S[match[2]] if match else 0
 
 
 class OutputExpiresAfter(BaseModel):
@@ -41,14 +47,14 @@ class BatchRequest(BaseModel):
     metadata: Metadata | None = None
     output_expires_after: OutputExpiresAfter | None = None
 
-    @model_validator(mode="after")
-    def _window(self) -> Self:
-        if not 0 < self.window_s <= MAX_WINDOW_S:
-            raise ValueError("completion_window must be like '24h': m, h or d, up to '14d'.")
-        return self
+    @field_validator("completion_window")
+    @classmethod
+    def _window(cls, window: str) -> str:
+        if not 0 < _seconds(window) <= MAX_WINDOW_S:
+            raise ValueError("must be like '24h': m, h or d, up to '14d'.")
+        return window
 
     @property
     def window_s(self) -> int:
-        """Seconds; 0 when it can't be read."""
-        match = _WINDOW.fullmatch(self.completion_window)
-        return int(match[1]) * _UNIT_S[match[2]] if match else 0
+        """The completion window in seconds."""
+        return _seconds(self.completion_window)

@@ -8,17 +8,21 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
+
+from django.db import DatabaseError, InterfaceError
 
 from inference.engine_client import close_engine_client
 from inference.generation import background
 from metering.redis_clients import close_redis_link
+from tenants.db_threads import in_db_thread
 
 logger = logging.getLogger(__name__)
 
 Runner = Callable[[str, str], Awaitable[None]]
 SETTLE_WITHIN_S = 5.0
+LOOK_EVERY_S = 0.25
 
 
 class WorkLoop:
@@ -28,11 +32,20 @@ class WorkLoop:
         runners: by kind, called with the id and this worker's name.
         limits: how many of a kind run at a time. What comes beyond stays in the database until a
             worker has room.
+        waiting: by kind, the ids of what nobody works on, in the order of their turns. Asked when
+            a piece of work ends, so that its place isn't empty until the next sweep.
     """
 
-    def __init__(self, runners: dict[str, Runner], limits: dict[str, int]) -> None:
+    def __init__(
+        self,
+        runners: dict[str, Runner],
+        limits: dict[str, int],
+        waiting: Mapping[str, Callable[[], list[str]]] | None = None,
+    ) -> None:
         self.owner = f"{socket.gethostname()[:20]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
         self._runners, self._limits = runners, limits
+        self._waiting = waiting or {}
+        self._looking: dict[str, asyncio.Task[None]] = {}
         self._running: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
         self._stopping = False
@@ -63,6 +76,21 @@ class WorkLoop:
         self._running.pop(name, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("%s %s failed; it's tried again", *name, exc_info=error)
+        kind = name[0]
+        if kind in self._waiting and kind not in self._looking and not self._stopping:
+            self._looking[kind] = self._loop.create_task(self._look(kind))
+
+    async def _look(self, kind: str) -> None:
+        """Start what waits. At most once in `LOOK_EVERY_S`, for all that ended meanwhile."""
+        await asyncio.sleep(LOOK_EVERY_S)
+        self._looking.pop(kind)
+        try:
+            found = await in_db_thread(self._waiting[kind])
+        except (DatabaseError, InterfaceError) as error:
+            logger.warning("what waits was not read: %s", error)
+            return
+        for public_id in found:
+            self._start(kind, public_id)
 
     def stop(self, timeout_s: float = 15.0) -> None:
         """Cancel what runs (another worker goes on with it), settle, end. Blocks."""
@@ -78,7 +106,7 @@ class WorkLoop:
 
     async def _stop(self) -> None:
         self._stopping = True
-        tasks = list(self._running.values())
+        tasks = [*self._running.values(), *self._looking.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

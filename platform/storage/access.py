@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from django.db.models import Q, QuerySet, Sum
+from django.conf import settings
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Window
+from django.db.models.functions import Coalesce, RowNumber
 from django.utils import timezone
 
 from engine.errors import InvalidRequest
@@ -28,6 +30,9 @@ __all__ = [
     "access_files",
     "access_response",
     "blob_path",
+    "is_free",
+    "open_batches",
+    "open_responses",
     "page",
     "stored_bytes",
     "unclaimed_batches",
@@ -93,10 +98,18 @@ def access_conversation(caller: Caller, public_id: str) -> list[StoredResponse]:
                 f"A conversation may hold at most {MAX_TURNS} responses.",
                 param="previous_response_id",
             )
-        row = access_response(caller, wanted, "previous_response_id")
+        row = _previous(caller, wanted)
         found.append(row)
         wanted = row.previous_id
     return found[::-1]
+
+
+def _previous(caller: Caller, public_id: str) -> StoredResponse:
+    try:
+        return access_response(caller, public_id, "previous_response_id")
+    except NotFound as error:
+        error.code = "previous_response_not_found"  # what OpenAI's clients look for
+        raise
 
 
 def page(
@@ -120,17 +133,38 @@ def stored_bytes(tenant_id: int) -> int:
     return int(total["sum"])
 
 
+def open_batches() -> QuerySet[Batch]:
+    """Batches that want a worker or have one."""
+    return Batch.objects.filter(status__in=OPEN)
+
+
+def open_responses() -> QuerySet[StoredResponse]:
+    """Background responses that want a worker or have one."""
+    wanted = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
+    return StoredResponse.objects.filter(background=True, status__in=wanted)
+
+
 def unclaimed_batches() -> list[str]:
-    """Ids of batches that want a worker and have none."""
-    return _unclaimed(Batch.objects.filter(status__in=OPEN))
+    """Ids of batches that want a worker, have none and may run now, in the order of their turns."""
+    return _unclaimed(open_batches(), settings.QUIRE["TENANT_RUNNING_BATCHES"])
 
 
 def unclaimed_responses() -> list[str]:
-    """Ids of background responses that want a worker and have none."""
-    wanted = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
-    return _unclaimed(StoredResponse.objects.filter(background=True, status__in=wanted))
+    """The same of background responses."""
+    return _unclaimed(open_responses(), settings.QUIRE["TENANT_RUNNING_RESPONSES"])
 
 
-def _unclaimed(rows: QuerySet[Any]) -> list[str]:
-    free = Q(lease_until=None) | Q(lease_until__lte=timezone.now())
-    return list(rows.filter(free).order_by("pk").values_list("public_id", flat=True)[:100])
+def is_free() -> Q:
+    """Whether no worker holds a row's lease."""
+    return Q(lease_until=None) | Q(lease_until__lte=timezone.now())
+
+
+def _unclaimed(rows: QuerySet[Any], per_tenant: int) -> list[str]:
+    """Tenants take turns: nobody's long queue stands before another's first piece of work."""
+    held = rows.filter(~is_free(), tenant=OuterRef("tenant")).order_by().values("tenant")
+    turns = rows.filter(is_free()).annotate(
+        running=Coalesce(Subquery(held.annotate(n=Count("pk")).values("n")), 0),
+        place=Window(RowNumber(), partition_by="tenant_id", order_by="pk"),
+    )
+    mine = turns.annotate(turn=F("running") + F("place")).filter(turn__lte=per_tenant)
+    return list(mine.order_by("turn", "pk").values_list("public_id", flat=True)[:100])

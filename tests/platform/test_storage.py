@@ -20,7 +20,7 @@ from storage.access import (
 )
 from storage.actions.batches import journal_paths
 from storage.blobs import blob_path
-from storage.errors import Conflict, NotFound
+from storage.errors import Conflict, NotFound, TooMuchWaiting
 from storage.models import Batch, BatchStatus, StoredFile, StoredResponse
 from tenants.authentication import Caller
 from tests.platform.conftest import World
@@ -117,6 +117,37 @@ def test_a_batch_from_its_making_to_its_end(acme: Caller) -> None:
         actions.cancel_batch(caller=acme, public_id=made.public_id)
 
 
+def test_tenants_take_turns_at_the_workers(world: World, acme: Caller, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "TENANT_RUNNING_BATCHES": 2}
+    mine = [batch_of(acme).public_id for _ in range(4)]
+    theirs = batch_of(caller_of(world.rival)).public_id
+    assert unclaimed_batches() == [mine[0], theirs, mine[1]]
+    row = actions.claim_batch(public_id=mine[0], owner="a", seconds=30)
+    assert unclaimed_batches() == [theirs, mine[1]]  # who has one running waits for who has none
+    assert actions.claim_batch(public_id=mine[1], owner="a", seconds=30) is not None
+    assert unclaimed_batches() == [theirs]
+    assert actions.claim_batch(public_id=mine[2], owner="a", seconds=30) is None
+    assert row is not None
+    actions.fail_batch(row=row, errors=[])
+    assert unclaimed_batches() == [theirs, mine[2]]
+
+
+def test_a_tenant_may_have_only_so_much_waiting(acme: Caller, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "TENANT_OPEN_BATCHES": 1}
+    first = batch_of(acme)
+    with pytest.raises(TooMuchWaiting) as caught:
+        batch_of(acme)
+    assert (caught.value.status, caught.value.error_type) == (429, "rate_limit_error")
+    actions.fail_batch(row=first, errors=[])
+    batch_of(acme)
+
+
+def test_a_batch_that_has_ended_fails_no_more(acme: Caller) -> None:
+    row = batch_of(acme)
+    Batch.objects.update(status=BatchStatus.COMPLETED)
+    assert actions.fail_batch(row=row, errors=[{"code": "x"}]).status == BatchStatus.COMPLETED
+
+
 def test_a_lease_runs_out_or_is_given_back(acme: Caller) -> None:
     made = batch_of(acme)
     row = actions.claim_batch(public_id=made.public_id, owner="a", seconds=-1)
@@ -141,6 +172,7 @@ def test_a_conversation_goes_back_to_its_beginning(acme: Caller) -> None:
     with pytest.raises(NotFound) as caught:
         access_conversation(acme, second.public_id)
     assert caught.value.param == "previous_response_id"
+    assert caught.value.code == "previous_response_not_found"
 
 
 def test_a_cancelled_response_stays_so(acme: Caller) -> None:

@@ -6,15 +6,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
 from engine.errors import InvalidRequest
-from storage.access import access_batch, access_file
+from storage.access import access_batch, access_file, open_batches
 from storage.actions.files import lifetime
 from storage.actions.owners import actor_of, owner_fields
 from storage.blobs import adopt_blob, blob_path
-from storage.errors import Conflict
+from storage.errors import Conflict, check_waiting
 from storage.ids import new_id
 from storage.models import Batch, BatchStatus, StoredFile
 from storage.models.batch import OPEN
@@ -35,8 +36,10 @@ def create_batch(
 ) -> Batch:
     """A batch of the requests in a file of the caller's tenant.
 
-    Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose.
+    Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose, `TooMuchWaiting`.
     """
+    waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
+    check_waiting(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
     source = access_file(caller, input_file_id, "input_file_id")
     if source.purpose != "batch":
         raise InvalidRequest(
@@ -95,6 +98,8 @@ def start_batch(*, row: Batch, total: int) -> Batch:
 def fail_batch(*, row: Batch, errors: list[dict[str, Any]]) -> Batch:
     """The file is not in order, or its owner may not use the installation any more."""
     row = _locked(row)
+    if row.status not in OPEN:  # a worker that had lost its lease without knowing
+        return row
     row.errors = errors
     _set(row, BatchStatus.FAILED, "failed_at", "errors")
     return row

@@ -6,38 +6,42 @@ Each is one conditional UPDATE, so that of two workers that try, one wins.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
-from django.db.models import Q
+from django.conf import settings
+from django.db.models import QuerySet
 from django.utils import timezone
 
-from storage.models import Batch, ResponseStatus, StoredResponse
-from storage.models.batch import OPEN
+from storage.access import is_free, open_batches, open_responses
+from storage.models import Batch, StoredResponse
 
 Work = Batch | StoredResponse
 
 
 def claim_batch(*, public_id: str, owner: str, seconds: float) -> Batch | None:
-    """The batch if it's open and nobody else holds it, else None."""
-    rows = Batch.objects.filter(public_id=public_id, status__in=OPEN)
-    if not _claim(rows, owner, seconds):
+    """The batch if it's open, nobody else holds it and its tenant has room, else None."""
+    if not _claim(open_batches(), public_id, owner, seconds, "TENANT_RUNNING_BATCHES"):
         return None
     return Batch.objects.select_related("tenant").get(public_id=public_id)
 
 
 def claim_response(*, public_id: str, owner: str, seconds: float) -> StoredResponse | None:
-    """The background response if it's to be made and nobody else holds it, else None."""
-    wanted = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
-    rows = StoredResponse.objects.filter(public_id=public_id, background=True, status__in=wanted)
-    if not _claim(rows, owner, seconds):
+    """The background response if it's to be made, free, and its tenant has room, else None."""
+    if not _claim(open_responses(), public_id, owner, seconds, "TENANT_RUNNING_RESPONSES"):
         return None
     return StoredResponse.objects.select_related("tenant").get(public_id=public_id)
 
 
-def _claim(rows: object, owner: str, seconds: float) -> bool:
-    now = timezone.now()
-    free = Q(lease_until=None) | Q(lease_until__lte=now)
-    until = now + timedelta(seconds=seconds)
-    return bool(rows.filter(free).update(lease_owner=owner, lease_until=until))  # type: ignore[attr-defined]
+def _claim(
+    rows: QuerySet[Any], public_id: str, owner: str, seconds: float, per_tenant: str
+) -> bool:
+    """Take the lease. Workers that count at once may run some more than a tenant's share."""
+    mine = rows.filter(public_id=public_id)
+    tenant = mine.values_list("tenant_id", flat=True).first()
+    if rows.filter(~is_free(), tenant_id=tenant).count() >= settings.QUIRE[per_tenant]:
+        return False
+    until = timezone.now() + timedelta(seconds=seconds)
+    return bool(mine.filter(is_free()).update(lease_owner=owner, lease_until=until))
 
 
 def renew_lease(*, row: Work, owner: str, seconds: float) -> bool:

@@ -10,8 +10,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from engine.errors import InvalidRequest
-from storage.access import access_response
+from storage.access import access_response, open_responses
 from storage.actions.owners import owner_fields
+from storage.errors import check_waiting
 from storage.models import ResponseStatus, StoredResponse
 from tenants.authentication import Caller
 
@@ -30,7 +31,14 @@ def store_response(
     previous_id: str = "",
     background: bool = False,
 ) -> StoredResponse:
-    """Keep a response for as long as the installation keeps them."""
+    """Keep a response for as long as the installation keeps them.
+
+    Raises: `TooMuchWaiting` for one more in the background than a tenant may have.
+    """
+    if background:
+        waiting = open_responses().filter(tenant_id=caller.tenant_id).count()
+        most = settings.QUIRE["TENANT_OPEN_RESPONSES"]
+        check_waiting(waiting, most, "background responses")
     days = settings.QUIRE["RESPONSE_DAYS"]
     return StoredResponse.objects.create(
         public_id=public_id,
@@ -62,9 +70,12 @@ def cancel_response(*, caller: Caller, public_id: str) -> StoredResponse:
         raise InvalidRequest("Only a response made in the background can be cancelled.")
     row = StoredResponse.objects.select_for_update().get(pk=found.pk)
     if row.status in RUNNING:
-        row.status = ResponseStatus.CANCELLED
-        row.body = {**row.body, "status": "cancelled"}
-        row.save(update_fields=["status", "body"])
+        body = {**row.body, "status": "cancelled"}
+        # A worker that ends it at this moment on SQLite, which locks no rows, was first.
+        if update_response(row=row, status=ResponseStatus.CANCELLED, body=body):
+            row.status, row.body = ResponseStatus.CANCELLED, body
+        else:
+            row.refresh_from_db()
     return row
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.utils import timezone
 
+from inference.batches import lines
 from storage.blobs import files_dir
 from storage.models import Batch
 from tenants import actions, authentication
@@ -95,6 +97,37 @@ async def test_fault_01_a_bad_file_fails_the_batch_and_runs_nothing(
     assert (failed["output_file_id"], failed["error_file_id"]) == (None, None)
 
 
+async def test_fault_36_a_line_without_an_end_is_not_read_to_its_end(
+    batches: Batches, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 1000}
+    sizes: list[int] = []
+
+    def parse(raw: bytes) -> Any:
+        sizes.append(len(raw))
+        return lines.parse_line(raw)
+
+    monkeypatch.setattr("inference.batches.lines._check", lambda raw, *_: parse(raw)["custom_id"])
+    data = as_lines([request_line(1)]) + b" " * 100_000 + as_lines([request_line(2)])
+    path = Path(str(settings.QUIRE["FILES_DIR"])).with_name("huge.jsonl")
+    path.write_bytes(data)
+    found, errors = lines.index_lines(path, CHAT)
+    assert [line.custom_id for line in found] == ["r1"]
+    assert [error["line"] for error in errors] == [2]
+    assert max(sizes) <= 1002
+
+
+async def test_one_that_is_cancelled_before_it_begins_runs_nothing(batches: Batches) -> None:
+    gateway = batches.gateway
+    async with gateway.serving(gateway.fake()) as replica:
+        made = await batches.create([request_line(n) for n in range(3)])
+        await gateway.client.post(f"/v1/batches/{made['id']}/cancel")
+        done = await batches.run(made)
+    assert (done["status"], done["output_file_id"]) == ("cancelled", None)
+    assert done["request_counts"] == {"total": 3, "completed": 0, "failed": 0}
+    assert replica.received == []
+
+
 async def test_a_batch_has_only_so_many_requests(batches: Batches, settings: Any) -> None:
     settings.QUIRE = {**settings.QUIRE, "MAX_BATCH_REQUESTS": 2}
     failed = await batches.run(await batches.create([request_line(n) for n in range(3)]))
@@ -105,9 +138,9 @@ async def test_a_batch_has_only_so_many_requests(batches: Batches, settings: Any
     ("fields", "status", "param"),
     [
         ({"endpoint": "/v1/files"}, 400, "endpoint"),
-        ({"completion_window": "1y"}, 400, None),
-        ({"completion_window": "15d"}, 400, None),
-        ({"completion_window": "0h"}, 400, None),
+        ({"completion_window": "1y"}, 400, "completion_window"),
+        ({"completion_window": "15d"}, 400, "completion_window"),
+        ({"completion_window": "0h"}, 400, "completion_window"),
         ({"input_file_id": "file-" + "0" * 32}, 404, "input_file_id"),
         ({"input_file_id": "../../x"}, 404, "input_file_id"),
         ({"metadata": {"a": 1}}, 400, "metadata.a"),
@@ -151,11 +184,11 @@ async def test_batches_are_listed_in_pages(batches: Batches) -> None:
 
 async def test_a_cancelled_batch_keeps_what_is_done(batches: Batches, settings: Any) -> None:
     settings.QUIRE = {**settings.QUIRE, "BATCH_CONCURRENCY": 1}
-    lines = [request_line(n, body={"max_tokens": 3}) for n in range(3)]
-    lines.append(request_line(9, body={"max_tokens": 2000}))
+    requests = [request_line(n, body={"max_tokens": 3}) for n in range(3)]
+    requests.append(request_line(9, body={"max_tokens": 2000}))
     gateway = batches.gateway
     async with gateway.serving(gateway.fake(token_delay=0.01)) as replica:
-        made = await batches.create(lines)
+        made = await batches.create(requests)
         running = asyncio.create_task(batches.run(made))
         await until(lambda: len(replica.received) == 4)
         answer = await gateway.client.post(f"/v1/batches/{made['id']}/cancel")

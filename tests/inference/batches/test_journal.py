@@ -36,6 +36,20 @@ def test_a_torn_line_is_cut_off_and_what_is_whole_is_counted(tmp_path: Path) -> 
     assert path.read_bytes().count(b"\n") == 3
 
 
+def test_what_a_power_cut_left_is_no_result(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    journal = Journal(path, Tally().note)
+    journal.append(line("a"))
+    journal.close()
+    with path.open("ab") as file:
+        file.write(b"\0" * 40 + b"\n")
+    again = Journal(path, Tally().note)
+    assert again.custom_ids == {"a"}
+    again.append(line("b"))
+    again.close()
+    assert path.read_bytes().count(b"\n") == 2
+
+
 def test_two_writers_at_a_time_are_one_too_many(tmp_path: Path) -> None:
     first = Journal(tmp_path / "j", Tally().note)
     with pytest.raises(JournalInUse):

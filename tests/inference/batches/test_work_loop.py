@@ -1,0 +1,32 @@
+"""A worker's own loop: places that become free are taken at once, in the order of turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from inference.work.loop import WorkLoop
+
+
+def test_a_free_place_is_taken_without_a_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inference.work.loop.LOOK_EVERY_S", 0.01)
+    waiting, done = [f"w{n}" for n in range(5)], threading.Event()
+    ran: list[str] = []
+
+    async def run(public_id: str, owner: str) -> None:
+        ran.append(public_id)
+        if public_id in waiting:
+            waiting.remove(public_id)
+        if not waiting:
+            done.set()
+
+    loop = WorkLoop({"batch": run}, {"batch": 1}, {"batch": lambda: list(waiting)})
+    try:
+        loop.start("batch", "first")
+        assert done.wait(10)
+        time.sleep(0.05)
+    finally:
+        loop.stop()
+    assert ran == ["first", "w0", "w1", "w2", "w3", "w4"]
