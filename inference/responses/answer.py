@@ -6,18 +6,16 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from engine.errors import QuireError
 from inference.batches.views import usage_object
 from inference.chat import ChatTurn, TurnDelta
 from inference.generation import Usage
 from inference.openai.logprobs import chat_logprobs
 from inference.openai.serving import StreamWriter
+from inference.responses.kept import encode_event
 from inference.responses.output import Event, Output
+from inference.responses.resume import PassedOver, StreamLost, told_items
 from inference.responses.schemas import ResponsesRequest
-
-_encode = msgspec.json.Encoder().encode
 
 
 def response_object(
@@ -84,15 +82,38 @@ def response_usage(usage: Usage) -> dict[str, Any]:
 class ResponseAnswer:
     """Collects deltas into a response."""
 
-    def __init__(self, turn: ChatTurn, request: ResponsesRequest, public_id: str) -> None:
+    def __init__(
+        self,
+        turn: ChatTurn,
+        request: ResponsesRequest,
+        public_id: str,
+        *,
+        created_at: int | None = None,
+    ) -> None:
         self._turn, self._output = turn, Output()
-        self._body = response_object(request, public_id, turn.job.started_at, turn.job.served.name)
+        self._told: PassedOver | None = None
+        created = turn.job.started_at if created_at is None else created_at
+        self._body = response_object(request, public_id, created, turn.job.served.name)
+        self._body["service_tier"] = turn.options.service_tier or "default"
         self._reason: str | None = None
 
     @property
     def started(self) -> dict[str, Any]:
         """The response without any output."""
         return dict(self._body)
+
+    def go_on_from(self, events: list[Event]) -> bool:
+        """Take over what another worker's events told; False when they told of no output's begin.
+
+        Raises: `StreamLost` when log probabilities were told: they can't be matched.
+        """
+        items = told_items(events)
+        if items:
+            if self._turn.options.top_logprobs is not None:
+                raise StreamLost("Log probabilities can't be gone on with by another worker.")
+            self._output.go_on_from(items)
+            self._told = PassedOver(items)
+        return any(event["type"] == "response.in_progress" for event in events)
 
     def take(self, delta: TurnDelta) -> list[Event]:
         """Add what is new; the events that tell of it."""
@@ -101,7 +122,8 @@ class ResponseAnswer:
         if options.top_logprobs is not None and entries:
             logprobs = chat_logprobs(entries, options.names, options.top_logprobs)
         self._reason = delta.finish_reason or self._reason
-        return self._output.take(delta.parts, logprobs)
+        parts = delta.parts if self._told is None else self._told.rest(delta.parts)
+        return self._output.take(parts, logprobs)
 
     def add(self, delta: TurnDelta) -> None:
         """Add what is new, when nobody wants to hear of it."""
@@ -177,5 +199,4 @@ class ResponseStreamWriter(StreamWriter[TurnDelta]):
 
     def _event(self, event: Event) -> bytes:
         number, self._number = self._number, self._number + 1
-        data = _encode({"type": event["type"], "sequence_number": number, **event})
-        return b"event: " + event["type"].encode() + b"\ndata: " + data + b"\n\n"
+        return encode_event(number, event)

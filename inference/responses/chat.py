@@ -34,6 +34,7 @@ SHARED = (
     "stop",
     "user",
     "priority",
+    "service_tier",
     "cache_salt",
 )
 

@@ -23,6 +23,13 @@ class Output:
         self._open = ""
         self._call = -1
 
+    def go_on_from(self, items: list[dict[str, Any]]) -> None:
+        """Items that were begun elsewhere, the last one perhaps unfinished."""
+        self.items, last = items, items[-1]
+        if last["status"] == "in_progress":
+            kinds = {"message": "content", "reasoning": "reasoning", "function_call": "call"}
+            self._open = kinds[last["type"]]
+
     def take(self, parts: Iterable[Part], logprobs: list[dict[str, Any]]) -> list[Event]:
         """Add parts in the model's order. `logprobs`: of their tokens; they go with the text."""
         events: list[Event] = []

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import time
 from typing import Any
 
+from engine.errors import QuireError
 from inference.chat import ChatTurn
 from inference.errors import as_quire_error, report
 from inference.responses.answer import ResponseAnswer, failed_response
+from inference.responses.kept import KeptEvents
+from inference.responses.output import Event
+from inference.responses.schemas import ResponsesRequest
 from inference.responses.views import parse_request, start_turn
 from inference.work.lease import Lease, lease_seconds
 from storage.access import StoredResponse
@@ -17,6 +23,11 @@ from tenants.db_threads import in_db_thread
 
 #: How often a running answer is looked up, to hear that it was cancelled.
 LOOK_EVERY_S = 1.0
+#: Events are told so often: what comes meanwhile is one delta.
+TELL_EVERY_S = 0.1
+#: How long a response waits for a replica, or for its tenant's limit.
+WAIT_S = 600.0
+MAX_PAUSE_S = 10.0
 
 
 async def run_response(public_id: str, owner: str) -> None:
@@ -27,39 +38,83 @@ async def run_response(public_id: str, owner: str) -> None:
     if row is None:
         return
     async with Lease(row, owner):
-        started = {**row.body, "status": "in_progress"}
-        if not await in_db_thread(update_response, row=row, status="in_progress", body=started):
-            return
+        await _Run(row).run()
+
+
+class _Run:
+    """One worker's making of a response that it holds the lease of."""
+
+    def __init__(self, row: StoredResponse) -> None:
+        self._row = row
+        self._kept = KeptEvents(row.public_id) if row.request.get("stream") else None
+
+    async def run(self) -> None:
+        """Make it, keep it, tell of it; nothing of the kind when it's cancelled."""
+        events: list[Event] = []
         try:
-            body = await _answer(row)
+            answer = await self._answer()
+            if answer is None:
+                return
+            events, body = answer.finish(), answer.body()
         except Exception as error:
-            report(error, public_id)
-            body = failed_response(row.body, as_quire_error(error))
-        if body is not None:
-            await in_db_thread(update_response, row=row, status=body["status"], body=body)
+            report(error, self._row.public_id)
+            body = failed_response(self._row.body, as_quire_error(error))
+        if await self._update(body):
+            await self._tell([*events, {"type": f"response.{body['status']}", "response": body}])
 
+    async def _answer(self) -> ResponseAnswer | None:
+        """All of it but its end; None when it was cancelled meanwhile."""
+        row = self._row
+        told = await self._kept.load() if self._kept else []
+        request = parse_request(row.request)
+        if request.seed is None:
+            # Whichever worker makes it, and however often: the same tokens.
+            digest = hashlib.sha256(row.public_id.encode()).digest()
+            request.seed = int.from_bytes(digest[:7], "big")
+        turn = await self._start(request)
+        if turn is None:
+            return None
+        try:
+            created = row.body["created_at"]
+            answer = ResponseAnswer(turn, request, row.public_id, created_at=created)
+            if not answer.go_on_from(told):
+                await self._tell([{"type": "response.in_progress", "response": answer.started}])
+            return answer if await self._collect(turn, answer) else None
+        finally:
+            turn.release()
 
-async def _answer(row: StoredResponse) -> dict[str, Any] | None:
-    """The response's body; None when it was cancelled meanwhile."""
-    caller = await caller_again(row.key_id, row.user_id, row.tenant.slug)
-    request = parse_request(row.request)
-    turn = await start_turn(caller, request, time.perf_counter())
-    try:
-        return await _collect(row, turn, ResponseAnswer(turn, request, row.public_id))
-    finally:
-        turn.release()
+    async def _start(self, request: ResponsesRequest) -> ChatTurn | None:
+        """The turn, once there is a replica and the limits allow it; None when it's cancelled."""
+        row, deadline = self._row, time.monotonic() + WAIT_S
+        while await self._update({**row.body, "status": "in_progress"}):
+            caller = await caller_again(row.key_id, row.user_id, row.tenant.slug)
+            try:
+                return await start_turn(caller, request, time.perf_counter())
+            except QuireError as error:
+                wait = getattr(error, "retry_after", None) or 1.0
+                if error.status not in (429, 503) or time.monotonic() + wait > deadline:
+                    raise
+                await asyncio.sleep(min(wait, MAX_PAUSE_S))
+        return None
 
+    async def _collect(self, turn: ChatTurn, answer: ResponseAnswer) -> bool:
+        """Run to the end; False when it was cancelled meanwhile."""
+        looked = time.monotonic()
+        while not turn.finished:
+            deltas = await turn.next(LOOK_EVERY_S)
+            await self._tell([event for delta in deltas for event in answer.take(delta)])
+            if time.monotonic() - looked >= LOOK_EVERY_S:
+                looked = time.monotonic()
+                if not await self._update(answer.started):
+                    return False
+            if self._kept and not turn.finished:
+                await asyncio.sleep(TELL_EVERY_S)
+        return True
 
-async def _collect(
-    row: StoredResponse, turn: ChatTurn, answer: ResponseAnswer
-) -> dict[str, Any] | None:
-    looked = time.monotonic()
-    while not turn.finished:
-        for delta in await turn.next(LOOK_EVERY_S):
-            answer.add(delta)
-        if time.monotonic() - looked >= LOOK_EVERY_S:
-            looked = time.monotonic()
-            running = {**answer.started, "created_at": row.body["created_at"]}
-            if not await in_db_thread(update_response, row=row, status="in_progress", body=running):
-                return None
-    return {**answer.body(), "created_at": row.body["created_at"]}
+    async def _update(self, body: dict[str, Any]) -> bool:
+        row = self._row
+        return await in_db_thread(update_response, row=row, status=body["status"], body=body)
+
+    async def _tell(self, events: list[Event]) -> None:
+        if self._kept:
+            await self._kept.add(events)

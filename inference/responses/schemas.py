@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from engine.errors import InvalidRequest
 from inference.batches.schemas import Metadata
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Label
+from inference.openai.schemas.base import Label, Tier
 from inference.openai.schemas.messages import MAX_TOOLS
 from inference.web.known_fields import TEMPLATE_FIELDS, KnownFields
 
@@ -26,10 +26,23 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
-    "service_tier": ("auto", "default"),
     "truncation": ("disabled",),
 }
 LOGPROBS = "message.output_text.logprobs"
+#: What may be included without changing anything: of tools that aren't there, and of reasoning,
+#: which is in its item as text and goes back as it came.
+INCLUDABLE = frozenset(
+    {
+        LOGPROBS,
+        "code_interpreter_call.outputs",
+        "computer_call_output.output.image_url",
+        "file_search_call.results",
+        "message.input_image.image_url",
+        "reasoning.encrypted_content",
+        "web_search_call.action.sources",
+        "web_search_call.results",
+    }
+)
 
 
 class InputItem(BaseModel):
@@ -125,6 +138,7 @@ class ResponsesRequest(KnownFields):
     include: list[str] | None = None
     top_logprobs: int | None = None
     metadata: Metadata | None = None
+    service_tier: Tier | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
@@ -146,7 +160,7 @@ class ResponsesRequest(KnownFields):
             if tool.name is None:
                 raise InvalidRequest("A function needs a name.", param=f"tools[{place}].name")
         for name in self.include or ():
-            if name != LOGPROBS:
+            if name not in INCLUDABLE:
                 raise UnsupportedField(f"{name[:100]!r} can't be included.", param="include")
         form = self.text.format if self.text else None
         if form and form.type == "json_schema" and (form.name is None or form.json_schema is None):
@@ -159,8 +173,6 @@ class ResponsesRequest(KnownFields):
             )
         if self.background and self.store is False:
             raise InvalidRequest("background needs store to be true.", param="background")
-        if self.background and self.stream:
-            raise UnsupportedField("A background response can't be streamed.", param="stream")
         if not self.input and self.previous_response_id is None:
             raise InvalidRequest("input must not be empty.", param="input")
 

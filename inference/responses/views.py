@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
+from catalog.access import access_model
 from engine.errors import InvalidRequest
 from inference.chat import ChatTurn, TurnDelta
 from inference.errors import NotFound, UnsupportedField
@@ -17,7 +18,9 @@ from inference.openai.schemas.base import Refused
 from inference.openai.serving import add_headers, collect, stream_events
 from inference.responses.answer import ResponseAnswer, ResponseStreamWriter, response_object
 from inference.responses.chat import NAMES, chat_request
+from inference.responses.follow import follow
 from inference.responses.items import kept_items
+from inference.responses.kept import KeptEvents
 from inference.responses.schemas import ResponsesRequest
 from inference.settings import gateway_settings
 from inference.web.known_fields import in_words_of
@@ -98,11 +101,18 @@ class Exchange:
 
     async def in_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
+        await access_model(self._caller, self._request.model)
         chat_request(self._request, await conversation(self._caller, self._request))
         body = response_object(self._request, self.public_id, time.time())
         body["status"] = "queued"
         await self._keep(body, background=True)
+        if self._request.stream:
+            kinds = ("response.created", "response.queued")
+            events = [{"type": kind, "response": body} for kind in kinds]
+            await KeptEvents(self.public_id).add(events)
         await enqueue("response", self.public_id)
+        if self._request.stream:
+            return following(self._caller, self.public_id, -1)
         return json_response(_encode(body))
 
     async def whole(self, turn: ChatTurn) -> HttpResponseBase:
@@ -144,19 +154,47 @@ class Exchange:
         )
 
 
+def following(caller: Caller, public_id: str, after: int) -> HttpResponseBase:
+    """A background response's events behind number `after`. Its worker goes on without a reader."""
+    return EventStreamResponse(follow(caller, public_id, after), lambda: None)
+
+
+def _after(request: GatewayRequest) -> int | None:
+    """The number of the last event that a client has, -1 for none; None when it wants no events."""
+    stream, text = request.GET.get("stream", "false"), request.GET.get("starting_after")
+    if stream not in ("true", "false"):
+        raise InvalidRequest("stream must be true or false.", param="stream")
+    if stream == "false":
+        return None
+    if text is None:
+        return -1
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequest("starting_after must be an event's number.", param="starting_after")
+    return int(text)
+
+
 class ResponseView(GatewayView):
     """One stored response."""
 
+    renderer_classes = JSON_OR_EVENTS
+
     async def get(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
-        """As it is now."""
-        if request.GET.get("stream", "false") != "false":
-            raise UnsupportedField("A stored response can't be streamed.", param="stream")
+        """As it is now, or its events (`stream`) behind number `starting_after`."""
+        after = _after(request)
         row = await in_db_thread(access_response, request.caller, response_id)
-        return json_response(_encode(row.body))
+        if after is None:
+            return json_response(_encode(row.body))
+        if not (row.background and row.request.get("stream")):
+            raise UnsupportedField(
+                "Only a response that was made with background and stream can be streamed again.",
+                param="stream",
+            )
+        return following(request.caller, response_id, after)
 
     async def delete(self, request: GatewayRequest, response_id: str) -> HttpResponseBase:
         """Forget it."""
         await in_db_thread(delete_response, caller=request.caller, public_id=response_id)
+        await KeptEvents(response_id).forget()
         return json_response(_encode({"id": response_id, "object": "response", "deleted": True}))
 
 

@@ -287,12 +287,53 @@ async def test_a_background_response_can_be_cancelled(
 
 
 async def test_a_background_fault_is_told(
-    gateway: Gateway, sent: list[tuple[str, str]], settings: Any
+    gateway: Gateway, sent: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("inference.responses.runner.WAIT_S", 0.0)
     made = (await ask(gateway, background=True)).json()["id"]
     await run_response(made, "worker")  # no replica serves the model
     failed = (await gateway.client.get(f"{URL}/{made}")).json()
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error")
+
+
+async def test_a_background_response_waits_for_a_replica(
+    gateway: Gateway, tokenizer: Tokenizer, sent: list[tuple[str, str]]
+) -> None:
+    made = (await ask(gateway, background=True)).json()["id"]
+    running = asyncio.create_task(run_response(made, "worker"))
+    await asyncio.sleep(0.1)
+    async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):
+        await asyncio.wait_for(running, 10)
+    assert (await gateway.client.get(f"{URL}/{made}")).json()["status"] == "completed"
+
+
+async def test_a_background_response_of_no_model_is_refused_at_once(
+    served: Gateway, sent: list[tuple[str, str]]
+) -> None:
+    reply = await served.client.post(URL, {"model": "none", "input": "x", "background": True})
+    assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+    assert sent == []
+
+
+async def test_a_tenant_may_have_only_so_many_waiting(
+    served: Gateway, sent: list[tuple[str, str]], settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "TENANT_OPEN_RESPONSES": 2}
+    codes = [(await ask(served, background=True)).status for _ in range(3)]
+    assert codes == [200, 200, 429]
+    refused = await ask(served, background=True)
+    assert refused.error["code"] == "too_much_waiting"
+    assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_what_would_change_nothing_may_be_included(served: Gateway) -> None:
+    reply = await ask(served, include=["reasoning.encrypted_content", "file_search_call.results"])
+    assert reply.status == 200
+
+
+async def test_the_service_tier_is_the_chats(served: Gateway) -> None:
+    assert (await ask(served, service_tier="flex")).json()["service_tier"] == "flex"
+    assert (await ask(served)).json()["service_tier"] == "default"
 
 
 # -- bad input --------------------------------------------------------------------------------
@@ -323,9 +364,8 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
-        ({"include": ["file_search_call.results"]}, "include"),
+        ({"include": ["everything"]}, "include"),
         ({"metadata": {"a": 1}}, "metadata.a"),
-        ({"background": True, "stream": True}, "stream"),
         ({"background": True, "store": False}, "background"),
         ({"stream_options": {}}, "stream_options"),
         ({"truncation": "auto"}, "truncation"),
