@@ -1,7 +1,8 @@
 """`PlaygroundConsumer`: the playground's WebSocket, `/ws/playground/`.
 
 Frames are JSON text; `docs/gateway.md` lists them. The session is checked when the socket opens and
-again while it is used; the tenant is the user's own, whatever a frame says.
+again while it is used. A frame may name one of the user's own tenants; without one it's the first
+that they joined.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -29,6 +31,7 @@ MAX_FRAME_CHARS = 1 << 20
 MAX_BAD_FRAMES = 5
 MAX_AT_ONCE = 4
 MAX_ID_CHARS = 64
+MAX_TENANT_CHARS = 63
 RECHECK_SESSION_S = 5.0
 
 _encode = msgspec.json.Encoder().encode
@@ -46,7 +49,9 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         self._tasks: set[asyncio.Task[None]] = set()
         self._bad_frames = 0
         self._checked_at = 0.0
-        self._caller: Caller | None = None
+        self._welcome = False
+        self._user: Any = None
+        self._callers: dict[str | None, Caller] = {}  # by tenant, of the last few seconds
 
     async def connect(self) -> None:
         """Accept, and close at once with a code that the page understands if it's refused."""
@@ -56,6 +61,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
             return
         try:
             await self._check_session()
+            self._welcome = True
         except SessionEnded:
             await self.close(NOT_LOGGED_IN)
         except QuireError as error:
@@ -73,7 +79,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         if text_data is None or len(text_data) > MAX_FRAME_CHARS:
             await self.close(BAD_MESSAGES)
             return
-        if self._caller is None:
+        if not self._welcome:
             return  # refused already: the close is on its way
         try:
             message = parse_object(
@@ -104,7 +110,12 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         name = _id_of(message)
         if not isinstance(message.get("sampling"), dict | None):
             raise InvalidRequest("sampling must be an object.", param="sampling")
-        caller = await self._check_session()
+        tenant = _tenant_of(message)
+        try:
+            caller = await self._check_session(tenant)
+        except QuireError as error:
+            await self._send({"type": "error", "id": name, **envelope(error)})
+            return
         if name in self._answers or len(self._answers) >= MAX_AT_ONCE:
             error = InvalidRequest(
                 "This id is in use."
@@ -114,7 +125,8 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
             )
             await self._send({"type": "error", "id": name, **envelope(error)})
             return
-        self._answers[name] = Answer(message, caller, self._send, self._check_session)
+        check = partial(self._check_session, tenant)
+        self._answers[name] = Answer(message, caller, self._send, check)
         task = asyncio.create_task(self._run(self._answers[name]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -127,22 +139,23 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         finally:
             self._answers.pop(answer.name, None)
 
-    async def _check_session(self) -> Caller:
-        """The caller, looked at again every few seconds.
+    async def _check_session(self, tenant: str | None = None) -> Caller:
+        """The caller in one of the user's tenants, looked at again every few seconds.
 
         Raises: `SessionEnded`, or what `caller_for_user` does.
         """
         now = time.monotonic()
-        if self._caller is not None and now - self._checked_at < RECHECK_SESSION_S:
-            return self._caller
-        session = self.scope.get("session")
-        user = await user_of_session(session.session_key if session is not None else None)
-        if user is None:
-            self._caller = None
+        if self._user is None or now - self._checked_at >= RECHECK_SESSION_S:
+            self._callers = {}
+            session = self.scope.get("session")
+            self._user = await user_of_session(session.session_key if session is not None else None)
+            self._checked_at = now
+        if self._user is None:
+            self._welcome = False
             raise SessionEnded
-        self._caller = await caller_for_user(user)
-        self._checked_at = now
-        return self._caller
+        if tenant not in self._callers:
+            self._callers[tenant] = await caller_for_user(self._user, tenant)
+        return self._callers[tenant]
 
     async def _bad_frame(self, error: QuireError) -> None:
         self._bad_frames += 1
@@ -152,6 +165,16 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
 
     async def _send(self, frame: dict[str, Any]) -> None:
         await self.send(text_data=_encode(frame).decode())
+
+
+def _tenant_of(message: dict[str, Any]) -> str | None:
+    """The tenant that the frame names, or None. Raises `InvalidRequest`."""
+    tenant = message.get("tenant")
+    if tenant is None:
+        return None
+    if not isinstance(tenant, str) or not 0 < len(tenant) <= MAX_TENANT_CHARS:
+        raise InvalidRequest("tenant must be the name of a tenant.", param="tenant")
+    return tenant
 
 
 def _id_of(message: dict[str, Any]) -> str:

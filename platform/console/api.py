@@ -28,11 +28,13 @@ from tenants.authentication import AuthenticationFailed, caller_for_user
 from tenants.errors import PermissionDenied, ServiceUnavailable
 from tenants.models import User
 
+#: More than that no one chooses from a list.
+MOST_TENANTS = 500
 View = Callable[[HttpRequest], HttpResponse]
 
 
-def json_view(function: Callable[[User], dict[str, Any]]) -> View:
-    """A view of a function from the logged-in user to JSON; 401 for nobody."""
+def json_view(function: Callable[[HttpRequest], dict[str, Any]]) -> View:
+    """A view of a function from a logged-in user's request to JSON; 401 for nobody."""
 
     @require_safe
     @never_cache
@@ -41,7 +43,7 @@ def json_view(function: Callable[[User], dict[str, Any]]) -> View:
         try:
             if not request.user.is_authenticated:
                 raise AuthenticationFailed("Log in first.", code="not_logged_in")
-            return JsonResponse(function(request.user))
+            return JsonResponse(function(request))
         except QuireError as error:
             return error_response(error)
         except redis.RedisError as error:
@@ -53,15 +55,19 @@ def json_view(function: Callable[[User], dict[str, Any]]) -> View:
 
 
 @json_view
-def models(user: User) -> dict[str, Any]:
+def models(request: HttpRequest) -> dict[str, Any]:
     """The models that the playground may use as this user, with how each one is.
 
-    Those that are known to embed or score rather than talk are left out.
+    For `?tenant=` one of the user's tenants, or else the first they joined: the answer says which,
+    and names them all. Models that are known to embed or score rather than talk are left out.
     """
+    tenants = _tenants(request.user)
+    named = request.GET.get("tenant", "")
+    tenant = named if named in {each["id"] for each in tenants} else None
     try:
-        caller = async_to_sync(caller_for_user)(user)
+        caller = async_to_sync(caller_for_user)(request.user, tenant)
     except PermissionDenied:
-        return {"models": [], "tenant": None}
+        return {"models": [], "tenant": None, "tenants": []}
     cards = async_to_sync(access_models)(caller)
     names = [card.id for card in cards]
     rows = Replica.objects.filter(served_model__name__in=names).select_related("served_model")
@@ -72,12 +78,13 @@ def models(user: User) -> dict[str, Any]:
         for state in [states[card.id]]
         if GENERATE in (state["tasks"] or [GENERATE])
     ]
-    return {"models": found, "tenant": caller.tenant}
+    return {"models": found, "tenant": caller.tenant, "tenants": tenants}
 
 
 @json_view
-def overview(user: User) -> dict[str, Any]:
+def overview(request: HttpRequest) -> dict[str, Any]:
     """The models that the user's tenants may use, loaded or not, and the replicas behind them."""
+    user = request.user
     operator = as_actor(user).is_operator
     served, rows = _visible(user, operator)
     names = {model.name for model in served}
@@ -93,9 +100,15 @@ def overview(user: User) -> dict[str, Any]:
 
 
 @json_view
-def usage(user: User) -> dict[str, Any]:
+def usage(request: HttpRequest) -> dict[str, Any]:
     """The last days' usage by tenant and model."""
-    return recent_usage(user)
+    return recent_usage(request.user)
+
+
+def _tenants(user: User) -> list[dict[str, str]]:
+    """The tenants that the user may act in, by name; the first `MOST_TENANTS` of an operator's."""
+    found = access_tenants(user).filter(active=True).order_by("name", "pk")
+    return [{"id": each.slug, "name": each.name} for each in found[:MOST_TENANTS]]
 
 
 def _visible(user: User, operator: bool) -> tuple[list[ServedModel], list[Replica]]:

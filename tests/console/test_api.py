@@ -13,7 +13,9 @@ from catalog.models import Replica, ReplicaState, ServedModel
 from console.replicas import ORDER
 from engine.protocol import STALL_AFTER_S
 from metering.models import UsageEntry
-from tenants.models import Tenant
+from tenants.actions import add_member
+from tenants.actors import SYSTEM
+from tenants.models import Role, Tenant, User
 from tests.console.beats import heartbeat
 from tests.console.conftest import Beat, Login
 
@@ -67,7 +69,35 @@ def test_the_playground_offers_no_model_that_only_embeds(login: Login, beat: Bea
 @pytest.mark.usefixtures("committed")
 def test_a_user_without_a_tenant_sees_no_models(login: Login) -> None:
     response = login("nobody").get("/console/api/models")
-    assert response.json() == {"models": [], "tenant": None}
+    assert response.json() == {"models": [], "tenant": None, "tenants": []}
+
+
+@pytest.mark.usefixtures("committed")
+def test_the_playground_lists_the_models_of_the_tenant_that_is_named(login: Login) -> None:
+    client = login("ada")
+    ada, rival = User.objects.get(username="ada"), Tenant.objects.get(slug="rival")
+    add_member(actor=SYSTEM, tenant=rival, user=ada, role=Role.MEMBER)
+
+    def listed(query: str) -> tuple[str, set[str]]:
+        found = client.get(f"/console/api/models{query}").json()
+        assert found["tenants"] == [
+            {"id": "acme", "name": "Acme"},
+            {"id": "rival", "name": "Rival"},
+        ]
+        return found["tenant"], names(found["models"])
+
+    assert listed("") == ("acme", {"quill", "acme-private"})
+    assert listed("?tenant=rival") == ("rival", {"quill", "rival-private"})
+    assert listed("?tenant=nowhere") == ("acme", {"quill", "acme-private"})
+
+
+@pytest.mark.usefixtures("committed")
+def test_a_tenant_that_is_not_the_users_is_not_taken(login: Login) -> None:
+    found = login("olga").get("/console/api/models?tenant=acme").json()
+    assert found["tenant"] == "rival"
+    assert found["tenants"] == [{"id": "rival", "name": "Rival"}]
+    everything = login("root").get("/console/api/models?tenant=rival").json()
+    assert (everything["tenant"], len(everything["tenants"])) == ("rival", 2)
 
 
 def test_an_outsider_sees_neither_foreign_models_nor_their_replicas(

@@ -308,3 +308,47 @@ async def test_fault_26_idle_sockets_cost_no_work(gateway: Gateway, session_key:
             assert await page.receive_json_from() == {"type": "pong"}
         after = len(await gateway.redis.client_list())
     assert after - before < 10, "no connection a socket"
+
+
+async def test_a_frame_chooses_among_the_users_tenants(
+    gateway: Gateway, tokenizer: Tokenizer, session_key: str
+) -> None:
+    @sync_to_async
+    def join() -> None:
+        other = actions.create_tenant(actor=SYSTEM, name="Other")
+        user = User.objects.get(username="ada")
+        actions.add_member(actor=SYSTEM, tenant=other, user=user, role=Role.MEMBER)
+
+    await join()
+    replica = gateway.scripted(byte_by_byte(tokenizer, "Yes"))
+    async with gateway.serving(replica), socket(session_key) as page:
+        for tenant in ("other", gateway.rows.tenant.slug, None):
+            await page.send_json_to(generate(tenant=tenant))
+            assert (await frames_until(page, "done", "error"))[-1]["type"] == "done"
+    first = gateway.rows.tenant.slug
+    assert [request.tenant for request in replica.received] == ["other", first, first]
+
+
+async def test_fault_23_a_foreign_tenant_is_refused_and_the_socket_stays(
+    gateway: Gateway, session_key: str
+) -> None:
+    @sync_to_async
+    def found() -> None:
+        actions.create_tenant(actor=SYSTEM, name="Foreign")
+
+    await found()
+    replica = gateway.fake()
+    async with gateway.serving(replica), socket(session_key) as page:
+        answers = []
+        for tenant in ("foreign", "nowhere"):
+            await page.send_json_to(generate(tenant=tenant))
+            answers.append(await page.receive_json_from(timeout=10))
+        for tenant in (5, "", "x" * 64):
+            await page.send_json_to(generate(tenant=tenant))
+            answer = await page.receive_json_from(timeout=10)
+            assert answer["error"]["param"] == "tenant"
+        await page.send_json_to({"type": "ping"})
+        assert await page.receive_json_from() == {"type": "pong"}
+    assert [(answer["type"], answer["id"]) for answer in answers] == [("error", "c1")] * 2
+    assert answers[0]["error"] == answers[1]["error"]  # nothing tells which tenants there are
+    assert replica.received == []

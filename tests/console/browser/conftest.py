@@ -164,7 +164,7 @@ def open_page(
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda message: _note(message, problems))
         for address, answer in (answers or {}).items():
-            page.route(f"**{address}", partial(_fulfil, answer))
+            page.route(f"**{address}*", partial(_fulfil, answer))
         page.goto(server.url + path)
         return page
 

@@ -11,11 +11,12 @@ export class Poll {
   #aborter = null;
 
   /**
+   * `url`: the address, or a function that gives it each time.
    * `interval`: milliseconds between answers, or a function of the last answer that gives them.
    * `handlers`: `data(json)`, `failed(message)`, `loggedOut()`.
    */
   constructor(url, interval, handlers) {
-    this.#url = url;
+    this.#url = typeof url === "function" ? url : () => url;
     this.#interval = typeof interval === "function" ? interval : () => interval;
     this.#handlers = handlers;
     document.addEventListener("visibilitychange", () => this.#visible());
@@ -42,7 +43,7 @@ export class Poll {
     let response;
     let data;
     try {
-      response = await fetch(this.#url, { signal, headers: { Accept: "application/json" } });
+      response = await fetch(this.#url(), { signal, headers: { Accept: "application/json" } });
       data = response.status === 401 ? null : await response.json();
     } catch (error) {
       if (signal.aborted) return null;

@@ -12,6 +12,7 @@ import { Picker } from "./picker.js";
 import { Playground } from "./playground.js";
 import { Settings } from "./settings.js";
 import { PlaygroundSocket } from "./socket.js";
+import { Tenants } from "./tenants.js";
 import { Thread } from "./thread.js";
 
 const root = byId("playground");
@@ -31,6 +32,7 @@ const picker = new Picker(byId("model"), byId("model-list"), conversation.model,
   conversation.model = id;
   conversation.changed();
 });
+const tenants = new Tenants(byId("tenant-choice"), byId("tenant"), reader, () => models.now());
 const thread = new Thread(byId("scroller"), byId("thread"), {
   edit: (index, text) => playground.edit(index, text),
   again: () => playground.again(),
@@ -49,19 +51,20 @@ const playground = new Playground({
   settings,
   panel,
   picker,
+  tenants,
   composer,
   page,
 });
 
-function showModels({ models, tenant }) {
+function showModels({ models, tenant, tenants: all = [] }) {
+  tenants.update(all, tenant);
   picker.update(models);
-  byId("tenant").textContent = tenant ? `Counts for ${tenant}` : "";
   byId("no-models").hidden = models.length > 0;
   composer.blocked = models.length > 0 ? "" : "no model";
   root.dataset.models = "known";
 }
 
-const models = new Poll(modelsUrl, ({ models: found }) => (found.every(isReady) ? 5000 : 1500), {
+const models = new Poll(() => tenants.address(modelsUrl), ({ models: found }) => (found.every(isReady) ? 5000 : 1500), {
   data: showModels,
   failed: (message) => page.say(`The models can't be listed: ${message}`),
   loggedOut: () => connection.loggedOut(),

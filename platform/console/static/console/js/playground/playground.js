@@ -6,7 +6,7 @@ export class Playground {
   #parts;
   #running = null; // {generation, turn, view, stopped}
 
-  /** `parts`: conversation, thread, generations, settings, panel, picker, composer, page. */
+  /** `parts`: conversation, thread, generations, settings, panel, picker, tenants, composer, page. */
   constructor(parts) {
     this.#parts = parts;
   }
@@ -103,8 +103,9 @@ export class Playground {
 
   #generate() {
     this.#abandon();
-    const { conversation, thread, generations, settings, picker } = this.#parts;
+    const { conversation, thread, generations, settings, picker, tenants } = this.#parts;
     const request = {
+      ...(tenants.value && { tenant: tenants.value }),
       model: picker.model.id,
       messages: conversation.messages(conversation.turns.length),
       sampling: settings.sampling(),

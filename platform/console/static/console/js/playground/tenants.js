@@ -1,0 +1,70 @@
+/**
+ * The tenant that questions are asked in: whose models, limits and bill. A select where the reader
+ * belongs to several, kept in localStorage under the reader's own key; a line of text otherwise.
+ */
+
+import { el } from "../lib/dom.js";
+
+const PREFIX = "quire.tenant.";
+
+export class Tenants {
+  #select;
+  #line;
+  #key;
+  #value;
+  #shown = "";
+
+  /** `onChange()`: the reader chose another. */
+  constructor(select, line, reader, onChange) {
+    this.#select = select;
+    this.#line = line;
+    this.#key = PREFIX + reader;
+    this.#value = this.#kept();
+    select.addEventListener("change", () => {
+      this.#value = select.value;
+      this.#keep();
+      onChange();
+    });
+  }
+
+  /** The tenant's short name; "" before the server has named one. */
+  get value() {
+    return this.#value;
+  }
+
+  /** The address of something that depends on the tenant. */
+  address(url) {
+    return this.#value ? `${url}?tenant=${encodeURIComponent(this.#value)}` : url;
+  }
+
+  /** `tenants`: [{id, name}] to choose from. `current`: the one the server took, or null. */
+  update(tenants, current) {
+    this.#value = current ?? "";
+    const several = tenants.length > 1;
+    this.#select.parentElement.hidden = !several;
+    this.#line.textContent = current && !several ? `Counts for ${current}` : "";
+    const shown = JSON.stringify(tenants);
+    if (shown !== this.#shown) {
+      // An open list must not be built anew under the reader's eyes.
+      this.#shown = shown;
+      this.#select.replaceChildren(...tenants.map(({ id, name }) => el("option", { value: id }, name)));
+    }
+    this.#select.value = this.#value;
+  }
+
+  #kept() {
+    try {
+      return localStorage.getItem(this.#key) ?? "";
+    } catch {
+      return ""; // storage is forbidden here: the server takes the first
+    }
+  }
+
+  #keep() {
+    try {
+      localStorage.setItem(this.#key, this.#value);
+    } catch (error) {
+      console.warn("The tenant can't be kept:", error);
+    }
+  }
+}

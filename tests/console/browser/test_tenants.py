@@ -1,0 +1,63 @@
+"""The playground of somebody who belongs to several tenants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import Route, expect
+
+from tests.console.browser.conftest import Open
+from tests.console.browser.playground import PlaygroundPage
+
+LONG = "A research group with an unusually long name, and then some more of it"
+TENANTS = [{"id": "acme", "name": "Acme"}, {"id": "long", "name": LONG}]
+
+
+def card(name: str) -> dict[str, Any]:
+    return {"id": name, "state": "ready", "load_progress": 1, "replicas": 1, "max_model_len": 2048}
+
+
+def answer(route: Route) -> None:
+    tenant = "long" if "tenant=long" in route.request.url else "acme"
+    models = [card(f"model-of-{tenant}")]
+    route.fulfill(json={"models": models, "tenant": tenant, "tenants": TENANTS})
+
+
+def several(open_page: Open, **options: Any) -> PlaygroundPage:
+    page = open_page("/account/password/", **options)
+    page.route("**/console/api/models*", answer)
+    page.goto(page.url.replace("/account/password/", "/"))
+    return PlaygroundPage(page).ready()
+
+
+def test_questions_go_to_the_chosen_tenant_and_the_choice_is_kept(open_page: Open) -> None:
+    playground = several(open_page)
+    page = playground.page
+    choice = page.get_by_role("combobox", name="Tenant")
+    expect(choice).to_have_value("acme")
+    assert playground.requested()["tenant"] == "acme"
+    choice.select_option(LONG)
+    expect(page.get_by_role("combobox", name="Model")).to_contain_text("model-of-long")
+    asked = playground.requested()
+    assert (asked["tenant"], asked["model"]) == ("long", "model-of-long")
+    page.reload()
+    playground.ready()
+    expect(choice).to_have_value("long")
+
+
+def test_a_long_name_leaves_room_for_the_rest_on_a_phone(open_page: Open) -> None:
+    playground = several(open_page, viewport={"width": 390, "height": 844})
+    page = playground.page
+    page.get_by_role("combobox", name="Tenant").select_option(LONG)
+    expect(page.get_by_role("combobox", name="Model")).to_contain_text("model-of-long")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for name in ("Settings", "New conversation"):
+        box = page.get_by_role("button", name=name).bounding_box()
+        assert box is not None
+        assert box["x"] + box["width"] <= 390
+
+
+def test_a_single_tenant_is_named_and_not_asked_for(playground: PlaygroundPage) -> None:
+    page = playground.page
+    expect(page.get_by_role("combobox", name="Tenant")).to_be_hidden()
+    expect(page.get_by_text("Counts for acme")).to_be_visible()
