@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.logits import LogitEdits
 from kernels.quantization import check_integer_groups, check_integers, stacked
 
 
@@ -137,6 +138,8 @@ class KernelSet(ABC):
     """What computes its attention, by its name in `kernels.attention`; "": its own."""
     fuses_experts: bool = False
     """Whether `route` and `fused_experts` are there."""
+    edits: LogitEdits | None = None
+    """What changes logits before a token is chosen; None: torch does."""
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         """In which dtype hidden states are best kept, for weights of this dtype."""

@@ -16,8 +16,10 @@ from engine.sampling.filters import CANDIDATES, Filters
 from engine.sampling.penalties import Penalties, is_penalised
 from engine.sampling.processors import Processors
 from engine.sampling.state import SequenceSampling
+from engine.sampling.transfer import to_device
 from engine.sampling.uniforms import uniforms
 from engine.sampling_params import SamplingParams
+from kernels.logits import LogitEdits
 
 #: Up to this top_k, rows are settled by their largest logits alone.
 SMALL_TOP_K = 256
@@ -32,7 +34,7 @@ class Rows:
         self.rows = list(rows)
         self.index: Tensor | None = None
         if len(self.rows) != total:
-            self.index = torch.tensor(self.rows, dtype=torch.int64, device=device)
+            self.index = to_device(torch.tensor(self.rows, dtype=torch.int64), device)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -84,13 +86,14 @@ class Batch:
         eos_token_ids: Sequence[int],
         vocab_size: int,
         device: torch.device,
+        edits: LogitEdits | None = None,
     ) -> None:
         self.states = list(states)
         self.vocab_size = vocab_size
         self.device = device
         params = [state.params for state in states]
         rows = range(len(params))
-        self.constraints = Constraints(states, eos_token_ids, vocab_size, device)
+        self.constraints = Constraints(states, eos_token_ids, vocab_size, device, edits)
         self.processors = Processors(states)
         penalised = [row for row in rows if is_penalised(states[row])]
         self.penalties = Penalties(penalised, [states[row] for row in penalised])
@@ -128,7 +131,10 @@ class Batch:
             self.filtered.append(self._filtered(wide, params, CANDIDATES))
 
     def _column(self, values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float32, device=self.device)[:, None]
+        return self._send(values, torch.float32)[:, None]
+
+    def _send(self, values: list[float] | list[int], dtype: torch.dtype) -> Tensor:
+        return to_device(torch.tensor(values, dtype=dtype), self.device)
 
     def _filtered(self, rows: list[int], params: list[SamplingParams], width: int) -> FilteredRows:
         chosen = [params[row] for row in rows]
@@ -136,18 +142,22 @@ class Batch:
         top_k = [vocab if p.top_k < 1 else min(p.top_k, vocab) for p in chosen]
         filters = Filters(
             temperature=self._column([p.temperature for p in chosen]),
-            top_k=torch.tensor(top_k, dtype=torch.int64, device=self.device),
-            top_p=torch.tensor([p.top_p for p in chosen], dtype=torch.float64, device=self.device),
-            min_p=torch.tensor([p.min_p for p in chosen], dtype=torch.float64, device=self.device),
+            top_k=self._send(top_k, torch.int64),
+            top_p=self._send([p.top_p for p in chosen], torch.float64),
+            min_p=self._send([p.min_p for p in chosen], torch.float64),
             width=width,
             needs_mass=any(p.top_p < 1.0 and k >= width for p, k in zip(chosen, top_k)),
         )
         return FilteredRows(self._rows(rows), filters)
 
-    def uniform(self) -> Tensor:
-        """[rows] float64 in [0, 1), each of its sequence's seed and position alone."""
-        lengths = [len(state.output_token_ids) for state in self.states]
-        positions = np.array(lengths, dtype=np.int64)
+    def uniform(self, lengths: NDArray[np.int64] | None = None) -> Tensor:
+        """[rows] float64 in [0, 1), each of its sequence's seed and position alone.
+
+        `lengths`: how many tokens each has generated; None: as the states say.
+        """
+        if lengths is None:
+            lengths = np.array([len(state.output_token_ids) for state in self.states], np.int64)
+        positions = lengths
         place = positions - self._table_start
         if not self._table.size or place.min() < 0 or place.max() >= LOOKAHEAD:
             ahead = positions[:, None] + np.arange(LOOKAHEAD)
@@ -155,7 +165,17 @@ class Batch:
             self._table_start = positions
             place = np.zeros_like(positions)
         numbers = self._table[np.arange(len(place)), place]
-        return torch.from_numpy(numbers).to(self.device)
+        return to_device(torch.from_numpy(numbers), self.device)
+
+    @property
+    def reads_outputs(self) -> bool:
+        """Whether what is chosen depends on tokens chosen before, other than by the logits."""
+        return bool(
+            self.penalised
+            or self.beams.rows
+            or not self.processors.empty
+            or self.constraints.reads_outputs
+        )
 
     @property
     def untouched(self) -> bool:

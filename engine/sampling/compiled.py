@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.sampling.state import SequenceSampling
+from engine.sampling.transfer import to_device
 from kernels import KernelSet
 
 
@@ -34,10 +35,10 @@ class RowSettings:
         top_k = [vocab_size if p.top_k < 1 else p.top_k for p in params]
         temperature = [0.0 if p.greedy else p.temperature for p in params]
         return cls(
-            torch.tensor(temperature, dtype=torch.float32, device=device),
-            torch.tensor(top_k, dtype=torch.int64, device=device),
-            torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-            torch.tensor([p.min_p for p in params], dtype=torch.float64, device=device),
+            to_device(torch.tensor(temperature, dtype=torch.float32), device),
+            to_device(torch.tensor(top_k, dtype=torch.int64), device),
+            to_device(torch.tensor([p.top_p for p in params], dtype=torch.float64), device),
+            to_device(torch.tensor([p.min_p for p in params], dtype=torch.float64), device),
         )
 
 

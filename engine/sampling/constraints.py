@@ -10,6 +10,9 @@ from torch import Tensor
 from engine.sampling.bad_words import BadWords
 from engine.sampling.pairs import Pairs
 from engine.sampling.state import SequenceSampling
+from engine.sampling.token_mask import pack
+from engine.sampling.transfer import to_device
+from kernels.logits import LogitEdits
 
 NEVER = float("-inf")
 
@@ -20,6 +23,7 @@ class Constraints:
     Args:
         states: one a row of the logits.
         eos_token_ids: what `min_tokens` holds back besides the stop token ids.
+        edits: kernels that change logits; None: torch does.
     """
 
     def __init__(
@@ -28,8 +32,10 @@ class Constraints:
         eos_token_ids: Sequence[int],
         vocab_size: int,
         device: torch.device,
+        edits: LogitEdits | None = None,
     ) -> None:
         self._vocab_size = vocab_size
+        self._edits = edits
         self._device = device
         self._stack_allowed(states)
         self._stack_banned(states)
@@ -43,14 +49,26 @@ class Constraints:
             self._allowed or self._banned or self._bias or self._bad_words or self._min_tokens
         )
 
+    @property
+    def reads_outputs(self) -> bool:
+        """Whether anything depends on what the sequences have generated so far."""
+        return bool(self._bad_words or self._min_tokens)
+
     def _stack_allowed(self, states: Sequence[SequenceSampling]) -> None:
         pairs, rows = Pairs(self._vocab_size), []
         for row, state in enumerate(states):
             if state.params.allowed_token_ids is not None:
                 rows.append(row)
                 pairs.add(row, state.params.allowed_token_ids)
-        whole = torch.tensor(rows, dtype=torch.int64, device=self._device)
-        self._allowed = (whole, pairs.index(self._device)) if rows else None
+        self._allowed = None
+        if rows:
+            whole = to_device(torch.tensor(rows, dtype=torch.int64), self._device)
+            self._allowed = whole, pairs.index(self._device)
+        if rows and self._edits is not None:
+            bits = pack(
+                [states[row].params.allowed_token_ids or () for row in rows], self._vocab_size
+            )
+            self._allowed_bits = to_device(torch.from_numpy(bits), self._device)
 
     def _stack_banned(self, states: Sequence[SequenceSampling]) -> None:
         """Bad words of one token always hold; longer ones depend on the output."""
@@ -71,7 +89,7 @@ class Constraints:
             values += [float(bias[token]) for token in pairs.add(row, bias)]
         self._bias = None
         if values:
-            tensor = torch.tensor(values, dtype=torch.float32, device=self._device)
+            tensor = to_device(torch.tensor(values, dtype=torch.float32), self._device)
             self._bias = (pairs.index(self._device), tensor)
 
     def _stack_min_tokens(
@@ -94,26 +112,41 @@ class Constraints:
     def apply(self, logits: Tensor) -> None:
         """Constrain `logits` ([rows, vocab], float32) in place."""
         if self._allowed is not None:
-            whole, index = self._allowed
-            kept = logits[index]
-            logits[whole] = NEVER
-            logits[index] = kept
+            self._keep(logits, *self._allowed)
         if self._banned is not None:
-            logits[self._banned] = NEVER
+            self._forbid(logits, self._banned)
         if self._bad_words:
             self._ban_completions(logits)
         if self._min_tokens:
             self._ban_early_ends(logits)
         if self._bias is not None:
             index, values = self._bias
-            logits.index_put_(index, values, accumulate=True)
+            if self._edits is not None:
+                self._edits.add(logits, *index, values)
+            else:
+                logits.index_put_(index, values, accumulate=True)
+
+    def _keep(self, logits: Tensor, rows: Tensor, index: tuple[Tensor, Tensor]) -> None:
+        """Of some rows, only the tokens at `index`."""
+        if self._edits is not None:
+            self._edits.keep(logits, rows, self._allowed_bits, None)
+            return
+        kept = logits[index]
+        logits[rows] = NEVER
+        logits[index] = kept
+
+    def _forbid(self, logits: Tensor, index: tuple[Tensor, Tensor]) -> None:
+        if self._edits is not None:
+            self._edits.forbid(logits, *index)
+        else:
+            logits[index] = NEVER
 
     def _ban_completions(self, logits: Tensor) -> None:
         pairs = Pairs(self._vocab_size)
         for row, state, words in self._bad_words:
             pairs.add(row, words.banned_after(state.output_token_ids))
         if len(pairs):
-            logits[pairs.index(self._device)] = NEVER
+            self._forbid(logits, pairs.index(self._device))
 
     def _ban_early_ends(self, logits: Tensor) -> None:
         """The index is made anew only when a row has reached its min_tokens."""
@@ -130,4 +163,4 @@ class Constraints:
             self._early_rows = rows
             self._early = pairs.index(self._device) if len(pairs) else None
         if self._early is not None and rows:
-            logits[self._early] = NEVER
+            self._forbid(logits, self._early)

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from engine.sampling.transfer import to_device
+
 
 class Pairs:
     """Places in a [rows, vocab] tensor, collected in Python and used as one index.
@@ -34,6 +36,6 @@ class Pairs:
     def index(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """([n] rows, [n] tokens), int64."""
         return (
-            torch.tensor(self._rows, dtype=torch.int64, device=device),
-            torch.tensor(self._tokens, dtype=torch.int64, device=device),
+            to_device(torch.tensor(self._rows, dtype=torch.int64), device),
+            to_device(torch.tensor(self._tokens, dtype=torch.int64), device),
         )

@@ -29,8 +29,8 @@ class Penalties:
 
     def __init__(self, rows: Sequence[int], states: Sequence[SequenceSampling]) -> None:
         """`rows[i]` is the logits' row of `states[i]`."""
-        self._rows = np.asarray(rows, dtype=np.int64)
-        self._states = states
+        self.rows = np.asarray(rows, dtype=np.int64)
+        self.states = states
         params = [state.params for state in states]
         self._factors = np.array(
             [(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params],
@@ -39,10 +39,10 @@ class Penalties:
 
     def apply(self, logits: Tensor) -> None:
         """Penalise `logits` ([rows, vocab], float32) in place."""
-        counts = [state.token_counts(logits.shape[-1]) for state in self._states]
+        counts = [state.token_counts(logits.shape[-1]) for state in self.states]
         sizes = [len(count.ids) for count in counts]
         device = logits.device
-        rows = torch.from_numpy(np.repeat(self._rows, sizes)).to(device)
+        rows = torch.from_numpy(np.repeat(self.rows, sizes)).to(device)
         ids = torch.from_numpy(np.concatenate([count.ids for count in counts])).to(device)
         times = torch.from_numpy(np.concatenate([count.counts for count in counts])).to(device)
         factors = torch.from_numpy(np.repeat(self._factors, sizes, axis=0)).to(device)

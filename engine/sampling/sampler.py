@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.protocol import TokenLogprobs
 from engine.sampling.batch import Batch
 from engine.sampling.compiled import CompiledChoice
+from engine.sampling.device_penalties import DevicePenalties
 from engine.sampling.draw import BROKEN, draw
 from engine.sampling.filters import sample_filtered
-from engine.sampling.logprobs import RawLogprobs, best_candidates
+from engine.sampling.logprobs import LogprobTable, RawLogprobs, best_candidates
 from engine.sampling.state import SequenceSampling
 from engine.sampling.token_mask import MaskedRows
 from engine.sampling_params import GREEDY_EPS
 from kernels import KernelSet
+from kernels.logits import LogitEdits
 
 NOT_FINITE = "No token can be chosen: the logits hold NaN or infinity, or every token is forbidden."
 
@@ -41,6 +45,50 @@ class SamplerOutput:
     candidates: dict[int, TokenLogprobs] = field(default_factory=dict)
 
 
+@dataclass(slots=True)
+class Choice:
+    """What was chosen, not yet looked at.
+
+    Attributes:
+        token_ids: [rows] int64, on the logits' device; `BROKEN` where none can be chosen.
+        errors, candidates: see `SamplerOutput`.
+        table: log probabilities for `rows`, each with its `counts` top tokens.
+    """
+
+    token_ids: Tensor
+    errors: dict[int, str] = field(default_factory=dict)
+    candidates: dict[int, TokenLogprobs] = field(default_factory=dict)
+    table: LogprobTable | None = None
+    rows: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What `settle` must see."""
+        return [self.token_ids, *(self.table or ())]
+
+    @torch.inference_mode()
+    def settle(self, tensors: Sequence[Tensor]) -> SamplerOutput:
+        """Look at it: `tensors` are those of `tensors`, or copies of them on the host."""
+        token_ids, *table = tensors
+        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
+        errors = dict(self.errors)
+        if table:
+            found = LogprobTable(*table)
+            entries = found.entries(self.counts)
+            for row, entry, good in zip(self.rows, entries, found.finite.tolist(), strict=True):
+                logprobs[row] = entry
+                if not good and row not in self.candidates:
+                    errors.setdefault(row, NOT_FINITE)
+        for row, token_id in enumerate(token_ids.tolist()):
+            if token_id < 0 and row not in self.candidates:
+                errors.setdefault(row, NOT_FINITE)
+        for row in errors:
+            token_ids[row] = BROKEN
+            logprobs[row] = None
+        return SamplerOutput(token_ids, logprobs, errors, self.candidates)
+
+
 class Sampler:
     """Chooses tokens. One instance serves one engine; it keeps what it derived of the last batch.
 
@@ -55,10 +103,11 @@ class Sampler:
 
     def __init__(self, eos_token_ids: Iterable[int] = (), ops: KernelSet | None = None) -> None:
         self._compiled = None if ops is None else CompiledChoice(ops)
+        self._ops = ops
+        self._penalties: DevicePenalties | None = None
         self._eos_token_ids = sorted(set(eos_token_ids))
         self._batch: Batch | None = None
 
-    @torch.inference_mode()
     def sample(
         self,
         logits: Tensor,
@@ -76,31 +125,55 @@ class Sampler:
         Raises:
             ValueError: the number of rows and of states differ.
         """
+        choice = self.choose(logits, states, mask)
+        return choice.settle(choice.tensors)
+
+    @torch.inference_mode()
+    def choose(
+        self,
+        logits: Tensor,
+        states: Sequence[SequenceSampling],
+        mask: MaskedRows | None = None,
+        lengths: NDArray[np.int64] | None = None,
+    ) -> Choice:
+        """As `sample`, without looking at what was chosen: the device isn't waited for, unless
+        there are beams or logits processors.
+
+        `lengths`: tokens that each has generated before, int64 [rows]; None: as the states say.
+        """
         if logits.dim() != 2 or len(logits) != len(states):
             raise ValueError(f"logits of {tuple(logits.shape)} for {len(states)} sequences")
         if not len(states):
-            return SamplerOutput(torch.empty(0, dtype=torch.int64, device=logits.device), [])
+            return Choice(torch.empty(0, dtype=torch.int64, device=logits.device))
         batch = self._batch_of(states, logits)
         untouched = batch.untouched and mask is None
         if untouched and len(batch.greedy) == len(states) and not len(batch.logprobs):
-            return self._output(self._greedy(logits), {}, None, batch)
+            return Choice(self._greedy(logits))
         raw = None
         if len(batch.logprobs):
             own = batch.logprobs.of(logits).float()
             if not untouched and own.data_ptr() == logits.data_ptr():
                 own = own.clone()  # what follows writes over the logits
-            raw = RawLogprobs.of(own, max(batch.num_logprobs))
+            raw = RawLogprobs.of(own, max(batch.num_logprobs), self._edits(own))
         work = logits.float()
         errors = self._adjust(work, batch)
         if mask is not None:
-            mask.apply(work)
-        output = self._output(self._choose(work, batch), errors, raw, batch)
+            mask.apply(work, self._edits(work))
+        choice = Choice(self._choose(work, batch, lengths), errors)
+        if raw is not None:
+            chosen = batch.logprobs.of(choice.token_ids).clamp(min=0)
+            choice.table = raw.table(chosen)
+            choice.rows, choice.counts = batch.logprobs.rows, batch.num_logprobs
         if len(batch.beams):
-            self._add_candidates(work, batch, output)
-        return output
+            self._add_candidates(work, batch, choice)
+        return choice
+
+    def waits(self, logits: Tensor, states: Sequence[SequenceSampling]) -> bool:
+        """Whether choosing for these needs the tokens that they have generated so far."""
+        return bool(len(states)) and self._batch_of(states, logits).reads_outputs
 
     @staticmethod
-    def _add_candidates(logits: Tensor, batch: Batch, output: SamplerOutput) -> None:
+    def _add_candidates(logits: Tensor, batch: Batch, choice: Choice) -> None:
         """Beams get candidates instead of a token; one without any keeps its error."""
         rows = batch.beams.rows
         temperatures = [batch.states[row].params.temperature for row in rows]
@@ -109,9 +182,8 @@ class Sampler:
             divisors = [t if t >= GREEDY_EPS else 1.0 for t in temperatures]
             own = own / torch.tensor(divisors, device=own.device)[:, None]
         for row, found in zip(rows, best_candidates(own, batch.num_candidates), strict=True):
-            if found.token_ids and output.errors.get(row) in (None, NOT_FINITE):
-                output.candidates[row] = found
-                output.errors.pop(row, None)
+            if found.token_ids and row not in choice.errors:
+                choice.candidates[row] = found
 
     def _batch_of(self, states: Sequence[SequenceSampling], logits: Tensor) -> Batch:
         batch = self._batch
@@ -121,18 +193,34 @@ class Sampler:
             or batch.vocab_size != logits.shape[-1]
             or batch.device != logits.device
         ):
-            batch = Batch(states, self._eos_token_ids, logits.shape[-1], logits.device)
+            edits = self._edits(logits)
+            batch = Batch(states, self._eos_token_ids, logits.shape[-1], logits.device, edits)
             self._batch = batch
+            self._assign_penalties(batch, edits)
         return batch
 
-    @staticmethod
-    def _adjust(logits: Tensor, batch: Batch) -> dict[int, str]:
+    def _edits(self, logits: Tensor) -> LogitEdits | None:
+        """The kernels that change logits like these in place, where there are any."""
+        if self._ops is None or logits.device.type != self._ops.device.type:
+            return None
+        return self._ops.edits
+
+    def _assign_penalties(self, batch: Batch, edits: LogitEdits | None) -> None:
+        """Let the device's penalties know which sequences they are for."""
+        if edits is None or not (batch.penalised or self._penalties is not None):
+            self._penalties = None
+            return
+        if self._penalties is None or not self._penalties.fits(batch.vocab_size, batch.device):
+            self._penalties = DevicePenalties(edits, batch.vocab_size, batch.device)
+        self._penalties.assign(batch.penalties.rows.tolist(), batch.penalties.states)
+
+    def _adjust(self, logits: Tensor, batch: Batch) -> dict[int, str]:
         """Apply to `logits`, in place, all that greedy rows see too; returns errors by row."""
         if not batch.constraints.empty:
             batch.constraints.apply(logits)
         errors = {} if batch.processors.empty else batch.processors.apply(logits)
         if batch.penalised:
-            batch.penalties.apply(logits)
+            (self._penalties or batch.penalties).apply(logits)
         return errors
 
     def _greedy(self, logits: Tensor) -> Tensor:
@@ -140,14 +228,14 @@ class Sampler:
             return self._compiled.greedy(logits)
         return _greedy(logits)
 
-    def _choose(self, logits: Tensor, batch: Batch) -> Tensor:
+    def _choose(self, logits: Tensor, batch: Batch, lengths: NDArray[np.int64] | None) -> Tensor:
         """[rows] tokens."""
         if len(batch.greedy) == len(logits):
             return self._greedy(logits)
         if self._compiled is not None and self._compiled.takes(logits):
-            return self._compiled.sample(logits, batch.states, batch.uniform())
+            return self._compiled.sample(logits, batch.states, batch.uniform(lengths))
         tokens = torch.full((len(logits),), BROKEN, dtype=torch.int64, device=logits.device)
-        uniform = batch.uniform()
+        uniform = batch.uniform(lengths)
         if len(batch.greedy):
             batch.greedy.put(tokens, _greedy(batch.greedy.of(logits)))
         for group in batch.filtered:
@@ -161,27 +249,6 @@ class Sampler:
             weights = torch.softmax(chosen, dim=-1)
             batch.free.put(tokens, draw(weights, batch.free.of(uniform)))
         return tokens
-
-    @staticmethod
-    def _output(
-        tokens: Tensor, errors: dict[int, str], raw: RawLogprobs | None, batch: Batch
-    ) -> SamplerOutput:
-        logprobs: list[TokenLogprobs | None] = [None] * len(tokens)
-        if raw is not None:
-            chosen = batch.logprobs.of(tokens).clamp(min=0)
-            entries = raw.at(chosen, batch.num_logprobs)
-            for row, entry, good in zip(
-                batch.logprobs.rows, entries, torch.isfinite(raw.normalizer).tolist(), strict=True
-            ):
-                logprobs[row] = entry
-                if not good:
-                    errors.setdefault(row, NOT_FINITE)
-        for row in (tokens < 0).nonzero().squeeze(-1).tolist():
-            errors.setdefault(row, NOT_FINITE)
-        for row in errors:
-            tokens[row] = BROKEN
-            logprobs[row] = None
-        return SamplerOutput(tokens, logprobs, errors)
 
 
 def _greedy(logits: Tensor) -> Tensor:

@@ -14,16 +14,21 @@ class TokenCounts:
     Args:
         prompt: tokens that count as present with no occurrence in the output.
         vocab_size: ids outside [0, vocab_size) are left out (placeholders of images have such).
+
+    Attributes:
+        resets: how often all was counted anew; until then a token keeps its place.
     """
 
-    __slots__ = ("_counts", "_ids", "_seen", "_slots", "_vocab_size", "prompt")
+    __slots__ = ("_counts", "_ids", "_seen", "_slots", "_vocab_size", "prompt", "resets")
 
     def __init__(self, prompt: Sequence[int], vocab_size: int) -> None:
         self.prompt = prompt
         self._vocab_size = vocab_size
+        self.resets = 0
         self._reset()
 
     def _reset(self) -> None:
+        self.resets += 1
         distinct = [token for token in dict.fromkeys(self.prompt) if token < self._vocab_size]
         self._slots = {token: slot for slot, token in enumerate(distinct)}
         self._ids = np.zeros(len(distinct) + 64, dtype=np.int64)
@@ -48,6 +53,11 @@ class TokenCounts:
                 self._counts = np.concatenate((self._counts, np.zeros_like(self._counts)))
             self._ids[slot] = token
             self._counts[slot] += 1
+
+    def places(self, tokens: Iterable[int]) -> NDArray[np.int64]:
+        """[distinct] places of tokens that have been counted, in `ids` and `counts`."""
+        distinct = {self._slots[token] for token in tokens if token in self._slots}
+        return np.fromiter(distinct, np.int64, len(distinct))
 
     @property
     def ids(self) -> NDArray[np.int64]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from engine.sampling.transfer import to_device
+from kernels.logits import LogitEdits
 
 NEVER = float("-inf")
 
@@ -27,8 +31,14 @@ class MaskedRows:
     bits: NDArray[np.int32]
     forced: list[int]
 
-    def apply(self, logits: Tensor) -> None:
-        """Set forbidden tokens of `logits` (float32 [rows, vocab]) to -inf, in place."""
+    def apply(self, logits: Tensor, edits: LogitEdits | None = None) -> None:
+        """Set forbidden tokens of `logits` (float32 [rows, vocab]) to -inf, in place.
+
+        `edits`: the kernels that do it; None: torch.
+        """
+        if edits is not None:
+            self._apply_by(edits, logits)
+            return
         forbidden = unpack(~self.bits, logits.shape[-1], logits.device)
         everything = self.rows == list(range(len(logits)))
         index = torch.tensor(self.rows, dtype=torch.int64, device=logits.device)
@@ -39,6 +49,25 @@ class MaskedRows:
         chosen.masked_fill_(forbidden, NEVER)
         if not everything:
             logits[index] = chosen
+
+    def _apply_by(self, edits: LogitEdits, logits: Tensor) -> None:
+        device, forced = logits.device, None
+        if self.forced:
+            flags = torch.zeros(len(self.rows), dtype=torch.bool)
+            flags[self.forced] = True
+            forced = to_device(flags, device)
+        rows = to_device(torch.tensor(self.rows, dtype=torch.int64), device)
+        bits = to_device(torch.from_numpy(np.ascontiguousarray(self.bits)), device)
+        edits.keep(logits, rows, bits, forced)
+
+
+def pack(allowed: Sequence[Sequence[int]], vocab_size: int) -> NDArray[np.int32]:
+    """Packed bits [rows, words] of the tokens of each row; ids that no vocabulary has left out."""
+    flags = np.zeros((len(allowed), -(-vocab_size // 32) * 32), dtype=np.bool_)
+    for row, tokens in zip(flags, allowed, strict=True):
+        ids = np.asarray(tokens, dtype=np.int64)
+        row[ids[(ids >= 0) & (ids < vocab_size)]] = True
+    return np.packbits(flags, axis=1, bitorder="little").view(np.int32)
 
 
 def unpack(bits: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:

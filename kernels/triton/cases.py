@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.logits import PenalisedRows, TokenTable
 from kernels.triton import attention, grouped, norm, rope, sampling
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
 
@@ -73,11 +74,18 @@ def rotary(dtype: torch.dtype, cache: torch.dtype, scales: str, *, norms: bool, 
 
 
 def sampled() -> None:
-    """Sampling from 256 x 128k logits, with penalties and log probabilities."""
+    """Sampling from 256 x 128k logits, with all edits and log probabilities."""
     rows, vocab = 256, 128_256
     logits, longs = empty(rows, vocab), empty(rows, dtype=torch.int64)
     doubles = empty(rows, dtype=torch.float64)
-    sampling.penalise(logits, longs, longs, empty(rows), empty(rows), empty(rows), empty(rows))
+    edits, floats = sampling.TritonLogitEdits(), empty(rows)
+    edits.forbid(logits, longs, longs)
+    edits.add(logits, longs, longs, floats)
+    edits.keep(logits, longs, ints(rows, -(-vocab // 32)), empty(rows, dtype=torch.bool))
+    table = TokenTable(ints(rows, 2048), ints(rows, 2048))
+    edits.record(table, ints(4, rows))
+    penalised = PenalisedRows(ints(rows), ints(rows), floats, floats, floats)
+    edits.penalise(logits, penalised, table, ints(rows))
     sampling.sample(logits, empty(rows), longs, doubles, doubles, doubles)
     sampling.argmax(logits)
     sampling.token_logprobs(logits, longs)

@@ -17,7 +17,7 @@ from kernels.triton.launch import INTERPRETED
 from kernels.triton.linear import TorchLinear
 from kernels.triton.norm import fused_add_rms_norm, rms_norm
 from kernels.triton.rope import rope_and_cache
-from kernels.triton.sampling import argmax, sample
+from kernels.triton.sampling import TritonLogitEdits, argmax, sample
 
 
 class TritonKernels(KernelSet):
@@ -29,6 +29,7 @@ class TritonKernels(KernelSet):
 
     name = "triton"
     fuses_experts = True
+    edits = TritonLogitEdits()
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         self.device = torch.device(device)

@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from kernels.bench.gpu_cases import all_cases, compare, paged_batch
+from kernels.logits import PenalisedRows, TokenTable
 from kernels.reference import ReferenceKernels
 from kernels.triton.attention import merge_attention_states, paged_attention
 from kernels.triton.grouped import align, lora_expand, lora_groups, lora_shrink
 from kernels.triton.grouped.gemm import grouped_gemm
 from kernels.triton.kernel_set import load
 from kernels.triton.rope import rope_and_cache
-from kernels.triton.sampling import penalise, token_logprobs
+from kernels.triton.sampling import TritonLogitEdits, token_logprobs
 
 ALLOWED = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -147,20 +148,31 @@ def test_grouped_products_and_lora(device, large):
     compare(out, torch.einsum("rk,rnk->rn", low, b.float()[ids.long()]), 2e-2)
 
 
-def test_penalties_and_logprobs(device):
-    logits = torch.randn(4, 5000, device=device)
-    rows = torch.arange(4, device=device).repeat_interleave(3)
-    ids = torch.randint(0, 5000, (12,), device=device)
-    ids[:] = torch.randperm(5000, device=device)[:12]
-    counts = torch.arange(12, device=device).float()
-    one = torch.full((4,), 1.3, device=device)
+def test_edits_and_logprobs(device):
+    edits, logits = TritonLogitEdits(), torch.randn(4, 5000, device=device)
+    ints = {"dtype": torch.int32, "device": device}
+    ids = torch.randperm(5000, device=device)[:12].view(4, 3)
+    counts = torch.arange(12, device=device).view(4, 3)
+    table = TokenTable(torch.zeros(4, 64, **ints), torch.zeros(4, 64, **ints))
+    slots = torch.tensor([2, 0, 3, 1], **ints)
+    places = torch.arange(3, **ints).expand(4, 3)
+    changes = torch.stack((slots[:, None].expand(4, 3), places, ids.int(), counts.int()))
+    edits.record(table, changes.flatten(1))
+    factor = torch.full((4,), 1.3, device=device)
+    rows = torch.arange(4, **ints)
+    penalised = PenalisedRows(rows, slots, factor, factor, factor)
     expected = logits.clone()
-    value = expected[rows, ids]
+    value = expected.gather(1, ids)
     value = torch.where(value > 0, value / 1.3, value * 1.3) - 1.3 * counts - 1.3 * (counts > 0)
-    expected[rows, ids] = value
-    penalise(logits, rows, ids, counts, one, one, one)
+    expected.scatter_(1, ids, value)
+    edits.penalise(logits, penalised, table, torch.full((4,), 3, **ints))
     torch.testing.assert_close(logits, expected)
-    tokens = ids[:4].contiguous()
+    allowed = torch.rand(4, 5024, device=device) < 0.5
+    words = (allowed.view(4, -1, 32).long() << torch.arange(32, device=device)).sum(-1)
+    masked = logits.clone()
+    edits.keep(masked, rows.long(), words.int(), None)
+    assert torch.equal(masked, logits.masked_fill(~allowed[:, :5000], float("-inf")))
+    tokens = ids[:, 0].contiguous()
     found, normalizer, rank = token_logprobs(logits, tokens)
     plain = torch.log_softmax(logits.double(), -1)
     chosen = plain.gather(1, tokens[:, None])

@@ -41,12 +41,7 @@ def logprobs_kernel(
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of tokens int64 [R] under float32 logits [R, vocab]: log probability, normalizer, rank.
-
-    float32 [R], float32 [R] (each row's logsumexp) and int64 [R] (1: the likeliest; equal logits
-    share the best rank). Which tokens are given can't be checked on a GPU: each must be in the
-    vocabulary.
-    """
+    """See `LogitEdits.token_logprobs`."""
     rows, vocab = check_logits(logits)
     check_vector("tokens", tokens, rows, torch.int64)
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)

@@ -8,9 +8,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.logits import PenalisedRows, TokenTable
 from kernels.reference import sampling as reference
-from kernels.triton.sampling import argmax, penalise, sample, token_logprobs
+from kernels.triton.sampling import TritonLogitEdits, argmax, sample, token_logprobs
 from tests.kernels.test_sampling import FILTERS, settings
+
+EDITS = TritonLogitEdits()
 
 
 @pytest.mark.parametrize("vocab", [1, 15, 16, 17, 64, 65, 300])
@@ -83,30 +86,65 @@ def test_wrong_settings_are_refused():
         argmax(logits.double())
 
 
+def penalised(rows, slots):
+    made = [torch.tensor(given, dtype=torch.int32) for given in (rows, slots)]
+    return PenalisedRows(
+        *made, torch.tensor([1.5, 0.8]), torch.tensor([0.5, -1.0]), torch.tensor([0.3, 2.0])
+    )
+
+
 def test_penalties_touch_only_what_is_named():
     logits = torch.randn(3, 50)
-    rows = torch.tensor([0, 0, 2, 2, 2])
-    ids = torch.tensor([3, 49, 0, 7, 8])
-    counts = torch.tensor([1.0, 0.0, 2.0, 0.0, 5.0])
-    repetition = torch.tensor([1.5, 9.0, 0.8])
-    frequency, presence = torch.tensor([0.5, 9.0, -1.0]), torch.tensor([0.3, 9.0, 2.0])
-    expected = logits.double()
-    for row, token, count in zip(rows.tolist(), ids.tolist(), counts.tolist()):
-        value = float(expected[row, token])
-        factor = float(repetition[row])
+    table = TokenTable(*(torch.full((4, 600), 7, dtype=torch.int32) for _ in range(2)))
+    changes = [(3, 0, 3, 1), (3, 1, 49, 0), (1, 0, 0, 2), (1, 1, 7, 0), (1, 2, 8, 5)]
+    EDITS.record(table, torch.tensor(changes, dtype=torch.int32).T)
+    assert int((table.ids != 7).sum()) == 4
+    expected, factors = logits.double(), penalised([0, 2], [3, 1])
+    for slot, _, token, count in changes:
+        at = 0 if slot == 3 else 1
+        value, factor = float(expected[2 * at, token]), float(factors.repetition[at])
         value = value / factor if value > 0 else value * factor
-        value -= float(frequency[row]) * count + (float(presence[row]) if count else 0.0)
-        expected[row, token] = value
-    penalise(logits, rows, ids, counts, repetition, frequency, presence)
+        value -= float(factors.frequency[at]) * count
+        expected[2 * at, token] = value - (float(factors.presence[at]) if count else 0.0)
+    EDITS.penalise(logits, factors, table, torch.tensor([2, 3], dtype=torch.int32))
     torch.testing.assert_close(logits.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_no_penalties():
-    logits, none = torch.randn(1, 5), torch.empty(0, dtype=torch.int64)
-    one = torch.ones(1)
+    logits = torch.randn(1, 5)
+    table = TokenTable(*(torch.zeros((0, 0), dtype=torch.int32) for _ in range(2)))
     before = logits.clone()
-    penalise(logits, none, none, none.float(), one, one, one)
+    none = torch.empty(0, dtype=torch.int32)
+    empty = PenalisedRows(none, none, none.float(), none.float(), none.float())
+    EDITS.record(table, torch.empty((4, 0), dtype=torch.int32))
+    EDITS.penalise(logits, empty, table, none)
     assert torch.equal(logits, before)
+
+
+def test_edits_of_single_places():
+    logits = torch.randn(3, 5000)
+    expected = logits.clone()
+    rows, ids = torch.arange(600) % 3, torch.randperm(5000)[:600]
+    values = torch.randn(600)
+    expected[rows, ids] += values
+    EDITS.add(logits, rows, ids, values)
+    assert torch.equal(logits, expected)
+    expected[rows, ids] = float("-inf")
+    EDITS.forbid(logits, rows.repeat(2), ids.repeat(2))
+    assert torch.equal(logits, expected)
+
+
+def test_edits_that_do_not_fit_are_refused():
+    logits, one = torch.randn(2, 50), torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="too few"):
+        EDITS.keep(logits, one, torch.zeros((1, 1), dtype=torch.int32), None)
+    with pytest.raises(ValueError, match="bits"):
+        EDITS.keep(logits, one, torch.zeros((1, 2)), None)
+    with pytest.raises(ValueError, match="values"):
+        EDITS.add(logits, one, one, torch.zeros(2))
+    table = TokenTable(*(torch.zeros((1, 4), dtype=torch.int32) for _ in range(2)))
+    with pytest.raises(ValueError, match="changes"):
+        EDITS.record(table, torch.zeros((3, 1), dtype=torch.int32))
 
 
 @pytest.mark.parametrize("vocab", [1, 17, 3000])

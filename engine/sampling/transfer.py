@@ -1,0 +1,16 @@
+"""Moving what the host has made to where the logits are."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The CPU tensor on the device, without waiting for the device.
+
+    A copy to a GPU starts from pinned pages, which torch keeps until it's done.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
