@@ -12,14 +12,16 @@ from tenants.actors import as_actor
 from tenants.models import User
 
 DAYS = 14
+SUMMED = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens")
 
 
 def recent_usage(user: User) -> dict[str, Any]:
     """Sums by tenant and model over the last `DAYS` days (UTC), and each day's tokens.
 
-    Returns: {"days": [`DAYS` dates, oldest first], "rows": [{"tenant", "model", "requests",
-    "prompt_tokens", "cached_tokens", "completion_tokens", "by_day": [`DAYS` totals]}]}, most tokens
-    first; for operators of all tenants, for others of their own.
+    Returns: {"days": [`DAYS` dates, oldest first], "daily": [each one's sums],
+    "rows": [{"tenant", "model", the sums, "by_day": [`DAYS` totals]}]}, most tokens first; for
+    operators of all tenants, for others of their own. The sums: "requests", "prompt_tokens",
+    "cached_tokens", "completion_tokens".
     """
     today = datetime.now(UTC).date()
     first = today - timedelta(days=DAYS - 1)
@@ -32,7 +34,7 @@ def recent_usage(user: User) -> dict[str, Any]:
             for tenant in access_tenants(user)
             for entry in access_usage(user, tenant, first=first, last=today)
         ]
-    return {"days": days, "rows": _rows(sums, days)}
+    return {"days": days, "daily": _daily(sums, days), "rows": _rows(sums, days)}
 
 
 def _rows(sums: list[UsageSum], days: list[str]) -> list[dict[str, Any]]:
@@ -43,15 +45,23 @@ def _rows(sums: list[UsageSum], days: list[str]) -> list[dict[str, Any]]:
         {
             "tenant": tenant,
             "model": model,
-            "requests": sum(entry.requests for entry in entries),
-            "prompt_tokens": sum(entry.prompt_tokens for entry in entries),
-            "cached_tokens": sum(entry.cached_tokens for entry in entries),
-            "completion_tokens": sum(entry.completion_tokens for entry in entries),
+            **_sum(entries),
             "by_day": _by_day(entries, days),
         }
         for (tenant, model), entries in grouped.items()
     ]
     return sorted(rows, key=lambda row: (-sum(row["by_day"]), row["tenant"], row["model"]))
+
+
+def _daily(sums: list[UsageSum], days: list[str]) -> list[dict[str, int]]:
+    grouped: dict[str, list[UsageSum]] = defaultdict(list)
+    for entry in sums:
+        grouped[entry.day.isoformat()].append(entry)
+    return [_sum(grouped[day]) for day in days]
+
+
+def _sum(entries: list[UsageSum]) -> dict[str, int]:
+    return {field: sum(getattr(entry, field) for entry in entries) for field in SUMMED}
 
 
 def _by_day(entries: list[UsageSum], days: list[str]) -> list[int]:

@@ -259,6 +259,9 @@ def test_usage_is_summed_by_tenant_and_model_for_its_members_alone(login: Login)
     assert (row["tenant"], row["model"], row["requests"]) == ("acme", "quill", 2)
     assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (150, 75, 20)
     assert row["by_day"] == [0] * 13 + [170]
+    *before, today = found["daily"]
+    assert [set(day.values()) for day in before] == [{0}] * 13
+    assert today == {name: row[name] for name in today}
 
 
 def test_operators_see_the_usage_of_all_tenants_most_tokens_first(login: Login) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
+import pytest
 from playwright.sync_api import expect
 
 from engine.protocol import Heartbeat
@@ -88,6 +90,60 @@ def test_the_examples_name_a_ready_model_and_this_server(open_page: Open) -> Non
     expect(page.locator("[data-snippet]").first).to_contain_text(
         f"{page.url.split('/console')[0]}/v1/chat"
     )
+
+
+def usage_of(*daily: tuple[int, int, int]) -> dict[str, Any]:
+    """Two weeks of it: (prompt, cached, output) tokens of the last days."""
+    days = [f"2026-11-{day:02d}" for day in range(8, 22)]
+    full = [(0, 0, 0)] * (14 - len(daily)) + list(daily)
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    sums = [dict(zip(names, day, strict=True)) | {"requests": int(any(day))} for day in full]
+    row = {
+        "tenant": "a-group-with-an-unusually-long-name-and-then-some-more",
+        "model": "Meta-Llama-3.1-8B-Instruct-AWQ-INT4-with-a-very-long-name",
+        **{name: sum(day[name] for day in sums) for name in ("requests", *names)},
+        "by_day": [prompt + output for prompt, _, output in full],
+    }
+    return {"days": days, "daily": sums, "rows": [row]}
+
+
+def test_usage_is_drawn_by_day(open_page: Open) -> None:
+    usage = usage_of((100, 50, 100), (1_000_000, 250_000, 200_000))
+    page = open_page("/console/", answers={"/console/api/usage": usage})
+    chart = page.get_by_role("img", name="Tokens a day; the most, 1,200,000, on Nov 21")
+    expect(chart).to_be_visible()
+    columns = chart.locator(".chart-day")
+    expect(columns).to_have_count(14)
+    heights = [float(rect.get_attribute("height")) for rect in columns.last.locator("rect").all()]
+    assert sum(heights) == pytest.approx(100)
+    assert heights[0] / heights[2] == pytest.approx(250 / 200)
+    sums = page.locator("#usage-sums")
+    for name, value in (("Requests", "2"), ("Prompt tokens", "1M"), ("From the cache", "25 %")):
+        expect(sums.locator("div", has_text=name).locator("dd")).to_have_text(value)
+
+
+@pytest.mark.parametrize(("width", "figures"), [(1440, True), (390, False)])
+def test_long_names_leave_the_figures_in_sight(open_page: Open, width: int, figures: bool) -> None:
+    usage = usage_of((100, 50, 100))
+    size = {"width": width, "height": 900}
+    page = open_page("/console/", viewport=size, answers={"/console/api/usage": usage})
+    row = page.locator("#usage tr")
+    expect(row).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    requests, bars = row.locator("td").nth(1).bounding_box(), row.locator("svg").bounding_box()
+    assert requests is not None
+    assert bars is not None
+    assert requests["x"] + requests["width"] <= width
+    assert bars["width"] > 100
+    if figures:
+        assert bars["x"] + bars["width"] <= width
+
+
+def test_without_usage_there_is_a_word_and_no_empty_chart(open_page: Open) -> None:
+    empty = {**usage_of((0, 0, 0)), "rows": []}
+    page = open_page("/console/", answers={"/console/api/usage": empty})
+    expect(page.get_by_text("Nothing was used yet")).to_be_visible()
+    expect(page.locator("#usage-picture")).to_be_hidden()
 
 
 def test_figures_that_are_out_of_date_say_so(open_page: Open) -> None:

@@ -2,10 +2,17 @@
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const oneDigit = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+const short = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
 /** 12345 as "12,345"; nothing for what isn't a number. */
 export function count(value) {
   return Number.isFinite(value) ? whole.format(value) : "–";
+}
+
+/** 1234567 as "1.2M": for figures at a glance, with the exact one elsewhere. */
+export function compact(value) {
+  if (!Number.isFinite(value)) return "–";
+  return value < 10_000 ? whole.format(value) : short.format(value);
 }
 
 /** A rate: one digit after the point below 100. */

@@ -6,6 +6,7 @@ import { plural } from "../lib/format.js";
 import { Poll } from "../lib/poll.js";
 import { ReplicaCard } from "./replica_card.js";
 import { modelRow, usageRow } from "./tables.js";
+import { usageChart, usageSums } from "./usage_chart.js";
 
 const OVERVIEW_EVERY = 1500;
 const USAGE_EVERY = 15_000;
@@ -55,7 +56,10 @@ function card(id) {
   return cards.get(id);
 }
 
-function showUsage({ days, rows }) {
+function showUsage({ days, daily, rows }) {
+  byId("usage-sums").replaceChildren(...usageSums(daily));
+  byId("usage-chart").replaceChildren(...usageChart(days, daily));
+  byId("usage-picture").hidden = rows.length === 0;
   byId("usage").replaceChildren(...rows.map((row) => usageRow(days, row)));
   byId("usage-table").hidden = rows.length === 0;
   byId("no-usage").hidden = rows.length > 0;

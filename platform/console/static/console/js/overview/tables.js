@@ -30,7 +30,7 @@ export function usageRow(days, row) {
     "tr",
     {},
     el("th", { scope: "row" }, row.tenant),
-    el("td", {}, row.model),
+    el("td", { class: "name" }, row.model),
     end(count(row.requests)),
     end(count(row.prompt_tokens)),
     end(percent(row.prompt_tokens ? row.cached_tokens / row.prompt_tokens : NaN)),
