@@ -71,12 +71,14 @@ class Mailbox:
     have, whatever the consumer's speed. Not thread-safe: writer and consumer share a loop.
     """
 
-    __slots__ = ("_error", "_pieces", "_waiter")
+    __slots__ = ("_deadline", "_error", "_pieces", "_timer", "_waiter")
 
     def __init__(self) -> None:
         self._pieces: dict[tuple[int, int], Piece] = {}
         self._error: QuireError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._deadline: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def put(self, piece: Piece) -> None:
         """Add a piece and wake the consumer."""
@@ -116,10 +118,34 @@ class Mailbox:
     async def _wait(self, wait_s: float | None) -> None:
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
-        timer = None if wait_s is None else loop.call_later(wait_s, self._wake)
+        if wait_s is not None:
+            self._end_after(wait_s, loop)
         try:
             await self._waiter
         finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
+            self._waiter = self._deadline = None
+
+    def _end_after(self, wait_s: float, loop: asyncio.AbstractEventLoop) -> None:
+        """A timer of an earlier wait does: one a token would cost more than the token."""
+        self._deadline = loop.time() + wait_s
+        if self._timer is not None and self._timer.when() > self._deadline:
+            self.close()
+        if self._timer is None:
+            self._timer = loop.call_later(wait_s, self._late, loop)
+
+    def _late(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The timer fired: the wait is over, or another one began since it was set."""
+        self._timer, deadline = None, self._deadline
+        if deadline is None:
+            return
+        left = deadline - loop.time()
+        if left <= 0:
+            self._wake()
+        else:
+            self._timer = loop.call_later(left, self._late, loop)
+
+    def close(self) -> None:
+        """Leave no timer behind."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

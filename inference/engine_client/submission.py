@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from inference.engine_client.flight import Flight
@@ -21,12 +22,12 @@ class Submission:
     def __init__(self, client: EngineClient, mailbox: Mailbox, flights: list[Flight]) -> None:
         self._client, self._mailbox, self._flights = client, mailbox, flights
 
-    async def get(self, wait_s: float | None = None) -> list[Piece]:
+    def get(self, wait_s: float | None = None) -> Awaitable[list[Piece]]:
         """The next pieces, at most one an output; [] after `wait_s` seconds without any.
 
         Raises: `QuireError` of the engine, or `EngineUnavailable`.
         """
-        return await self._mailbox.get(wait_s)
+        return self._mailbox.get(wait_s)
 
     def num_tokens(self, number: int, index: int) -> int:
         """Tokens of an output that have reached this gateway."""
@@ -42,6 +43,7 @@ class Submission:
 
     def close(self) -> None:
         """Abort what has not finished. Idempotent, never blocks."""
+        self._mailbox.close()
         for flight in self._flights:
             self._client.abandon(flight)
 

@@ -97,7 +97,11 @@ class Generation:
         """
         try:
             pieces = await self._submission.get(wait_s)
-            await self._check_key()
+            now = time.monotonic()
+            if now - self._key_checked_at >= RECHECK_KEY_S:
+                self._key_checked_at = now
+                # A key that is revoked ends its streams. Cheap: a cached answer every few seconds.
+                await check_still_valid(self.job.caller)
         except QuireError as error:
             self._error = error
             self.release()
@@ -106,13 +110,6 @@ class Generation:
         if self.finished:
             self.release()
         return increments
-
-    async def _check_key(self) -> None:
-        """A key that is revoked ends its streams. Cheap: a cached answer every few seconds."""
-        now = time.monotonic()
-        if now - self._key_checked_at >= RECHECK_KEY_S:
-            self._key_checked_at = now
-            await check_still_valid(self.job.caller)
 
     def _push(self, piece: Piece) -> Increment | None:
         output = self.outputs[piece.number][piece.index]

@@ -75,8 +75,10 @@ class ChatStreamWriter(StreamWriter[TurnDelta]):
         return out + self._chunks.choice(last)
 
     def _text(self, index: int, text: str) -> bytes:
-        template = self._choice(index, {"content": _TEXT_MARK})
-        return self._chunks.text(index, text, template, _PLACE)
+        return self._chunks.text(index, text, self._text_choice, _PLACE)
+
+    def _text_choice(self, index: int) -> dict[str, Any]:
+        return self._choice(index, {"content": _TEXT_MARK})
 
     def _choice(self, index: int, fields: dict[str, Any]) -> dict[str, Any]:
         return {"index": index, "delta": fields, "logprobs": None, "finish_reason": None}

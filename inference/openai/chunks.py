@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -29,11 +30,13 @@ class ChunkEncoder:
         """A chunk with one choice."""
         return self._start + _encode(choice) + self._tail()
 
-    def text(self, index: int, text: str, template: dict[str, Any], place: str) -> bytes:
+    def text(
+        self, index: int, text: str, template: Callable[[int], dict[str, Any]], place: str
+    ) -> bytes:
         """The same, where only the text differs: `place` is where the encoded template has it."""
         parts = self._texts.get(index)
         if parts is None:
-            before, _, after = _encode(template).partition(place.encode())
+            before, _, after = _encode(template(index)).partition(place.encode())
             parts = self._texts[index] = (self._start + before, after)
         return parts[0] + _encode(text) + parts[1] + self._tail()
 

@@ -52,8 +52,7 @@ class CompletionStreamWriter(StreamWriter[Increment]):
         if first:
             text = options.echo(increment.number) + text
         if self._plain and increment.finish_reason is None:
-            template = self._choice(index, _TEXT_MARK)
-            return self._chunks.text(index, text, template, _PLACE) if text else b""
+            return self._chunks.text(index, text, self._text_choice, _PLACE) if text else b""
         choice = self._choice(index, text)
         choice["finish_reason"] = increment.finish_reason
         if increment.finish_reason is not None:
@@ -63,6 +62,9 @@ class CompletionStreamWriter(StreamWriter[Increment]):
 
     def _choice(self, index: int, text: str) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+
+    def _text_choice(self, index: int) -> dict[str, Any]:
+        return self._choice(index, _TEXT_MARK)
 
     def _add_tokens(self, choice: dict[str, Any], increment: Increment, first: bool) -> None:
         """Log probabilities and token ids, as far as they are asked for."""

@@ -49,6 +49,21 @@ async def test_waiting_ends_after_its_time() -> None:
     assert await Mailbox().get(0.01) == []
 
 
+async def test_a_later_wait_may_be_shorter_or_longer_than_the_one_before() -> None:
+    mailbox, loop = Mailbox(), asyncio.get_running_loop()
+    mailbox.put(piece([1]))
+    assert len(await mailbox.get(60.0)) == 1
+    loop.call_later(0.01, mailbox.put, piece([2]))
+    assert len(await mailbox.get(60.0)) == 1
+    assert await mailbox.get(0.01) == []
+    loop.call_soon(mailbox.put, piece([3]))
+    assert len(await mailbox.get(0.02)) == 1
+    started = loop.time()
+    assert await mailbox.get(0.1) == []
+    assert loop.time() - started >= 0.1
+    mailbox.close()
+
+
 async def test_an_error_comes_after_the_tokens_before_it() -> None:
     mailbox = Mailbox()
     mailbox.put(piece([1]))
