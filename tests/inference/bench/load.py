@@ -24,14 +24,15 @@ class Timings:
             "requests": len(self.whole),
             "req_s": round(len(self.whole) / self.wall, 1),
             "tok_s": round(self.tokens / self.wall),
-            "p50_ms": _percentile(self.whole, 50),
-            "p99_ms": _percentile(self.whole, 99),
-            "ttft_p50_ms": _percentile(self.first, 50),
-            "ttft_p99_ms": _percentile(self.first, 99),
+            "p50_ms": percentile(self.whole, 50),
+            "p99_ms": percentile(self.whole, 99),
+            "ttft_p50_ms": percentile(self.first, 50),
+            "ttft_p99_ms": percentile(self.first, 99),
         }
 
 
-def _percentile(values: list[float], percent: int) -> float:
+def percentile(values: list[float], percent: int) -> float:
+    """In milliseconds; 0 for no values."""
     ordered = sorted(values) or [0.0]
     return round(1000 * ordered[min(len(ordered) - 1, len(ordered) * percent // 100)], 2)
 
