@@ -160,6 +160,10 @@ class EngineConfig:
         0.9, "part of a GPU's memory that weights, activations and KV cache may take", low=0.01,
         high=1.0,
     )  # fmt: skip
+    split_mixed_batches: bool = _option(
+        True,
+        "on a GPU, attend to sequences that decode beside prompts by a kernel call of their own",
+    )
     enable_sleep_mode: bool = _option(
         False, "an operator may send the model to sleep, which gives its memory back for a while"
     )

@@ -15,6 +15,7 @@ from engine.accounting import Accounts
 from engine.admission import Admission
 from engine.config import EngineConfig
 from engine.errors import EngineOverloaded, EngineSleeping, InvalidRequest
+from engine.executor.outcome import Outcome
 from engine.executor.single import SingleExecutor
 from engine.exits import Exits
 from engine.harvest import Harvest
@@ -39,7 +40,7 @@ class Step(NamedTuple):
 
     plan: StepPlan
     scheduled: list[Sequence]
-    result: Future[StepResult]
+    result: Outcome
 
 
 class EngineCore:
@@ -206,7 +207,7 @@ class EngineCore:
             plan.mask = self.structured.begin_masks()
         return Step(plan, scheduled, self._execute(plan))
 
-    def _execute(self, plan: StepPlan) -> Future[StepResult]:
+    def _execute(self, plan: StepPlan) -> Outcome:
         """The step's result: to come, or there already without async scheduling."""
         if self._most_in_flight:
             return self.executor.submit(plan)

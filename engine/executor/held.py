@@ -77,7 +77,8 @@ class HostCopy:
     memory, at other addresses. Views of one storage stay views of it.
 
     Args:
-        tensors: what is to be put away; those on other devices are left alone.
+        tensors: what is to be put away; those on other devices, or whose memory isn't torch's own,
+            are left alone.
         device: whose memory is given back.
         pinned: keep it in pages that a GPU copies from at full speed.
     """
@@ -87,7 +88,8 @@ class HostCopy:
         seen: set[int] = set()
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if tensor.device.type != device.type or not storage.nbytes() or storage._cdata in seen:
+            ours = tensor.device.type == device.type and storage.resizable()
+            if not ours or not storage.nbytes() or storage._cdata in seen:
                 continue
             seen.add(storage._cdata)
             copy = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from concurrent.futures import Future
 from functools import partial
 from typing import Any, cast
 
@@ -15,6 +14,7 @@ from engine.config import EngineConfig
 from engine.device import kernels_for
 from engine.errors import ConfigError
 from engine.executor.memory import num_counted_blocks, num_cpu_blocks
+from engine.executor.outcome import Launched, Outcome
 from engine.executor.sleep import Sleeper
 from engine.executor.step_thread import StepThread
 from engine.executor.threads import Threads
@@ -29,6 +29,7 @@ from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch
 from engine.worker.cuda.memory import num_gpu_blocks
 from engine.worker.cuda.modes import GraphMode
+from engine.worker.cuda.runner import DeviceRunner
 from engine.worker.cuda.setup import device_forward, device_of, graph_mode, profile
 from engine.worker.runner import ModelRunner
 
@@ -132,11 +133,12 @@ class SingleExecutor:
         """Take over the changes of a plan that holds no sequence."""
         self._runner.prepare(plan)
 
-    def submit(self, plan: StepPlan) -> Future[StepResult]:
+    def submit(self, plan: StepPlan) -> Outcome:
         """Prepare a step now and run it in a thread, after those submitted before.
 
         At most one other may be unfinished. After one has failed, all are skipped (`StepSkipped`)
-        until `resume`.
+        until `resume`. On a GPU the thread launches a step while the one before is under way; what
+        comes of it is waited for by whoever asks for the result.
         """
         if self._thread is None:
             self._thread = StepThread()
@@ -145,16 +147,22 @@ class SingleExecutor:
         def prepare() -> Callable[[], StepResult]:
             return partial(self._run, plan, runner.prepare(plan))
 
-        return self._thread.submit(prepare)
+        future = self._thread.submit(prepare)
+        return Launched(future) if isinstance(runner, DeviceRunner) else future
 
-    def _run(self, plan: StepPlan, inputs: Any) -> StepResult:
-        """Run a prepared step, in the thread that runs them all."""
+    def _run(self, plan: StepPlan, inputs: Any) -> Any:
+        """Run or launch a prepared step, in the thread that does it for all."""
         if not self._begun:
             self._begin()
-        return self._runner.run(plan, inputs)
+        runner = self._runner
+        if isinstance(runner, DeviceRunner):
+            return runner.launch(plan, inputs)
+        return runner.run(plan, inputs)
 
     def resume(self) -> None:
         """Run submitted steps again after one has failed; all must be done."""
+        if isinstance(self._runner, DeviceRunner):
+            self._runner.forget()
         if self._thread is not None:
             self._thread.resume()
 
@@ -191,13 +199,14 @@ class SingleExecutor:
         compiled = config.compiled_sampling and self._ops.name != "reference"
         chooser = self._ops if compiled else None
         sampler = Sampler(self.loaded.eos_token_ids, chooser)
-        runner = ModelRunner(self.loaded.model, batch, sampler)
-        if self.device.type == "cuda":
-            longest = -(-self.loaded.max_model_len // config.block_size)
-            groups = len(self.layout.groups)
-            model = cast(NativeDecoder, self.loaded.model)
-            runner.forward = device_forward(model, config, self.token_budget, longest, groups)
-        return runner
+        if self.device.type != "cuda":
+            return ModelRunner(self.loaded.model, batch, sampler)
+        longest = -(-self.loaded.max_model_len // config.block_size)
+        groups = len(self.layout.groups)
+        model = cast(NativeDecoder, self.loaded.model)
+        forward = device_forward(model, config, self.token_budget, longest, groups)
+        batch.decodes_first = config.split_mixed_batches
+        return DeviceRunner(model, batch, sampler, forward, self.device)
 
     def _layout(self, config: EngineConfig) -> KVLayout:
         """The model's KV cache groups."""

@@ -8,8 +8,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-
-from engine.scheduler.plan import StepResult
+from typing import Any
 
 
 class StepSkipped(RuntimeError):
@@ -18,8 +17,8 @@ class StepSkipped(RuntimeError):
 
 @dataclass(slots=True)
 class _Work:
-    run: Callable[[], StepResult]
-    future: Future[StepResult]
+    run: Callable[[], Any]
+    future: Future[Any]
     attempt: int
 
 
@@ -40,9 +39,9 @@ class StepThread:
         # theirs.
         weakref.finalize(self, self._queue.put, None)
 
-    def submit(self, prepare: Callable[[], Callable[[], StepResult]]) -> Future[StepResult]:
+    def submit(self, prepare: Callable[[], Callable[[], Any]]) -> Future[Any]:
         """Call `prepare` here and now, and what it returns in the thread, after earlier steps."""
-        future: Future[StepResult] = Future()
+        future: Future[Any] = Future()
         if self._broken:
             future.set_exception(StepSkipped("An earlier step failed."))
             return future

@@ -22,6 +22,10 @@ class AttentionContext:
             runs: for models that carry a state.
         embeds: (tokens of the step, int64 [n]; float32 [n, hidden] in the place of their rows of
             the embedding table), or None. Only a model with `takes_embeds` gets any.
+        num_decodes: so many of the first sequences have one token each, and none after them has;
+            0 where nobody put them first.
+        prefill_start_loc: int32 [num_seqs - num_decodes + 1], where the other sequences' tokens
+            begin among theirs; None where there are no decodes, or nothing else.
         others: the same for groups 1, 2, ... of a model whose layers attend in different ways; they
             differ in slot_mapping and block_tables.
     """
@@ -33,6 +37,8 @@ class AttentionContext:
     query_start_loc: Tensor
     logits_rows: Tensor | None = None
     sequence_rows: Tensor | None = None
+    num_decodes: int = 0
+    prefill_start_loc: Tensor | None = None
     others: tuple[AttentionContext, ...] = ()
     embeds: tuple[Tensor, Tensor] | None = None
 

@@ -27,7 +27,7 @@ class StepInputs:
             step's token ids.
         context: the batch for attention; its `logits_rows` are the tokens to sample from, in the
             order of `sampled`, followed by those of `prompt_rows`.
-        sampled: indices into the plan's sequences that have caught up.
+        sampled: indices into the plan's sequences that have caught up, in the logits' order.
         states: theirs, for the sampler.
         targets: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
         prompt_rows: the prompt positions to score.
@@ -57,6 +57,8 @@ class RunningBatch:
         self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int = 1
     ) -> None:
         self.block_size = block_size
+        #: Put sequences with one token before those with several.
+        self.decodes_first = False
         num_rows = 2 * max_num_seqs
         # Zero pages are only mapped when written, so a long max_model_len costs nothing by itself.
         self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
@@ -66,6 +68,7 @@ class RunningBatch:
         #: Counts a token that is being sampled as if it were there.
         self.num_tokens = np.zeros(num_rows, dtype=np.int64)
         self.num_computed = np.zeros(num_rows, dtype=np.int64)
+        self.num_prompt = np.zeros(num_rows, dtype=np.int64)
         self.sampling: list[SequenceSampling | None] = [None] * num_rows
         #: Whether a sampled token follows by itself; what follows a beam is chosen elsewhere.
         self.grows = np.ones(num_rows, dtype=bool)
@@ -106,7 +109,7 @@ class RunningBatch:
         self.num_computed[row] = sequence.num_computed_tokens
         self.num_blocks[row] = 0
         self._append_blocks(row, sequence.block_ids)
-        split = sequence.num_prompt_tokens
+        split = self.num_prompt[row] = sequence.num_prompt_tokens
         self.sampling[row] = SequenceSampling(
             params=sequence.sampling,
             prompt_token_ids=()
@@ -140,6 +143,8 @@ class RunningBatch:
         """The step's tensors; the counts move on to the step's end."""
         rows = np.fromiter((self.row_of[i] for i in plan.seq_ids), np.int64, len(plan.seq_ids))
         counts = np.asarray(plan.num_scheduled, dtype=np.int64)
+        order = self._order(counts)
+        rows, counts = rows[order], counts[order]
         starts = self.num_computed[rows]
         ends = starts + counts
         query_start = np.zeros(len(rows) + 1, dtype=np.int32)
@@ -149,7 +154,7 @@ class RunningBatch:
         offset = np.arange(query_start[-1]) - np.repeat(query_start[:-1], counts)
         positions = np.repeat(starts, counts) + offset
         caught_up = np.flatnonzero(ends == self.num_tokens[rows])
-        prompt_rows, extra = self._prompt_rows(rows, starts, ends, query_start)
+        prompt_rows, extra = self._prompt_rows(order, rows, starts, ends, query_start)
         wanted = np.concatenate((query_start[1:][caught_up].astype(np.int64) - 1, *extra))
         # Every token's logits, in order: the usual decode step needs no selection.
         plain = not extra and len(wanted) == len(positions)
@@ -167,6 +172,7 @@ class RunningBatch:
             logits_rows=rows_wanted,
             sequence_rows=torch.from_numpy(rows),
         )
+        self._split(context, counts, query_start)
         context.others = tuple(
             dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
             for slots, blocks in tables[1:]
@@ -179,8 +185,21 @@ class RunningBatch:
         states = [self._state(row) for row in growing.tolist()]
         self.num_tokens[growing] += self.grows[growing]
         return StepInputs(
-            (owner, positions), context, caught_up.tolist(), states, targets, prompt_rows
+            (owner, positions), context, order[caught_up].tolist(), states, targets, prompt_rows
         )
+
+    def _order(self, counts: np.ndarray) -> np.ndarray:
+        """Where in the plan each of the step's sequences is."""
+        if self.decodes_first:
+            return np.argsort(counts > 1, kind="stable")
+        return np.arange(len(counts))
+
+    def _split(self, context: AttentionContext, counts: np.ndarray, starts: np.ndarray) -> None:
+        """Note where the decodes end, if they are first and not alone."""
+        decodes = int((counts == 1).sum()) if self.decodes_first else 0
+        if 0 < decodes < len(counts):
+            context.num_decodes = decodes
+            context.prefill_start_loc = torch.from_numpy(starts[decodes:] - starts[decodes])
 
     def _state(self, row: int) -> SequenceSampling:
         state = self.sampling[row]
@@ -231,7 +250,12 @@ class RunningBatch:
         return (torch.cat(places), torch.cat(values)) if places else None
 
     def _prompt_rows(
-        self, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray, query_start: np.ndarray
+        self,
+        order: np.ndarray,
+        rows: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+        query_start: np.ndarray,
     ) -> tuple[list[PromptRow], list[np.ndarray]]:
         """Which of the step's tokens predict a prompt token whose logprob is wanted."""
         found: list[PromptRow] = []
@@ -249,6 +273,6 @@ class RunningBatch:
             if count > 0:
                 at = int(query_start[index]) + first - 1 - int(starts[index])
                 extra.append(np.arange(at, at + count))
-                found.append((index, state, first, count))
+                found.append((int(order[index]), state, first, count))
                 self.prompt_logprobs_next[row] = last + 1
         return found, extra

@@ -10,7 +10,7 @@ from engine.models.context import AttentionContext
 from engine.models.interface import EngineModel
 from engine.protocol import TokenLogprobs
 from engine.sampling.logprobs import prompt_logprobs
-from engine.sampling.sampler import Sampler
+from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.sampling.token_mask import MaskedRows
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
@@ -67,18 +67,21 @@ class ModelRunner:
         """Sample a token for each sequence that has caught up."""
         if not inputs.sampled:
             return
+        mask = masked_rows(plan, inputs)
+        self.collect(plan, inputs, self.sampler.sample(logits, inputs.states, mask), result)
+
+    def collect(
+        self, plan: StepPlan, inputs: StepInputs, output: SamplerOutput, result: StepResult
+    ) -> None:
+        """Take over what was sampled, into the batch and into the step's result."""
         seq_ids = [plan.seq_ids[index] for index in inputs.sampled]
-        output = self.sampler.sample(logits, inputs.states, _masked_rows(plan, seq_ids))
         token_ids = output.token_ids.tolist()
         for at, candidates in output.candidates.items():
             token_ids[at] = -1
             result.candidates[seq_ids[at]] = candidates
         self.batch.take(inputs, token_ids)
-        if len(token_ids) == len(plan.seq_ids):
-            result.token_ids = token_ids
-        else:
-            for index, token_id in zip(inputs.sampled, token_ids, strict=True):
-                result.token_ids[index] = token_id
+        for index, token_id in zip(inputs.sampled, token_ids, strict=True):
+            result.token_ids[index] = token_id
         result.errors = {seq_ids[at]: reason for at, reason in output.errors.items()}
         if any(output.logprobs):
             result.logprobs = [None] * len(plan.seq_ids)
@@ -101,10 +104,11 @@ class ModelRunner:
             done += count
 
 
-def _masked_rows(plan: StepPlan, seq_ids: list[int]) -> MaskedRows | None:
+def masked_rows(plan: StepPlan, inputs: StepInputs) -> MaskedRows | None:
     """The step's grammar masks, in the order of the logits; waits until they are there."""
     if plan.mask is None:
         return None
+    seq_ids = [plan.seq_ids[index] for index in inputs.sampled]
     mask = plan.mask.result()
     if not mask.row_of:
         return None

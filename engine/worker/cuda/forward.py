@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.models.context import AttentionContext
 from engine.worker.cuda.dispatcher import Dispatcher, Key
 from engine.worker.cuda.graphs import AttentionBreaks, Recording
-from engine.worker.cuda.inputs import StaticInputs, to_device
+from engine.worker.cuda.inputs import Feed, Staged, StaticInputs, stage
 from engine.worker.cuda.modes import RuntimeMode
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,8 @@ class DeviceForward:
     Args:
         run: the model's forward.
         device: where it runs.
-        dispatcher, inputs, breaks: None without graphs.
+        dispatcher, inputs: None without graphs.
+        breaks: stands for the model's attention; None where that is called directly.
     """
 
     def __init__(
@@ -46,12 +48,11 @@ class DeviceForward:
         dispatcher, inputs, breaks = self._dispatcher, self._inputs, self._breaks
         if dispatcher is None or inputs is None or breaks is None:
             return 0
+        left_out: list[int] = []
         for key in dispatcher.keys:
             mode, descriptor = key
             if not has_room():
-                log.warning(
-                    "CUDA graphs: no memory for %d tokens (%s).", *descriptor[:1], mode.name
-                )
+                left_out.append(descriptor.num_tokens)
                 dispatcher.drop(key)
                 continue
             inputs.rehearse(descriptor)
@@ -61,28 +62,45 @@ class DeviceForward:
             self._recordings[key] = breaks.record(
                 self._run, token_ids, context, piecewise=mode is RuntimeMode.PIECEWISE
             )
+        if left_out:
+            log.warning("CUDA graphs: no memory for those of %s tokens", sorted(set(left_out)))
         log.info("CUDA graphs: %d captured, %s", len(self._recordings), dispatcher.mode.name)
         return len(self._recordings)
 
     def __call__(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
-        """Hidden states of `context.logits_rows`; the arguments may be on the CPU."""
+        """Hidden states of `context.logits_rows`; the arguments are on the host."""
+        return self.run(*self.stage(token_ids, context))
+
+    def stage(
+        self,
+        token_ids: Tensor,
+        context: AttentionContext,
+        feed: Feed | None = None,
+        more: Sequence[np.ndarray] = (),
+    ) -> tuple[Key | None, Staged]:
+        """Choose a graph, and send the inputs to the device in one copy; waits for nothing."""
         key = self._key(token_ids, context)
-        recording = self._recordings.get(key) if key is not None else None
-        if recording is None or key is None or self._inputs is None or self._breaks is None:
-            moved = token_ids.to(self._device, non_blocking=True)
-            return self._run(moved, to_device(context, self._device))
-        mode, descriptor = key
-        self._inputs.fill(token_ids, context, descriptor)
-        if mode is RuntimeMode.PIECEWISE:
-            self._breaks.batch = to_device(context, self._device)
-        hidden = recording.replay()
+        to = None if key is None else key[1]
+        return key, stage(token_ids, context, self._device, to, feed, more)
+
+    def run(self, key: Key | None, step: Staged) -> Tensor:
+        """Run what was staged; hidden states of the rows whose logits are wanted."""
+        context, count = step.context, len(step.context.positions)
+        if self._breaks is not None:
+            self._breaks.batch = context
+        if key is None or self._inputs is None:
+            return self._run(step.token_ids, context)
+        self._inputs.fill(step, key[1])
+        hidden = self._recordings[key].replay()
         if context.logits_rows is not None:
-            return hidden[context.logits_rows.to(self._device, non_blocking=True)]
-        return hidden[: len(token_ids)]
+            return hidden[context.logits_rows]
+        return hidden[:count]
 
     def _key(self, token_ids: Tensor, context: AttentionContext) -> Key | None:
+        """The recording that serves the batch, if any does."""
         if self._dispatcher is None or context.embeds is not None:
             return None
         counts = context.query_start_loc.diff()
         longest = int(counts.max()) if len(counts) else 0
-        return self._dispatcher.dispatch(len(token_ids), len(counts), longest)
+        key = self._dispatcher.dispatch(len(token_ids), len(counts), longest)
+        return key if key in self._recordings else None

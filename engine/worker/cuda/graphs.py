@@ -79,14 +79,17 @@ class AttentionBreaks:
     """Attention that cuts a recording in two around itself, and runs in between, eagerly.
 
     Stands in the place of `KernelSet.paged_attention`. Eager attention gets the step's own batch,
-    so that a piecewise graph depends on the number of tokens alone.
+    so that a piecewise graph depends on the number of tokens alone. Where sequences that decode
+    come first in a batch of prompts, they are attended to by a call of their own: kernels choose
+    their tiles, and whether to split the keys, by what most of a call's sequences do.
 
     Attributes:
-        batch: the context of the step that is being replayed, on the device.
+        attention: what it stands for.
+        batch: the context of the step that runs or is replayed, on the device.
     """
 
-    def __init__(self, attention: Forward, recorder: Recorder) -> None:
-        self._attention, self._recorder = attention, recorder
+    def __init__(self, attention: Forward, recorder: Recorder | None = None) -> None:
+        self.attention, self._recorder = attention, recorder
         self._steps: list[Replay] | None = None
         self._static: AttentionContext | None = None
         self.batch: AttentionContext | None = None
@@ -96,8 +99,12 @@ class AttentionBreaks:
         seq_lens: Tensor, query_start_loc: Tensor, scale: float, **options: Any,
     ) -> Tensor:  # fmt: skip
         """See `KernelSet.paged_attention`."""
-        if self._steps is None:
-            return self._attention(
+        if self._steps is None or self._recorder is None:
+            batch = self._split_batch(block_tables)
+            if batch is not None and options.get("out") is None:
+                out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+                return self._attend(q, key_cache, value_cache, batch, scale, out, options)
+            return self.attention(
                 q, key_cache, value_cache, block_tables, seq_lens, query_start_loc, scale,
                 **options,
             )  # fmt: skip
@@ -111,14 +118,36 @@ class AttentionBreaks:
                 raise RuntimeError("A piecewise graph is replayed without a batch.")
             batch = self.batch.groups[group]
             count = len(batch.positions)
-            self._attention(
-                q[:count], key_cache, value_cache, batch.block_tables, batch.seq_lens,
-                batch.query_start_loc, scale, out=out[:count], **options,
-            )  # fmt: skip
+            self._attend(q[:count], key_cache, value_cache, batch, scale, out[:count], options)
 
         self._steps.append(attend)
         self._recorder.begin()
         return out
+
+    def _attend(
+        self, q: Tensor, key_cache: Tensor, value_cache: Tensor, batch: AttentionContext,
+        scale: float, out: Tensor, options: dict[str, Any],
+    ) -> Tensor:  # fmt: skip
+        """Attention of one group's batch into `out`: decodes, then the rest."""
+        tables, lens, starts = batch.block_tables, batch.seq_lens, batch.query_start_loc
+        caches, first = (key_cache, value_cache), batch.num_decodes
+        if batch.prefill_start_loc is None:
+            return self.attention(q, *caches, tables, lens, starts, scale, out=out, **options)
+        self.attention(
+            q[:first], *caches, tables[:first], lens[:first], starts[: first + 1], scale,
+            out=out[:first], **options,
+        )  # fmt: skip
+        self.attention(
+            q[first:], *caches, tables[first:], lens[first:], batch.prefill_start_loc, scale,
+            out=out[first:], **options,
+        )  # fmt: skip
+        return out
+
+    def _split_batch(self, block_tables: Tensor) -> AttentionContext | None:
+        """The group of the step's batch with this table, if it has decodes and something else."""
+        if self.batch is None or self.batch.prefill_start_loc is None:
+            return None
+        return next((g for g in self.batch.groups if g.block_tables is block_tables), None)
 
     def _group_of(self, block_tables: Tensor) -> int:
         """Which KV cache group of the recorded context the table is of."""
@@ -132,7 +161,10 @@ class AttentionBreaks:
         context: AttentionContext, *, piecewise: bool,
     ) -> Recording:  # fmt: skip
         """Record `run(token_ids, context)`, whole or in pieces."""
+        if self._recorder is None:
+            raise RuntimeError("There's nothing to record with.")
         steps: list[Replay] = []
+        self.batch = None
         with self._recorder.session():
             self._recorder.begin()
             self._steps, self._static = (steps if piecewise else None), context

@@ -1,38 +1,131 @@
-"""A step's inputs on the device: copied as they are, or into buffers that graphs read."""
+"""A step's inputs on the device: as they are, or in buffers that graphs read."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from engine.models.context import AttentionContext
+from engine.sampling.transfer import to_device as send_one
 from engine.worker.cuda.dispatcher import BatchDescriptor
-
-_FIELDS = (
-    "positions", "slot_mapping", "block_tables", "seq_lens", "query_start_loc", "logits_rows",
-    "sequence_rows",
-)  # fmt: skip
+from engine.worker.cuda.staging import send
 
 
-def to_device(context: AttentionContext, device: torch.device) -> AttentionContext:
-    """A copy on the device; tensors that KV cache groups share are copied once."""
-    made: dict[int, Tensor] = {}
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """Token ids that the host doesn't know yet, because the step before is sampling them.
 
-    def move(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        if id(tensor) not in made:
-            made[id(tensor)] = tensor.to(device, non_blocking=True)
-        return made[id(tensor)]
+    Attributes:
+        source: int64 [num_tokens], on the host: the place in `sampled` of each token's id; -1 where
+            the host knows it.
+        sampled: int64, on the device: the last token of each row of the running batch.
+    """
 
-    def moved(one: AttentionContext) -> AttentionContext:
-        fields: dict[str, Any] = {name: move(getattr(one, name)) for name in _FIELDS}
-        return dataclasses.replace(one, **fields, others=tuple(moved(o) for o in one.others))
+    source: np.ndarray
+    sampled: Tensor
 
-    return moved(context)
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """One step on the device.
+
+    Attributes:
+        token_ids: int64 [padded tokens].
+        context: of the step's own size; views of what follows.
+        padded: the same for a graph: tokens that pad write no keys, sequences that do have no
+            tokens. Their block tables aren't padded.
+        more: what was sent along.
+    """
+
+    token_ids: Tensor
+    context: AttentionContext
+    padded: AttentionContext
+    more: list[Tensor]
+
+
+def stage(
+    token_ids: Tensor,
+    context: AttentionContext,
+    device: torch.device,
+    to: BatchDescriptor | None = None,
+    feed: Feed | None = None,
+    more: Sequence[np.ndarray] = (),
+) -> Staged:
+    """Everything in one copy, padded to a graph's size.
+
+    Args:
+        token_ids, context: on the host.
+        to: the graph's size; None: there's no graph.
+        more: sent along.
+    """
+    count, reqs = len(token_ids), len(context.seq_lens)
+    size = max(count, to.num_tokens) if to is not None else count
+    seqs = max(reqs, to.num_reqs) if to is not None else reqs
+    groups = context.groups
+    arrays = [
+        _padded(token_ids, size, 0),
+        _padded(context.positions, size, 0),
+        _padded(context.seq_lens, seqs, 0),
+        _padded(context.query_start_loc, seqs + 1, count),
+        *(_padded(group.slot_mapping, size, -1) for group in groups),
+        *(group.block_tables.numpy() for group in groups),
+    ]
+    optional = [
+        (name, getattr(context, name).numpy())
+        for name in ("logits_rows", "sequence_rows", "prefill_start_loc")
+        if getattr(context, name) is not None
+    ]
+    fed = [] if feed is None else [_padded(torch.from_numpy(feed.source), size, -1)]
+    there = send([*arrays, *(array for _, array in optional), *fed, *more], device)
+    there, also = there[: len(there) - len(more)], there[len(there) - len(more) :]
+    ids, positions, lens, starts = there[:4]
+    slots, tables = there[4 : 4 + len(groups)], there[4 + len(groups) : 4 + 2 * len(groups)]
+    rest: dict[str, Any] = dict(
+        zip((name for name, _ in optional), there[4 + 2 * len(groups) :], strict=False)
+    )
+    if feed is not None:
+        source = there[-1]
+        ids = torch.where(source >= 0, feed.sampled[source.clamp(min=0)], ids)
+    own = [
+        dataclasses.replace(
+            group,
+            positions=positions[:count],
+            slot_mapping=slot[:count],
+            block_tables=table,
+            seq_lens=lens[:reqs],
+            query_start_loc=starts[: reqs + 1],
+            others=(),
+            **rest,
+        )
+        for group, slot, table in zip(groups, slots, tables, strict=True)
+    ]
+    whole = [
+        dataclasses.replace(
+            group, positions=positions, slot_mapping=slot, seq_lens=lens, query_start_loc=starts
+        )
+        for group, slot in zip(own, slots, strict=True)
+    ]
+    if context.embeds is not None:
+        places, values = context.embeds
+        own[0].embeds = send_one(places, device), send_one(values, device)
+    own[0].others, whole[0].others = tuple(own[1:]), tuple(whole[1:])
+    return Staged(ids, own[0], whole[0], also)
+
+
+def _padded(tensor: Tensor, size: int, value: int) -> np.ndarray:
+    """A vector of the host, lengthened."""
+    array = tensor.numpy()
+    if len(array) >= size:
+        return array
+    longer = np.full(size, value, dtype=array.dtype)
+    longer[: len(array)] = array
+    return longer
 
 
 class StaticInputs:
@@ -58,28 +151,22 @@ class StaticInputs:
         self.seq_lens = zeros(max_seqs, dtype=torch.int32)
         self.query_start_loc = zeros(max_seqs + 1, dtype=torch.int32)
 
-    def fill(self, token_ids: Tensor, context: AttentionContext, to: BatchDescriptor) -> None:
-        """Copy a batch in; tokens that pad it write no keys, sequences that do have no tokens."""
-        count, size = len(token_ids), to.num_tokens
-        self.token_ids[:count].copy_(token_ids, non_blocking=True)
-        self.token_ids[count:size].zero_()
-        self.positions[:count].copy_(context.positions, non_blocking=True)
-        self.positions[count:size].zero_()
-        for slots, group in zip(self.slots, context.groups, strict=True):
-            slots[:count].copy_(group.slot_mapping, non_blocking=True)
-            slots[count:size].fill_(-1)
-        if to.num_reqs:
-            self._fill_sequences(context, count, to.num_reqs)
-
-    def _fill_sequences(self, context: AttentionContext, tokens: int, size: int) -> None:
-        count = len(context.seq_lens)
-        for table, group in zip(self.tables, context.groups, strict=True):
-            width = group.block_tables.shape[1]
-            table[:count, :width].copy_(group.block_tables, non_blocking=True)
-        self.seq_lens[:count].copy_(context.seq_lens, non_blocking=True)
-        self.seq_lens[count:size].zero_()
-        self.query_start_loc[: count + 1].copy_(context.query_start_loc, non_blocking=True)
-        self.query_start_loc[count + 1 : size + 1].fill_(tokens)
+    def fill(self, step: Staged, to: BatchDescriptor) -> None:
+        """Copy a batch in that was padded for this graph; on the device alone."""
+        size, groups = to.num_tokens, step.padded.groups
+        wide = [self.token_ids[:size], self.positions[:size], *(s[:size] for s in self.slots)]
+        made = [step.token_ids, step.padded.positions, *(g.slot_mapping for g in groups)]
+        torch._foreach_copy_(wide, made)
+        if not to.num_reqs:
+            return
+        seqs = to.num_reqs
+        torch._foreach_copy_(
+            [self.seq_lens[:seqs], self.query_start_loc[: seqs + 1]],
+            [step.padded.seq_lens, step.padded.query_start_loc],
+        )
+        for table, group in zip(self.tables, groups, strict=True):
+            rows, width = group.block_tables.shape
+            table[:rows, :width].copy_(group.block_tables)
 
     def rehearse(self, of: BatchDescriptor) -> None:
         """Fill in a batch that is harmless to run: one token a sequence, nothing written."""

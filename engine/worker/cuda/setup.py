@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import torch
 
@@ -13,7 +14,7 @@ from engine.models.fused_experts import fuses_experts
 from engine.models.interface import EngineModel
 from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher, capture_sizes
 from engine.worker.cuda.forward import DeviceForward
-from engine.worker.cuda.graphs import AttentionBreaks, CudaRecorder
+from engine.worker.cuda.graphs import AttentionBreaks, CudaRecorder, Recorder
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.memory import DeviceMemory
 from engine.worker.cuda.modes import GraphMode, resolve_mode, wanted_mode
@@ -72,17 +73,26 @@ def profile(
 
 
 def device_forward(
-    model: NativeDecoder, config: EngineConfig, token_budget: int, max_blocks: int, groups: int
+    model: NativeDecoder,
+    config: EngineConfig,
+    token_budget: int,
+    max_blocks: int,
+    groups: int,
+    make_recorder: Callable[[], Recorder] = CudaRecorder,
 ) -> DeviceForward:
     """The model's forward pass on its GPU, with the graphs that the settings ask for captured."""
     device = model.ops.device
     mode = graph_mode(model, config)
-    if mode is GraphMode.NONE:
-        return DeviceForward(model.forward, device)
-    sizes = capture_sizes(config.max_num_seqs, token_budget)
-    breaks = AttentionBreaks(model.ops.paged_attention, CudaRecorder())
+    # What was put there for an earlier runner, before the model slept, is replaced.
+    breaks = vars(model.ops).get("paged_attention", model.ops.paged_attention)
+    attention = breaks.attention if isinstance(breaks, AttentionBreaks) else breaks
+    eager = mode is GraphMode.NONE
+    breaks = AttentionBreaks(attention, None if eager else make_recorder())
     # `with_backend` made the set a copy of this model's own.
     vars(model.ops)["paged_attention"] = breaks
+    if eager:
+        return DeviceForward(model.forward, device, breaks=breaks)
+    sizes = capture_sizes(config.max_num_seqs, token_budget)
     forward = DeviceForward(
         model.forward,
         device,
