@@ -9,8 +9,12 @@ from inference.extras.sleep import IsSleepingView, SleepView, WakeUpView
 from inference.extras.tokenize import DetokenizeView, TokenizeView
 from inference.files.views import FileContentView, FilesView, FileView
 from inference.health import HealthView, PingView
-from inference.openai.chat import ChatCompletionsView
 from inference.openai.chat_batch import ChatBatchView
+from inference.openai.chat_stored import (
+    CompletionMessagesView,
+    StoredCompletionsView,
+    StoredCompletionView,
+)
 from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
 from inference.openapi.document import OpenApiView
@@ -34,8 +38,10 @@ from inference.web.views import NotFoundView
 urlpatterns = [
     path("v1/models", ModelsView.as_view()),
     path("v1/models/<path:model>", ModelView.as_view()),
-    path("v1/chat/completions", ChatCompletionsView.as_view()),
+    path("v1/chat/completions", StoredCompletionsView.as_view()),
     path("v1/chat/completions/batch", ChatBatchView.as_view()),
+    path("v1/chat/completions/<str:completion_id>", StoredCompletionView.as_view()),
+    path("v1/chat/completions/<str:completion_id>/messages", CompletionMessagesView.as_view()),
     path("v1/completions", CompletionsView.as_view()),
     path("v1/embeddings", EmbeddingsView.as_view()),
     path("pooling", PoolingView.as_view()),

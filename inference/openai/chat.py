@@ -6,6 +6,7 @@ from django.http.response import HttpResponseBase
 
 from inference.chat import ChatTurn
 from inference.openai.chat_answer import ChatAnswer
+from inference.openai.chat_store import respond_and_keep
 from inference.openai.chat_stream import ChatStreamWriter
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse, respond
@@ -23,6 +24,8 @@ class ChatCompletionsView(GatewayView):
         chat = parse(ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
         turn = await ChatTurn.start(chat, caller=request.caller, received=request.received)
+        if chat.store:
+            return await respond_and_keep(turn, chat, ignored, request.caller)
         return await respond(
             turn,
             ignored,

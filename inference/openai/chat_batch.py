@@ -19,6 +19,7 @@ from inference.web.views import GatewayRequest, GatewayView, json_response
 #: What would need more than one choice, or a stream, for a conversation; with what changes nothing.
 _NOT_IN_BATCHES: dict[str, tuple[Any, ...]] = {
     "stream": (False,),
+    "store": (False,),
     "n": (1,),
     "best_of": (1,),
     "use_beam_search": (False,),

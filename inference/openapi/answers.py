@@ -224,8 +224,14 @@ class ResponseObject(Answer):
     usage: dict[str, Any] | None
 
 
+class ChatCompletionPage(Page):
+    """Stored chat completions."""
+
+    data: list[ChatCompletion]
+
+
 class ItemPage(Page):
-    """Input items."""
+    """Input items, or messages."""
 
     data: list[dict[str, Any]]
 

@@ -16,7 +16,7 @@ from inference.extras import operations as operator
 from inference.extras import sleep, tokenize
 from inference.files import views as files
 from inference.health import HealthView, PingView
-from inference.openai.chat import ChatCompletionsView
+from inference.openai import chat_stored as stored
 from inference.openai.chat_batch import ChatBatchView
 from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
@@ -31,6 +31,7 @@ from inference.responses.schemas import ResponsesRequest
 
 FOUND = (*READ, 404)
 MODEL_OF_REPLICAS = OpenApiParameter("model", str, description="Its replicas alone.")
+TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 CHANGED = (*FOUND, 409, 415, 422)
 TEXT = {(200, "text/plain"): OpenApiTypes.STR, **errors(PUBLIC, answers.ErrorAnswer)}
 
@@ -41,7 +42,33 @@ def generating(tag: str, answer: Any, request: Any, **more: Any) -> Any:
 
 
 VIEWS: dict[Any, dict[str, Any]] = {
-    ChatCompletionsView: {"post": generating("Chat", answers.ChatCompletion, ChatRequest)},
+    stored.StoredCompletionsView: {
+        "get": operation(
+            "Chat",
+            answers.ChatCompletionPage,
+            statuses=FOUND,
+            parameters=(
+                *PAGE,
+                OpenApiParameter("model", str, description="Those of this model."),
+                OpenApiParameter("metadata", TEXTS, style="deepObject", explode=True),
+            ),
+            operation_id="v1_chat_completions_list",
+        ),
+        "post": generating("Chat", answers.ChatCompletion, ChatRequest),
+    },
+    stored.StoredCompletionView: {
+        "get": operation("Chat", answers.ChatCompletion, statuses=FOUND),
+        "post": operation(
+            "Chat",
+            answers.ChatCompletion,
+            request=stored.CompletionChange,
+            operation_id="v1_chat_completions_update",
+        ),
+        "delete": operation("Chat", answers.Deleted, statuses=FOUND),
+    },
+    stored.CompletionMessagesView: {
+        "get": operation("Chat", answers.ItemPage, statuses=FOUND, parameters=PAGE),
+    },
     ChatBatchView: {
         "post": operation("Chat", answers.ChatCompletion, request=ChatBatchRequest),
     },
@@ -54,7 +81,16 @@ VIEWS: dict[Any, dict[str, Any]] = {
         "post": generating("Responses", answers.ResponseObject, ResponsesRequest),
     },
     responses.ResponseView: {
-        "get": operation("Responses", answers.ResponseObject, statuses=FOUND),
+        "get": operation(
+            "Responses",
+            answers.ResponseObject,
+            streams=True,
+            statuses=FOUND,
+            parameters=(
+                OpenApiParameter("stream", bool, description="Its events instead."),
+                OpenApiParameter("starting_after", int, description="The last event's number."),
+            ),
+        ),
         "delete": operation("Responses", answers.Deleted, statuses=FOUND),
     },
     responses.ResponseCancelView: {

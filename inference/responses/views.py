@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -12,8 +10,9 @@ from django.http.response import HttpResponseBase
 
 from catalog.access import access_model
 from engine.errors import InvalidRequest
-from inference.chat import ChatTurn, TurnDelta
-from inference.errors import NotFound, UnsupportedField
+from inference.chat import ChatTurn
+from inference.errors import UnsupportedField
+from inference.openai.keeping import kept_events
 from inference.openai.schemas.base import Refused
 from inference.openai.serving import add_headers, collect, stream_events
 from inference.responses.answer import ResponseAnswer, ResponseStreamWriter, response_object
@@ -25,7 +24,7 @@ from inference.responses.schemas import ResponsesRequest
 from inference.settings import gateway_settings
 from inference.web.known_fields import in_words_of
 from inference.web.negotiation import JSON_OR_EVENTS
-from inference.web.paging import as_list, paging
+from inference.web.paging import item_page, paging
 from inference.web.streaming import EventStreamResponse
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from inference.work.queue import enqueue
@@ -128,17 +127,11 @@ class Exchange:
         """The answer as it comes."""
         writer = ResponseStreamWriter(turn, self._request, self.public_id)
         first = await turn.next(gateway_settings().stream_start_wait_s)
-        return EventStreamResponse(self._events(turn, writer, first), turn.release)
-
-    async def _events(
-        self, turn: ChatTurn, writer: ResponseStreamWriter, first: list[TurnDelta]
-    ) -> AsyncGenerator[bytes, None]:
-        """Kept before the last event leaves: who has read it can go on from it."""
-        async with aclosing(stream_events(turn, writer, first)) as events:
-            async for chunk in events:
-                if writer.final is not None and self._request.store is not False:
-                    await self._keep(writer.final)
-                yield chunk
+        if self._request.store is False:
+            events = stream_events(turn, writer, first)
+        else:
+            events = kept_events(turn, writer, first, writer, self._keep)
+        return EventStreamResponse(events, turn.release)
 
     async def _keep(self, body: dict[str, Any], *, background: bool = False) -> None:
         await in_db_thread(
@@ -214,11 +207,4 @@ class ResponseInputItemsView(GatewayView):
         """Its own input items, the last first."""
         asked = paging(request, default=20, most=100)
         row = await in_db_thread(access_response, request.caller, response_id)
-        items = row.input_items[::-1] if asked.newest_first else list(row.input_items)
-        if asked.after:
-            ids = [item["id"] for item in items]
-            if asked.after not in ids:
-                raise NotFound(f"No such item: {asked.after[:80]!r}.", param="after")
-            items = items[ids.index(asked.after) + 1 :]
-        more = len(items) > asked.limit
-        return json_response(_encode(as_list(items[: asked.limit], more, lambda item: item)))
+        return json_response(_encode(item_page(row.input_items, asked)))

@@ -9,6 +9,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from engine.errors import InvalidRequest
+from inference.errors import NotFound
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,17 @@ def paging(
     if order not in orders:
         raise InvalidRequest(f"order must be 'asc' or 'desc', got {order[:50]!r}.", param="order")
     return Paging(int(text), query.get("after") or None, order == "desc")
+
+
+def item_page(items: Sequence[dict[str, Any]], asked: Paging) -> dict[str, Any]:
+    """A page of items that are stored together, the oldest first. Raises `NotFound` for `after`."""
+    ordered = list(reversed(items)) if asked.newest_first else list(items)
+    if asked.after:
+        ids = [item["id"] for item in ordered]
+        if asked.after not in ids:
+            raise NotFound(f"No such item: {asked.after[:80]!r}.", param="after")
+        ordered = ordered[ids.index(asked.after) + 1 :]
+    return as_list(ordered[: asked.limit], len(ordered) > asked.limit, lambda item: item)
 
 
 def as_list(

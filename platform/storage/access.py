@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 from django.conf import settings
-from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Window
-from django.db.models.functions import Coalesce, RowNumber
+from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum, TextField, Window
+from django.db.models.functions import Cast, Coalesce, RowNumber
 from django.utils import timezone
 
 from engine.errors import InvalidRequest
 from storage.blobs import blob_path
 from storage.errors import NotFound
 from storage.ids import is_id
-from storage.models import Batch, BatchStatus, ResponseStatus, StoredFile, StoredResponse
+from storage.models import (
+    Batch,
+    BatchStatus,
+    ResponseStatus,
+    StoredCompletion,
+    StoredFile,
+    StoredResponse,
+)
 from storage.models.batch import OPEN
 from tenants.authentication import Caller
 
@@ -21,10 +31,13 @@ __all__ = [
     "Batch",
     "BatchStatus",
     "ResponseStatus",
+    "StoredCompletion",
     "StoredFile",
     "StoredResponse",
     "access_batch",
     "access_batches",
+    "access_completion",
+    "access_completions",
     "access_conversation",
     "access_file",
     "access_files",
@@ -39,7 +52,7 @@ __all__ = [
     "unclaimed_responses",
 ]
 
-T = TypeVar("T", StoredFile, Batch, StoredResponse)
+T = TypeVar("T", StoredFile, Batch, StoredResponse, StoredCompletion)
 #: Responses that one conversation may go back.
 MAX_TURNS = 1000
 
@@ -79,6 +92,26 @@ def access_batch(caller: Caller, public_id: str) -> Batch:
     return _one(access_batches(caller), public_id, "batch", "id")
 
 
+def access_completions(
+    caller: Caller, model: str | None = None, metadata: Mapping[str, str] | None = None
+) -> QuerySet[StoredCompletion]:
+    """The tenant's chat completions; with `metadata` those that may have it, and hardly any other:
+    databases differ in what they call the same text.
+    """
+    rows = _live(_of(StoredCompletion, caller.tenant_id))
+    if model:
+        rows = rows.filter(model=model)
+    for pair in (metadata or {}).items():
+        text = json.dumps(dict([pair]))[1:-1]
+        rows = rows.annotate(text=Cast("metadata", TextField())).filter(text__contains=text)
+    return rows
+
+
+def access_completion(caller: Caller, public_id: str) -> StoredCompletion:
+    """Raises `NotFound`."""
+    return _one(access_completions(caller), public_id, "chat completion", "completion_id")
+
+
 def access_response(caller: Caller, public_id: str, param: str = "response_id") -> StoredResponse:
     """Raises `NotFound`."""
     rows = _live(_of(StoredResponse, caller.tenant_id))
@@ -113,17 +146,29 @@ def _previous(caller: Caller, public_id: str) -> StoredResponse:
 
 
 def page(
-    rows: QuerySet[T], *, limit: int, after: str | None, newest_first: bool = True
+    rows: QuerySet[T],
+    *,
+    limit: int,
+    after: str | None,
+    newest_first: bool = True,
+    matches: Callable[[T], bool] | None = None,
 ) -> tuple[list[T], bool]:
     """One page behind the object `after`, and whether more follow. Raises `NotFound` for `after`.
 
     Rows are in the order of their making, which their numbers keep.
+
+    Args:
+        matches: what the query can't tell exactly, row by row.
     """
     sign = "-" if newest_first else ""
     if after:
         cursor = _one(rows, after, "object", "after")
         rows = rows.filter(pk__lt=cursor.pk) if newest_first else rows.filter(pk__gt=cursor.pk)
-    found = list(rows.order_by(f"{sign}pk")[: limit + 1])
+    ordered = rows.order_by(f"{sign}pk")
+    if matches is None:
+        found = list(ordered[: limit + 1])
+    else:
+        found = list(islice(filter(matches, ordered.iterator(chunk_size=100)), limit + 1))
     return found[:limit], len(found) > limit
 
 

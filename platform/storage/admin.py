@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from storage.models import Batch, StoredFile, StoredResponse
+from storage.models import Batch, StoredCompletion, StoredFile, StoredResponse
 from tenants.admin.base import ReadOnlyAdmin
 
 
@@ -37,3 +37,14 @@ class StoredResponseAdmin(ReadOnlyAdmin):
     search_fields = ("public_id", "tenant__slug")
     list_select_related = ("tenant",)
     exclude = ("request", "input_items", "body")
+
+
+@admin.register(StoredCompletion)
+class StoredCompletionAdmin(ReadOnlyAdmin):
+    """Stored chat completions. What was said is the tenant's business."""
+
+    list_display = ("public_id", "tenant", "model", "created_at", "expires_at")
+    list_filter = ("model", "tenant")
+    search_fields = ("public_id", "tenant__slug")
+    list_select_related = ("tenant",)
+    exclude = ("messages", "body", "metadata")

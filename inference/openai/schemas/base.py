@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -23,7 +24,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "store": (False,),
     "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM's
@@ -81,6 +81,8 @@ class GenerateRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())
 
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+
     model: Annotated[str, Field(min_length=1, max_length=256)]
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -95,9 +97,9 @@ class GenerateRequest(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        for name in UNSUPPORTED.keys() & data.keys():
+        for name in cls.UNSUPPORTED.keys() & data.keys():
             value = data[name]
-            if value is not None and value not in UNSUPPORTED[name]:
+            if value is not None and value not in cls.UNSUPPORTED[name]:
                 # Raised as it is: pydantic lets exceptions pass that are no ValueError.
                 raise Refused(UnsupportedField(f"'{name}' is not supported.", param=name))
         return data
@@ -142,7 +144,7 @@ class GenerateRequest(BaseModel):
         names = sorted(
             name
             for name in self.model_extra or {}
-            if name not in UNSUPPORTED and self.model_extra[name] is not None  # type: ignore[index]
+            if name not in self.UNSUPPORTED and self.model_extra[name] is not None  # type: ignore[index]
         )
         if names and gateway_settings().strict:
             raise InvalidRequest(

@@ -43,6 +43,7 @@ class ChatRequest(SamplingFields):
     """A chat to go on with."""
 
     messages: Messages
+    store: bool | None = False
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None

@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from engine.errors import InvalidRequest
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Refused
+from inference.openai.schemas.base import UNSUPPORTED, Refused
 from inference.openai.schemas.sampling import SamplingFields
 from inference.settings import gateway_settings
 
@@ -29,6 +29,8 @@ Prompt = str | list[int]
 
 class CompletionRequest(SamplingFields):
     """Prompts to complete. `prompts` is what `prompt` was, as a list."""
+
+    UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**UNSUPPORTED, "store": (False,)}
 
     prompt: Any = None
     max_tokens: int | None = DEFAULT_MAX_TOKENS

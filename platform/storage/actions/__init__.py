@@ -12,6 +12,7 @@ from storage.actions.batches import (
     note_progress,
     start_batch,
 )
+from storage.actions.completions import delete_completion, store_completion, update_completion
 from storage.actions.files import create_file, delete_file, remove_expired
 from storage.actions.leases import claim_batch, claim_response, release_lease, renew_lease
 from storage.actions.responses import (
@@ -28,6 +29,7 @@ __all__ = [
     "claim_response",
     "create_batch",
     "create_file",
+    "delete_completion",
     "delete_file",
     "delete_response",
     "fail_batch",
@@ -37,6 +39,8 @@ __all__ = [
     "remove_expired",
     "renew_lease",
     "start_batch",
+    "store_completion",
     "store_response",
+    "update_completion",
     "update_response",
 ]

@@ -17,7 +17,7 @@ from storage.actions.owners import actor_of, owner_fields
 from storage.blobs import remove_blob, sweep_blobs, write_blob
 from storage.errors import Conflict, StorageFull
 from storage.ids import new_id
-from storage.models import Batch, StoredFile, StoredResponse
+from storage.models import Batch, StoredCompletion, StoredFile, StoredResponse
 from storage.models.batch import OPEN
 from tenants.audit import record
 from tenants.authentication import Caller
@@ -103,7 +103,7 @@ def delete_file(*, caller: Caller, public_id: str) -> None:
 
 
 def remove_expired() -> int:
-    """Remove files and responses past their end, and bytes without an owner; return how many."""
+    """Remove what is past its end, and bytes without an owner; return how many."""
     now, removed = timezone.now(), 0
     needed = needed_by_batches().values("input_file_id")
     gone = StoredFile.objects.filter(expires_at__lte=now).exclude(public_id__in=needed)
@@ -111,7 +111,8 @@ def remove_expired() -> int:
         row.delete()
         remove_blob(row.tenant_id, row.public_id)
         removed += 1
-    removed += StoredResponse.objects.filter(expires_at__lte=now).delete()[0]
+    for kind in (StoredResponse, StoredCompletion):
+        removed += kind.objects.filter(expires_at__lte=now).delete()[0]
     removed += sweep_blobs(_is_known, ORPHAN_AFTER_S)
     return removed
 

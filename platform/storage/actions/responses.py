@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
@@ -39,7 +39,6 @@ def store_response(
         waiting = open_responses().filter(tenant_id=caller.tenant_id).count()
         most = settings.QUIRE["TENANT_OPEN_RESPONSES"]
         check_waiting(waiting, most, "background responses")
-    days = settings.QUIRE["RESPONSE_DAYS"]
     return StoredResponse.objects.create(
         public_id=public_id,
         status=status,
@@ -48,9 +47,15 @@ def store_response(
         input_items=input_items,
         body=body,
         previous_id=previous_id,
-        expires_at=timezone.now() + timedelta(days=days) if days else None,
+        expires_at=kept_until(),
         **owner_fields(caller),
     )
+
+
+def kept_until() -> datetime | None:
+    """When what is kept from now on is forgotten; None for never."""
+    days = settings.QUIRE["RESPONSE_DAYS"]
+    return timezone.now() + timedelta(days=days) if days else None
 
 
 def update_response(*, row: StoredResponse, status: str, body: dict[str, Any]) -> bool:

@@ -1,0 +1,47 @@
+"""Keeping chat completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storage.access import access_completion
+from storage.actions.owners import owner_fields
+from storage.actions.responses import kept_until
+from storage.models import StoredCompletion
+from tenants.authentication import Caller
+
+
+def store_completion(
+    *,
+    caller: Caller,
+    public_id: str,
+    model: str,
+    messages: list[dict[str, Any]],
+    metadata: dict[str, str],
+    body: dict[str, Any],
+) -> StoredCompletion:
+    """Keep a chat completion for as long as the installation keeps responses."""
+    return StoredCompletion.objects.create(
+        public_id=public_id,
+        model=model,
+        messages=messages,
+        metadata=metadata,
+        body=body,
+        expires_at=kept_until(),
+        **owner_fields(caller),
+    )
+
+
+def update_completion(
+    *, caller: Caller, public_id: str, metadata: dict[str, str]
+) -> StoredCompletion:
+    """Change a completion's metadata. Raises `NotFound`."""
+    row = access_completion(caller, public_id)
+    row.metadata = metadata
+    row.save(update_fields=["metadata"])
+    return row
+
+
+def delete_completion(*, caller: Caller, public_id: str) -> None:
+    """Forget a completion. Raises `NotFound`."""
+    access_completion(caller, public_id).delete()

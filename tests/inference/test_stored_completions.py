@@ -1,0 +1,144 @@
+"""Chat completions that are kept: made with `store`, listed, changed, forgotten."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from openai.types.chat import ChatCompletion, ChatCompletionStoreMessage
+
+from engine.text import Tokenizer
+from storage.actions import remove_expired
+from storage.models import StoredCompletion
+from tests.inference.asgi_client import Reply
+from tests.inference.conftest import Gateway
+from tests.inference.scripted import says
+from tests.inference.strangers import stranger
+
+URL = "/v1/chat/completions"
+
+
+async def ask(gateway: Gateway, text: Any = "hello", **fields: Any) -> Reply:
+    fields = {"store": True, "messages": [{"role": "user", "content": text}]} | fields
+    return await gateway.client.post(URL, {"model": "fake", "max_tokens": 5, **fields})
+
+
+async def ids(gateway: Gateway, query: str = "") -> list[str]:
+    return [item["id"] for item in (await gateway.client.get(f"{URL}?{query}")).json()["data"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_answered_is_kept(
+    gateway: Gateway, tokenizer: Tokenizer, stream: bool
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "a fox"))):
+        reply = await ask(gateway, stream=stream, metadata={"k": "v"})
+    made = reply.events[0] if stream else reply.json()
+    kept = (await gateway.client.get(f"{URL}/{made['id']}")).json()
+    completion = ChatCompletion.model_validate(kept)
+    assert completion.choices[0].message.content == "a fox"
+    assert completion.usage is not None
+    assert kept["metadata"] == {"k": "v"}
+    assert stream or kept == made
+
+
+async def test_without_store_nothing_is_kept(served: Gateway) -> None:
+    for fields in ({"store": False}, {"store": None}):
+        made = (await ask(served, **fields)).json()
+        assert (await served.client.get(f"{URL}/{made['id']}")).status == 404
+    assert await ids(served) == []
+
+
+async def test_they_are_listed_in_pages_and_chosen_by_their_metadata(served: Gateway) -> None:
+    tags: list[dict[str, str]] = [{"a": "1"}, {"a": "1", "b": "x_y"}, {"A": "1"}, {"b": 'x"y'}, {}]
+    made = [(await ask(served, metadata=tag)).json()["id"] for tag in tags]
+    assert await ids(served) == made
+    assert await ids(served, "order=desc&limit=2") == [made[4], made[3]]
+    page = (await served.client.get(f"{URL}?limit=2&after={made[1]}")).json()
+    assert ([i["id"] for i in page["data"]], page["has_more"]) == ([made[2], made[3]], True)
+    assert await ids(served, "metadata[a]=1") == made[:2]
+    assert await ids(served, "metadata[a]=1&metadata[b]=x_y") == [made[1]]
+    assert await ids(served, 'metadata[b]=x"y') == [made[3]]
+    assert await ids(served, "metadata[b]=x%25") == []
+    assert await ids(served, "model=fake&limit=1") == made[:1]
+    assert await ids(served, "model=other") == []
+
+
+async def test_metadata_is_changed_and_a_completion_forgotten(served: Gateway) -> None:
+    made = (await ask(served, metadata={"k": "v"})).json()["id"]
+    changed = await served.client.post(f"{URL}/{made}", {"metadata": {"n": "w"}})
+    assert changed.json()["metadata"] == {"n": "w"}
+    assert await ids(served, "metadata[n]=w") == [made]
+    for body, param in (
+        ({"metadata": 5}, "metadata"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"metadata": {f"k{n}": "x" for n in range(17)}}, "metadata"),
+        ({"metadata": None, "model": "x"}, "model"),
+    ):
+        refused = await served.client.post(f"{URL}/{made}", body)
+        assert (refused.status, refused.error["param"]) == (400, param)
+    gone = await served.client.request("DELETE", f"{URL}/{made}")
+    assert gone.json() == {"id": made, "object": "chat.completion.deleted", "deleted": True}
+    assert (await served.client.get(f"{URL}/{made}")).status == 404
+
+
+async def test_its_messages_are_those_that_were_sent(served: Gateway) -> None:
+    parts = [{"type": "text", "text": "hi \0"}]
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": parts}]
+    made = (await ask(served, messages=messages)).json()["id"]
+    listed = (await served.client.get(f"{URL}/{made}/messages")).json()["data"]
+    assert [(m["role"], m["content"], m["content_parts"]) for m in listed] == [
+        ("system", "be brief", None),
+        ("user", None, parts),
+    ]
+    assert len({ChatCompletionStoreMessage.construct(**m).id for m in listed}) == 2
+    last = (await served.client.get(f"{URL}/{made}/messages?order=desc&limit=1")).json()
+    assert (last["data"], last["has_more"]) == ([listed[1]], True)
+
+
+async def test_fault_23_a_strangers_completion_is_404_on_every_verb(served: Gateway) -> None:
+    made = (await ask(served)).json()["id"]
+    other = await asyncio.to_thread(stranger)
+    assert (await other.get(f"{URL}/{made}")).status == 404
+    assert (await other.get(f"{URL}/{made}/messages")).status == 404
+    assert (await other.post(f"{URL}/{made}", {"metadata": None})).status == 404
+    assert (await other.request("DELETE", f"{URL}/{made}")).status == 404
+    assert (await other.get(f"{URL}?after={made}")).status == 404
+    assert (await other.get(URL)).json()["data"] == []
+    # And a response is no completion.
+    response = await served.client.post("/v1/responses", {"model": "fake", "input": "x"})
+    assert (await served.client.get(f"{URL}/{response.json()['id']}")).status == 404
+    assert (await served.client.get(f"/v1/responses/{made}")).status == 404
+
+
+async def test_they_expire(served: Gateway, settings: Any, tmp_path: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    made = (await ask(served)).json()["id"]
+    await StoredCompletion.objects.aupdate(expires_at=timezone.now() - timedelta(seconds=1))
+    assert (await served.client.get(f"{URL}/{made}")).status == 404
+    assert await asyncio.to_thread(remove_expired) == 1
+
+
+async def test_what_can_not_be_kept_is_an_error(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: Any) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("inference.openai.chat_store.store_completion", full)
+    assert (await ask(served)).status == 500
+    events = (await ask(served, stream=True)).events
+    assert events[-1]["error"]["code"] == "internal_error"
+
+
+async def test_store_is_refused_where_nothing_is_kept(served: Gateway) -> None:
+    body = {"model": "fake", "prompt": "x", "store": True}
+    refused = await served.client.post("/v1/completions", body)
+    assert (refused.status, refused.error["param"]) == (400, "store")
+    messages = [[{"role": "user", "content": "x"}]]
+    body = {"model": "fake", "messages": messages, "store": True}
+    refused = await served.client.post(f"{URL}/batch", body)
+    assert (refused.status, refused.error["param"]) == (400, "store")
