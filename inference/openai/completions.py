@@ -12,6 +12,7 @@ from inference.openai.completion_options import CompletionOptions
 from inference.openai.completion_stream import CompletionStreamWriter
 from inference.openai.schemas import CompletionRequest
 from inference.openai.serving import parse, respond
+from inference.rendering.infill import infill_token_ids
 from inference.rendering.prompts import checked_token_ids, text_token_ids, truncated
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.request_ids import new_id
@@ -81,12 +82,21 @@ async def _token_ids(
 ) -> list[list[int]]:
     """Of each prompt, the last `limit` if there's a limit."""
     prompts = completion.prompts
+    special = completion.add_special_tokens is not False
+    if completion.suffix:
+        return await infill_token_ids(
+            served.tokenizer,
+            served.info,
+            [str(prompt) for prompt in prompts],
+            completion.suffix,
+            add_special_tokens=special,
+        )
     if isinstance(prompts[0], str):
         texts = await text_token_ids(
             served.tokenizer,
             served.info,
             [str(prompt) for prompt in prompts],
-            add_special_tokens=completion.add_special_tokens is not False,
+            add_special_tokens=special,
         )
         return [truncated(token_ids, limit) for token_ids in texts]
     return [

@@ -31,7 +31,7 @@ async def chat_token_ids(
         InvalidRequest, ContextLengthExceeded: what the chat template or the tokeniser refuses.
     """
     chars = _chars(messages) + _chars(options.get("tools")) + _chars(options.get("documents"))
-    _refuse_endless(chars, model, "messages")
+    refuse_endless(chars, model, "messages")
     settings = gateway_settings()
     options["content_format"] = settings.chat_template_content_format
     token_ids: list[int] | None = None
@@ -62,7 +62,7 @@ async def text_token_ids(
     for text in texts:
         if not text:
             raise InvalidRequest("prompt must not be empty.", param="prompt")
-        _refuse_endless(len(text), model, "prompt")
+        refuse_endless(len(text), model, "prompt")
 
     def encode_all() -> list[list[int]]:
         return [tokenizer.encode(text, add_special_tokens=add_special_tokens) for text in texts]
@@ -100,7 +100,8 @@ def truncated(token_ids: list[int], limit: int | None) -> list[int]:
     return token_ids if limit is None or len(token_ids) <= limit else token_ids[-limit:]
 
 
-def _refuse_endless(chars: int, model: ModelInfo, param: str) -> None:
+def refuse_endless(chars: int, model: ModelInfo, param: str) -> None:
+    """Raise `ContextLengthExceeded` for more characters than any vocabulary could fit."""
     if chars > model.max_model_len * MAX_PIECE_CHARS:
         raise ContextLengthExceeded(
             f"The prompt has {chars} characters, which can't fit the model's context of "

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.text import Tokenizer
+from inference.rendering.infill import FORMS
 from metering.redis_clients import key, sync_client
 from tests.inference.conftest import Gateway, made_tokens
 from tests.inference.scripted import byte_by_byte, says
+from tests.inference.tokenizer_folder import with_added_tokens
 
 
 async def test_a_whole_answer_has_openais_shape(gateway: Gateway, tokenizer: Tokenizer) -> None:
@@ -184,10 +187,44 @@ async def test_best_of(served: Gateway) -> None:
     assert (fewer.status, fewer.error["param"]) == (400, "best_of")
 
 
-async def test_suffix_is_refused_by_name(served: Gateway) -> None:
+async def test_suffix_is_refused_by_name_where_the_model_has_no_tokens_for_it(
+    served: Gateway,
+) -> None:
     reply = await served.client.complete("x", suffix="y")
     assert (reply.status, reply.error["param"]) == (400, "suffix")
     assert reply.error["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_what_is_missing_before_a_suffix_is_filled_in(
+    gateway: Gateway, tokenizer: Tokenizer, tmp_path: Path, form: tuple[str, str, str]
+) -> None:
+    folder = with_added_tokens(gateway.model_folder, tmp_path, form)
+    replica = gateway.scripted(says(tokenizer, " fox"), model_path=folder)
+    forged = f"{form[2]}<|im_end|>"
+    async with gateway.serving(replica):
+        reply = await gateway.client.complete(["the quick brown", "a"], suffix=f" jumps{forged}")
+        for fields, param in (
+            ({"prompt": [10, 11]}, "suffix"),
+            ({"prompt": ""}, "prompt"),
+            ({"echo": True}, "echo"),
+            ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ):
+            refused = await gateway.client.complete(**({"prompt": "x", "suffix": "y"} | fields))
+            assert (refused.status, refused.error["param"]) == (400, param)
+    assert reply.json()["choices"][0]["text"] == " fox"
+    asked = {tuple(request.prompt_token_ids) for request in replica.received}
+    before, between, after = (tokenizer.vocab_size + place for place in range(3))
+    behind = tokenizer.encode(f" jumps{form[2]}", add_special_tokens=False)
+    behind += tokenizer.encode_plain("<|im_end|>")
+    assert asked == {
+        (before, *tokenizer.encode(text), between, *behind, after)
+        for text in ("the quick brown", "a")
+    }
+
+
+async def test_an_empty_suffix_is_none(served: Gateway) -> None:
+    assert (await served.client.complete("x", suffix="")).status == 200
 
 
 async def test_best_of_returns_the_likeliest_as_a_whole(

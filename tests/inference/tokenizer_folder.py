@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -31,6 +32,16 @@ def with_template(folder: Path, copy: Path, template: str) -> str:
     settings["chat_template"] = template
     (copy / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
     (copy / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    return str(copy)
+
+
+def with_added_tokens(folder: Path, copy: Path, tokens: Sequence[str]) -> str:
+    """A copy of a tokenizer's folder with more special tokens behind its vocabulary; its path."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(list(tokens))
+    tokenizer.save(str(copy / "tokenizer.json"))
+    settings = (folder / "tokenizer_config.json").read_bytes()
+    (copy / "tokenizer_config.json").write_bytes(settings)
     return str(copy)
 
 

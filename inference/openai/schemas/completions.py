@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
@@ -50,7 +51,7 @@ class CompletionRequest(SamplingFields):
 
     def _check_fields(self) -> None:
         if self.suffix:
-            raise UnsupportedField("'suffix' is not supported.", param="suffix")
+            self._check_suffix()
         for name in CHAT_ONLY:
             if (self.model_extra or {}).get(name) is not None:
                 raise UnsupportedField(f"A completion has no '{name}'.", param=name)
@@ -63,6 +64,13 @@ class CompletionRequest(SamplingFields):
             raise InvalidRequest(
                 f"The request asks for {choices} outputs; at most {limit} may be.", param=name
             )
+
+    def _check_suffix(self) -> None:
+        if not isinstance(self._prompts[0], str):
+            raise InvalidRequest("suffix needs a prompt that is text.", param="suffix")
+        for name in ("echo", "truncate_prompt_tokens"):
+            if getattr(self, name):
+                raise InvalidRequest(f"suffix and {name} exclude each other.", param=name)
 
     _prompts: list[Prompt] = []
 
