@@ -7,7 +7,7 @@ namespace {
 // Rows that are loaded together; more are done in several rounds, each of which reads W again.
 constexpr int64_t kMostRows = 1024;
 // Rows and columns of one piece of work when there are many rows: what of x a panel meets must stay
-// in the L2 cache.
+// in the L2 cache. The last panels are dealt one by one, so that threads finish together.
 constexpr int64_t kPieceRows = 256;
 constexpr int64_t kPiecePanels = 4;
 
@@ -32,10 +32,18 @@ struct Job {
   int64_t block_steps, blocks;
   int64_t rows;
   uint32_t* a;          // [blocks][rows][kRowUnits]
-  float* c;             // [slots][kPieceRows][kPiecePanels * NR]
+  float* c;             // [slots][kPiecePanels][piece_rows][NR]
   char* out;
-  int64_t piece_rows, piece_panels;
+  int64_t row_pieces, piece_rows;
+  int64_t whole_pieces, piece_panels;  // so many pieces have piece_panels, the others one
   int dtype;
+
+  int64_t panel_pieces() const { return whole_pieces + w.panels - whole_pieces * piece_panels; }
+  // Where a piece of panels begins; the last one's end is the number of panels.
+  int64_t first_panel(int64_t piece) const {
+    return piece <= whole_pieces ? piece * piece_panels
+                                 : piece + whole_pieces * (piece_panels - 1);
+  }
 };
 
 void load_rows(const Job& job, const void* x, int64_t stride, int64_t low, int64_t high) {
@@ -50,69 +58,81 @@ void load_rows(const Job& job, const void* x, int64_t stride, int64_t low, int64
   }
 }
 
-// Where the sums of a panel are kept: in `out` itself when it holds floats, else in scratch.
+// Where the sums of a panel are kept until they are complete, and where they go then: to `out`
+// itself when it holds floats.
 struct Sums {
-  float* at;
-  int64_t ld;
-  bool direct;
+  float* kept;
+  float* done;
+  int64_t ld_done;
 };
 
-Sums sums_for(const Job& job, int64_t row, int64_t panel, int64_t first_panel, int slot) {
+Sums sums_for(const Job& job, int64_t row, int64_t panel, int64_t at, int slot) {
+  float* own = job.c + (slot * kPiecePanels + at) * job.piece_rows * NR;
   if (job.dtype == kF32 && (panel + 1) * NR <= job.w.n) {
-    return {reinterpret_cast<float*>(job.out) + row * job.w.n + panel * NR, job.w.n, true};
+    float* out = reinterpret_cast<float*>(job.out) + row * job.w.n + panel * NR;
+    return {own, out, job.w.n};
   }
-  const int64_t ld = job.piece_panels * NR;
-  float* own = job.c + slot * job.piece_rows * ld;
-  return {own + (panel - first_panel) * NR, ld, false};
+  return {own, own, NR};
 }
 
 // Adds the bias and writes sums that aren't in `out` yet.
 void finish(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t panel) {
   const int64_t from = panel * NR, count = std::min<int64_t>(NR, job.w.n - from);
-  if (sums.direct && !job.w.bias) return;
+  const bool direct = sums.done != sums.kept;
+  if (direct && !job.w.bias) return;
   for (int64_t r = 0; r < rows; r++) {
-    float* s = sums.at + r * sums.ld;
+    float* s = sums.done + r * sums.ld_done;
     if (job.w.bias) {
       for_lanes(count, [&](int64_t i, int n) {
         vstore_some(s + i, vload_some(s + i, n) + vload_some(job.w.bias + from + i, n), n);
       });
     }
-    if (!sums.direct) write_row(job.out, (row + r) * job.w.n + from, s, count, job.dtype);
-  }
-}
-
-// One block of steps (or all of them) of one panel times the rows [row, row + rows).
-void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t panel,
-              int64_t block, int64_t blocks, const char* ahead) {
-  const int64_t first = block * job.block_steps;
-  const int64_t steps = std::min(job.w.steps, (block + blocks) * job.block_steps) - first;
-  const int64_t tiles = ceil_div(rows, job.kernel.tile);
-  for (int64_t t = 0; t < tiles; t++) {
-    const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
-    job.kernel.micro[to - from - 1](MicroCall{
-        job.a + (block * job.rows + row + from) * kRowUnits, job.rows * kRowUnits, job.block_steps,
-        job.w.panel(panel) + first * job.w.step_bytes, ahead, steps, sums.at + from * sums.ld,
-        sums.ld, block > 0, job.w.group});
+    if (!direct) write_row(job.out, (row + r) * job.w.n + from, s, count, job.dtype);
   }
 }
 
 // How far ahead of its use a panel is fetched from memory when it is used only once.
 constexpr int64_t kAhead = 2048;
 
-void do_piece(const Job& job, int64_t row, int64_t rows, int64_t panel, int64_t end, int slot) {
+// `blocks` blocks of steps of one panel times the rows [row, row + rows); what comes `next` is
+// fetched meanwhile, each tile its share of it.
+void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t panel,
+              int64_t block, int64_t blocks, const char* next) {
+  const Packed& w = job.w;
+  const int64_t first = block * job.block_steps;
+  const int64_t steps = std::min(w.steps, (block + blocks) * job.block_steps) - first;
+  const int64_t tiles = ceil_div(rows, job.kernel.tile);
+  const char* b = w.panel(panel) + first * w.step_bytes;
+  const bool done = block + blocks >= job.blocks;
+  for (int64_t t = 0; t < tiles; t++) {
+    const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
+    const char* ahead = next ? next + steps * w.step_bytes * t / tiles : b + kAhead;
+    float* kept = sums.kept + from * NR;
+    job.kernel.micro[to - from - 1](MicroCall{
+        job.a + (block * job.rows + row + from) * kRowUnits, job.rows * kRowUnits, job.block_steps,
+        b, ahead, next ? w.step_bytes / tiles : w.step_bytes, steps, block ? kept : nullptr, NR,
+        done ? sums.done + from * sums.ld_done : kept, done ? sums.ld_done : NR, w.group});
+  }
+}
+
+// The panels [panel, end) times the rows [row, row + rows). `after` is the panel that the thread
+// will probably go on with.
+void do_piece(const Job& job, int64_t row, int64_t rows, int64_t panel, int64_t end, int64_t after,
+              int slot) {
   // A single tile of rows takes a panel in one go; more tiles share it block by block, while it is
   // in the L1 cache and the next block is on its way.
   const bool single = rows <= job.kernel.tile;
   const int64_t at_once = single ? job.blocks : 1;
   const int64_t block_bytes = job.block_steps * job.w.step_bytes;
   for (int64_t block = 0; block < job.blocks; block += at_once) {
+    const bool last = block + at_once >= job.blocks;
     for (int64_t p = panel; p < end; p++) {
-      const Sums sums = sums_for(job, row, p, panel, slot);
-      const bool turns = p + 1 == end;
-      const char* ahead = single ? job.w.panel(p) + kAhead
-                                 : job.w.panel(turns ? panel : p + 1) + (block + turns) * block_bytes;
-      multiply(job, sums, row, rows, p, block, at_once, ahead);
-      if (block + at_once >= job.blocks) finish(job, sums, row, rows, p);
+      const Sums sums = sums_for(job, row, p, single ? 0 : p - panel, slot);
+      const char* next = p + 1 < end ? job.w.panel(p + 1) + block * block_bytes
+                         : last      ? job.w.panel(after)
+                                     : job.w.panel(panel) + (block + 1) * block_bytes;
+      multiply(job, sums, row, rows, p, block, at_once, single ? nullptr : next);
+      if (last) finish(job, sums, row, rows, p);
     }
   }
 }
@@ -128,14 +148,28 @@ void run_rows(Job& job, const void* x, int64_t stride, int threads) {
   const Packed& w = job.w;
   deal_ranges(worth(threads, job.rows * w.k, 32768), job.rows, 1,
               [&](int64_t low, int64_t high) { load_rows(job, x, stride, low, high); });
-  const int64_t row_pieces = ceil_div(job.rows, job.piece_rows);
-  const int64_t panel_pieces = ceil_div(w.panels, job.piece_panels);
-  deal(threads, row_pieces * panel_pieces, [&](int64_t piece, int slot) {
-    const int64_t row = piece % row_pieces * job.piece_rows;
-    const int64_t panel = piece / row_pieces * job.piece_panels;
-    do_piece(job, row, std::min(job.piece_rows, job.rows - row), panel,
-             std::min(w.panels, panel + job.piece_panels), slot);
+  const int64_t panel_pieces = job.panel_pieces();
+  deal(threads, job.row_pieces * panel_pieces, [&](int64_t piece, int slot) {
+    const int64_t part = piece % job.row_pieces, at = piece / job.row_pieces;
+    const int64_t from = job.rows * part / job.row_pieces;
+    const int64_t to = job.rows * (part + 1) / job.row_pieces;
+    const int64_t next = std::min((piece + threads) / job.row_pieces, panel_pieces - 1);
+    do_piece(job, from, to - from, job.first_panel(at), job.first_panel(at + 1),
+             job.first_panel(next), slot);
   });
+}
+
+// How the panels are cut: into pieces of some, and single ones to end with.
+void cut_panels(Job& job, int64_t rows, int threads) {
+  const int64_t panels = job.w.panels;
+  if (rows <= job.kernel.tile) {
+    job.piece_panels = panels_for_few_rows(job.w, threads);
+    job.whole_pieces = panels / job.piece_panels;
+  } else {
+    const int64_t last = std::max<int64_t>(panels / 4, 2 * threads);
+    job.piece_panels = kPiecePanels;
+    job.whole_pieces = std::max<int64_t>(0, panels - last) / kPiecePanels;
+  }
 }
 
 }  // namespace
@@ -148,17 +182,16 @@ int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t ro
   const int64_t blocks = ceil_div(w.steps, block_steps), most = std::min(rows, kMostRows);
   const int team = worth(threads, w.bytes * (1 + rows / 8), 32768);
   const int64_t piece_rows = std::min(most, kPieceRows);
-  const int64_t piece_panels =
-      rows <= kernel.tile ? panels_for_few_rows(w, team) : kPiecePanels;
   Layout layout;
   const size_t a = layout.add(blocks * most * kRowUnits * sizeof(uint32_t));
-  const size_t c = layout.add(team * piece_rows * piece_panels * NR * sizeof(float));
+  const size_t c = layout.add(team * piece_rows * kPiecePanels * NR * sizeof(float));
   char* base = Scratch::get(1, layout.total());
   for (int64_t row = 0; row < rows; row += most) {
-    const int64_t size = static_cast<int64_t>(size_of(dtype));
-    Job job{w, kernel, block_steps, blocks, std::min(most, rows - row),
-            reinterpret_cast<uint32_t*>(base + a), reinterpret_cast<float*>(base + c),
-            static_cast<char*>(out) + row * w.n * size, piece_rows, piece_panels, dtype};
+    const int64_t size = static_cast<int64_t>(size_of(dtype)), count = std::min(most, rows - row);
+    Job job{w, kernel, block_steps, blocks, count, reinterpret_cast<uint32_t*>(base + a),
+            reinterpret_cast<float*>(base + c), static_cast<char*>(out) + row * w.n * size,
+            ceil_div(count, kPieceRows), piece_rows, 0, 0, dtype};
+    cut_panels(job, count, team);
     run_rows(job, static_cast<const char*>(x) + row * stride * size, stride, team);
   }
   return kOk;

@@ -46,13 +46,42 @@ struct MicroCall {
   int64_t block_stride;  // units from block to block
   int64_t block_steps;   // steps in a block
   const char* b;
-  const char* ahead;  // what to fetch meanwhile: as much as b
+  const char* ahead;     // what to fetch meanwhile
+  int64_t ahead_step;    // bytes that it moves on with each step
   int64_t steps;
-  float* c;  // [rows, NR], distance ldc
-  int64_t ldc;
-  bool add;       // whether c holds sums to go on from
+  const float* from;  // sums to go on from, [rows, NR] with the distance ld_from; null: zeros
+  int64_t ld_from;
+  float* to;  // where they go, likewise
+  int64_t ld_to;
   int64_t group;
 };
+// The start of a microkernel's sums. Where they go to another place than they come from, that is
+// fetched meanwhile.
+template <int ROWS>
+QUIRE_INLINE void load_sums(const MicroCall& call, vf (&acc)[ROWS][2]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) {
+    const float* from = call.from + r * call.ld_from;
+    acc[r][0] = call.from ? vload(from) : vset(0.0f);
+    acc[r][1] = call.from ? vload(from + W) : vset(0.0f);
+  }
+  if (call.from == call.to) return;
+  for (int r = 0; r < ROWS; r++) {
+    const char* to = reinterpret_cast<const char*>(call.to + r * call.ld_to);
+#pragma GCC unroll 4
+    for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(to + line, 1);
+  }
+}
+
+template <int ROWS>
+QUIRE_INLINE void store_sums(const MicroCall& call, const vf (&acc)[ROWS][2]) {
+#pragma GCC unroll 16
+  for (int r = 0; r < ROWS; r++) {
+    vstore(call.to + r * call.ld_to, acc[r][0]);
+    vstore(call.to + r * call.ld_to + W, acc[r][1]);
+  }
+}
+
 using LinearMicro = void (*)(const MicroCall& call);
 
 constexpr int kMostTile = 14;

@@ -8,15 +8,13 @@
 namespace quire {
 
 constexpr int kFloatTile = W == 16 ? 14 : W == 8 ? 6 : 4;
+
 template <class F, int ROWS>
 void float_micro(const MicroCall& call) {
   vf acc[ROWS][2];
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++) {
-    acc[r][0] = call.add ? vload(call.c + r * call.ldc) : vset(0.0f);
-    acc[r][1] = call.add ? vload(call.c + r * call.ldc + W) : vset(0.0f);
-  }
+  load_sums(call, acc);
   const char *b = call.b, *ahead = call.ahead;
+  const int64_t ahead_step = call.ahead_step;
   const uint32_t* block = call.a;
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
     const int64_t steps = left < call.block_steps ? left : call.block_steps;
@@ -27,15 +25,11 @@ void float_micro(const MicroCall& call) {
       F::template step<ROWS>(acc, a, b);
       a += F::kStepUnits;
       b += F::kStepBytes;
-      ahead += F::kStepBytes;
+      ahead += ahead_step;
     }
     block += call.block_stride;
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < ROWS; r++) {
-    vstore(call.c + r * call.ldc, acc[r][0]);
-    vstore(call.c + r * call.ldc + W, acc[r][1]);
-  }
+  store_sums(call, acc);
 }
 
 // acc[r] += x[r] * b for one k; `unit` of each row holds x as a float.

@@ -13,8 +13,8 @@ constexpr int kHead = 3;
 // sums[r] += quads of one group, for int8 and int4.
 template <int ROWS>
 QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
-                           int64_t group) {
-  for (int64_t i = 0; i < group; i += 4, b += NR * 4, ahead += NR * 4, a++) {
+                           int64_t line_ahead, int64_t group) {
+  for (int64_t i = 0; i < group; i += 4, b += NR * 4, ahead += line_ahead, a++) {
 #pragma GCC unroll 4
     for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
     const Bytes b0 = load_bytes(b), b1 = load_bytes(b + W * 4);
@@ -29,8 +29,8 @@ QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
 
 template <int ROWS>
 QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
-                           int64_t group) {
-  for (int64_t i = 0; i < group; i += 8, b += NR * 4, ahead += NR * 4, a += 2) {
+                           int64_t line_ahead, int64_t group) {
+  for (int64_t i = 0; i < group; i += 8, b += NR * 4, ahead += line_ahead, a += 2) {
 #pragma GCC unroll 4
     for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
     const Nibbles b0 = load_nibbles(b), b1 = load_nibbles(b + W * 4);
@@ -46,15 +46,13 @@ QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
 template <Format FORMAT, int ROWS>
 void int_micro(const MicroCall& call) {
   vf acc[ROWS][2];
-  for (int r = 0; r < ROWS; r++) {
-    acc[r][0] = call.add ? vload(call.c + r * call.ldc) : vset(0.0f);
-    acc[r][1] = call.add ? vload(call.c + r * call.ldc + W) : vset(0.0f);
-  }
+  load_sums(call, acc);
   const char *b = call.b, *ahead = call.ahead;
   const uint32_t* block = call.a;
   const int64_t group = call.group, values = FORMAT == kInt8 ? group * NR : group * NR / 2;
   const int64_t step_units = kHead + group / 4;
   const int64_t step_bytes = values + NR * 2 * (FORMAT == kInt4Min ? 2 : 1);
+  const int64_t line_ahead = NR * 4 * call.ahead_step / step_bytes;
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
     const int64_t steps = left < call.block_steps ? left : call.block_steps;
     const uint32_t* a = block;
@@ -63,9 +61,9 @@ void int_micro(const MicroCall& call) {
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = vset_int(int(a[r * kRowUnits + 1]));
       if (FORMAT == kInt8) {
-        add_int8<ROWS>(sums, a + kHead, b, ahead, group);
+        add_int8<ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
       } else {
-        add_int4<ROWS>(sums, a + kHead, b, ahead, group);
+        add_int4<ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
       }
       const f16* scales = reinterpret_cast<const f16*>(b + values);
       const float* head = reinterpret_cast<const float*>(a);
@@ -87,14 +85,11 @@ void int_micro(const MicroCall& call) {
       }
       a += step_units;
       b += step_bytes;
-      ahead += step_bytes;
+      ahead += call.ahead_step;
     }
     block += call.block_stride;
   }
-  for (int r = 0; r < ROWS; r++) {
-    vstore(call.c + r * call.ldc, acc[r][0]);
-    vstore(call.c + r * call.ldc + W, acc[r][1]);
-  }
+  store_sums(call, acc);
 }
 
 // Rounds one group of x to int8 and lays it out for the kernel.
