@@ -18,32 +18,50 @@ void plan_prefill(const Attention& a, int64_t s, Plan* plan) {
   const int32_t seq = static_cast<int32_t>(s);
   for (int64_t from = (queries - 1) / tile * tile; from >= 0; from -= tile) {
     for (int32_t head = 0; head < a.kv_heads; head++) {
-      plan->items.push_back({seq, head, false, from, std::min(queries, from + tile), 0});
+      plan->items.push_back({seq, head, 1, false, from, std::min(queries, from + tile), 0, 0});
     }
   }
 }
 
-void plan_decode(const Attention& a, int64_t s, Plan* plan) {
+// Chunks of the KV that a decoding sequence's query sees.
+int64_t chunks_of(const Attention& a, int64_t s) {
   const int64_t length = a.seq_lens[s], begin = a.first_seen(length - 1);
+  return (length - 1) / kChunk - begin / kChunk + 1;
+}
+
+// `heads` KV heads at most share an item: they lie side by side in a block.
+void plan_decode(const Attention& a, int64_t s, int64_t heads, Plan* plan) {
+  const int64_t length = a.seq_lens[s], chunks = chunks_of(a, s);
   const int32_t seq = static_cast<int32_t>(s);
-  for (int32_t head = 0; head < a.kv_heads; head++) {
-    const int64_t first = plan->partials;
-    for (int64_t from = begin; from < length;) {
-      const int64_t to = std::min(length, (from / kChunk + 1) * kChunk);
-      plan->items.push_back({seq, head, true, from, to, plan->partials++});
-      from = to;
+  int64_t from = a.first_seen(length - 1);
+  for (int64_t chunk = 0; chunk < chunks; chunk++) {
+    const int64_t to = std::min(length, (from / kChunk + 1) * kChunk);
+    for (int64_t head = 0; head < a.kv_heads; head += heads) {
+      const int64_t count = std::min(heads, a.kv_heads - head);
+      plan->items.push_back({seq, static_cast<int32_t>(head), static_cast<int32_t>(count), true,
+                             from, to, plan->partials + head * chunks + chunk, chunks});
     }
-    plan->merges.push_back({seq, head, true, first, plan->partials, 0});
+    from = to;
+  }
+  for (int32_t head = 0; head < a.kv_heads; head++, plan->partials += chunks) {
+    plan->merges.push_back({seq, head, 1, true, plan->partials, plan->partials + chunks, 0, 0});
   }
 }
 
-Plan make_plan(const Attention& a) {
+// Items for each thread, so that the last one to finish isn't late by much.
+constexpr int64_t kItemsEach = 8;
+
+Plan make_plan(const Attention& a, int threads) {
   Plan plan;
+  int64_t chunks = 0;
   for (int64_t s = 0; s < a.num_seqs; s++) {
     if (a.queries(s) > 1) plan_prefill(a, s, &plan);
+    if (a.queries(s) == 1) chunks += chunks_of(a, s);
   }
+  const int64_t fair = chunks * a.kv_heads / (kItemsEach * threads);
+  const int64_t heads = std::max<int64_t>(1, std::min(fair, a.kv_heads));
   for (int64_t s = 0; s < a.num_seqs; s++) {
-    if (a.queries(s) == 1) plan_decode(a, s, &plan);
+    if (a.queries(s) == 1) plan_decode(a, s, heads, &plan);
   }
   return plan;
 }
@@ -76,8 +94,8 @@ int check_attention(const Attention& a) {
 
 int paged_attention(const Attention& a, int threads) {
   if (const int wrong = check_attention(a)) return wrong;
-  const Plan plan = make_plan(a);
   const int team = worth(threads, cost(a), 65536);
+  const Plan plan = make_plan(a, team);
   const size_t each = (std::max(decode_scratch(a), prefill_scratch(a)) + 127) / 64 * 64;
   Layout layout;
   const size_t partials = layout.add(plan.partials * partial_size(a) * sizeof(float));

@@ -45,19 +45,21 @@ struct Attention {
 };
 
 // A piece of work: the queries [from, to) of a sequence under one KV head, or, when it decodes,
-// its single query over the KV tokens [from, to).
+// its single query under KV heads [head, head + heads) over the KV tokens [from, to).
 struct Item {
-  int32_t seq, head;
+  int32_t seq, head, heads;
   bool decodes;
   int64_t from, to;
-  int64_t partial;  // decode: where its partial result goes, in units of partial_size
+  int64_t partial;  // decode: where the first head's partial result goes, in units of partial_size
+  int64_t stride;   // decode: from there to the next head's
 };
 
 // A partial result: for each head of the group the unnormalised sum, the maximum, the weight.
 inline int64_t partial_size(const Attention& a) { return a.group() * (a.padded() + 16); }
 
 size_t decode_scratch(const Attention& a);
-void decode_item(const Attention& a, const Item& item, char* scratch, float* partial);
+// Writes a partial result for each head, the first at `partials`.
+void decode_item(const Attention& a, const Item& item, char* scratch, float* partials);
 // Merges the `count` partial results of one sequence and KV head into `out`.
 void merge_partials(const Attention& a, int64_t seq, int64_t head, const float* partials,
                     int64_t count, float* scratch);

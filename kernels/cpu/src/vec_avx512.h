@@ -100,6 +100,25 @@ QUIRE_INLINE void vsum4(vf x0, vf x1, vf x2, vf x3, float* out) {
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
 }
 
+// Lane i = sum of the lanes of x[i].
+QUIRE_INLINE vf vsum16(const vf (&x)[16]) {
+  __m512 pair[8], four[4];
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; i++)
+    pair[i] = _mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]) +
+              _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++) {
+    const __m512d a = _mm512_castps_pd(pair[2 * i]), b = _mm512_castps_pd(pair[2 * i + 1]);
+    four[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) +
+              _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+  }
+  auto halves = [](__m512 a, __m512 b) {
+    return _mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd);
+  };
+  return halves(halves(four[0], four[1]), halves(four[2], four[3]));
+}
+
 // rows[i] lane j <- rows[j] lane i.
 QUIRE_INLINE void vtranspose(vf (&r)[16]) {
   __m512 t[16];
