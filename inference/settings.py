@@ -48,6 +48,8 @@ class GatewaySettings:
         inline_render_chars: prompts up to this length are rendered on the event loop.
         affinity_slack: requests that a replica may be ahead of the idlest and still be chosen for
             the prefixes it holds.
+        gc_threshold: container objects made between two looks of the garbage collector; 0 leaves it
+            as Python has it.
         health_grace_s: how long `progress_at` may stand still before `/health` is red.
     """
 
@@ -76,6 +78,7 @@ class GatewaySettings:
     render_threads: int = 2
     inline_render_chars: int = 4096
     affinity_slack: int = 8
+    gc_threshold: int = 10_000
     health_grace_s: float = 20.0
 
 
