@@ -1,0 +1,29 @@
+"""The environment variables that Quire reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = re.compile(r"\b(QUIRE_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)\b")
+#: Of the tests alone.
+OF_TESTS = {"QUIRE_TEST_CHROMIUM", "QUIRE_TEST_REQUIRE_SERVICES"}
+
+
+def named_in(text: str) -> set[str]:
+    """The variables of ours that a text names."""
+    return set(NAME.findall(text)) - OF_TESTS
+
+
+def _read_by_the_code() -> frozenset[str]:
+    quoted = re.compile(rf"[\"']{NAME.pattern}[\"']")
+    found: set[str] = set()
+    for folder in ("platform", "inference", "engine", "kernels"):
+        for path in (ROOT / folder).rglob("*.py"):
+            found.update(quoted.findall(path.read_text(encoding="utf-8")))
+    return frozenset(found)
+
+
+#: Every variable whose name stands as a string in the product's code.
+KNOWN = _read_by_the_code()

@@ -1,0 +1,43 @@
+"""The commands that documents and deployments name, checked against the real ones."""
+
+from __future__ import annotations
+
+import shlex
+from functools import cache
+from typing import Any
+
+from django.core.management import get_commands, load_command_class
+
+#: Django's own that our pages name.
+DJANGOS = {"migrate", "createsuperuser", "check", "collectstatic", "makemigrations", "help"}
+
+
+@cache
+def options_of(name: str) -> frozenset[str]:
+    """Every option of a `manage.py` command, those of its subcommands with them."""
+    app: Any = get_commands()[name]
+    parser = load_command_class(app, name).create_parser("manage.py", name)
+    return frozenset(_options(parser))
+
+
+def _options(parser: Any) -> list[str]:
+    found = list(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action.choices, dict):
+            for inner in action.choices.values():
+                found += _options(inner)
+    return found
+
+
+def problems_with(line: str) -> list[str]:
+    """What is wrong with a command line that begins behind `manage.py`."""
+    words = shlex.split(line, comments=True)
+    name, rest = words[0], words[1:]
+    if name not in get_commands():
+        return [f"there is no command {name!r}"]
+    unknown = [
+        word
+        for word in rest
+        if word.startswith("--") and word.partition("=")[0] not in options_of(name)
+    ]
+    return [f"{name} has no {word}" for word in unknown]
