@@ -193,8 +193,8 @@ class KernelSet(ABC):
         """`PackedLinear` of a weight [N, K] = `shape` that comes in pieces.
 
         `pieces` are its rows, one piece over the other, each of a multiple of `PIECE_ROWS` rows but
-        the last. The compiled kernels pack each as it comes and keep nothing of it, so that one at
-        a time needs to be in memory. The weight is kept in `dtype` unless it is quantised. Raises
+        the last. Each is packed as it comes and nothing of it is kept: its memory may be used again
+        for the next. The weight is kept in `dtype` unless it is quantised. Raises
         ValueError for pieces that don't make up `shape`.
         """
         return self.PackedLinear(

@@ -74,10 +74,14 @@ def check_piece(piece: Tensor, shape: tuple[int, int]) -> None:
 
 def stacked(shape: tuple[int, int], pieces: Iterable[Tensor]) -> Tensor:
     """The weight that pieces make up; raises ValueError unless it has `shape`."""
-    parts = list(pieces)
-    for part in parts:
-        check_piece(part, shape)
-    rows = sum(len(part) for part in parts)
+    weight, rows = torch.empty(shape), 0
+    for piece in pieces:
+        check_piece(piece, shape)
+        if not rows:
+            weight = torch.empty(shape, dtype=piece.dtype, device=piece.device)
+        if rows + len(piece) <= shape[0]:
+            weight[rows : rows + len(piece)] = piece
+        rows += len(piece)
     if rows != shape[0]:
         raise ValueError(f"the pieces have {rows} rows, the weight {shape[0]}")
-    return torch.cat(parts)
+    return weight

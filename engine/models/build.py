@@ -18,6 +18,7 @@ from engine.models.norms import LayerNorm, NoNorm, Norm, RMSNorm, Step, chain, s
 from engine.models.spec import DecoderSpec
 from engine.quantization.matrix import DenseMatrix, Matrix
 from engine.quantization.scheme import Scheme
+from engine.quantization.scratch import Scratch
 from engine.quantization.stack import Stack
 from kernels import KernelSet, LinearLayer
 
@@ -46,6 +47,7 @@ class ModelBuilder:
         self.scheme = scheme
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
+        self._scratch = Scratch()
         optional = spec.names.optional_prefix
         bare = f"{spec.names.embedding.removeprefix(optional)}.weight"
         whole = f"{spec.names.embedding}.weight"
@@ -125,7 +127,7 @@ class ModelBuilder:
         order: Tensor | None = None,
     ) -> LinearLayer:
         bias = bias.float() if bias is not None else None
-        stack = Stack(matrices, order, self.weights.release)
+        stack = Stack(matrices, order, self.weights.release, self._scratch)
         return stack.pack(self.ops, bias, self.dtype, quantization)
 
     # -- layers -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from engine.quantization.matrix import IntegerFormat, Matrix, Rows
+from engine.quantization.scratch import Scratch
 from kernels import KernelSet, LinearLayer
 from kernels.interface import PIECE_ROWS, Integers
 
@@ -25,6 +26,7 @@ class Stack:
         order: int64 [N], the weight's rows as numbers of the stack's; None: as they come. Only for
             a single matrix.
         release: called after each piece that has been packed.
+        scratch: to join and convert pieces in; default: one of its own.
     """
 
     def __init__(
@@ -32,8 +34,10 @@ class Stack:
         matrices: Sequence[Matrix],
         order: Tensor | None = None,
         release: Callable[[], None] = lambda: None,
+        scratch: Scratch | None = None,
     ) -> None:
         self._matrices, self._order, self._release = list(matrices), order, release
+        self._scratch = scratch or Scratch()
         self.shape = (sum(m.shape[0] for m in matrices), matrices[0].shape[1])
 
     def pack(
@@ -63,7 +67,7 @@ class Stack:
     ) -> LinearLayer:
         return ops.StreamedLinear(
             self.shape,
-            self._float_pieces(),
+            self._float_pieces(None if quantization else dtype),
             bias,
             dtype=dtype,
             quantization=quantization,
@@ -82,10 +86,11 @@ class Stack:
             with_minima=kind.with_minima,
         )
 
-    def _float_pieces(self) -> Iterator[Tensor]:
+    def _float_pieces(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
+        """The stack's rows, in `dtype` or as they are; each piece valid until the next."""
         for parts in self._pieces():
             pieces = [matrix.floats(rows) for matrix, rows in parts]
-            yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            yield self._scratch.joined(pieces, dtype)
             del pieces
             self._release()
 

@@ -18,6 +18,7 @@ from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.decoder import NativeDecoder
 from engine.quantization.matrix import DenseMatrix
+from engine.quantization.scratch import Scratch
 from engine.quantization.stack import Stack
 from kernels.reference import ReferenceKernels
 from tests.engine.quantization.perplexity import perplexity
@@ -146,12 +147,10 @@ def middling(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
-def test_a_load_needs_little_more_memory_than_its_weights(
-    quantization: str, middling: Path
-) -> None:
+@pytest.mark.parametrize("weights", ["auto", "float32", "int8", "int4"])
+def test_a_load_needs_little_more_memory_than_its_weights(weights: str, middling: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", MEMORY, str(middling), quantization],
+        [sys.executable, "-m", MEMORY, str(middling), weights],
         capture_output=True,
         text=True,
         check=False,
@@ -161,3 +160,16 @@ def test_a_load_needs_little_more_memory_than_its_weights(
     told = json.loads(done.stdout.splitlines()[-1])
     # The interpreter itself comes and goes by a few megabytes.
     assert told["peak"] < 1.15 * told["weights"] + (6 << 20)
+
+
+def test_pieces_are_joined_and_converted_in_one_buffer() -> None:
+    scratch = Scratch()
+    parts = [torch.randn(2, 8, dtype=torch.bfloat16), torch.randn(3, 8)]
+    joined = scratch.joined(parts, None)
+    assert joined.dtype == torch.float32
+    assert torch.equal(joined, torch.cat([part.float() for part in parts]))
+    whole = torch.randn(5, 8)
+    assert scratch.joined([whole], torch.float32) is whole
+    again = scratch.joined([whole], torch.float16)
+    assert torch.equal(again, whole.half())
+    assert again.data_ptr() == joined.data_ptr()
