@@ -149,10 +149,18 @@ class EngineConfig:
         "what is captured in CUDA graphs on a GPU; default: by the optimization level",
         choices=CUDAGRAPH_MODES,
     )
+    cudagraph_capture_sizes: list[int] | None = _option(  # noqa: RUF009
+        None,
+        "numbers of tokens that CUDA graphs are captured for; default: by max_num_seqs; no more "
+        "than fit the memory kept for graphs",
+        low=1,
+        high=8192,
+    )
     optimization_level: int = _option(
         2,
-        "of a GPU; 0: no CUDA graphs, 1: in pieces around attention, 2 and 3: whole decode steps, "
-        "others in pieces",
+        "start-up time against speed on a GPU: the default of cudagraph_mode; 0: NONE, 1: "
+        "PIECEWISE, 2: FULL_AND_PIECEWISE, 3: as 2",
+        short="-O",
         low=0,
         high=3,
     )
@@ -227,6 +235,9 @@ class EngineConfig:
         wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
         if wrong:
             raise ConfigError(f"{name} must be {kind.__name__}, got {value!r}.", param=name)
+        if kind is list:
+            self._check_numbers(name, value, meta["low"], meta["high"])
+            return
         choices, low, high = meta.get("choices"), meta.get("low"), meta.get("high")
         if choices and value not in choices:
             known = ", ".join(str(choice) for choice in choices)
@@ -234,6 +245,16 @@ class EngineConfig:
         if (low is not None and not value >= low) or (high is not None and not value <= high):
             bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
             raise ConfigError(f"{name} must be {bounds}, got {value!r}.", param=name)
+
+    @staticmethod
+    def _check_numbers(name: str, values: list[Any], low: int, high: int) -> None:
+        """Raise `ConfigError` unless these are whole numbers from `low` to `high`, at least one."""
+        for value in values or [None]:
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not low <= value <= high:
+                raise ConfigError(
+                    f"{name} must be whole numbers in [{low}, {high}], got {value!r}.", param=name
+                )
 
     @property
     def kept_seats(self) -> int:
@@ -279,7 +300,8 @@ class EngineConfig:
 def _kind(annotation: str) -> type:
     """The plain type behind an annotation such as `int | None`."""
     head = annotation.split("|")[0].split("[")[0].strip()
-    return {"str": str, "bool": bool, "int": int, "float": float, "dict": dict}[head]
+    kinds = {"str": str, "bool": bool, "int": int, "float": float, "dict": dict, "list": list}
+    return kinds[head]
 
 
 def _json_object(text: str) -> dict[str, Any]:
@@ -294,7 +316,7 @@ def _json_object(text: str) -> dict[str, Any]:
 
 
 def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = frozenset()) -> None:
-    """One flag a setting, `--like-this`; booleans also take `--no-like-this`."""
+    """One flag a setting, `--like-this`; booleans also take `--no-like-this`; `-O2` as vLLM's."""
     group = parser.add_argument_group("engine settings")
     for spec in dataclasses.fields(EngineConfig):
         if spec.name in skip:
@@ -309,8 +331,11 @@ def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = froz
             options["action"] = argparse.BooleanOptionalAction
         elif spec.metadata.get("json"):
             options |= {"type": _json_object, "metavar": "JSON"}
+        elif kind is list:
+            options |= {"type": int, "nargs": "+", "metavar": "N"}
         else:
             options |= {"type": kind, "choices": spec.metadata.get("choices")}
             if options["choices"] is None:
                 options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
-        group.add_argument(flag, **options)
+        short = [spec.metadata["short"]] if "short" in spec.metadata else []
+        group.add_argument(*short, flag, **options)

@@ -27,10 +27,11 @@ from engine.protocol import KV_CACHE, WEIGHTS
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch
-from engine.worker.cuda.memory import num_gpu_blocks
-from engine.worker.cuda.modes import GraphMode
+from engine.worker.cuda.forward import DeviceForward
+from engine.worker.cuda.memory import CudaMeter, DeviceMemory, num_gpu_blocks
+from engine.worker.cuda.profile import profile
 from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import device_forward, device_of, graph_mode, profile
+from engine.worker.cuda.setup import capture, device_forward, device_of
 from engine.worker.runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class SingleExecutor:
         self._ops = kernels_for(config)
         self._threads = Threads.of(config, self._ops)
         self._begun = False
+        self._config = config
+        self._kept_for_graphs: int | None = None
         self._quantization = config.quantization
         # All that the load needs; CPUs are for the thread that will run steps.
         Threads(self._threads.count).use(self._ops, torch_too=True)
@@ -74,7 +77,7 @@ class SingleExecutor:
         self.kv_bytes_per_token = self._token_bytes(kv_dtype)
         self.layout = self._layout(config)
         self.num_blocks = self._num_blocks(config, kv_dtype)
-        self._config, self._kv_dtype = config, kv_dtype
+        self._kv_dtype = kv_dtype
         self._thread: StepThread | None = None
         self._sleeper = Sleeper(self.loaded, config, self.device)
         self._runner = self._allocate()
@@ -201,10 +204,10 @@ class SingleExecutor:
         sampler = Sampler(self.loaded.eos_token_ids, chooser)
         if self.device.type != "cuda":
             return ModelRunner(self.loaded.model, batch, sampler)
-        longest = -(-self.loaded.max_model_len // config.block_size)
         groups = len(self.layout.groups)
         model = cast(NativeDecoder, self.loaded.model)
-        forward = device_forward(model, config, self.token_budget, longest, groups)
+        forward = device_forward(model, config, self.token_budget, self._longest, groups)
+        capture(forward, CudaMeter(self.device), self._kept_for_graphs)
         batch.decodes_first = config.split_mixed_batches
         return DeviceRunner(model, batch, sampler, forward, self.device)
 
@@ -239,16 +242,32 @@ class SingleExecutor:
         if token_bytes == 0:
             return num_counted_blocks(config, self.token_budget)
         if self.device.type == "cuda" and config.num_gpu_blocks_override is None:
-            model = cast(NativeDecoder, self.loaded.model)
+            memory = self._profile(config, dtype)
+            self._kept_for_graphs = memory.graphs
             return num_gpu_blocks(
-                profile(model, config, self.token_budget, dtype, layout),
+                memory,
                 config.gpu_memory_utilization,
                 token_bytes * config.block_size,
                 config.max_num_seqs * most,
                 len(layout.groups),
-                graph_mode(model, config) is not GraphMode.NONE,
             )
         return num_cpu_blocks(config, token_bytes, most, least=len(layout.groups))
+
+    def _profile(self, config: EngineConfig, dtype: torch.dtype) -> DeviceMemory:
+        """What the model takes of the GPU beside its KV cache."""
+        model = cast(NativeDecoder, self.loaded.model)
+        budget, longest, layout = self.token_budget, self._longest, self.layout
+        meter = CudaMeter(self.device)
+
+        def make_forward() -> DeviceForward:
+            return device_forward(model, config, budget, longest, len(layout.groups))
+
+        return profile(model, config, budget, longest, dtype, layout, meter, make_forward)
+
+    @property
+    def _longest(self) -> int:
+        """Blocks of a sequence of full length."""
+        return -(-self.loaded.max_model_len // self._config.block_size)
 
     def _token_budget(self, config: EngineConfig) -> int:
         """`max_num_batched_tokens`: without chunked prefill a whole prompt must fit."""

@@ -9,7 +9,7 @@ import torch
 from engine.models.context import AttentionContext
 from engine.models.interface import EngineModel
 from engine.protocol import TokenLogprobs
-from engine.sampling.logprobs import prompt_logprobs
+from engine.sampling.logprobs import CHUNK, prompt_logprobs
 from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.sampling.token_mask import MaskedRows
 from engine.scheduler.plan import StepPlan, StepResult
@@ -56,17 +56,16 @@ class ModelRunner:
         result = StepResult([-1] * len(plan.seq_ids))
         if len(hidden) == 0:
             return result
-        logits = self.model.logits(hidden)
-        self._sample(plan, inputs, logits[: len(inputs.sampled)], result)
-        self._score_prompts(plan, inputs, logits[len(inputs.sampled) :], result)
+        count = len(inputs.sampled)
+        if count:
+            self._sample(plan, inputs, self.model.logits(hidden[:count]), result)
+        self._score_prompts(plan, inputs, hidden[count:], result)
         return result
 
     def _sample(
         self, plan: StepPlan, inputs: StepInputs, logits: torch.Tensor, result: StepResult
     ) -> None:
         """Sample a token for each sequence that has caught up."""
-        if not inputs.sampled:
-            return
         mask = masked_rows(plan, inputs)
         self.collect(plan, inputs, self.sampler.sample(logits, inputs.states, mask), result)
 
@@ -89,18 +88,22 @@ class ModelRunner:
                 result.logprobs[index] = scores
 
     def _score_prompts(
-        self, plan: StepPlan, inputs: StepInputs, logits: torch.Tensor, result: StepResult
+        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult
     ) -> None:
-        """Log probabilities of prompt tokens that were asked for."""
+        """Log probabilities of prompt tokens that were asked for.
+
+        Some rows at a time: the logits of a whole step of prompts may not fit beside the model.
+        """
         done = 0
         for index, state, first, count in inputs.prompt_rows:
-            seq_id = plan.seq_ids[index]
-            following = state.prompt_token_ids[first : first + count]
+            following = torch.tensor(state.prompt_token_ids[first : first + count])
             wanted = state.params.prompt_logprobs or 0
-            scores: list[TokenLogprobs] = prompt_logprobs(
-                logits[done : done + count], torch.tensor(following), wanted
-            )
-            result.prompt_logprobs[seq_id] = scores
+            scores: list[TokenLogprobs] = []
+            for start in range(0, count, CHUNK):
+                end = min(start + CHUNK, count)
+                logits = self.model.logits(hidden[done + start : done + end])
+                scores += prompt_logprobs(logits, following[start:end], wanted)
+            result.prompt_logprobs[plan.seq_ids[index]] = scores
             done += count
 
 

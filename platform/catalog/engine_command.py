@@ -17,6 +17,8 @@ def engine_flags(settings: Mapping[str, Any]) -> list[str]:
             continue
         if isinstance(value, bool):
             flags.append(f"--{flag}" if value else f"--no-{flag}")
+        elif isinstance(value, list):
+            flags += [f"--{flag}", *map(str, value)]
         else:
             text = json.dumps(value) if isinstance(value, dict) else str(value)
             flags.append(f"--{flag}={text}")  # one word: a value may start with a hyphen

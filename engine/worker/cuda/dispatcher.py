@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from engine.worker.cuda.modes import GraphMode, RuntimeMode
@@ -25,17 +26,25 @@ class BatchDescriptor(NamedTuple):
 Key = tuple[RuntimeMode, BatchDescriptor]
 
 
-def capture_sizes(max_num_seqs: int, token_budget: int, query_len: int = 1) -> list[int]:
+def capture_sizes(
+    max_num_seqs: int, token_budget: int, query_len: int = 1, wanted: Sequence[int] | None = None
+) -> list[int]:
     """Numbers of tokens to capture, ascending: dense where batches are small, up to 512.
 
     Every decode batch of up to 512 tokens finds one that is hardly larger than itself.
+
+    Args:
+        query_len: tokens of a sequence in a decode batch; more than 1 with speculation.
+        wanted: the operator's own instead; those beyond the budget are left out.
     """
     most = min(max(max_num_seqs * query_len, 1) * 2, 512, token_budget)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, 513, 16)]
+    if wanted is not None:
+        most, sizes = token_budget, list(wanted)
     if query_len > 1:
         # A decode batch has a multiple of query_len tokens.
-        sizes = sorted({-(-size // query_len) * query_len for size in sizes})
-    return [size for size in sizes if size <= most]
+        sizes = [-(-size // query_len) * query_len for size in sizes]
+    return sorted({size for size in sizes if size <= most})
 
 
 class Dispatcher:

@@ -42,8 +42,23 @@ class DeviceForward:
         self._dispatcher, self._inputs, self._breaks = dispatcher, inputs, breaks
         self._recordings: dict[Key, Recording] = {}
 
+    @property
+    def num_wanted(self) -> int:
+        """Graphs that are still to be captured, or were."""
+        return len(self._dispatcher.keys) if self._dispatcher is not None else 0
+
+    @property
+    def num_captured(self) -> int:
+        """Graphs that there are."""
+        return len(self._recordings)
+
+    @property
+    def static_bytes(self) -> int:
+        """What the graphs' input buffers take."""
+        return self._inputs.nbytes if self._inputs is not None else 0
+
     @torch.inference_mode()
-    def capture(self, has_room: Callable[[], bool] = lambda: True) -> int:
+    def capture(self, has_room: Callable[[], bool] = lambda: True, *, quiet: bool = False) -> int:
         """Record all graphs, largest first, while `has_room`; how many there are then."""
         dispatcher, inputs, breaks = self._dispatcher, self._inputs, self._breaks
         if dispatcher is None or inputs is None or breaks is None:
@@ -62,6 +77,8 @@ class DeviceForward:
             self._recordings[key] = breaks.record(
                 self._run, token_ids, context, piecewise=mode is RuntimeMode.PIECEWISE
             )
+        if quiet:
+            return len(self._recordings)
         if left_out:
             log.warning("CUDA graphs: no memory for those of %s tokens", sorted(set(left_out)))
         log.info("CUDA graphs: %d captured, %s", len(self._recordings), dispatcher.mode.name)

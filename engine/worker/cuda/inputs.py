@@ -151,6 +151,12 @@ class StaticInputs:
         self.seq_lens = zeros(max_seqs, dtype=torch.int32)
         self.query_start_loc = zeros(max_seqs + 1, dtype=torch.int32)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all buffers."""
+        whole = [self.token_ids, self.positions, self.seq_lens, self.query_start_loc]
+        return sum(buffer.nbytes for buffer in (*whole, *self.slots, *self.tables))
+
     def fill(self, step: Staged, to: BatchDescriptor) -> None:
         """Copy a batch in that was padded for this graph; on the device alone."""
         size, groups = to.num_tokens, step.padded.groups

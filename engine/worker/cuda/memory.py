@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+import torch
 
 from engine.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-GRAPH_BYTES = 1 << 30
-"""Kept free for CUDA graphs where they are used."""
 GIB = 1 << 30
+GRAPH_SLACK = 1.25
+"""Over what a few graphs took: others may be less alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +25,73 @@ class DeviceMemory:
     Attributes:
         total: of the device.
         other: taken by other processes and by the driver's own needs.
-        peak: the most that torch held in a step of full size, weights included.
+        peak: the most that torch's allocator held in a step of full size: weights, activations,
+            what sampling needs, and what lies idle between them.
+        graphs: what CUDA graphs will take, their buffers included.
     """
 
     total: int
     other: int
     peak: int
+    graphs: int = 0
+
+
+class Meter(Protocol):
+    """A device's memory as torch's allocator sees it, in bytes."""
+
+    def begin(self) -> None:
+        """Give back what lies idle, and begin to watch for the peak."""
+
+    def held(self) -> int:
+        """What the allocator holds now, used or idle."""
+
+    def peak(self) -> int:
+        """The most that it held since `begin`."""
+
+    def device(self) -> tuple[int, int]:
+        """(free, total) of the device, whoever uses it."""
+
+
+class CudaMeter:
+    """`Meter` of a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def begin(self) -> None:
+        """See `Meter`."""
+        torch.cuda.synchronize(self._device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def held(self) -> int:
+        """See `Meter`."""
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.memory_reserved(self._device)
+
+    def peak(self) -> int:
+        """See `Meter`."""
+        torch.cuda.synchronize(self._device)
+        return torch.cuda.max_memory_reserved(self._device)
+
+    def device(self) -> tuple[int, int]:
+        """See `Meter`."""
+        return torch.cuda.mem_get_info(self._device)
+
+
+def graph_bytes(costs: Sequence[int], count: int) -> int:
+    """What `count` graphs will take, by what the first few took, the largest first.
+
+    The first brings the memory pool that all share; each of the others costs about what the last
+    one that was measured did.
+    """
+    if not costs:
+        return 0
+    return int((sum(costs) + costs[-1] * max(0, count - len(costs))) * GRAPH_SLACK)
 
 
 def num_gpu_blocks(
-    memory: DeviceMemory, utilization: float, block_bytes: int, most: int, least: int, graphs: bool
+    memory: DeviceMemory, utilization: float, block_bytes: int, most: int, least: int
 ) -> int:
     """Blocks of the KV pool: what is left of `utilization` of the device after a full step.
 
@@ -41,7 +102,7 @@ def num_gpu_blocks(
 
     Raises `ConfigError` when fewer than `least` fit.
     """
-    kept = GRAPH_BYTES if graphs else 0
+    kept = memory.graphs
     space = int(memory.total * utilization) - memory.other - memory.peak - kept
     blocks = max(0, space) // block_bytes
     log.info(

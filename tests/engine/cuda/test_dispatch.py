@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 
 import pytest
 
+from engine.config import EngineConfig, add_cli_args
 from engine.errors import ConfigError
 from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher, capture_sizes
-from engine.worker.cuda.memory import GRAPH_BYTES, DeviceMemory, num_gpu_blocks
 from engine.worker.cuda.modes import LEVELS, GraphMode, RuntimeMode, resolve_mode, wanted_mode
 from kernels.attention import GraphSupport
 
@@ -93,6 +94,19 @@ def test_sizes_follow_the_settings():
     assert all(size % 3 == 0 for size in capture_sizes(64, 8192, query_len=3))
 
 
+def test_an_operator_may_name_the_sizes():
+    assert capture_sizes(4, 8192, wanted=[64, 1, 8, 8]) == [1, 8, 64]
+    assert capture_sizes(4, 32, wanted=[64, 1, 8]) == [1, 8]
+    assert capture_sizes(4, 8192, query_len=3, wanted=[1, 4]) == [3, 6]
+
+
+def test_a_batch_beyond_the_full_graphs_takes_pieces_that_hold_it():
+    """The largest full graph is for 8 sequences; pieces go further."""
+    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, [1, 2, 4, 8, 16, 32], 8)
+    assert dispatcher.dispatch(8, 8, 1) == (FULL, BatchDescriptor(8, 8, True))
+    assert dispatcher.dispatch(30, 8, 20) == (PIECEWISE, BatchDescriptor(32, 0, False))
+
+
 @pytest.mark.parametrize(
     ("wanted", "support", "query_len", "expected"),
     [
@@ -131,21 +145,33 @@ def test_settings_in_order():
     assert wanted_mode(None, 2, False) is GraphMode.FULL_AND_PIECEWISE
     assert wanted_mode("FULL", 1, False) is GraphMode.FULL
     assert wanted_mode("FULL", 3, True) is GraphMode.NONE
-    assert [LEVELS[level] for level in (0, 1)] == [GraphMode.NONE, GraphMode.PIECEWISE]
+    assert list(LEVELS.values()) == [
+        GraphMode.NONE,
+        GraphMode.PIECEWISE,
+        GraphMode.FULL_AND_PIECEWISE,
+        GraphMode.FULL_AND_PIECEWISE,
+    ]
 
 
-MEMORY = DeviceMemory(total=10 << 30, other=1 << 30, peak=3 << 30)
+@pytest.mark.parametrize("flags", [["-O1"], ["-O", "1"], ["--optimization-level", "1"]])
+def test_levels_have_a_short_flag(flags):
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    assert EngineConfig.from_cli_args(parser.parse_args(flags)).optimization_level == 1
 
 
-def test_blocks_are_what_a_full_step_leaves():
-    left = int(0.9 * (10 << 30)) - (4 << 30)
-    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1, graphs=False) == left >> 20
-    with_graphs = num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1, graphs=True)
-    assert with_graphs == (left - GRAPH_BYTES) >> 20
-    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 7, 1, graphs=False) == 7
+def test_a_mode_that_is_named_wins_over_the_level():
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    words = ["-O0", "--cudagraph-mode", "FULL", "--cudagraph-capture-sizes", "1", "2", "8"]
+    config = EngineConfig.from_cli_args(parser.parse_args(words))
+    wanted = wanted_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
+    assert wanted is GraphMode.FULL
+    assert config.cudagraph_capture_sizes == [1, 2, 8]
 
 
-def test_too_little_memory_is_refused():
-    with pytest.raises(ConfigError, match="gpu_memory_utilization") as caught:
-        num_gpu_blocks(MEMORY, 0.3, 1 << 20, 100, 1, graphs=True)
-    assert caught.value.param == "gpu_memory_utilization"
+@pytest.mark.parametrize("sizes", [[], [0], [-1], [1.5], [True], ["8"], [10**9], 8])
+def test_sizes_that_make_no_sense_are_refused(sizes):
+    with pytest.raises(ConfigError) as caught:
+        EngineConfig(model="m", cudagraph_capture_sizes=sizes)
+    assert caught.value.param == "cudagraph_capture_sizes"

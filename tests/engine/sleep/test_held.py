@@ -124,8 +124,6 @@ def test_a_model_away_and_back_answers_the_same(form: str, impl: str, tmp_path: 
     assert copy.nbytes >= expected - 16384
     for tensor in tensors_of(model):
         assert tensor.untyped_storage().nbytes() == 0
-    with pytest.raises(RuntimeError):
-        model.logits(model.forward(torch.tensor([1]), SimpleNamespace()))
     copy.restore()
     llm.core.executor._runner = llm.core.executor._allocate()
     prompts = [[5] * 20, [7, 8, 9]]

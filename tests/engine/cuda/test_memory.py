@@ -1,0 +1,144 @@
+"""How much KV cache a GPU gets: by a device that only counts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import LLM
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.worker.cuda.memory import DeviceMemory, graph_bytes, num_gpu_blocks
+from engine.worker.cuda.profile import SAMPLING_COPIES, profile
+from engine.worker.cuda.setup import capture
+from tests.engine.models import make_model
+
+GIB = 1 << 30
+MEMORY = DeviceMemory(total=10 * GIB, other=1 * GIB, peak=3 * GIB)
+
+
+class FakeMeter:
+    """A device whose allocator holds what the test says, one reading after the other."""
+
+    def __init__(self, held: Iterator[int], peak: int = 0, free: int = 0, total: int = 0) -> None:
+        self._held, self._peak, self._device = held, peak, (free, total)
+        self.begun = 0
+
+    def begin(self) -> None:
+        self.begun += 1
+
+    def held(self) -> int:
+        return next(self._held)
+
+    def peak(self) -> int:
+        return self._peak
+
+    def device(self) -> tuple[int, int]:
+        return self._device
+
+
+class FakeForward:
+    """Captures a number of graphs, as long as there is room."""
+
+    static_bytes = 1000
+
+    def __init__(self, wanted: int) -> None:
+        self.num_wanted, self.num_captured = wanted, 0
+
+    def capture(self, has_room, *, quiet=False) -> int:  # type: ignore[no-untyped-def]
+        for _ in range(self.num_wanted):
+            if has_room():
+                self.num_captured += 1
+        return self.num_captured
+
+
+def test_blocks_are_what_a_full_step_leaves() -> None:
+    left = int(0.9 * (10 * GIB)) - 4 * GIB
+    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1) == left >> 20
+    with_graphs = DeviceMemory(MEMORY.total, MEMORY.other, MEMORY.peak, graphs=GIB)
+    assert num_gpu_blocks(with_graphs, 0.9, 1 << 20, 10**9, 1) == (left - GIB) >> 20
+    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 7, 1) == 7
+
+
+def test_whatever_the_sizes_nothing_runs_out() -> None:
+    rng = random.Random(5)
+    for _ in range(2000):
+        memory = DeviceMemory(*(rng.randrange(1, 80 * GIB) for _ in range(4)))
+        share, block = rng.uniform(0.01, 1.0), rng.randrange(1, 64 << 20)
+        try:
+            blocks = num_gpu_blocks(memory, share, block, 10**9, 1)
+        except ConfigError:
+            continue
+        taken = blocks * block + memory.other + memory.peak + memory.graphs
+        assert taken <= memory.total * share
+
+
+def test_too_little_memory_is_refused() -> None:
+    with pytest.raises(ConfigError, match="gpu_memory_utilization") as caught:
+        num_gpu_blocks(MEMORY, 0.3, 1 << 20, 100, 1)
+    assert caught.value.param == "gpu_memory_utilization"
+
+
+@pytest.mark.parametrize(
+    ("costs", "count", "expected"),
+    [([], 0, 0), ([400], 1, 500), ([400, 40], 2, 550), ([400, 40], 12, 1050)],
+)
+def test_graphs_cost_what_the_first_few_did(costs: list[int], count: int, expected: int) -> None:
+    assert graph_bytes(costs, count) == expected
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    folder: Path = make_model("mistral", tmp_path_factory.mktemp("m"), vocab_size=2048)
+    return LLM(
+        str(folder), dtype="float32", cpu_kernels=False, num_gpu_blocks_override=8,
+        max_model_len=64, skip_tokenizer_init=True,
+    )  # fmt: skip
+
+
+def test_full_steps_are_run_and_leave_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the largest batch, and of one of decodes alone, with room for sampling."""
+    model, made, seen = llm.core.loaded.model, [], []
+    forward, empty_like = model.forward, torch.empty_like
+    monkeypatch.setattr(model, "forward", lambda ids, b: seen.append((ids, b)) or forward(ids, b))
+    monkeypatch.setattr(
+        torch, "empty_like", lambda x, **more: made.append(x.shape) or empty_like(x, **more)
+    )
+    config = EngineConfig(model="m", max_num_seqs=5, block_size=16)
+    layout = llm.core.executor.layout
+    # Before the graphs; after one, and after another; at the end.
+    meter = FakeMeter(iter([100, 100, 900, 950, 60]), peak=70, free=800, total=1000)
+    found = profile(
+        model, config, 24, 4, torch.float32, layout, meter, lambda: FakeForward(10)
+    )  # fmt: skip
+    assert [(len(ids), len(batch.seq_lens)) for ids, batch in seen] == [(24, 5), (5, 5)]
+    assert all(batch.block_tables.shape == (5, 4) for _, batch in seen)
+    assert made.count(torch.Size([5, 2048])) == 2 * SAMPLING_COPIES
+    # 140 are another process's; ten graphs of which the first took 800 and each other 50.
+    expected = int((800 + 50 + 8 * 50) * 1.25) + 1000
+    assert found == DeviceMemory(total=1000, other=140, peak=70, graphs=expected)
+    assert model.kv_caches == []
+    assert meter.begun == 3
+
+
+def test_without_graphs_none_are_counted(llm: LLM) -> None:
+    config = EngineConfig(model="m", max_num_seqs=2)
+    meter = FakeMeter(iter([60]), peak=70, free=800, total=1000)
+    model, layout = llm.core.loaded.model, llm.core.executor.layout
+    found = profile(model, config, 8, 4, torch.float32, layout, meter, lambda: None)
+    assert found.graphs == 0
+
+
+@pytest.mark.parametrize(
+    ("kept", "free", "expected"), [(None, GIB, 9), (250, GIB, 2), (None, 1 << 20, 0)]
+)
+def test_graphs_stop_at_what_was_kept_for_them(kept: int | None, free: int, expected: int) -> None:
+    """Each takes 100 bytes."""
+    forward = FakeForward(9)
+    meter = FakeMeter(iter(range(0, 10**6, 100)), free=free)
+    capture(forward, meter, kept)
+    assert forward.num_captured == expected
