@@ -25,6 +25,7 @@ NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
+    "response_format.json_schema": "output_config.format",
     "response_format": "output_config.format",
     "reasoning_effort": "output_config.effort",
     "user": "metadata.user_id",
@@ -64,8 +65,18 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
     except ValueError as error:  # pydantic's, in the chat's words
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
-            raise in_words_of(told, NAMES) from None
+            raise in_our_words(told) from None
         raise
+
+
+def in_our_words(error: InvalidRequest) -> InvalidRequest:
+    """A chat's error with the field as this endpoint calls it."""
+    return in_words_of(error, NAMES, _tool_field)
+
+
+def _tool_field(place: str, name: str) -> str:
+    name = {"parameters": "input_schema"}.get(name, name)
+    return f"tools.{place}.{name}".rstrip(".")
 
 
 def _given(**fields: Any) -> dict[str, Any]:

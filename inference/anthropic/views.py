@@ -10,7 +10,7 @@ from django.http.response import HttpResponseBase
 
 from engine.errors import InvalidRequest
 from inference.anthropic.answer import Message, MessageStreamWriter, Shown
-from inference.anthropic.chat import NAMES, chat_request
+from inference.anthropic.chat import chat_request, in_our_words
 from inference.anthropic.errors import anthropic_error
 from inference.anthropic.schemas import CountTokensRequest, MessagesRequest, Thinking
 from inference.chat import ChatTurn
@@ -18,7 +18,6 @@ from inference.chat.job import prompt_token_ids
 from inference.generation import find_served
 from inference.openai.schemas.base import Refused
 from inference.openai.serving import add_headers, collect, name_ignored, stream_response
-from inference.web.known_fields import in_words_of
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
 
@@ -81,7 +80,7 @@ class MessagesView(AnthropicView):
                 id_prefix="msg",
             )
         except InvalidRequest as error:
-            raise in_words_of(error, NAMES) from None
+            raise in_our_words(error) from None
 
 
 def _shown(thinking: Thinking | None) -> Shown:

@@ -9,11 +9,12 @@ from django.http.response import HttpResponseBase
 
 from engine.errors import InvalidRequest
 from inference.chat import ChatTurn
-from inference.errors import UnsupportedField
+from inference.errors import UnsupportedField, as_quire_error
 from inference.openai.chat_answer import ChatAnswer
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import add_headers, collect, parse
 from inference.settings import gateway_settings
+from inference.web.known_fields import in_words_of
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 #: What would need more than one choice, or a stream, for a conversation; with what changes nothing.
@@ -78,4 +79,14 @@ def _conversations(body: dict[str, Any]) -> list[ChatRequest]:
                 f"messages[{number}] must be a conversation: a list of messages.",
                 param=f"messages[{number}]",
             )
-    return [parse(ChatRequest, {**body, "messages": conversation}) for conversation in messages]
+    return [_conversation(body, number, messages[number]) for number in range(len(messages))]
+
+
+def _conversation(body: dict[str, Any], number: int, messages: list[Any]) -> ChatRequest:
+    try:
+        return parse(ChatRequest, {**body, "messages": messages})
+    except ValueError as error:  # pydantic's
+        told = as_quire_error(error)
+        if isinstance(told, InvalidRequest):
+            raise in_words_of(told, {"messages": f"messages[{number}]"}) from None
+        raise

@@ -18,6 +18,7 @@ NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
     "max_tokens": "max_output_tokens",
+    "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
 }
@@ -54,7 +55,7 @@ def chat_request(request: ResponsesRequest, before: list[StoredResponse]) -> Cha
         body["tools"] = [_tool(tool.model_dump(exclude_none=True)) for tool in request.tools]
         body["parallel_tool_calls"] = request.parallel_tool_calls
     if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
-        body["tool_choice"] = _tool_choice(request.tool_choice)
+        body["tool_choice"] = _tool_choice(request)
     if (form := _format(request)) is not None:
         body["response_format"] = form
     if request.reasoning is not None and request.reasoning.effort is not None:
@@ -66,8 +67,13 @@ def chat_request(request: ResponsesRequest, before: list[StoredResponse]) -> Cha
     except ValueError as error:  # pydantic's, in the chat's words
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
-            raise in_words_of(told, NAMES) from None
+            raise in_our_words(told) from None
         raise
+
+
+def in_our_words(error: InvalidRequest) -> InvalidRequest:
+    """A chat's error with the field as this endpoint calls it."""
+    return in_words_of(error, NAMES, lambda place, name: f"tools[{place}].{name}".rstrip("."))
 
 
 def _messages(request: ResponsesRequest, before: list[StoredResponse]) -> list[dict[str, Any]]:
@@ -86,12 +92,18 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     return {"type": kind, "function": tool}
 
 
-def _tool_choice(choice: str | dict[str, Any]) -> str | dict[str, Any]:
+def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
+    choice = request.tool_choice or "auto"
     if isinstance(choice, str):
         return choice
-    if choice.get("type") != "function" or not isinstance(choice.get("name"), str):
+    name = choice.get("name")
+    if choice.get("type") != "function" or not isinstance(name, str):
         raise InvalidRequest("tool_choice must name a function.", param="tool_choice")
-    return {"type": "function", "function": {"name": choice["name"]}}
+    if name not in [tool.name for tool in request.tools or ()]:
+        raise InvalidRequest(
+            f"There is no function {name[:100]!r} among the tools.", param="tool_choice"
+        )
+    return {"type": "function", "function": {"name": name}}
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any] | None:

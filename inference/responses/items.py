@@ -10,7 +10,7 @@ from inference.errors import UnsupportedField
 from storage.ids import new_id
 
 #: Parts of a message's content that are text.
-TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
 PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_"}
 
 
@@ -41,9 +41,7 @@ class Messages:
             call_id = _needed(item, "call_id", param)
             self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
         elif kind == "reasoning":
-            self._reasoning += "".join(
-                str(part.get("text", "")) for part in item.get("content") or ()
-            )
+            self._reasoning += _text(item.get("content") or "", f"{param}.content")
         else:
             raise UnsupportedField(
                 f"Input items of the type {str(kind)[:50]!r} are not supported.",
@@ -102,7 +100,7 @@ def _text(content: Any, param: str) -> str:
         kind, text = part.get("type"), part.get("text")
         if kind == "refusal":
             text = part.get("refusal")
-        elif kind not in TEXT_PARTS:
+        elif not isinstance(kind, str) or kind not in TEXT_PARTS:
             raise UnsupportedField(
                 f"Content of the type {str(kind)[:50]!r} is not supported.",
                 param=f"{param}[{place}].type",

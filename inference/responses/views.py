@@ -16,13 +16,12 @@ from inference.openai.keeping import kept_events
 from inference.openai.schemas.base import Refused
 from inference.openai.serving import add_headers, collect, stream_events
 from inference.responses.answer import ResponseAnswer, ResponseStreamWriter, response_object
-from inference.responses.chat import NAMES, chat_request
+from inference.responses.chat import chat_request, in_our_words
 from inference.responses.follow import follow
 from inference.responses.items import kept_items
 from inference.responses.kept import KeptEvents
 from inference.responses.schemas import ResponsesRequest
 from inference.settings import gateway_settings
-from inference.web.known_fields import in_words_of
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.paging import item_page, paging
 from inference.web.streaming import EventStreamResponse
@@ -65,7 +64,7 @@ async def start_turn(caller: Caller, request: ResponsesRequest, received: float)
     try:
         return await ChatTurn.start(chat, caller=caller, received=received, endpoint="responses")
     except InvalidRequest as error:
-        raise in_words_of(error, NAMES) from None
+        raise in_our_words(error) from None
 
 
 class ResponsesView(GatewayView):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -63,12 +64,30 @@ class KnownFields(BaseModel):
         return names
 
 
-def in_words_of(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
-    """The same error with the field as the client calls it: `names` by the field's first part."""
+#: A field of a chat's function, as errors name it.
+_FUNCTION = re.compile(r"tools\[(\d+)\]\.function(?:\.(\w+))?")
+
+
+def in_words_of(
+    error: InvalidRequest,
+    names: Mapping[str, str],
+    function: Callable[[str, str], str] | None = None,
+) -> InvalidRequest:
+    """The same error with the field as the client calls it.
+
+    Args:
+        names: by the field's first parts; the first that fits counts.
+        function: what the client calls a field of the function with this place among the tools.
+    """
     ours = error.param or ""
+    told = ours
     for mine, theirs in names.items():
         if ours == mine or ours.startswith((f"{mine}.", f"{mine}[")):
-            error.message = error.message.replace(ours, theirs + ours[len(mine) :])
-            error.args, error.param = (error.message,), theirs + ours[len(mine) :]
+            told = theirs + ours[len(mine) :]
             break
+    if function is not None and (found := _FUNCTION.match(ours)):
+        told = function(found[1], found[2] or "") + ours[found.end() :]
+    if told != ours:
+        error.message = error.message.replace(ours, told)
+        error.args, error.param = (error.message,), told
     return error

@@ -269,6 +269,7 @@ USER = {"role": "user", "content": "x"}
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),
         ({"tools": [{"name": "x"}]}, "tools.0.input_schema"),
+        ({"tools": [{"name": "x", "input_schema": {"type": "array"}}]}, "tools.0.input_schema"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name"),
         ({"mcp_servers": [{"name": "x"}]}, "mcp_servers"),

@@ -72,9 +72,9 @@ async def test_bad_conversations_are_refused(served: Gateway) -> None:
         ([], "messages"),
         ("hi", "messages"),
         ([{"role": "user", "content": "hi"}], "messages[0]"),
-        ([[]], "messages"),
+        ([[]], "messages[0]"),
         (conversations("a") * 2049, "messages"),
-        ([*conversations("a"), [{"role": "user"}]], "messages[0]"),
+        ([*conversations("a"), [{"role": "user"}]], "messages[1][0]"),
     ):
         reply = await served.client.post(PATH, {"model": "fake", "messages": messages})
         assert (reply.status, reply.error["param"]) == (400, param), reply.body

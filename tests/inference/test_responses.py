@@ -364,6 +364,16 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice"),
+        ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
+        ({"tools": [WEATHER | {"parameters": {"type": "array"}}]}, "tools[0].parameters"),
+        (
+            {"input": [{"type": "reasoning", "content": [{"type": "x"}]}]},
+            "input[0].content[0].type",
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a b", "schema": {}}}},
+            "text.format.name",
+        ),
         ({"include": ["everything"]}, "include"),
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"background": True, "store": False}, "background"),
