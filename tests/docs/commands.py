@@ -8,9 +8,6 @@ from typing import Any
 
 from django.core.management import get_commands, load_command_class
 
-#: Django's own that our pages name.
-DJANGOS = {"migrate", "createsuperuser", "check", "collectstatic", "makemigrations", "help"}
-
 
 @cache
 def options_of(name: str) -> frozenset[str]:
@@ -18,6 +15,13 @@ def options_of(name: str) -> frozenset[str]:
     app: Any = get_commands()[name]
     parser = load_command_class(app, name).create_parser("manage.py", name)
     return frozenset(_options(parser))
+
+
+def our_options() -> frozenset[str]:
+    """Every option of Quire's own commands."""
+    ours = ("config", "tenants", "catalog", "metering")
+    names = [name for name, app in get_commands().items() if app in ours]
+    return frozenset().union(*map(options_of, names))
 
 
 def _options(parser: Any) -> list[str]:
@@ -33,6 +37,8 @@ def problems_with(line: str) -> list[str]:
     """What is wrong with a command line that begins behind `manage.py`."""
     words = shlex.split(line, comments=True)
     name, rest = words[0], words[1:]
+    if name == "help":  # no command of its own
+        return []
     if name not in get_commands():
         return [f"there is no command {name!r}"]
     unknown = [
