@@ -90,6 +90,43 @@ def test_a_background_response_is_made_by_the_worker(
     assert (made.status, "Paris" in made.output_text) == ("completed", True)
 
 
+def test_a_background_stream_is_left_and_taken_up_again(
+    client: openai.OpenAI, product: Product
+) -> None:
+    stream = client.responses.create(
+        model=product.model, input=QUESTION, background=True, stream=True, temperature=0
+    )
+    events = [next(iter(stream)) for _ in range(4)]
+    stream.close()
+    made = events[0].response.id
+    last = events[-1].sequence_number
+    events += list(client.responses.retrieve(made, stream=True, starting_after=last))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert events[-1].type == "response.completed"
+    told = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert told == client.responses.retrieve(made).output_text
+    assert "Paris" in told
+
+
+def test_chat_completions_are_kept_on_request(client: openai.OpenAI, product: Product) -> None:
+    stored = client.chat.completions
+    made = stored.create(
+        model=product.model,
+        messages=[{"role": "user", "content": QUESTION}],
+        metadata={"kind": "e2e"},
+        max_tokens=5,
+        store=True,
+    )
+    assert stored.retrieve(made.id).choices == made.choices
+    assert [item.id for item in stored.list(metadata={"kind": "e2e"})] == [made.id]
+    assert [message.content for message in stored.messages.list(made.id)] == [QUESTION]
+    assert stored.update(made.id, metadata={"kind": "other"}).metadata == {"kind": "other"}
+    assert list(stored.list(metadata={"kind": "e2e"})) == []
+    assert stored.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        stored.retrieve(made.id)
+
+
 def test_a_batch_is_run_by_the_worker(client: openai.OpenAI, product: Product) -> None:
     questions = {"fr": QUESTION, "it": "What is the capital of Italy?"}
     lines = [

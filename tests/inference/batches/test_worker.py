@@ -62,13 +62,23 @@ def test_a_killed_worker_loses_and_repeats_nothing(
 ) -> None:
     sdk, of = client
     batch = make(sdk, 40)
+    stream = sdk.responses.create(
+        model="m", input="x", background=True, stream=True, max_output_tokens=250
+    )
     with live.process(WORKER, of.environment) as first:
+        events = [next(stream) for _ in range(8)]  # some of its text is told
         partly = wait(sdk, batch.id, done=8)
         assert partly.status == "in_progress"
         first.send_signal(signal.SIGKILL)
         first.wait(10)
     with live.process(WORKER, of.environment):
         done = wait(sdk, batch.id)
+        events += list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    told = "".join(e.delta for e in events if e.type == "response.output_text.delta")
+    assert events[-1].type == "response.incomplete"
+    assert told == events[-1].response.output_text
+    assert events[-1].response.usage.output_tokens == len(told) == 250
     assert done.status == "completed"
     assert done.request_counts.model_dump() == {"total": 40, "completed": 40, "failed": 0}
     text = sdk.files.content(done.output_file_id).text
