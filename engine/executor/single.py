@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import torch
 
+import kernels
 from engine.config import EngineConfig
 from engine.device import kernels_for
 from engine.errors import ConfigError
@@ -174,6 +175,11 @@ class SingleExecutor:
         self._begun = True
         on_kernels = isinstance(self.loaded.model, NativeDecoder) and self.device.type == "cpu"
         self._threads.use(self._ops, torch_too=not on_kernels)
+
+    @property
+    def kernels(self) -> kernels.KernelSet:
+        """Of the device."""
+        return self._ops
 
     def prefill_flops(self) -> float:
         """Operations a second that prompts are computed with here, measured in a few milliseconds.
