@@ -21,7 +21,7 @@ MODEL_IMPLS = ("auto", "quire", "transformers")
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 POLICIES = ("fair", "fcfs", "priority")
@@ -76,7 +76,8 @@ class EngineConfig:
     )
     quantization: str | None = _option(
         None,
-        "round the weights to 8 or 4 bits while they load; default: as the checkpoint has them",
+        "round the weights to 8 or 4 bits while they load (fp8: on a GPU); default: as the "
+        "checkpoint has them",
         choices=QUANTIZATIONS,
     )
     kv_cache_dtype: str = _option("auto", "KV cache; auto: the model's", choices=KV_DTYPES)

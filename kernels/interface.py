@@ -138,6 +138,8 @@ class KernelSet(ABC):
     """What computes its attention, by its name in `kernels.attention`; "": its own."""
     fuses_experts: bool = False
     """Whether `route` and `fused_experts` are there."""
+    quantizations: tuple[str, ...] = ("int8", "int4")
+    """What `PackedLinear` takes as `quantization`."""
     edits: LogitEdits | None = None
     """What changes logits before a token is chosen; None: torch does."""
 
@@ -158,10 +160,11 @@ class KernelSet(ABC):
         """A linear layer of weight [N, K] and bias [N].
 
         Nothing refers to `weight` afterwards where a packed copy is made, so the caller can free
-        it layer by layer. `quantization` is None, "int8" or "int4", with one scale for
-        `group_size` neighbours of a row: a multiple of 16 up to 256, by default 128 for int8 and
-        32 for int4. `round_inputs` lets bf16 weights meet x rounded to bf16, as a bf16 model
-        would, where that is faster (AVX512-BF16: twice as fast for many rows); sums stay float32.
+        it layer by layer. `quantization` is None or one of `quantizations`: "int8" or "int4", with
+        one scale for `group_size` neighbours of a row (a multiple of 16 up to 256, by default 128
+        for int8 and 32 for int4), or "fp8" (e4m3), with one scale a row. `round_inputs` lets bf16
+        weights meet x rounded to bf16, as a bf16 model would, where that is faster (AVX512-BF16:
+        twice as fast for many rows); sums stay float32.
         """
 
     @abstractmethod

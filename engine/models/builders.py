@@ -119,6 +119,7 @@ def _native(order: Order, outside: Any = None) -> Built:
         spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     ops = kernels_for(config)
+    _refuse_unknown_quantization(config, ops)
     if outside is None:
         ops = with_backend(ops, spec, dtype, config)
         model: EngineModel = NativeDecoder(
@@ -164,6 +165,7 @@ def _bridged(order: Order, outside: Any = None) -> Built:
     dtype = resolve_dtype(config.dtype, spec.dtype)
     max_model_len = context_length(spec, config)
     ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    _refuse_unknown_quantization(config, ops)
     model = load_bridge(
         source, spec, ops, dtype, max_model_len, order.progress, scheme_of(config.quantization)
     )
@@ -187,6 +189,16 @@ def _refuse_quantization(config: EngineConfig, what: str) -> None:
     if config.quantization is not None:
         raise ConfigError(
             f"quantization={config.quantization!r} isn't done for {what}.", param="quantization"
+        )
+
+
+def _refuse_unknown_quantization(config: EngineConfig, ops: kernels.KernelSet) -> None:
+    """Not every device has products for every method."""
+    if config.quantization is not None and config.quantization not in ops.quantizations:
+        raise ConfigError(
+            f"quantization={config.quantization!r} isn't done by the {ops.name} kernels on "
+            f"{ops.device.type}, which do {', '.join(ops.quantizations)}.",
+            param="quantization",
         )
 
 

@@ -33,7 +33,7 @@ class NativeDecoder:
         ops: kernels of the device.
         weight_dtype: in which linear weights and the embedding are kept.
         max_model_len: length of the rotary tables.
-        quantization: "int8" or "int4" to keep them in few bits; None: as the checkpoint does.
+        quantization: "int8", "int4" or "fp8": in few bits; None: as the checkpoint has them.
         compiled: run all layers in one call where the kernels can.
     """
 

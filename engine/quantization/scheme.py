@@ -24,6 +24,7 @@ _SCHEMES = {
     None: Scheme(),
     "int8": Scheme(layers="int8", tables="int8"),
     "int4": Scheme(layers="int4", tables="int8"),
+    "fp8": Scheme(layers="fp8"),
 }
 
 

@@ -15,9 +15,11 @@ from torch import Tensor
 from kernels.logits import PenalisedRows, TokenTable
 from kernels.triton import attention, grouped, norm, rope, sampling
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
+from kernels.triton.quantized import quantised_linear
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+GROUPS = {"int8": 128, "int4": 32, "fp8": 0}
 Case = Callable[[], object]
 
 
@@ -108,6 +110,12 @@ def adapters() -> None:
     grouped.lora_expand(small, empty(8, 4096, 16, dtype=BF16), groups, out)
 
 
+def product(quantization: str, rows: int, dtype: torch.dtype = BF16) -> None:
+    """A layer [6144, 4096] in few bits."""
+    layer = quantised_linear([empty(6144, 4096)], empty(6144), quantization, GROUPS[quantization])
+    layer(empty(rows, 4096, dtype=dtype))
+
+
 def small() -> None:
     """Norms and gates."""
     x = empty(64, 4096, dtype=BF16)
@@ -144,6 +152,15 @@ CASES: dict[str, Case] = {
     "experts bf16, decode": lambda: experts(64, BF16),
     "experts bf16, prefill": lambda: experts(4096, BF16),
     "lora bf16": adapters,
+    "int8 product, decode": lambda: product("int8", 16),
+    "int8 product, 64 rows": lambda: product("int8", 64),
+    "int8 product, prefill": lambda: product("int8", 4096),
+    "int4 product, decode": lambda: product("int4", 16),
+    "int4 product, 64 rows": lambda: product("int4", 64),
+    "int4 product, prefill": lambda: product("int4", 4096),
+    "fp8 product, decode": lambda: product("fp8", 16),
+    "fp8 product, 64 rows": lambda: product("fp8", 64),
+    "fp8 product, prefill": lambda: product("fp8", 4096),
 }
 """Each case launches one kernel or a few."""
 
@@ -155,5 +172,8 @@ CORE = (
     "norms, gates, merge",
     "sampling",
     "experts bf16, decode",
+    "int8 product, decode",
+    "int4 product, decode",
+    "fp8 product, decode",
 )
 """Cases that between them launch every kernel once."""

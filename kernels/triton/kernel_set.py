@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from kernels.errors import KernelsUnavailable
-from kernels.interface import KernelSet, LinearLayer
-from kernels.reference.linear import integer_linear
+from kernels.interface import Integers, KernelSet, LinearLayer
+from kernels.quantization import (
+    check_integer_groups,
+    check_integers,
+    group_of,
+    group_size_for,
+    stacked,
+)
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
 from kernels.triton.attention import paged_attention
 from kernels.triton.grouped import fused_experts, route
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.linear import TorchLinear
 from kernels.triton.norm import fused_add_rms_norm, rms_norm
+from kernels.triton.quantized import Int4Linear, Int8Linear, quantised_linear
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.sampling import TritonLogitEdits, argmax, sample
 
@@ -23,12 +30,14 @@ from kernels.triton.sampling import TritonLogitEdits, argmax, sample
 class TritonKernels(KernelSet):
     """`KernelSet` of a GPU; of the CPU under TRITON_INTERPRET=1, to test it.
 
-    Linear layers are cuBLAS's. Activations are in the weights' own dtype. What a GPU would have to
-    be asked about (positions, slots, block ids, lengths) isn't checked: shapes and dtypes are.
+    Linear layers are cuBLAS's unless they are quantised. Activations are in the weights' own dtype.
+    What a GPU would have to be asked about (positions, slots, block ids, lengths) isn't checked:
+    shapes and dtypes are.
     """
 
     name = "triton"
     fuses_experts = True
+    quantizations = ("int8", "int4", "fp8")
     edits = TritonLogitEdits()
 
     def __init__(self, device: torch.device | str, why: str) -> None:
@@ -61,13 +70,47 @@ class TritonKernels(KernelSet):
         round_inputs: bool = False,
     ) -> LinearLayer:
         """See `KernelSet.PackedLinear`."""
-        return TorchLinear(
-            weight.to(self.device),
-            None if bias is None else bias.to(self.device),
-            quantization=quantization,
-            group_size=group_size,
-            round_inputs=round_inputs,
-        )
+        added = None if bias is None else bias.to(self.device)
+        if quantization is not None:
+            return self._quantised([weight], added, quantization, group_size)
+        return TorchLinear(weight.to(self.device), added, round_inputs=round_inputs)
+
+    def StreamedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Tensor],
+        bias: Tensor | None = None,
+        *,
+        dtype: torch.dtype,
+        quantization: str | None = None,
+        group_size: int | None = None,
+        round_inputs: bool = False,
+    ) -> LinearLayer:
+        """See `KernelSet.StreamedLinear`; each piece is rounded on the device as it comes."""
+        made: Iterable[Tensor] = (piece.to(self.device) for piece in pieces)
+        if quantization is None:
+            weight = stacked(shape, (piece.to(dtype) for piece in made))
+            return self.PackedLinear(weight, bias, round_inputs=round_inputs)
+        added = None if bias is None else bias.to(self.device)
+        layer = self._quantised(made, added, quantization, group_size)
+        if (layer.out_features, layer.in_features) != shape:
+            rows = layer.out_features
+            raise ValueError(f"the pieces have {rows} rows, the weight {list(shape)}")
+        return layer
+
+    def _quantised(
+        self,
+        pieces: Iterable[Tensor],
+        bias: Tensor | None,
+        quantization: str,
+        group_size: int | None,
+    ) -> LinearLayer:
+        if quantization not in self.quantizations:
+            known = ", ".join(self.quantizations)
+            raise ValueError(f"quantization must be one of {known}; got {quantization!r}")
+        group = 0 if quantization == "fp8" else group_size_for(quantization, group_size)
+        moved = (piece.to(self.device) for piece in pieces)
+        return quantised_linear(moved, bias, quantization, group)
 
     def IntegerLinear(
         self,
@@ -78,9 +121,13 @@ class TritonKernels(KernelSet):
         *,
         bits: int,
     ) -> LinearLayer:
-        """See `KernelSet.IntegerLinear`; kept as the float16 values that the integers stand for."""
-        layer = integer_linear(values, scales, minima, bias, bits=bits)
-        return self.PackedLinear(layer.weight.half(), layer.bias)
+        """See `KernelSet.IntegerLinear`."""
+        group, shape = group_of(values, scales), (values.shape[0], values.shape[1])
+        check_integer_groups(shape, bits, group, minima is not None)
+        check_integers(Integers(values, scales, minima), shape[1], bits, group, minima is not None)
+        there = [None if x is None else x.to(self.device) for x in (values, scales, minima, bias)]
+        kind = Int8Linear if bits == 8 else Int4Linear
+        return kind(Integers(*there[:3]), shape[1], there[3])  # type: ignore[arg-type]
 
     rms_norm = staticmethod(rms_norm)
     fused_add_rms_norm = staticmethod(fused_add_rms_norm)

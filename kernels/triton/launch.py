@@ -53,7 +53,7 @@ def _device_target(index: int) -> Target:
     return Target(
         properties.major * 10 + properties.minor,
         properties.multi_processor_count,
-        properties.shared_memory_per_block_optin,
+        properties.shared_memory_per_block_optin,  # type: ignore[attr-defined]  # not in stubs
     )
 
 

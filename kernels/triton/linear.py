@@ -9,11 +9,7 @@ from kernels.reference.linear import ReferenceLinear
 
 
 class TorchLinear(ReferenceLinear):
-    """`torch.nn.functional.linear` in x's dtype, without copies where weight and x agree.
-
-    Quantised weights are values on their grid kept in the weight's own dtype: as exact as int8 and
-    int4 layers of a CPU, and as large as unquantised ones.
-    """
+    """`torch.nn.functional.linear` in x's dtype, without copies where weight and x agree."""
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""

@@ -18,7 +18,8 @@ KERNELS = {
     "attention_kernel", "reduce_kernel", "merge_kernel", "rope_kernel", "rms_norm_kernel",
     "gate_kernel", "sample_kernel", "argmax_kernel", "penalise_kernel", "logprobs_kernel",
     "record_kernel", "place_edit_kernel", "bitmask_kernel",
-    "route_kernel", "count_kernel", "place_kernel", "gemm_kernel",
+    "int8_product_kernel", "int4_product_kernel", "fp8_product_kernel", "round_groups_kernel",
+    "round_rows_kernel", "route_kernel", "count_kernel", "place_kernel", "gemm_kernel",
 }  # fmt: skip
 MOST_SPILLED = 64
 

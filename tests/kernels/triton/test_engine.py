@@ -51,6 +51,29 @@ def test_experts_run_fused(forced, tmp_path):
         assert output.outputs[0].token_ids == oracle.greedy(prompt, 3)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_quantised_weights_stay_small_and_run(quantization, forced, tmp_path):
+    """int8 and int4 have the CPU's weights, so almost its logits; fp8 is the GPU's own."""
+    folder = make_model("llama", tmp_path, num_hidden_layers=1)
+    settings = {"dtype": "float32", "num_gpu_blocks_override": 40, "max_model_len": 64}
+    llm = LLM(str(folder), device="cpu", quantization=quantization, **settings)
+    layers = llm.core.loaded.model.layers
+    whole = LLM(str(folder), device="cpu", **settings).core.loaded.model.layers
+    assert layers[0].nbytes < 0.5 * whole[0].nbytes  # rows are padded to groups of 128
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    for prompt, output in zip(PROMPTS, outputs, strict=True):
+        (alone,) = llm.generate([prompt], params, use_tqdm=False)
+        assert alone.outputs[0].token_ids == output.outputs[0].token_ids
+        assert len(output.outputs[0].token_ids) == 3
+
+
+def test_fp8_weights_on_a_cpu_are_refused_with_what_there_is(tmp_path):
+    with pytest.raises(ConfigError, match=r"fp8.*which do int8, int4") as raised:
+        LLM(str(make_model("llama", tmp_path)), device="cpu", quantization="fp8")
+    assert raised.value.param == "quantization"
+
+
 def test_the_choice_says_why(forced):
     chosen = kernels.get("cpu")
     assert chosen.name == "triton"

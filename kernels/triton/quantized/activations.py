@@ -1,0 +1,88 @@
+"""Rounding of activations to eight bits, with scales that each step finds anew."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.fp8 import encode_fp8, round_half_even
+from kernels.triton.launch import INTERPRETED, launch
+
+VALUES_AT_ONCE = 1024
+BLOCK = 64 if INTERPRETED else 2048
+E4M3_MOST = 448.0
+
+
+@triton.jit
+def round_groups_kernel(
+    out, scales, x, stride, width, GROUPS: tl.constexpr, GROUP: tl.constexpr,
+    PADDED: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows, blocks of groups): int8 values and a float32 scale for each group of a row."""
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * AT_ONCE + tl.arange(0, AT_ONCE)
+    place = tl.arange(0, PADDED)
+    at = group[:, None] * GROUP + place[None, :]
+    inside = (group < GROUPS)[:, None] & (place < GROUP)[None, :]
+    values = tl.load(x + row * stride + at, mask=inside & (at < width), other=0.0).to(tl.float32)
+    scale = tl.max(tl.abs(values), 1) / 127.0
+    inverse = tl.where(scale > 0, 1.0 / tl.maximum(scale, 1e-38), 0.0)
+    values = (values * inverse[:, None]).to(tl.float32)
+    whole = round_half_even(tl.minimum(tl.maximum(values, -127.0), 127.0))
+    tl.store(out + row * (GROUPS * GROUP) + at, whole.to(tl.int8), mask=inside)
+    # A row that isn't finite must stay so: its integers say nothing of it.
+    broken = tl.max((values != values).to(tl.int32), 1) > 0
+    scale = tl.where(broken, float("nan"), scale)
+    tl.store(scales + row * GROUPS + group, scale, mask=group < GROUPS)
+
+
+@triton.jit
+def round_rows_kernel(out, scales, x, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    """Grid (rows,): e4m3 bits, and a float32 scale for each row."""
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, BLOCK)
+    most = tl.zeros((BLOCK,), tl.float32)
+    broken = tl.zeros((BLOCK,), tl.int32)
+    for start in tl.range(0, WIDTH, BLOCK):
+        at = start + lanes
+        values = tl.load(x + row * stride + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        broken += (values != values).to(tl.int32)
+        most = tl.maximum(most, tl.abs(values))
+    scale = tl.max(most, 0) / 448.0
+    inverse = tl.where(scale > 0, 1.0 / tl.maximum(scale, 1e-38), 0.0)
+    for start in tl.range(0, WIDTH, BLOCK):
+        at = start + lanes
+        values = tl.load(x + row * stride + at, mask=at < WIDTH, other=0.0).to(tl.float32)
+        bits = encode_fp8((values * inverse).to(tl.float32), 1)
+        tl.store(out + row * WIDTH + at, bits, mask=at < WIDTH)
+    tl.store(scales + row, tl.where(tl.sum(broken, 0) > 0, float("nan"), scale))
+
+
+def round_groups(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+    """x [M, K] -> int8 [M, groups * group] and float32 scales [M, groups]."""
+    rows, width = x.shape
+    groups = triton.cdiv(width, group)
+    out = torch.empty((rows, groups * group), dtype=torch.int8, device=x.device)
+    scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
+    padded = triton.next_power_of_2(group)
+    at_once = min(triton.next_power_of_2(groups), max(1, VALUES_AT_ONCE // padded))
+    launch(
+        round_groups_kernel, (rows, triton.cdiv(groups, at_once)), out, scales, x, x.stride(0),
+        width, GROUPS=groups, GROUP=group, PADDED=padded, AT_ONCE=at_once, num_warps=4,
+    )  # fmt: skip
+    return out, scales
+
+
+def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [M, K] -> bits uint8 [M, K] of e4m3 and float32 scales [M]."""
+    rows, width = x.shape
+    out = torch.empty((rows, width), dtype=torch.uint8, device=x.device)
+    scales = torch.empty(rows, dtype=torch.float32, device=x.device)
+    block = min(BLOCK, triton.next_power_of_2(width))
+    launch(
+        round_rows_kernel, (rows,), out, scales, x, x.stride(0), WIDTH=width, BLOCK=block,
+        num_warps=8 if block >= 1024 else 4,
+    )  # fmt: skip
+    return out, scales

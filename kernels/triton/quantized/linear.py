@@ -1,0 +1,191 @@
+"""Linear layers with weights in few bits, kept as small on the GPU as they are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.checks import describe
+from kernels.interface import Integers, LinearLayer
+from kernels.reference.quantization import dequantize, quantize
+from kernels.triton.launch import INTERPRETED, launch, target_of
+from kernels.triton.quantized.activations import E4M3_MOST, round_groups, round_rows
+from kernels.triton.quantized.products import (
+    fp8_product_kernel,
+    int4_product_kernel,
+    int8_product_kernel,
+)
+from kernels.triton.quantized.tiles import product_tile
+
+FP8_DEPTH = 32 if INTERPRETED else 128
+INT4_BYTES = 32 if INTERPRETED else 64
+"""Bytes of a row of four-bit weights that are unpacked at once, at least a group."""
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class QuantisedLinear(LinearLayer):
+    """What the formats have in common.
+
+    `rows` needs no check that ids are there: it can't be made without waiting for a GPU.
+    """
+
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `LinearLayer.__call__`."""
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _FLOATS:
+            raise ValueError(f"x {describe(x)} doesn't go with {self.in_features} columns")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        shape = (len(x), self.out_features)
+        if out is None:
+            out = torch.empty(shape, dtype=x.dtype, device=x.device)
+        elif out.shape != shape or not out.is_contiguous():
+            raise ValueError(f"out {describe(out)} must be contiguous {list(shape)}")
+        self._multiply(x, out)
+        return out
+
+    @abstractmethod
+    def _multiply(self, x: Tensor, out: Tensor) -> None:
+        """Write the product of x's rows, which are dense, to `out`."""
+
+    def _grid(self, rows: int) -> tuple[int, ...]:
+        tile = product_tile(rows)
+        return (triton.cdiv(rows, tile.rows) * triton.cdiv(self.out_features, tile.columns),)
+
+
+class Int8Linear(QuantisedLinear):
+    """Weights and activations in int8: a float16 scale for a group of weights, and a scale that
+    each step finds for a group of a row's activations."""
+
+    def __init__(self, integers: Integers, width: int, bias: Tensor | None) -> None:
+        self.values = integers.values.contiguous()
+        self.scales = integers.scales.half().t().contiguous()
+        self.out_features, self.in_features = len(self.values), width
+        self.group = self.values.shape[1] // len(self.scales)
+        self.bias = bias
+        self.nbytes = self.values.nbytes + self.scales.nbytes
+
+    def _multiply(self, x: Tensor, out: Tensor) -> None:
+        rows, tile = len(x), product_tile(len(x))
+        whole, scales = round_groups(x, self.group)
+        depth = max(32, triton.next_power_of_2(self.group))
+        launch(
+            int8_product_kernel, self._grid(rows), out, whole, scales, self.values, self.scales,
+            self.bias, rows, COLUMNS=self.out_features, GROUPS=len(self.scales), GROUP=self.group,
+            BM=tile.rows, BN=tile.columns, BK=depth, BIAS=self.bias is not None,
+            num_warps=tile.warps, num_stages=tile.stages,
+        )  # fmt: skip
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        scales = self.scales[:, ids].t()
+        return dequantize(self.values[ids], scales, None, 8)[:, : self.in_features]
+
+
+class Int4Linear(QuantisedLinear):
+    """Weights in four bits, two a byte, a float16 scale for a group; activations as they are."""
+
+    def __init__(self, integers: Integers, width: int, bias: Tensor | None) -> None:
+        groups = integers.scales.shape[1]
+        self.out_features, self.in_features = len(integers.values), width
+        self.group = integers.values.shape[1] // groups
+        self.bias = bias
+        odd = groups % 2
+        values = integers.values.view(self.out_features, groups, self.group).to(torch.uint8)
+        paired = torch.nn.functional.pad(values, (0, 0, 0, odd))
+        self.packed = (paired[:, 0::2] | paired[:, 1::2] << 4).flatten(1).contiguous()
+        self.scales = self._whole(integers.scales, odd)
+        self.minima = None if integers.minima is None else self._whole(integers.minima, odd)
+        parts = (self.packed, self.scales, self.minima)
+        self.nbytes = sum(part.nbytes for part in parts if part is not None)
+
+    @staticmethod
+    def _whole(scales: Tensor, odd: int) -> Tensor:
+        return torch.nn.functional.pad(scales.half(), (0, odd)).t().contiguous()
+
+    def _multiply(self, x: Tensor, out: Tensor) -> None:
+        rows, tile = len(x), product_tile(len(x))
+        pairs, spread = len(self.scales) // 2, max(16, triton.next_power_of_2(self.group))
+        launch(
+            int4_product_kernel, self._grid(rows), out, x, self.packed, self.scales, self.minima,
+            self.bias, rows, self.in_features, x.stride(0), COLUMNS=self.out_features, PAIRS=pairs,
+            GROUP=self.group, BM=tile.rows, BN=tile.columns,
+            AT_ONCE=max(1, INT4_BYTES // spread), SPREAD=spread, BIAS=self.bias is not None,
+            MINIMA=self.minima is not None, PRECISION=_precision(x),
+            UPCAST=INTERPRETED and x.dtype == torch.bfloat16, num_warps=tile.warps,
+            num_stages=tile.stages if x.element_size() == 2 else 2,
+        )  # fmt: skip
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        packed = self.packed[ids].view(len(ids), -1, self.group)
+        values = torch.stack((packed & 15, packed >> 4), 2).flatten(1)
+        minima = None if self.minima is None else self.minima[:, ids].t()
+        return dequantize(values, self.scales[:, ids].t(), minima, 4)[:, : self.in_features]
+
+
+class Fp8Linear(QuantisedLinear):
+    """Weights in e4m3 with a scale a row of them; activations too, a scale a token that each step
+    finds, where the device multiplies e4m3 (from 8.9 on): elsewhere they stay as they are."""
+
+    def __init__(self, bits: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        self.out_features, self.in_features = bits.shape
+        self.bits, self.scales, self.bias = bits, scales, bias
+        self.nbytes = bits.nbytes + scales.nbytes
+
+    def _multiply(self, x: Tensor, out: Tensor) -> None:
+        rows, tile = len(x), product_tile(len(x))
+        native = target_of(x.device).native_fp8
+        eight, scales = native or INTERPRETED, None
+        if eight:
+            x, scales = round_rows(x)
+        wide = x.dtype == torch.float32
+        launch(
+            fp8_product_kernel, self._grid(rows), out, x, scales, self.bits, self.scales, self.bias,
+            rows, x.stride(0), COLUMNS=self.out_features, DEPTH=self.in_features, BM=tile.rows,
+            BN=tile.columns, BK=32 if wide else FP8_DEPTH, BIAS=self.bias is not None, EIGHT=eight,
+            NATIVE=native, PRECISION=_precision(x),
+            UPCAST=INTERPRETED, num_warps=tile.warps, num_stages=2 if wide else tile.stages,
+        )  # fmt: skip
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        return self.bits[ids].view(torch.float8_e4m3fn).float() * self.scales[ids, None]
+
+
+def _precision(x: Tensor) -> str:
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"
+
+
+def fp8_weights(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """weight [N, K] -> bits uint8 [N, K] of e4m3 and float32 scales [N]."""
+    wide = weight.float()
+    scales = wide.abs().amax(1) / E4M3_MOST
+    inverse = torch.where(scales > 0, 1 / scales, 0.0)
+    return (wide * inverse[:, None]).to(torch.float8_e4m3fn).view(torch.uint8), scales
+
+
+def quantised_linear(
+    pieces: Iterable[Tensor], bias: Tensor | None, quantization: str, group: int
+) -> QuantisedLinear:
+    """The layer of a weight whose rows come in pieces, on the device, where each is rounded.
+
+    `group` is for "int8" and "int4"; "fp8" has none.
+    """
+    parts, scales, width = [], [], 0
+    for piece in pieces:
+        width = piece.shape[1]
+        fp8 = quantization == "fp8"
+        part, scale = fp8_weights(piece) if fp8 else quantize(piece, quantization, group)
+        parts.append(part)
+        scales.append(scale)
+    whole = torch.cat(parts), torch.cat(scales)
+    if quantization == "fp8":
+        return Fp8Linear(*whole, bias)
+    kind = Int8Linear if quantization == "int8" else Int4Linear
+    return kind(Integers(*whole), width, bias)

@@ -1,0 +1,156 @@
+"""The products themselves, a kernel a format."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.triton.fp8 import decode_fp8
+from kernels.triton.quantized.tiles import place_of
+
+
+@triton.jit
+def put_product(out, bias, total, row, column, rows, COLUMNS: tl.constexpr, BIAS: tl.constexpr):
+    """Write float32 [BM, BN] with the bias added."""
+    if BIAS:
+        total += tl.load(bias + column, mask=column < COLUMNS, other=0.0).to(tl.float32)[None, :]
+    to = out + row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    tl.store(to, total.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def int8_product_kernel(
+    out, x, x_scales, weight, scales, bias, rows,
+    COLUMNS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks,): integers are multiplied group by group, groups added up in float32.
+
+    A group's product is exact and groups come in order, so that a row is rounded the same in every
+    batch. Scales are [GROUPS, COLUMNS], so that neighbours are read together. After Xiao et al.
+    2023 ("SmoothQuant") and the scales by group of DeepSeek-V3 (2024).
+    """
+    row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
+    row = row_block * BM + tl.arange(0, BM)
+    column = column_block * BN + tl.arange(0, BN)
+    depth = tl.arange(0, BK)
+    left = x + row[:, None].to(tl.int64) * (GROUPS * GROUP) + depth[None, :]
+    right = weight + column[None, :].to(tl.int64) * (GROUPS * GROUP) + depth[:, None]
+    there, wanted = row < rows, column < COLUMNS
+    total = tl.zeros((BM, BN), tl.float32)
+    for group in tl.range(0, GROUPS):
+        at = group * GROUP
+        if BK == GROUP:
+            a = tl.load(left + at, mask=there[:, None], other=0)
+            b = tl.load(right + at, mask=wanted[None, :], other=0)
+        else:
+            a = tl.load(left + at, mask=there[:, None] & (depth < GROUP)[None, :], other=0)
+            b = tl.load(right + at, mask=(depth < GROUP)[:, None] & wanted[None, :], other=0)
+        own = tl.load(x_scales + row.to(tl.int64) * GROUPS + group, mask=there, other=0.0)
+        theirs = tl.load(scales + group * COLUMNS + column, mask=wanted, other=0.0)
+        product = tl.dot(a, b, out_dtype=tl.int32).to(tl.float32)
+        total += product * (own[:, None] * theirs.to(tl.float32)[None, :])
+    put_product(out, bias, total, row, column, rows, COLUMNS, BIAS)
+
+
+@triton.jit
+def int4_product_kernel(
+    out, x, weight, scales, minima, bias, rows, width, x_stride,
+    COLUMNS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr, BIAS: tl.constexpr,
+    MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks,): weights of four bits become x's dtype on their way to the product.
+
+    A byte holds the same place of two groups side by side: the low half of an even group, the high
+    half of the odd one after it. So halves needn't be interleaved, but meet their own columns of x.
+    SPREAD is GROUP, rounded up to a power of two; scales and minima are [groups, COLUMNS]. After
+    Frantar et al. 2024 ("MARLIN").
+    """
+    row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
+    row = row_block * BM + tl.arange(0, BM)
+    column = column_block * BN + tl.arange(0, BN)
+    there, wanted = row < rows, column < COLUMNS
+    lane = tl.arange(0, AT_ONCE * SPREAD)
+    inner = lane % SPREAD
+    ahead = tl.arange(0, AT_ONCE)
+    total = tl.zeros((BM, BN), tl.float32)
+    for first in tl.range(0, PAIRS, AT_ONCE):
+        pair = first + lane // SPREAD
+        good = (pair < PAIRS) & (inner < GROUP)
+        packed = tl.load(
+            weight + column[:, None].to(tl.int64) * (PAIRS * GROUP)
+            + (pair * GROUP + inner)[None, :],
+            mask=wanted[:, None] & good[None, :], other=0,
+        )  # fmt: skip
+        for half in tl.static_range(2):
+            group = 2 * (first + ahead) + half
+            known = wanted[:, None] & (group < 2 * PAIRS)[None, :]
+            place = group[None, :] * COLUMNS + column[:, None]
+            scale = spread(tl.load(scales + place, mask=known, other=0.0), BN, AT_ONCE, SPREAD)
+            bits = ((packed >> (4 * half)) & 15).to(tl.float32)
+            if MINIMA:
+                least = tl.load(minima + place, mask=known, other=0.0)
+                values = bits * scale - spread(least, BN, AT_ONCE, SPREAD)
+            else:
+                values = (bits - 8.0) * scale
+            at = (2 * pair + half) * GROUP + inner
+            a = tl.load(
+                x + row[:, None].to(tl.int64) * x_stride + at[None, :],
+                mask=there[:, None] & (good & (at < width))[None, :], other=0.0,
+            )  # fmt: skip
+            # Beyond the last group x is 0, and so must be what it meets.
+            b = tl.where(wanted[:, None] & good[None, :], values, 0.0)
+            if UPCAST:
+                a = a.to(tl.float32)
+            total = tl.dot(a, tl.trans(b.to(a.dtype)), total, input_precision=PRECISION)
+    put_product(out, bias, total, row, column, rows, COLUMNS, BIAS)
+
+
+@triton.jit
+def spread(x, BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr):
+    """[BN, AT_ONCE] -> float32 [BN, AT_ONCE * SPREAD], each value SPREAD times."""
+    wide = tl.broadcast_to(x.to(tl.float32)[:, :, None], (BN, AT_ONCE, SPREAD))
+    return tl.reshape(wide, (BN, AT_ONCE * SPREAD))
+
+
+@triton.jit
+def fp8_product_kernel(
+    out, x, x_scales, weight, scales, bias, rows, x_stride,
+    COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, BIAS: tl.constexpr, EIGHT: tl.constexpr, NATIVE: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks,): e4m3 weights, a scale a column; x is e4m3 too with EIGHT, a scale a row.
+
+    Micikevicius et al. 2022, "FP8 formats for deep learning".
+    """
+    row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
+    row = row_block * BM + tl.arange(0, BM)
+    column = column_block * BN + tl.arange(0, BN)
+    depth = tl.arange(0, BK)
+    there, wanted = row < rows, column < COLUMNS
+    left = x + row[:, None].to(tl.int64) * x_stride + depth[None, :]
+    right = weight + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
+    total = tl.zeros((BM, BN), tl.float32)
+    for start in tl.range(0, DEPTH, BK):
+        inside = start + depth < DEPTH
+        a = tl.load(left + start, mask=there[:, None] & inside[None, :], other=0)
+        b = tl.load(right + start, mask=inside[:, None] & wanted[None, :], other=0)
+        if NATIVE:
+            a = a.to(tl.float8e4nv, bitcast=True)
+            b = b.to(tl.float8e4nv, bitcast=True)
+            # Hopper's units keep few bits of a sum: each block of the depth goes to float32.
+            total = tl.dot(a, b, total, max_num_imprecise_acc=BK)
+        else:
+            b = decode_fp8(b, 1)
+            if EIGHT:
+                a = decode_fp8(a, 1)
+            if UPCAST:
+                a = a.to(tl.float32)
+            total = tl.dot(a, b.to(a.dtype), total, input_precision=PRECISION)
+    total *= tl.load(scales + column, mask=wanted, other=0.0)[None, :]
+    if EIGHT:
+        total *= tl.load(x_scales + row, mask=there, other=0.0)[:, None]
+    put_product(out, bias, total, row, column, rows, COLUMNS, BIAS)

@@ -1,0 +1,137 @@
+"""Products with weights in few bits, in Triton's interpreter, against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.reference.quantization import dequantize
+from kernels.triton import TritonKernels
+from kernels.triton.quantized import Fp8Linear, Int4Linear, Int8Linear
+from kernels.triton.quantized.activations import round_groups, round_rows
+
+OPS = TritonKernels("cpu", "a test")
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+ROUNDED_INPUTS = {"int8": 0.008, "int4": 0.0, "fp8": 0.06}
+"""What rounding activations to eight bits may move a product by, of its size."""
+
+
+def check(layer, x, weight, bias, allowed):
+    """Against the weights that the layer stands for; and those aren't far from what was given."""
+    meant = layer.rows(torch.arange(layer.out_features)).double()
+    assert float((meant - weight.double()).norm() / weight.double().norm()) < 0.12
+    expected = x.double() @ meant.T + (0 if bias is None else bias.double())
+    got = layer(x)
+    assert got.dtype == x.dtype
+    error = (got.double() - expected).norm() / expected.norm()
+    rounding = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}[x.dtype]
+    assert float(error) <= allowed + rounding
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns", "depth"), [(1, 40, 160), (17, 33, 128), (16, 16, 75)])
+def test_products(quantization, dtype, rows, columns, depth):
+    x, weight = torch.randn(rows, depth).to(dtype), torch.randn(columns, depth) / depth**0.5
+    bias = torch.randn(columns) if rows > 1 else None
+    layer = OPS.PackedLinear(weight, bias, quantization=quantization)
+    check(layer, x, weight, bias, ROUNDED_INPUTS[quantization])
+
+
+@pytest.mark.parametrize(("bits", "group", "minima"), [
+    (8, 16, False), (8, 48, False), (8, 256, False), (4, 16, False), (4, 32, True),
+    (4, 48, True), (4, 96, False),
+])  # fmt: skip
+def test_integers_as_a_checkpoint_has_them(bits, group, minima):
+    low, high = (-127, 128) if bits == 8 else (0, 16)
+    values = torch.randint(low, high, (20, 3 * group), dtype=torch.int8)
+    scales = torch.rand(20, 3) / high
+    least = torch.rand(20, 3) / 2 if minima else None
+    layer = OPS.IntegerLinear(values, scales, least, torch.randn(20), bits=bits)
+    assert isinstance(layer, Int8Linear if bits == 8 else Int4Linear)
+    meant = dequantize(values, scales, least, bits)
+    ids = torch.tensor([19, 0, 7, 7])
+    torch.testing.assert_close(layer.rows(ids), meant[ids])
+    check(layer, torch.randn(5, 3 * group), meant, layer.bias, 0.012 if bits == 8 else 0.0)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_pieces_make_the_same_layer(quantization):
+    weight, x = torch.randn(96, 64), torch.randn(3, 64)
+    whole = OPS.PackedLinear(weight, quantization=quantization)
+    streamed = OPS.StreamedLinear(
+        (96, 64), iter(weight.split(32)), dtype=torch.float32, quantization=quantization
+    )
+    assert torch.equal(streamed(x), whole(x))
+    with pytest.raises(ValueError, match="rows"):
+        OPS.StreamedLinear((97, 64), [weight], dtype=torch.float32, quantization=quantization)
+
+
+def test_few_bits_take_little_memory():
+    weight = torch.randn(64, 256)
+    bytes_of = {
+        name: OPS.PackedLinear(weight, quantization=name).nbytes / weight.numel()
+        for name in OPS.quantizations
+    }
+    assert bytes_of["int8"] == 1 + 2 / 128
+    assert bytes_of["int4"] == 0.5 + 2 / 32
+    assert bytes_of["fp8"] == 1 + 4 / 256
+
+
+def test_an_int8_row_is_the_same_in_every_batch():
+    layer = OPS.PackedLinear(torch.randn(24, 300), quantization="int8")
+    x = torch.randn(19, 300)
+    together = layer(x)
+    for row in (0, 7, 18):
+        assert torch.equal(layer(x[row : row + 1])[0], together[row])
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_strided_rows_an_out_and_none(quantization):
+    layer = OPS.PackedLinear(torch.randn(8, 32), quantization=quantization)
+    wide = torch.randn(4, 80)
+    out = torch.empty(4, 8)
+    assert layer(wide[:, :32], out) is out
+    assert torch.equal(out, layer(wide[:, :32].contiguous()))
+    assert layer(wide[:0, :32]).shape == (0, 8)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "fp8"])
+def test_a_broken_row_stays_broken_and_alone(quantization):
+    layer = OPS.PackedLinear(torch.randn(8, 32), quantization=quantization)
+    x = torch.randn(3, 32)
+    x[1, 5] = float("nan")
+    got = layer(x)
+    assert got[1].isnan().all()
+    assert got[[0, 2]].isfinite().all()
+    x[1] = 0
+    assert (layer(x)[1] == 0).all()
+
+
+def test_rounded_activations():
+    x = torch.randn(3, 70) * 5
+    whole, scales = round_groups(x, 32)
+    back = whole.view(3, 3, 32).float() * scales[..., None]
+    assert whole.shape == (3, 96)
+    assert (back.flatten(1)[:, :70] - x).abs().max() <= scales.max() / 2 * 1.001
+    bits, row_scales = round_rows(x)
+    torch.testing.assert_close(row_scales, x.abs().amax(1) / 448)
+    expected = (x / row_scales[:, None]).to(torch.float8_e4m3fn).float()
+    # A quotient rounded otherwise may fall on the other side of a border.
+    off = (bits.view(torch.float8_e4m3fn).float() - expected).abs()
+    assert float((off > 0).float().mean()) < 0.02
+
+
+def test_what_does_not_fit_is_refused():
+    layer = OPS.PackedLinear(torch.randn(8, 32), quantization="int8")
+    with pytest.raises(ValueError, match="32 columns"):
+        layer(torch.randn(2, 31))
+    with pytest.raises(ValueError, match="32 columns"):
+        layer(torch.randn(2, 32).double())
+    with pytest.raises(ValueError, match="out"):
+        layer(torch.randn(2, 32), torch.empty(2, 9))
+    with pytest.raises(ValueError, match="int8, int4, fp8"):
+        OPS.PackedLinear(torch.randn(8, 32), quantization="nf4")
+    assert isinstance(OPS.PackedLinear(torch.randn(8, 32), quantization="fp8"), Fp8Linear)
+    with pytest.raises(ValueError, match="must lie in"):
+        OPS.IntegerLinear(torch.full((2, 32), 99, dtype=torch.int8), torch.ones(2, 1), bits=4)
