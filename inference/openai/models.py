@@ -8,6 +8,7 @@ import msgspec
 from django.http.response import HttpResponseBase
 
 from catalog.access import ModelCard, access_model, access_models
+from inference.anthropic.models import model_info, model_page, speaks_anthropic
 from inference.engine_client import get_engine_client
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -37,6 +38,8 @@ class ModelsView(GatewayView):
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """All of them, by name."""
         cards = await access_models(request.caller)
+        if speaks_anthropic(request):
+            return json_response(_encode(model_page(cards)))
         return json_response(_encode({"object": "list", "data": list(map(model_object, cards))}))
 
 
@@ -47,4 +50,6 @@ class ModelView(GatewayView):
 
     async def get(self, request: GatewayRequest, model: str) -> HttpResponseBase:
         """404 for one that isn't there, or isn't the caller's."""
-        return json_response(_encode(model_object(await access_model(request.caller, model))))
+        card = await access_model(request.caller, model)
+        shown = model_info if speaks_anthropic(request) else model_object
+        return json_response(_encode(shown(card)))

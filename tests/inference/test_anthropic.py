@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from engine.text import Tokenizer
@@ -141,6 +141,15 @@ async def test_the_betas_name_for_the_answers_form_is_taken(
         assert first == second is not None
         both = await ask(gateway, output_format=form, output_config={"format": form})
         assert both.status == 400
+
+
+async def test_models_are_listed_as_the_sdk_reads_them(served: Gateway) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    page = (await served.client.get("/v1/models", headers=headers)).json()
+    (model,) = [ModelInfo.model_validate(item) for item in page["data"]]
+    assert (model.id, model.type, page["has_more"]) == ("fake", "model", False)
+    one = (await served.client.get("/v1/models/fake", headers=headers)).json()
+    assert one == page["data"][0]
 
 
 async def test_other_paths_are_404_in_the_envelope(served: Gateway) -> None:
