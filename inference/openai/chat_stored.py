@@ -46,7 +46,9 @@ class StoredCompletionsView(ChatCompletionsView):
         wanted = _wanted(request)
         rows, more = await in_db_thread(
             lambda: page(
-                access_completions(request.caller, request.GET.get("model"), wanted),
+                access_completions(request.caller, request.GET.get("model"), wanted).defer(
+                    "messages"
+                ),
                 limit=asked.limit,
                 after=asked.after,
                 newest_first=asked.newest_first,

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum, TextField, Window
-from django.db.models.functions import Cast, Coalesce, RowNumber
+from django.db.models.functions import Cast, Coalesce, Length, RowNumber
 from django.utils import timezone
 
 from engine.errors import InvalidRequest
@@ -55,6 +55,8 @@ __all__ = [
 T = TypeVar("T", StoredFile, Batch, StoredResponse, StoredCompletion)
 #: Responses that one conversation may go back.
 MAX_TURNS = 1000
+#: Of all their items as JSON. No context holds so much.
+MAX_CONVERSATION_CHARS = 32 << 20
 
 
 def _of(model: type[T], tenant_id: int) -> QuerySet[T]:
@@ -119,27 +121,32 @@ def access_response(caller: Caller, public_id: str, param: str = "response_id") 
 
 
 def access_conversation(caller: Caller, public_id: str) -> list[StoredResponse]:
-    """The response and those before it, oldest first.
+    """The response and those before it, oldest first, without the requests that made them.
 
-    Raises: `NotFound` naming `previous_response_id` when one of them is gone.
+    Raises: `NotFound` naming `previous_response_id` when one of them is gone; `InvalidRequest` for
+    more than is read into memory.
     """
     found: list[StoredResponse] = []
-    wanted = public_id
+    wanted, size = public_id, 0
     while wanted:
-        if len(found) >= MAX_TURNS:
+        if len(found) >= MAX_TURNS or size > MAX_CONVERSATION_CHARS:
             raise InvalidRequest(
-                f"A conversation may hold at most {MAX_TURNS} responses.",
+                f"A conversation may hold at most {MAX_TURNS} responses and "
+                f"{MAX_CONVERSATION_CHARS} characters.",
                 param="previous_response_id",
             )
         row = _previous(caller, wanted)
         found.append(row)
-        wanted = row.previous_id
+        wanted, size = row.previous_id, size + row.size
     return found[::-1]
 
 
-def _previous(caller: Caller, public_id: str) -> StoredResponse:
+def _previous(caller: Caller, public_id: str) -> Any:
+    """A response with its `size` in characters, which its database knows without reading it."""
+    rows = _live(_of(StoredResponse, caller.tenant_id)).defer("request")
+    rows = rows.annotate(size=Length("input_items") + Length("body"))
     try:
-        return access_response(caller, public_id, "previous_response_id")
+        return _one(rows, public_id, "response", "previous_response_id")
     except NotFound as error:
         error.code = "previous_response_not_found"  # what OpenAI's clients look for
         raise

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from engine.errors import InvalidRequest
 from storage import actions
 from storage.access import (
     access_batch,
@@ -20,7 +21,7 @@ from storage.access import (
 )
 from storage.actions.batches import journal_paths
 from storage.blobs import blob_path
-from storage.errors import Conflict, NotFound, TooMuchWaiting
+from storage.errors import Conflict, NotFound, StorageFull, TooMuchWaiting
 from storage.models import Batch, BatchStatus, StoredFile, StoredResponse
 from tenants.authentication import Caller
 from tests.platform.conftest import World
@@ -173,6 +174,33 @@ def test_a_conversation_goes_back_to_its_beginning(acme: Caller) -> None:
         access_conversation(acme, second.public_id)
     assert caught.value.param == "previous_response_id"
     assert caught.value.code == "previous_response_not_found"
+
+
+def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any) -> None:
+    first = response_of(acme, 1)
+    second = response_of(acme, 2, first.public_id)
+    (row,) = access_conversation(acme, first.public_id)
+    monkeypatch.setattr("storage.access.MAX_CONVERSATION_CHARS", row.size - 1)
+    assert len(access_conversation(acme, first.public_id)) == 1
+    with pytest.raises(InvalidRequest) as caught:
+        access_conversation(acme, second.public_id)
+    assert caught.value.param == "previous_response_id"
+
+
+def test_a_tenant_without_room_makes_no_batches(acme: Caller, settings: Any) -> None:
+    file = actions.create_file(
+        caller=acme, filename="in.jsonl", purpose="batch", size=3, chunks=[b"{}\n"]
+    )
+    settings.QUIRE = {**settings.QUIRE, "TENANT_FILE_BYTES": 2}
+    with pytest.raises(StorageFull):
+        actions.create_batch(
+            caller=acme,
+            input_file_id=file.public_id,
+            endpoint="/v1/completions",
+            completion_window="24h",
+            window_s=86_400,
+            metadata={},
+        )
 
 
 def test_a_cancelled_response_stays_so(acme: Caller) -> None:

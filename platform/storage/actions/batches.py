@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from engine.errors import InvalidRequest
 from storage.access import access_batch, access_file, open_batches
-from storage.actions.files import lifetime
+from storage.actions.files import check_room, lifetime
 from storage.actions.owners import actor_of, owner_fields
 from storage.blobs import adopt_blob, blob_path
 from storage.errors import Conflict, check_waiting
@@ -36,8 +36,10 @@ def create_batch(
 ) -> Batch:
     """A batch of the requests in a file of the caller's tenant.
 
-    Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose, `TooMuchWaiting`.
+    Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose, `TooMuchWaiting`,
+    `StorageFull` when the tenant's files take more than they may: its results would take more.
     """
+    check_room(caller.tenant_id, 0, settings.QUIRE["TENANT_FILE_BYTES"], "input_file_id")
     waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
     check_waiting(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
     source = access_file(caller, input_file_id, "input_file_id")

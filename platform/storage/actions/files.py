@@ -75,12 +75,14 @@ def create_file(
     return row
 
 
-def check_room(tenant_id: int, size: int, room: int) -> None:
+def check_room(tenant_id: int, size: int, room: int, param: str = "file") -> None:
     """Raise `StorageFull` when the tenant has no room for so many bytes more; 0 is no limit."""
-    if room and stored_bytes(tenant_id) + size > room:
+    stored = stored_bytes(tenant_id) if room else 0
+    if room and stored + size > room:
         raise StorageFull(
-            f"This tenant's files may take {room} bytes; a file of {size} bytes does not fit.",
-            param="file",
+            f"This tenant's files may take {room} bytes; they take {stored}, and {size} more do "
+            "not fit.",
+            param=param,
         )
 
 
