@@ -122,11 +122,11 @@ class EngineConfig:
     prefill_tokens_beside_decodes: int | None = _option(
         None,
         "most prompt tokens of one step in which others decode, so that streams don't stutter; "
-        "0: the budget; default: when serving on a CPU by the load, at most 0.12 s of work; else 0",
+        "0: the budget; default: when serving on a CPU by the load, at most 0.09 s of work; else 0",
         low=0,
     )
     prefill_tokens_per_decode: int = _option(
-        10,
+        8,
         "prompt tokens of a step for each sequence that decodes in it, unless "
         "prefill_tokens_beside_decodes is given; more when many prompts wait; 0: always the most",
         low=0,

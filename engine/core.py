@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _GRAMMAR_WAIT_S = 0.01
 #: How long the prompt tokens that share a step with decodes may take. Fewer tokens than the least
 #: would waste the weights that a step reads anyway.
-_PREFILL_SECONDS_BESIDE_DECODES = 0.12
+_PREFILL_SECONDS_BESIDE_DECODES = 0.09
 _LEAST_PREFILL_TOKENS = 32
 
 
@@ -87,7 +87,7 @@ class EngineCore:
         self._steps_in_flight: deque[Step] = deque()
 
     def _prefill_share(self, online: bool) -> PrefillShare | None:
-        """Prompt tokens beside decodes; at most what this CPU computes in 0.12 s, unless told."""
+        """Prompt tokens beside decodes; at most what this CPU computes in 0.09 s, unless told."""
         config = self.config
         if config.prefill_tokens_beside_decodes:
             return PrefillShare(config.prefill_tokens_beside_decodes)

@@ -38,7 +38,7 @@ from engine.worker.runner import ModelRunner
 log = logging.getLogger(__name__)
 
 CPU_TOKEN_BUDGET = 512
-_MEASUREMENTS = 8
+_MEASUREMENTS = 16
 GPU_TOKEN_BUDGET = 8192
 _KV_DTYPES = {
     "float32": torch.float32,

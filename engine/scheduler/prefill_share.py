@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Fewer prompt tokens than this would waste the weights that a step reads anyway.
-_LEAST = 64
+_LEAST = 48
 #: Prompt tokens that wait are computed in about as many steps, if the most allows it.
-_STEPS_FOR_ALL = 24
+_STEPS_FOR_ALL = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,12 @@ def decoding(driver: Driver, count: int) -> None:
 
 def test_a_step_holds_more_prompt_tokens_the_more_sequences_decode() -> None:
     share = PrefillShare(most=300, per_decode=10)
-    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 64)] == [64, 80, 200, 300]
+    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 64)] == [48, 80, 200, 300]
 
 
 def test_many_waiting_prompts_get_a_larger_share_up_to_the_most() -> None:
     share = PrefillShare(most=300, per_decode=10)
-    assert [share.of(1, tokens) for tokens in (0, 1000, 4800, 100_000)] == [64, 64, 200, 300]
+    assert [share.of(1, tokens) for tokens in (0, 1000, 6400, 100_000)] == [48, 48, 200, 300]
 
 
 def test_a_share_is_never_more_than_the_most() -> None:
@@ -47,7 +47,7 @@ def test_a_backlog_of_prompts_raises_the_share() -> None:
     decoding(driver, 2)
     for index in range(10):
         driver.add([3000 + index] * 480)
-    assert sum(driver.step().num_scheduled) == 2 + 4800 // 24
+    assert sum(driver.step().num_scheduled) == 2 + 4800 // 32
 
 
 @pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])
