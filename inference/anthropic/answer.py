@@ -152,7 +152,7 @@ def _object(arguments: str) -> dict[str, Any]:
     """A call's arguments. A model that was cut off may have left something else: no arguments."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

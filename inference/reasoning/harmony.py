@@ -12,6 +12,8 @@ from inference.reasoning.base import Marks, ReasoningParser
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", START)
+#: More before a message is no header, but what the model has to say.
+MAX_HEADER = 512
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 _KINDS: dict[str, str] = {"analysis": "reasoning"}
 
@@ -55,6 +57,8 @@ class HarmonyParser(ReasoningParser):
 
     def _header(self) -> bool:
         header, found, rest = self._held.partition(MESSAGE)
+        if len(header) > MAX_HEADER + (0 if found else len(MESSAGE)):
+            return self._no_header()
         if not found:
             if self._ended:
                 self._held = ""  # a header without a message says nothing
@@ -69,6 +73,14 @@ class HarmonyParser(ReasoningParser):
             self._out.append(Part("call", recipient[1], self._num_calls, call_id))
             self._num_calls += 1
         self._trim, self._state = self._kind != "content", self._body
+        return True
+
+    def _no_header(self) -> bool:
+        """What began like a header goes on for too long: it's what the model has to say."""
+        self._trim, self._kind, self._state = False, "content", self._body
+        mark = CHANNEL if self._held.startswith(CHANNEL) else START
+        self._pass(mark)
+        self._held = self._held[len(mark) :]
         return True
 
     def _body(self) -> bool:

@@ -179,6 +179,7 @@ class LiteralScanner:
 def _as_json(text: str) -> str:
     """A Python value as JSON; what can't be read stays text."""
     try:
-        return json.dumps(ast.literal_eval(text.strip()), ensure_ascii=False)
+        value = ast.literal_eval(text.strip())
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return json.dumps(text.strip(), ensure_ascii=False)

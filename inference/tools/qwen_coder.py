@@ -155,7 +155,7 @@ def _as_json(text: str) -> str:
     """A value that is no string by its schema, as JSON."""
     for read in (json.loads, ast.literal_eval):
         try:
-            return json.dumps(read(text.strip()), ensure_ascii=False)
+            return json.dumps(read(text.strip()), ensure_ascii=False, allow_nan=False)
         except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             continue
     return json.dumps(text, ensure_ascii=False)

@@ -47,6 +47,16 @@ async def test_a_message_in_one_body(gateway: Gateway, tokenizer: Tokenizer) -> 
     assert record.endpoint == "messages"
 
 
+async def test_arguments_that_are_no_object_are_none(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    deep = "[" * 240 + "]" * 240
+    call = CALL.replace('{"city": "Rome"}', deep)
+    async with gateway.serving(gateway.scripted(says(tokenizer, call))):
+        message = (await ask(gateway, tools=[TOOL], max_tokens=1500)).json()
+    assert message["content"][0]["input"] == {}
+
+
 async def test_why_it_stopped(gateway: Gateway, tokenizer: Tokenizer) -> None:
     async with gateway.serving(gateway.scripted(says(tokenizer, "one two three"))):
         cut = (await ask(gateway, max_tokens=2)).json()

@@ -169,6 +169,41 @@ def test_harmony_calls_are_messages_to_functions() -> None:
     assert "tool_calls" not in without_tools
 
 
+@pytest.mark.parametrize("mark", ["<|channel|>", "<|start|>"])
+@pytest.mark.parametrize("length", [400, 490, 500, 501, 502, 510, 520, 5000])
+def test_a_header_without_an_end_is_content(mark: str, length: int) -> None:
+    text = f"{mark}{'x' * length}<|message|>Hm.<|end|>"
+    whole = message_of(read(thinking("gpt_oss"), [text]))
+    assert message_of(read(thinking("gpt_oss"), list(text))) == whole
+    if len(mark) + length > 512:
+        assert whole["content"].startswith(f"{mark}xxx")
+    else:
+        assert whole["content"] == "Hm."
+    parser = thinking("gpt_oss").reasoning()
+    for _ in range(100):
+        parser.push(f"{mark}abc" if parser._held == "" else "abcdefghij")
+        assert len(parser._held) < 600
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("pythonic", "[clock(a=1e999)]"),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=clock>\n<parameter=a>\nNaN\n</parameter>\n</function>\n</tool_call>",
+        ),
+    ],
+)
+def test_arguments_are_json_whatever_the_number(name: str, text: str) -> None:
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    (call,) = message_of(read(plan_of(name), [text]))["tool_calls"]
+    arguments = json.loads(call["function"]["arguments"], parse_constant=refuse)
+    assert arguments == {"a": "1e999" if name == "pythonic" else "NaN"}
+
+
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.parser)
 def test_reading_costs_the_same_however_long_a_call_is(sample: Sample) -> None:
     """Work is counted in characters that a parser looks at: no piece is read again and again."""
