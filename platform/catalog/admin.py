@@ -31,6 +31,15 @@ class ServedModelForm(forms.ModelForm):
             raise ValidationError(error.message) from error
 
 
+class NodeFilter(admin.AllValuesFieldListFilter):
+    """By node; a model without one runs on all."""
+
+    def choices(self, changelist: Any) -> Any:
+        """Django's, with a word where there is no node."""
+        for choice in super().choices(changelist):
+            yield {**choice, "display": choice["display"] or "every node"}
+
+
 class ReplicaInline(admin.TabularInline):
     """The model's replicas as last seen."""
 
@@ -58,7 +67,7 @@ class ServedModelAdmin(ActionsAdmin):
         "node",
         "changed_at",
     )
-    list_filter = ("desired_state", "public", "managed", "node")
+    list_filter = ("desired_state", "public", "managed", ("node", NodeFilter))
     search_fields = ("name", "source")
     filter_horizontal = ("tenants",)
     readonly_fields = ("desired_state", "max_model_len", "created_at", "changed_at")

@@ -1,6 +1,7 @@
-"""The app that owns the commands of the whole product: `up` and `chat`."""
+"""The app that owns the commands of the whole product, `up` and `chat`, and the admin's site."""
 
 from django.apps import AppConfig
+from django.contrib.admin import apps as admin_apps
 
 
 class ConfigConfig(AppConfig):
@@ -8,3 +9,11 @@ class ConfigConfig(AppConfig):
 
     name = "config"
     verbose_name = "Quire"
+    default = True
+
+
+class QuireAdminConfig(admin_apps.AdminConfig):
+    """Django's admin with a site of our own."""
+
+    default_site = "config.admin_site.QuireAdminSite"
+    default = False

@@ -73,7 +73,7 @@ QUIRE = {
 INSTALLED_APPS = [
     "daphne",  # before staticfiles: `runserver` becomes an ASGI server
     "django_prometheus",
-    "django.contrib.admin",
+    "config.apps.QuireAdminConfig",  # django.contrib.admin
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -211,6 +211,7 @@ SPECTACULAR_SETTINGS = {
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
 USE_TZ = True
+FORMAT_MODULE_PATH = "config.formats"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "/static/"

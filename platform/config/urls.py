@@ -5,10 +5,6 @@ from django.urls import include, path
 
 from config.reference import ReferenceView
 
-admin.site.site_header = "Quire"
-admin.site.site_title = "Quire"
-admin.site.index_title = "Installation"
-
 urlpatterns = [
     path("reference/", ReferenceView.as_view(), name="reference"),
     path("admin/", admin.site.urls),

@@ -8,26 +8,30 @@ from metering.models import UsageEntry
 from tenants.admin.base import ReadOnlyAdmin
 
 
+def duration(milliseconds: float) -> str:
+    """ "85 ms" or "1.2 s"."""
+    if milliseconds < 1000:
+        return f"{milliseconds:.0f} ms"
+    return f"{milliseconds / 1000:,.1f} s"
+
+
 @admin.register(UsageEntry)
 class UsageEntryAdmin(ReadOnlyAdmin):
     """What each request used, with the sums of what is selected."""
 
     change_list_template = "admin/metering/usageentry/change_list.html"
+    # What a page is wide enough for; the rest is on the entry's own page and can be searched for.
     list_display = (
         "started_at",
-        "request_id",
         "tenant",
-        "api_key_id",
-        "endpoint",
         "model",
-        "prompt_tokens",
-        "cached_tokens",
-        "completion_tokens",
+        "endpoint",
         "status",
-        "finish_reason",
-        "ttft_ms",
-        "duration_ms",
-        "stream",
+        "prompt",
+        "cached",
+        "output",
+        "first_token",
+        "duration",
     )
     list_filter = ("model", "endpoint", "status", "finish_reason", "stream", "tenant")
     search_fields = ("request_id", "tenant__slug", "model")
@@ -36,6 +40,31 @@ class UsageEntryAdmin(ReadOnlyAdmin):
     # By their numbers: a key or a user may be gone while what they used is still on the bill.
     exclude = ("api_key", "user")
     readonly_fields = ("api_key_id", "user_id")
+
+    @admin.display(ordering="prompt_tokens")
+    def prompt(self, entry: UsageEntry) -> str:
+        """Prompt tokens."""
+        return f"{entry.prompt_tokens:,}"
+
+    @admin.display(ordering="cached_tokens")
+    def cached(self, entry: UsageEntry) -> str:
+        """Those of them that the prefix cache had."""
+        return f"{entry.cached_tokens:,}"
+
+    @admin.display(ordering="completion_tokens")
+    def output(self, entry: UsageEntry) -> str:
+        """Output tokens."""
+        return f"{entry.completion_tokens:,}"
+
+    @admin.display(ordering="ttft_ms", description="first token")
+    def first_token(self, entry: UsageEntry) -> str | None:
+        """Time to the first token."""
+        return None if entry.ttft_ms is None else duration(entry.ttft_ms)
+
+    @admin.display(ordering="duration_ms")
+    def duration(self, entry: UsageEntry) -> str:
+        """Of the whole request."""
+        return duration(entry.duration_ms)
 
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, object] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,6 @@ def our_models() -> list[type]:
 
 
 def test_every_model_has_a_page_and_each_page_opens(site: Client, world: World) -> None:
-    from datetime import UTC, datetime
-
     used(world.acme, datetime.now(UTC))
     model = ServedModel.objects.create(name="m", source="hub/m")
     Replica.objects.create(served_model=model, replica_id="r", state="failed", detail="no memory")
@@ -67,6 +66,22 @@ def test_every_model_has_a_page_and_each_page_opens(site: Client, world: World) 
         assert page.status_code == 200, registered
         row = registered.objects.first()  # type: ignore[attr-defined]
         assert site.get(url(registered, "change", row.pk)).status_code == 200, registered
+
+
+def test_what_operators_come_for_comes_first(site: Client) -> None:
+    page = site.get("/admin/")
+    labels = [app["app_label"] for app in page.context["app_list"]]
+    assert labels[:4] == ["tenants", "catalog", "metering", "storage"]
+    assert {"Log-ins", "Groups of staff"} <= {app["name"] for app in page.context["app_list"]}
+
+
+def test_moments_say_their_time_zone_and_figures_their_unit(site: Client, world: World) -> None:
+    used(world.acme, datetime(2026, 11, 21, 15, 4, tzinfo=UTC))
+    page = site.get(url(UsageEntry, "changelist")).content.decode()
+    assert "2026-11-21 15:04 UTC" in page
+    row = UsageEntry.objects.get()
+    assert f"{row.prompt_tokens:,}" in page
+    assert f"{row.duration_ms:.0f} ms" in page
 
 
 @pytest.mark.parametrize("name", ["owner", "outsider"])

@@ -30,6 +30,12 @@ class NewKeyForm(forms.ModelForm):
         model = ApiKey
         fields = FIELDS
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if "expires_at" in self.fields:  # one label stands before two inputs
+            for part, word in zip(self.fields["expires_at"].widget.widgets, ("date", "time")):
+                part.attrs["aria-label"] = f"Expires at: {word} (UTC)"
+
 
 class StateFilter(admin.SimpleListFilter):
     """Active, expired, revoked."""
@@ -95,6 +101,13 @@ class ApiKeyAdmin(ActionsAdmin):
         )
         obj.pk, obj.public_id = made.key.pk, made.key.public_id
         request.new_key = made  # type: ignore[attr-defined]
+
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        """One way to save: the secret must be seen before anything else is done."""
+        only = {"show_save_and_add_another": False, "show_save_and_continue": False}
+        return super().render_change_form(request, context | only, *args, **kwargs)
 
     def response_add(
         self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None

@@ -1,0 +1,1 @@
+"""How Django writes dates: `settings.FORMAT_MODULE_PATH`."""
