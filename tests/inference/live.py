@@ -40,7 +40,7 @@ print(json.dumps({"key": key, "limited": limited.secret}))
 """
 
 #: `config.serve`, on a socket of its own making.
-_SERVE = """
+SERVE = """
 import json, socket, sys
 from config import serve
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=2048)
@@ -75,7 +75,7 @@ def server_command(server: str, port: int) -> list[str]:
     """The command line of one gateway process."""
     app, python = "config.asgi:application", [sys.executable, "-m"]
     if server == "uvicorn":  # as the product starts it
-        return [sys.executable, "-c", _SERVE, str(port)]
+        return [sys.executable, "-c", SERVE, str(port)]
     if server == "granian":
         quiet = ["--interface", "asgi", "--log-level", "warning"]
         return [*python, "granian", app, "--host", "127.0.0.1", "--port", str(port), *quiet]
@@ -131,10 +131,19 @@ def replica(of: Instance, module: str, *flags: str) -> Iterator[subprocess.Popen
 
 
 @contextlib.contextmanager
-def gateway(of: Instance, server: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """A gateway process; yields its port when `/health` is green."""
+def gateway(
+    of: Instance, server: str, workers: int = 1
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """A gateway process; yields its port when `/health` is green.
+
+    `workers`: that many of them, below the process that is yielded.
+    """
     port = free_port()
-    with process(server_command(server, port), of.environment) as child:
+    command = server_command(server, port)
+    if workers > 1:
+        command = [sys.executable, "manage.py", "gateway", "--port", str(port)]
+        command += ["--workers", str(workers)]
+    with process(command, of.environment) as child:
         wait_until_healthy(port)
         yield port, child
 

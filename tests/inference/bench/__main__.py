@@ -50,28 +50,34 @@ def measure(args: argparse.Namespace, port: int, pid: int, key: str) -> None:
             used = cpu_seconds(pid) - before
             row: dict[str, object] = {"server": args.server, "stream": stream}
             row |= {"concurrency": level} | timings.summary()
-            if args.server == "uvicorn":  # others run the loop in another thread or process
+            row["workers"] = args.workers
+            if (
+                args.server == "uvicorn" and args.workers == 1
+            ):  # others run the loop in another thread or process
                 # What a core of its own would give, on a busy machine too.
                 row["loop_cpu_ms_per_request"] = round(1000 * used / len(timings.whole), 3)
                 row["tok_per_loop_cpu_s"] = round(timings.tokens / used)
-            row["mib"] = memory_mib(pid)
+                row["mib"] = memory_mib(pid)
             print(json.dumps(row), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", default="uvicorn")
+    parser.add_argument("--workers", type=int, default=1, help="gateway processes")
     parser.add_argument("--concurrency", default="1,16,64")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--pace-ms", type=float, default=0.0, help="between tokens after the first")
+    parser.add_argument("--lockstep", action="store_true", help="each token a trip to Redis")
     parser.add_argument("--streams-only", action="store_true")
     args = parser.parse_args()
+    flags = ["--pace-ms", str(args.pace_ms), *(["--lockstep"] if args.lockstep else [])]
     with (
         tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as folder,
         live.instance(Path(folder)) as of,
-        live.replica(of, "tests.inference.bench.instant_replica", "--pace-ms", str(args.pace_ms)),
-        live.gateway(of, args.server) as (port, child),
+        live.replica(of, "tests.inference.bench.instant_replica", *flags),
+        live.gateway(of, args.server, args.workers) as (port, child),
     ):
         measure(args, port, child.pid, of.key)
 
