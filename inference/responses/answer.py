@@ -59,7 +59,7 @@ def response_object(
         ],
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
-        "truncation": "disabled",
+        "truncation": request.truncation or "disabled",
         "usage": None,
         "user": request.user,
     }

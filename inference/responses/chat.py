@@ -10,6 +10,7 @@ from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
 from inference.responses.items import Messages
 from inference.responses.schemas import LOGPROBS, ResponsesRequest
+from inference.responses.truncation import without_oldest
 from inference.web.known_fields import in_words_of
 from storage.access import StoredResponse
 
@@ -40,8 +41,10 @@ SHARED = (
 )
 
 
-def chat_request(request: ResponsesRequest, before: list[StoredResponse]) -> ChatRequest:
-    """The chat: instructions, what was said before, the input.
+def chat_request(
+    request: ResponsesRequest, before: list[StoredResponse], dropped: int = 0
+) -> ChatRequest:
+    """The chat: instructions, what was said before, the input; the `dropped` oldest left out.
 
     Raises: `InvalidRequest` with the name of the client's field.
     """
@@ -49,6 +52,8 @@ def chat_request(request: ResponsesRequest, before: list[StoredResponse]) -> Cha
         name: value for name in SHARED if (value := getattr(request, name)) is not None
     }
     body["messages"] = _messages(request, before)
+    if dropped:
+        body["messages"] = without_oldest(body["messages"], dropped)
     if request.max_output_tokens is not None:
         body["max_completion_tokens"] = request.max_output_tokens
     if request.tools:

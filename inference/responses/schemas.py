@@ -26,7 +26,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "prompt": (),
     "prompt_cache_options": (),
     "prompt_cache_retention": ("in_memory",),
-    "truncation": ("disabled",),
 }
 LOGPROBS = "message.output_text.logprobs"
 #: What may be included without changing anything: of tools that aren't there, and of reasoning,
@@ -139,6 +138,7 @@ class ResponsesRequest(KnownFields):
     top_logprobs: int | None = None
     metadata: Metadata | None = None
     service_tier: Tier | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None

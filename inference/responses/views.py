@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from catalog.access import access_model
 from engine.errors import InvalidRequest
 from inference.chat import ChatTurn
 from inference.errors import UnsupportedField
+from inference.generation import find_served
 from inference.openai.keeping import kept_events
 from inference.openai.schemas.base import Refused
 from inference.openai.serving import add_headers, collect, stream_events
@@ -21,6 +23,7 @@ from inference.responses.follow import follow
 from inference.responses.items import kept_items
 from inference.responses.kept import KeptEvents
 from inference.responses.schemas import ResponsesRequest
+from inference.responses.truncation import fitted
 from inference.settings import gateway_settings
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.paging import item_page, paging
@@ -60,8 +63,12 @@ async def conversation(caller: Caller, request: ResponsesRequest) -> list[Stored
 
 async def start_turn(caller: Caller, request: ResponsesRequest, received: float) -> ChatTurn:
     """The answer under way. Raises what `ChatTurn.start` raises, in this endpoint's words."""
-    chat = chat_request(request, await conversation(caller, request))
+    before = await conversation(caller, request)
+    chat = chat_request(request, before)
     try:
+        if request.truncation == "auto":
+            served = await find_served(caller, request.model)
+            chat = await fitted(partial(chat_request, request, before), served)
         return await ChatTurn.start(chat, caller=caller, received=received, endpoint="responses")
     except InvalidRequest as error:
         raise in_our_words(error) from None

@@ -239,6 +239,42 @@ async def test_responses_expire(served: Gateway, settings: Any, tmp_path: Any) -
     assert await asyncio.to_thread(remove_expired) == 1
 
 
+async def test_a_conversation_that_is_too_long_loses_its_oldest_messages(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": "sun"}
+    items = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "one " * 20},
+        call,
+        output,
+        {"role": "user", "content": "two"},
+        {"role": "assistant", "content": "fox"},
+        {"role": "user", "content": "three"},
+    ]
+
+    def chat(*left: Any) -> list[int]:
+        return tokenizer.encode(
+            "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in left)
+            + "<|im_start|>assistant\n"
+        )
+
+    said = [("user", "two"), ("assistant", "fox"), ("user", "three")]
+    wanted = chat(("system", "be brief"), *said)
+    replica = gateway.scripted(says(tokenizer, "ok"), max_model_len=len(wanted) + 8)
+    async with gateway.serving(replica):
+        ask_for = {"max_output_tokens": 4, "truncation": "auto"}
+        reply = (await ask(gateway, items, **ask_for)).json()
+        assert (reply["truncation"], reply["status"]) == ("auto", "completed")
+        # The call went with the first words, its output with the call.
+        assert list(replica.received[0].prompt_token_ids) == wanted
+        refused = await ask(gateway, items, max_output_tokens=4)
+        assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
+        alone = await ask(gateway, [*items[:-1], {"role": "user", "content": "x " * 99}], **ask_for)
+        assert alone.error["code"] == "context_length_exceeded"
+
+
 # -- background -------------------------------------------------------------------------------
 
 
@@ -378,7 +414,7 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"metadata": {"a": 1}}, "metadata.a"),
         ({"background": True, "store": False}, "background"),
         ({"stream_options": {}}, "stream_options"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"chat_template": "x"}, "chat_template"),  # fault 14
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
