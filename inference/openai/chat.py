@@ -8,6 +8,7 @@ from inference.chat import ChatTurn
 from inference.openai.chat_answer import ChatAnswer
 from inference.openai.chat_store import respond_and_keep
 from inference.openai.chat_stream import ChatStreamWriter
+from inference.openai.keeping import check_room
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse, respond
 from inference.web.negotiation import JSON_OR_EVENTS
@@ -23,6 +24,8 @@ class ChatCompletionsView(GatewayView):
         """One chat completion."""
         chat = parse(ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
+        if chat.store:
+            await check_room(request.caller)
         turn = await ChatTurn.start(chat, caller=request.caller, received=request.received)
         if chat.store:
             return await respond_and_keep(turn, chat, ignored, request.caller)

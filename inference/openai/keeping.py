@@ -9,8 +9,17 @@ from typing import Any, Protocol, TypeVar
 from engine.errors import QuireError
 from inference.errors import as_quire_error, report
 from inference.openai.serving import Source, StreamWriter, stream_events
+from storage.room import check_answers, is_known
+from tenants.authentication import Caller
+from tenants.db_threads import in_db_thread
 
 N = TypeVar("N")
+
+
+async def check_room(caller: Caller) -> None:
+    """Raise `StorageFull` (413) when the tenant has no room for an answer; before it's made."""
+    if not is_known(caller.tenant_id):
+        await in_db_thread(check_answers, caller.tenant_id)
 
 
 class Keeping(Protocol):

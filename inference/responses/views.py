@@ -14,7 +14,7 @@ from engine.errors import InvalidRequest
 from inference.chat import ChatTurn
 from inference.errors import UnsupportedField
 from inference.generation import find_served
-from inference.openai.keeping import kept_events
+from inference.openai.keeping import check_room, kept_events
 from inference.openai.schemas.base import Refused
 from inference.openai.serving import add_headers, collect, stream_events
 from inference.responses.answer import ResponseAnswer, ResponseStreamWriter, response_object
@@ -85,6 +85,8 @@ class ResponsesView(GatewayView):
         wanted = parse_request(body)
         ignored = wanted.ignored_fields()
         exchange = Exchange(request.caller, wanted, body)
+        if wanted.store is not False:
+            await check_room(request.caller)
         if wanted.background:
             return await exchange.in_background()
         turn = await start_turn(request.caller, wanted, request.received)

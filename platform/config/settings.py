@@ -56,6 +56,9 @@ QUIRE = {
     "TENANT_RUNNING_RESPONSES": env.integer("QUIRE_TENANT_RUNNING_RESPONSES", 16, low=1),
     "TENANT_OPEN_BATCHES": env.integer("QUIRE_TENANT_OPEN_BATCHES", 100),
     "TENANT_OPEN_RESPONSES": env.integer("QUIRE_TENANT_OPEN_RESPONSES", 1000),
+    # All answers that a tenant has stored, in characters (0: no limit).
+    "TENANT_STORED_CHARS": env.integer("QUIRE_TENANT_STORED_CHARS", 10 * 1024**3),
+    # What all files of one tenant may take; 0 is no limit.
     "TENANT_FILE_BYTES": env.integer("QUIRE_TENANT_FILE_BYTES", 10 * 1024**3),
     # Days that a response is kept for `previous_response_id`; 0 is for ever.
     "RESPONSE_DAYS": env.integer("QUIRE_RESPONSE_DAYS", 30, high=36_500),

@@ -137,14 +137,14 @@ def access_conversation(caller: Caller, public_id: str) -> list[StoredResponse]:
             )
         row = _previous(caller, wanted)
         found.append(row)
-        wanted, size = row.previous_id, size + row.size
+        wanted, size = row.previous_id, size + row.chars
     return found[::-1]
 
 
 def _previous(caller: Caller, public_id: str) -> Any:
-    """A response with its `size` in characters, which its database knows without reading it."""
+    """A response, and as `chars` how long it is, which the database knows without reading it."""
     rows = _live(_of(StoredResponse, caller.tenant_id)).defer("request")
-    rows = rows.annotate(size=Length("input_items") + Length("body"))
+    rows = rows.annotate(chars=Length("input_items") + Length("body"))
     try:
         return _one(rows, public_id, "response", "previous_response_id")
     except NotFound as error:

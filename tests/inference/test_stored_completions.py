@@ -134,6 +134,18 @@ async def test_what_can_not_be_kept_is_an_error(
     assert events[-1]["error"]["code"] == "internal_error"
 
 
+async def test_without_room_nothing_is_made(served: Gateway, settings: Any) -> None:
+    await ask(served)
+    settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 10}
+    response = {"model": "fake", "input": "x"}
+    for reply in (await ask(served), await served.client.post("/v1/responses", response)):
+        assert (reply.status, reply.error["code"]) == (413, "storage_full")
+    assert (await ask(served, store=False)).status == 200
+    kept = await served.client.post("/v1/responses", response | {"store": False})
+    assert kept.status == 200
+    assert len(await served.usage()) == 3
+
+
 async def test_store_is_refused_where_nothing_is_kept(served: Gateway) -> None:
     body = {"model": "fake", "prompt": "x", "store": True}
     refused = await served.client.post("/v1/completions", body)

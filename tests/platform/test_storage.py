@@ -10,7 +10,7 @@ import pytest
 from django.utils import timezone
 
 from engine.errors import InvalidRequest
-from storage import actions
+from storage import actions, room
 from storage.access import (
     access_batch,
     access_conversation,
@@ -180,11 +180,30 @@ def test_a_conversation_is_read_only_so_far(acme: Caller, monkeypatch: Any) -> N
     first = response_of(acme, 1)
     second = response_of(acme, 2, first.public_id)
     (row,) = access_conversation(acme, first.public_id)
-    monkeypatch.setattr("storage.access.MAX_CONVERSATION_CHARS", row.size - 1)
+    monkeypatch.setattr("storage.access.MAX_CONVERSATION_CHARS", row.chars - 1)
     assert len(access_conversation(acme, first.public_id)) == 1
     with pytest.raises(InvalidRequest) as caught:
         access_conversation(acme, second.public_id)
     assert caught.value.param == "previous_response_id"
+
+
+def test_a_tenants_answers_may_take_only_so_much(acme: Caller, settings: Any) -> None:
+    first = response_of(acme, 1)
+    settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 2 * first.size}
+    room.check_answers(acme.tenant_id)
+    assert room.is_known(acme.tenant_id)
+    second = response_of(acme, 2, background=True)
+    with pytest.raises(StorageFull) as caught:
+        room.check_answers(acme.tenant_id)
+    assert (caught.value.status, caught.value.param) == (413, "store")
+    StoredResponse.objects.filter(pk=second.pk).update(status="queued")
+    actions.update_response(row=second, status="completed", body={"output": ["x" * 100]})
+    second.refresh_from_db()
+    assert second.size > first.size + 100
+    actions.delete_response(caller=acme, public_id=second.public_id)
+    room.check_answers(acme.tenant_id)  # who is full is looked at each time
+    settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 0}
+    room.check_answers(acme.tenant_id)
 
 
 def test_a_tenant_without_room_makes_no_batches(acme: Caller, settings: Any) -> None:

@@ -8,6 +8,8 @@ from storage.access import access_completion
 from storage.actions.owners import owner_fields
 from storage.actions.responses import kept_until
 from storage.models import StoredCompletion
+from storage.models.json_text import json_chars
+from storage.room import note_answer
 from tenants.authentication import Caller
 
 
@@ -21,7 +23,10 @@ def store_completion(
     body: dict[str, Any],
 ) -> StoredCompletion:
     """Keep a chat completion for as long as the installation keeps responses."""
+    size = json_chars(messages, body)
+    note_answer(caller.tenant_id, size)
     return StoredCompletion.objects.create(
+        size=size,
         public_id=public_id,
         model=model,
         messages=messages,

@@ -7,6 +7,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import F
 from django.utils import timezone
 
 from engine.errors import InvalidRequest
@@ -14,6 +15,8 @@ from storage.access import access_response, open_responses
 from storage.actions.owners import owner_fields
 from storage.errors import check_waiting
 from storage.models import ResponseStatus, StoredResponse
+from storage.models.json_text import json_chars
+from storage.room import note_answer
 from tenants.authentication import Caller
 
 #: A response in one of these can still become another.
@@ -39,7 +42,10 @@ def store_response(
         waiting = open_responses().filter(tenant_id=caller.tenant_id).count()
         most = settings.QUIRE["TENANT_OPEN_RESPONSES"]
         check_waiting(waiting, most, "background responses")
+    size = json_chars(request, input_items, body)
+    note_answer(caller.tenant_id, size)
     return StoredResponse.objects.create(
+        size=size,
         public_id=public_id,
         status=status,
         background=background,
@@ -61,7 +67,10 @@ def kept_until() -> datetime | None:
 def update_response(*, row: StoredResponse, status: str, body: dict[str, Any]) -> bool:
     """Write how far it is; False when it has ended (was cancelled) or is gone."""
     rows = StoredResponse.objects.filter(pk=row.pk, status__in=RUNNING)
-    return bool(rows.update(status=status, body=body))
+    changes: dict[str, Any] = {"status": status, "body": body}
+    if status not in RUNNING:
+        changes["size"] = F("size") + json_chars(body)
+    return bool(rows.update(**changes))
 
 
 @transaction.atomic

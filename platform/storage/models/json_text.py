@@ -8,6 +8,11 @@ from typing import Any
 from django.db import models
 
 
+def json_chars(*values: Any) -> int:
+    """What values take in columns of this kind."""
+    return sum(len(json.dumps(value)) for value in values)
+
+
 class JsonTextField(models.TextField):
     """Any JSON value, stored as ASCII text.
 

@@ -22,6 +22,7 @@ class StoredResponse(Owned, Leased):
 
     `request`: the body as it came in. `input_items`: this turn's input, in OpenAI's items. `body`:
     the response object as last written. `previous_id`: the response that it goes on from.
+    `size`: of all that in characters.
     """
 
     status = models.CharField(max_length=12, choices=ResponseStatus, db_index=True)
@@ -30,6 +31,7 @@ class StoredResponse(Owned, Leased):
     input_items = JsonTextField()
     body = JsonTextField()
     previous_id = models.CharField(max_length=64, blank=True)
+    size = models.PositiveBigIntegerField(default=0, editable=False)
 
     class Meta(Owned.Meta):
         verbose_name = "response"
