@@ -50,7 +50,6 @@ QUIRE = {
     # Files of tenants. Every gateway and worker must see the same folder.
     "FILES_DIR": env.folder("QUIRE_FILES_DIR", DATA_DIR / "files"),
     "MAX_FILE_BYTES": env.integer("QUIRE_MAX_FILE_BYTES", 200 * 1024 * 1024, low=1024),
-    # What all files of one tenant may take; 0 is no limit.
     # A tenant's share of the workers, and of what may wait for them (0: no limit).
     "TENANT_RUNNING_BATCHES": env.integer("QUIRE_TENANT_RUNNING_BATCHES", 4, low=1),
     "TENANT_RUNNING_RESPONSES": env.integer("QUIRE_TENANT_RUNNING_RESPONSES", 16, low=1),
