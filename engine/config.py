@@ -186,6 +186,11 @@ class EngineConfig:
     compiled_decoder: bool = _option(
         True, "run a model's layers in one call where the kernels can; off: one by one"
     )
+    round_activations: bool = _option(
+        True,
+        "multiply bfloat16 weights with activations rounded to bfloat16, as such a model was "
+        "trained, where the CPU has instructions for it; off: with float32",
+    )
     compiled_sampling: bool = _option(
         True, "choose tokens with the compiled CPU kernels; off: with torch"
     )

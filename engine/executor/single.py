@@ -69,6 +69,7 @@ class SingleExecutor:
         self._config = config
         self._kept_for_graphs: int | None = None
         self._quantization = config.quantization
+        self._round_inputs = config.round_activations
         # All that the load needs; CPUs are for the thread that will run steps.
         Threads(self._threads.count).use(self._ops, torch_too=True)
         self.loaded: LoadedModel = load_model(config, progress)
@@ -188,7 +189,9 @@ class SingleExecutor:
         """
         size, rows = 1024, 128
         layer = self._ops.PackedLinear(
-            torch.randn(size, size).to(self.loaded.dtype), quantization=self._quantization
+            torch.randn(size, size).to(self.loaded.dtype),
+            quantization=self._quantization,
+            round_inputs=self._round_inputs,
         )
         x = torch.randn(rows, size)
         layer(x)

@@ -128,7 +128,7 @@ class ModelBuilder:
     ) -> LinearLayer:
         bias = bias.float() if bias is not None else None
         stack = Stack(matrices, order, self.weights.release, self._scratch)
-        return stack.pack(self.ops, bias, self.dtype, quantization)
+        return stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.round_inputs)
 
     # -- layers -------------------------------------------------------------------------------
 

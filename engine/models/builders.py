@@ -123,7 +123,13 @@ def _native(order: Order, outside: Any = None) -> Built:
     if outside is None:
         ops = with_backend(ops, spec, dtype, config)
         model: EngineModel = NativeDecoder(
-            spec, ops, dtype, max_model_len, config.quantization, config.compiled_decoder
+            spec,
+            ops,
+            dtype,
+            max_model_len,
+            config.quantization,
+            config.compiled_decoder,
+            config.round_activations,
         )
     else:
         _refuse_quantization(config, spec.architecture)

@@ -35,6 +35,7 @@ class NativeDecoder:
         max_model_len: length of the rotary tables.
         quantization: "int8", "int4" or "fp8": in few bits; None: as the checkpoint has them.
         compiled: run all layers in one call where the kernels can.
+        round_inputs: let bf16 weights meet activations rounded to bf16, where that is faster.
     """
 
     stateful = False
@@ -48,6 +49,7 @@ class NativeDecoder:
         max_model_len: int,
         quantization: str | None = None,
         compiled: bool = True,
+        round_inputs: bool = False,
     ) -> None:
         self.spec = spec
         self.ops = ops
@@ -55,6 +57,7 @@ class NativeDecoder:
         self._activations = ops.activation_dtype(weight_dtype)
         self.max_model_len = max_model_len
         self.quantization = quantization
+        self._round_inputs = round_inputs
         self._compile = compiled
         self._compiled: CompiledDecoder | None = None
         self.layers: list[Layer] = []
@@ -68,7 +71,7 @@ class NativeDecoder:
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec = self.spec
-        scheme = scheme_of(self.quantization)
+        scheme = scheme_of(self.quantization, self._round_inputs)
         builder = ModelBuilder(
             spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme
         )

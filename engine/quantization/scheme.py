@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How a model's weights are kept; None: in the model's dtype.
+    """How weights are kept (None: in the model's dtype) and multiplied.
 
     Attributes:
         layers: linear layers of attention, MLPs and experts.
         tables: the embedding and the output layer.
+        round_inputs: bf16 weights may meet activations rounded to bf16.
     """
 
     layers: str | None = None
     tables: str | None = None
+    round_inputs: bool = False
 
 
 # In four bits the tables move a model's perplexity more than all of its layers together, in eight
@@ -28,6 +30,6 @@ _SCHEMES = {
 }
 
 
-def scheme_of(quantization: str | None) -> Scheme:
+def scheme_of(quantization: str | None, round_inputs: bool = False) -> Scheme:
     """The scheme of `EngineConfig.quantization`."""
-    return _SCHEMES[quantization]
+    return replace(_SCHEMES[quantization], round_inputs=round_inputs)

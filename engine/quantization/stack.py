@@ -41,21 +41,26 @@ class Stack:
         self.shape = (sum(m.shape[0] for m in matrices), matrices[0].shape[1])
 
     def pack(
-        self, ops: KernelSet, bias: Tensor | None, dtype: torch.dtype, quantization: str | None
+        self,
+        ops: KernelSet,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        quantization: str | None,
+        round_inputs: bool = False,
     ) -> LinearLayer:
         """The layer.
 
         It is quantised where `quantization` ("int8", "int4") says so; else what the checkpoint has
         in few bits stays so, without being rounded again where the kernels have its format; and
-        floats are kept in `dtype`.
+        floats are kept in `dtype`. `round_inputs`: see `KernelSet.PackedLinear`.
         """
         formats = {matrix.integers for matrix in self._matrices}
         if quantization is None and any(matrix.quantized for matrix in self._matrices):
             only = formats.pop() if len(formats) == 1 else None
             if only is not None:
                 return self._pack_integers(ops, bias, only)
-            return self._pack_floats(ops, bias, dtype, "int8", _MIXED_GROUP)
-        return self._pack_floats(ops, bias, dtype, quantization, None)
+            return self._pack_floats(ops, bias, dtype, "int8", _MIXED_GROUP, False)
+        return self._pack_floats(ops, bias, dtype, quantization, None, round_inputs)
 
     def _pack_floats(
         self,
@@ -64,6 +69,7 @@ class Stack:
         dtype: torch.dtype,
         quantization: str | None,
         group_size: int | None,
+        round_inputs: bool,
     ) -> LinearLayer:
         return ops.StreamedLinear(
             self.shape,
@@ -72,6 +78,7 @@ class Stack:
             dtype=dtype,
             quantization=quantization,
             group_size=group_size,
+            round_inputs=round_inputs,
         )
 
     def _pack_integers(

@@ -12,6 +12,7 @@ from engine import LLM, SamplingParams
 from engine.errors import ConfigError
 from engine.models.decoder import NativeDecoder
 from kernels.cpu import CpuKernels, CpuKernelsUnavailable
+from kernels.cpu.features import cpu_flags
 from tests.engine.models import FAMILIES, Oracle
 from tests.engine.test_token_equality import OUTPUT, make, mixed_prompts, run
 
@@ -119,3 +120,22 @@ def test_fp8_caches_need_a_gpu(name: str, model_folder: Folder) -> None:
     with pytest.raises(ConfigError, match="fp8 needs a GPU") as error:
         make(model_folder("llama"), kv_cache_dtype=name, device="cpu")
     assert error.value.param == "kv_cache_dtype"
+
+
+def test_rounded_activations_keep_scores_and_a_row_apart_from_its_batch(
+    model_folder: Folder,
+) -> None:
+    """bf16 weights: scores stay within bf16's precision, tokens don't depend on the neighbours."""
+    first = SamplingParams(temperature=0, max_tokens=1, logprobs=5)
+    scores = []
+    for rounded in (True, False):
+        llm = make(model_folder("llama"), dtype="bfloat16", round_activations=rounded)
+        alone = [run(llm, [prompt])[0] for prompt in PROMPTS[:3]]
+        assert run(llm, PROMPTS)[:3] == alone
+        (result,) = llm.generate(PROMPTS[:1], first, use_tqdm=False)
+        found = result.outputs[0].logprobs
+        assert found
+        scores.append({token: score.logprob for token, score in found[0].items()})
+    for token in scores[0].keys() & scores[1].keys():
+        assert scores[0][token] == pytest.approx(scores[1][token], abs=0.2)
+    assert ("avx512_bf16" in cpu_flags()) == (scores[0] != scores[1])

@@ -50,8 +50,8 @@ def run(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
 
 
 def make(folder: Path, **settings: Any) -> LLM:
-    settings = {"num_gpu_blocks_override": 400, "max_model_len": 256, **settings}
-    return LLM(str(folder), dtype="float32", **settings)
+    defaults = {"num_gpu_blocks_override": 400, "max_model_len": 256, "dtype": "float32"}
+    return LLM(str(folder), **{**defaults, **settings})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
