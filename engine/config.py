@@ -81,6 +81,11 @@ class EngineConfig:
         choices=QUANTIZATIONS,
     )
     kv_cache_dtype: str = _option("auto", "KV cache; auto: the model's", choices=KV_DTYPES)
+    calculate_kv_scales: bool = _option(
+        False,
+        "measure the scales of an fp8 KV cache on a sample text at load, where the checkpoint has "
+        "none; otherwise they are 1",
+    )
     max_model_len: int | None = _option(None, "context length; default: the model's", low=1)
     block_size: int = _option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
     enable_prefix_caching: bool = _option(True, "reuse the KV blocks of shared prefixes")

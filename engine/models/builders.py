@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -17,8 +17,10 @@ from engine.device import kernels_for
 from engine.errors import ConfigError, ModelLoadError
 from engine.layers.rotary import RopeSpec
 from engine.models.backend import with_backend
+from engine.models.bridge.explore import NotPageable
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelSpec
+from engine.models.kv_scales import read_kv_scales
 from engine.models.outside import ModelRegistry, is_transformers
 from engine.models.registry import decoder_spec, is_known
 from engine.models.source import open_weights
@@ -26,6 +28,9 @@ from engine.pooling.load import load_pooled, pooled_spec
 from engine.pooling.pooler import Pooler
 from engine.pooling.settings import PoolingSettings, pooling_settings
 from engine.quantization.scheme import scheme_of
+
+if TYPE_CHECKING:
+    from engine.models.bridge.model import BridgeModel
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +141,8 @@ def _native(order: Order, outside: Any = None) -> Built:
         model = outside(spec, ops, dtype, max_model_len)
     weights = open_weights(folder, config)
     model.load(weights, order.progress)
+    if isinstance(model, NativeDecoder):
+        model.kv_scales = read_kv_scales(weights, model.spec)
     if unread := weights.unread():
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
     weights.close()
@@ -145,7 +152,6 @@ def _native(order: Order, outside: Any = None) -> Built:
 def _pooled(order: Order, settings: PoolingSettings) -> Built:
     """A model that gives vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
-    _refuse_gpu(config, "a pooling model")
     _refuse_quantization(config, "a pooling model")
     spec = pooled_spec(settings, raw)
     max_model_len = context_length(spec, config, settings.max_length)
@@ -163,18 +169,25 @@ def _bridged(order: Order, outside: Any = None) -> Built:
     from engine.models.bridge.load import load_bridge, without_windows
     from engine.models.bridge.source import Source
 
-    _refuse_gpu(config, "the Transformers bridge")
     source = Source(folder, raw, config.trust_remote_code, outside, config.load_format == "dummy")
     spec = source.spec(config.max_model_len)
     if not source.rotates:
         _refuse_rope_settings(spec, config)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     max_model_len = context_length(spec, config)
-    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
-    _refuse_unknown_quantization(config, ops)
-    model = load_bridge(
-        source, spec, ops, dtype, max_model_len, order.progress, scheme_of(config.quantization)
-    )
+    there = kernels_for(config)
+    _refuse_unknown_quantization(config, kernels.get("cpu", use_compiled=config.cpu_kernels))
+
+    def load(use_compiled: bool) -> BridgeModel:
+        ops = kernels.get("cpu", use_compiled=use_compiled)
+        scheme = scheme_of(config.quantization)
+        return load_bridge(source, spec, ops, dtype, max_model_len, order.progress, scheme)
+
+    # Models are explored and proven on the CPU. What moves to a GPU is packed as plain tensors.
+    on_gpu = there.device.type == "cuda"
+    model = load(config.cpu_kernels and not on_gpu)
+    if on_gpu and not _moved(model, there, config):
+        model = load(config.cpu_kernels)
     if config.disable_sliding_window:
         max_model_len = min([max_model_len, *filter(None, model.spec.windows)])
         without_windows(model)
@@ -208,10 +221,19 @@ def _refuse_unknown_quantization(config: EngineConfig, ops: kernels.KernelSet) -
         )
 
 
-def _refuse_gpu(config: EngineConfig, what: str) -> None:
-    """Only the native decoder runs on a GPU; with device auto others run on the CPU."""
-    if config.device == "cuda":
-        raise ConfigError(f"device=cuda isn't supported for {what}.", param="device")
+def _moved(model: BridgeModel, ops: kernels.KernelSet, config: EngineConfig) -> bool:
+    """Move a bridged model to a GPU; False for one that has to stay, if no GPU was named."""
+    try:
+        model.to_device(ops)
+    except NotPageable as error:
+        if config.device == "cuda":
+            raise ConfigError(
+                f"device=cuda isn't supported for {model.spec.architecture}: {error}.",
+                param="device",
+            ) from error
+        log.warning("%s runs on the CPU: %s.", model.spec.architecture, error)
+        return False
+    return True
 
 
 def refuse_quantized(raw: dict[str, Any]) -> None:
@@ -220,6 +242,8 @@ def refuse_quantized(raw: dict[str, Any]) -> None:
     if not found:
         return
     method = found.get("quant_method") if isinstance(found, dict) else None
+    if method == "compressed-tensors" and not found.get("config_groups"):
+        return  # of the KV cache alone: its scales are tensors of the checkpoint
     raise ModelLoadError(
         f"config.json: quantization_config: {method or 'unnamed'} quantisation isn't supported.",
         param="quantization_config",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -16,13 +17,30 @@ class LayerCache(NamedTuple):
     Attributes:
         keys, values: [num_blocks, num_kv_heads, block_size, head_dim].
         key_scales, value_scales: float32 [num_blocks, num_kv_heads, block_size] of int8 caches,
-            where each token's head is rounded with a scale of its own; else None.
+            where each token's head is rounded with a scale of its own; of fp8 caches float32 [1] or
+            [num_kv_heads], the layer's own, or None for 1; else None.
     """
 
     keys: Tensor
     values: Tensor
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """One layer's scales of fp8 caches, float32 [1] or [num_kv_heads] each."""
+
+    keys: Tensor
+    values: Tensor
+
+    def put_on(self, cache: LayerCache) -> LayerCache:
+        """The cache with these scales."""
+        device, heads = cache.keys.device, cache.keys.shape[1]
+        keys, values = self.keys.to(device), self.values.to(device)
+        if len(keys) != len(values):
+            keys, values = keys.expand(heads).contiguous(), values.expand(heads).contiguous()
+        return cache._replace(key_scales=keys, value_scales=values)
 
 
 def new_cache(ops: KernelSet, shape: tuple[int, int, int, int], dtype: torch.dtype) -> LayerCache:

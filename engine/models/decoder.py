@@ -14,7 +14,7 @@ from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout, uniform
 from engine.models.build import Layer, ModelBuilder
-from engine.models.cache import LayerCache, new_cache
+from engine.models.cache import KVScales, LayerCache, new_cache
 from engine.models.compiled import compile_decoder
 from engine.models.context import AttentionContext
 from engine.models.experts import Weights
@@ -62,6 +62,8 @@ class NativeDecoder:
         self._compiled: CompiledDecoder | None = None
         self.layers: list[Layer] = []
         self.kv_caches: list[LayerCache] = []
+        #: By layer, for fp8 caches; empty or None: 1.
+        self.kv_scales: list[KVScales | None] = []
         self._group_of: list[int] = []
         self._positions: Tensor | None = None
         self._embedding_norm: Norm | None = None
@@ -121,6 +123,11 @@ class NativeDecoder:
         shape = (num_blocks, self.spec.num_kv_heads, block_size, self.spec.head_dim)
         caches = [new_cache(self.ops, shape, dtype) for _ in range(layout.layers_per_block)]
         self.kv_caches = [caches[slot] for slot in layout.slot_of_layers()]
+        if dtype in (torch.float8_e4m3fn, torch.float8_e5m2) and self.kv_scales:
+            self.kv_caches = [
+                cache if scales is None else scales.put_on(cache)
+                for cache, scales in zip(self.kv_caches, self.kv_scales, strict=True)
+            ]
         self._group_of = layout.group_of_layers()
         if self._compile:
             self._compiled = compile_decoder(

@@ -14,9 +14,11 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.generation_config import eos_ids, read_generation_config, sampling_defaults
-from engine.models.builders import Order, build_model
+from engine.models.builders import Built, Order, build_model
+from engine.models.decoder import NativeDecoder
 from engine.models.gguf.folder import SUFFIX, find_gguf, gguf_folder
 from engine.models.interface import EngineModel, ModelSpec
+from engine.models.kv_scales import calibrate
 from engine.models.overrides import with_overrides
 from engine.models.plugins import load_plugins
 from engine.models.registry import read_config
@@ -63,6 +65,7 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
     tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
     built = build_model(Order(folder, raw, config, progress))
     spec = built.spec
+    _measure_kv_scales(built, config, tokenizer)
     return LoadedModel(
         model=built.model,
         spec=spec,
@@ -102,6 +105,21 @@ def _facts(spec: ModelSpec, max_model_len: int) -> tuple[object, ...]:
     """What the engine has planned with."""
     sizes = spec.vocab_size, spec.hidden_size, spec.num_layers, spec.num_parameters
     return spec.architecture, sizes, tuple(spec.windows), max_model_len
+
+
+def _measure_kv_scales(built: Built, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+    """With `calculate_kv_scales`; refused where it would do nothing."""
+    if not config.calculate_kv_scales:
+        return
+    name = config.kv_cache_dtype
+    if not name.startswith("fp8") or not isinstance(built.model, NativeDecoder):
+        raise ConfigError(
+            "calculate_kv_scales is for fp8 KV caches of the native decoder; kv_cache_dtype is "
+            f"{name}.",
+            param="calculate_kv_scales",
+        )
+    dtype = torch.float8_e5m2 if name == "fp8_e5m2" else torch.float8_e4m3fn
+    calibrate(built.model, tokenizer, built.max_model_len, dtype)
 
 
 def resolve_folder(config: EngineConfig) -> Path:

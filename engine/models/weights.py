@@ -76,6 +76,12 @@ class WeightReader:
         self._read.add(name)
         return file.tensor(entry["at"], dtype, shape)
 
+    def numbers(self, name: str) -> Tensor | None:
+        """A small tensor of whatever shape, float32; None where there's none of that name."""
+        if name not in self._places:
+            return None
+        return self.get(name, tuple(self._places[name][1]["shape"])).float().clone()
+
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
         return DenseMatrix(self.get(name, shape))
