@@ -88,7 +88,7 @@ class BatchClient:
         response = {
             "status_code": answer.status_code,
             "request_id": answer.headers.get("x-request-id", ""),
-            "body": answer.json(),
+            "body": _body(answer),
         }
         return result | {"response": response, "error": None}
 
@@ -99,6 +99,14 @@ class BatchClient:
                 break
             await asyncio.sleep(float(answer.headers.get("retry-after-ms", "1000")) / 1000)
         return answer
+
+
+def _body(answer: httpx.Response) -> Any:
+    """The answer's JSON; what a proxy says in words of its own as an error."""
+    try:
+        return answer.json()
+    except ValueError:
+        return {"error": {"message": answer.text[:1000], "code": "no_json"}}
 
 
 def _checked(request: dict[str, Any]) -> tuple[str, dict[str, Any]]:

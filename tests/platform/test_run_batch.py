@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from config.batch import NoServer, own_server
+from config.batch import BatchClient, NoServer, own_server
 from tests.inference.batches.conftest import as_lines, request_line
 from tests.platform.instance import manage, tiny_model_folder
 
@@ -62,6 +64,19 @@ def test_what_can_not_work_is_said_in_a_line_and_leaves_no_file(
     assert said in failed.stderr
     assert "Traceback" not in failed.stderr
     assert not (tmp_path / "out.jsonl").exists()
+
+
+async def test_what_a_proxy_says_instead_is_an_error() -> None:
+    def proxy(_: httpx.Request) -> httpx.Response:
+        return httpx.Response(502, text="<html>Bad gateway</html>")
+
+    client = BatchClient("http://server", "key", 1)
+    client._client = httpx.AsyncClient(transport=httpx.MockTransport(proxy), base_url="http://x")
+    output = io.StringIO()
+    totals = await client.run([as_lines([request_line(1)])], output)
+    response = json.loads(output.getvalue())["response"]
+    assert (totals.failed, response["status_code"]) == (1, 502)
+    assert response["body"]["error"]["message"] == "<html>Bad gateway</html>"
 
 
 def test_a_server_that_does_not_start_says_why() -> None:
