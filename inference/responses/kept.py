@@ -11,8 +11,9 @@ from redis.exceptions import RedisError
 from inference.engine_client import get_engine_client
 from inference.responses.output import Event
 
-#: Counted from the last event. After that a stream is its end alone, from the database.
-KEEP_S = 3600
+#: Counted from the last event, and from the end: they are in memory. After that a stream is its end
+#: alone, from the database.
+KEEP_S, KEEP_ENDED_S = 3600, 600
 #: Events that are read at a time.
 PAGE = 512
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
@@ -53,7 +54,8 @@ class KeptEvents:
             for number, event in enumerate(events, start=self._next):
                 fields = {"kind": event["type"], "event": _encode(event)}
                 commands.xadd(self._name, fields, id=f"{number + 1}-0")  # type: ignore[arg-type]
-            commands.expire(self._name, KEEP_S)
+            ended = events[-1]["type"] in ENDS
+            commands.expire(self._name, KEEP_ENDED_S if ended else KEEP_S)
             await commands.execute()
         self._next += len(events)
 

@@ -9,7 +9,7 @@ import pytest
 
 from engine.text import Tokenizer
 from inference.parsing import Part
-from inference.responses.kept import KeptEvents
+from inference.responses.kept import KEEP_ENDED_S, KeptEvents
 from inference.responses.resume import PassedOver, StreamLost
 from inference.responses.runner import run_response
 from inference.work import queue
@@ -65,6 +65,7 @@ async def test_it_is_told_while_it_is_made(
     stored = (await gateway.client.get(f"{URL}/{made}")).json()
     assert raw[-1]["response"] == stored
     assert stored["status"] == "completed"
+    assert 0 < await gateway.redis.ttl(f"{gateway.prefix}:response:{made}") <= KEEP_ENDED_S
     # From wherever a client was, the rest is the same.
     assert await events_of(gateway, made) == raw
     for number in (0, 4, len(raw) - 2, len(raw) - 1):
