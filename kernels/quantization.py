@@ -74,7 +74,7 @@ def check_piece(piece: Tensor, shape: tuple[int, int]) -> None:
 
 def stacked(shape: tuple[int, int], pieces: Iterable[Tensor]) -> Tensor:
     """The weight that pieces make up; raises ValueError unless it has `shape`."""
-    weight, rows = torch.empty(shape), 0
+    weight, rows = torch.empty((0, shape[1])), 0
     for piece in pieces:
         check_piece(piece, shape)
         if not rows:

@@ -32,7 +32,7 @@ from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.memory import CudaMeter, DeviceMemory, num_gpu_blocks
 from engine.worker.cuda.profile import profile
 from engine.worker.cuda.runner import DeviceRunner
-from engine.worker.cuda.setup import capture, device_forward, device_of
+from engine.worker.cuda.setup import DeviceModel, capture, device_forward, device_of
 from engine.worker.runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 CPU_TOKEN_BUDGET = 512
 _MEASUREMENTS = 16
 GPU_TOKEN_BUDGET = 8192
+#: Of models that aren't ours: a bridged one makes the logits of every token that is asked for.
+_OTHERS_TOKEN_BUDGET = 2048
 _KV_DTYPES = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -207,14 +209,14 @@ class SingleExecutor:
     ) -> ModelRunner | PoolingRunner:
         """What runs steps: by whether the model continues prompts or pools them."""
         if self.loaded.pooler is not None:
-            return PoolingRunner(self.loaded.model, batch, self.loaded.pooler)
+            return PoolingRunner(self.loaded.model, batch, self.loaded.pooler, self.device)
         compiled = config.compiled_sampling and self._ops.name != "reference"
         chooser = self._ops if compiled else None
         sampler = Sampler(self.loaded.eos_token_ids, chooser)
         if self.device.type != "cuda":
             return ModelRunner(self.loaded.model, batch, sampler)
         groups = len(self.layout.groups)
-        model = cast(NativeDecoder, self.loaded.model)
+        model = cast(DeviceModel, self.loaded.model)
         forward = device_forward(model, config, self.token_budget, self._longest, groups)
         capture(forward, CudaMeter(self.device), self._kept_for_graphs)
         batch.decodes_first = config.split_mixed_batches
@@ -264,11 +266,13 @@ class SingleExecutor:
 
     def _profile(self, config: EngineConfig, dtype: torch.dtype) -> DeviceMemory:
         """What the model takes of the GPU beside its KV cache."""
-        model = cast(NativeDecoder, self.loaded.model)
+        model = cast(DeviceModel, self.loaded.model)
         budget, longest, layout = self.token_budget, self._longest, self.layout
         meter = CudaMeter(self.device)
 
-        def make_forward() -> DeviceForward:
+        def make_forward() -> DeviceForward | None:
+            if self.loaded.pooler is not None:
+                return None
             return device_forward(model, config, budget, longest, len(layout.groups))
 
         return profile(model, config, budget, longest, dtype, layout, meter, make_forward)
@@ -283,6 +287,8 @@ class SingleExecutor:
         budget = config.max_num_batched_tokens
         if budget is None:
             budget = GPU_TOKEN_BUDGET if self.device.type == "cuda" else CPU_TOKEN_BUDGET
+            if not isinstance(self.loaded.model, NativeDecoder):
+                budget = min(budget, _OTHERS_TOKEN_BUDGET)
         if not config.enable_chunked_prefill or self.loaded.runs_whole_prompts:
             budget = max(budget, self.loaded.max_model_len)
         return budget

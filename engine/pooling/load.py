@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-import kernels
 from engine.config import EngineConfig
+from engine.device import kernels_for
 from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
@@ -78,7 +78,7 @@ def load_pooled(
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """
-    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    ops = kernels_for(config)
     weights = DummyWeights() if config.load_format == "dummy" else WeightReader(folder)
     model: NativeDecoder | NativeEncoder
     if isinstance(spec, EncoderSpec):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +14,10 @@ from engine.models.interface import EngineModel
 from engine.pooling.params import PoolingParams
 from engine.pooling.pooler import Pooler
 from engine.pooling.states import PoolingState
+from engine.sampling.transfer import to_device
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
+from engine.worker.cuda.inputs import stage
 
 
 @dataclass(slots=True)
@@ -36,9 +39,14 @@ class PoolingRunner:
     """Holds the model, the running batch and what pooling keeps of prompts that come in chunks."""
 
     def __init__(
-        self, model: EngineModel | NativeEncoder, batch: RunningBatch, pooler: Pooler
+        self,
+        model: EngineModel | NativeEncoder,
+        batch: RunningBatch,
+        pooler: Pooler,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
     ) -> None:
         self.model, self.batch, self.pooler = model, batch, pooler
+        self._device = device
         self._states: dict[int, PoolingState] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -98,13 +106,20 @@ class PoolingRunner:
     def _forward(self, inputs: PoolingInputs, starts: list[int]) -> Tensor:
         """[num_rows, hidden] for the rows that are wanted."""
         token_ids, context = self.batch.token_ids(inputs.batch), inputs.batch.context
+        lengths = context.query_start_loc
+        if self._device.type != "cpu":
+            staged = stage(token_ids, context, self._device)
+            token_ids, context = staged.token_ids, staged.context
         if isinstance(self.model, NativeEncoder):
             types = _token_types(inputs.states, starts)
+            types = None if types is None else to_device(types, self._device)
+            context = dataclasses.replace(context, query_start_loc=lengths)
             return self.model.forward(token_ids, context, types)
         return self.model.forward(token_ids, context)
 
     def _finish(self, seq_id: int, state: PoolingState, result: StepResult) -> None:
-        output = self.pooler(state.result(), state.params)
+        # What is left is small, and so are the layers that come after: they are on the host.
+        output = self.pooler(state.result().cpu(), state.params)
         if not bool(torch.isfinite(output).all()):
             result.errors[seq_id] = "the model's output isn't finite"
             return

@@ -46,7 +46,7 @@ class PoolingState:
     def result(self) -> Tensor:
         """float32 [1, hidden], or [num_tokens, hidden] for tasks by token."""
         if self.params.by_token:
-            return torch.cat(self._kept)
+            return torch.cat(self._kept).float()
         (pooled,) = self._kept
         if self.pooling_type == "MEAN":
             pooled = pooled / self.count

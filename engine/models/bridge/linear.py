@@ -18,6 +18,7 @@ from engine.quantization.matrix import DenseMatrix
 from engine.quantization.scheme import Scheme
 from engine.quantization.stack import Stack
 from kernels import KernelSet, LinearLayer
+from kernels.reference.linear import ReferenceLinear
 
 #: Names of the layers that choose experts: what they choose is too much for a rounded weight.
 _ROUTERS = ("gate", "router", "shared_expert_gate")
@@ -35,7 +36,10 @@ class Unpacked(Tensor):
     def __new__(cls, layer: LinearLayer) -> Unpacked:
         """Without any memory of its own."""
         shape = (layer.out_features, layer.in_features)
-        made: Unpacked = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32)
+        device = getattr(layer, "device", torch.device("cpu"))
+        made: Unpacked = Tensor._make_wrapper_subclass(
+            cls, shape, dtype=torch.float32, device=device
+        )
         made.layer = layer
         return made
 
@@ -48,7 +52,7 @@ class Unpacked(Tensor):
         return function(*args, **kwargs)
 
     def _whole(self) -> Tensor:
-        return self.layer.rows(torch.arange(self.layer.out_features))
+        return self.layer.rows(torch.arange(self.layer.out_features, device=self.device))
 
 
 class PackedModule(nn.Module):
@@ -58,13 +62,15 @@ class PackedModule(nn.Module):
         super().__init__()
         self.layer, self.bias = layer, bias
         self.in_features, self.out_features = layer.in_features, layer.out_features
+        #: In which dtype the layer is given its inputs.
+        self.inputs = torch.float32
 
     def forward(self, x: Tensor) -> Tensor:
         """float32 [..., out_features] from [..., in_features]."""
         if not x.numel():
             return x.new_empty((*x.shape[:-1], self.out_features))
-        rows = x.reshape(-1, self.in_features).float().contiguous()
-        return self.layer(rows).view(*x.shape[:-1], self.out_features)
+        rows = x.reshape(-1, self.in_features).to(self.inputs).contiguous()
+        return self.layer(rows).float().view(*x.shape[:-1], self.out_features)
 
     @property
     def weight(self) -> Tensor:
@@ -152,3 +158,31 @@ def _to_float32(model: nn.Module) -> int:
             tensor.data = tensor.data.float()
         total += tensor.nbytes
     return total
+
+
+def move(model: nn.Module, ops: KernelSet) -> None:
+    """Bring a packed model to the device of other kernels.
+
+    Raises `TypeError` unless it was packed by kernels that keep weights as tensors
+    (`ReferenceLinear`). Between layers activations stay float32, as on a CPU; linear layers compute
+    in the dtype that suits their weights.
+    """
+    made: dict[int, LinearLayer] = {}
+
+    def there(layer: LinearLayer) -> LinearLayer:
+        if not isinstance(layer, ReferenceLinear):
+            raise TypeError(f"{type(layer).__name__} can't be moved to {ops.device}")
+        if id(layer) not in made:
+            made[id(layer)] = ops.PackedLinear(layer.weight, layer.bias)
+        return made[id(layer)]
+
+    for module in model.modules():
+        if isinstance(module, PackedModule):
+            module.inputs = ops.activation_dtype(module.layer.weight.dtype)  # type: ignore[attr-defined]
+            module.layer = there(module.layer)
+        elif isinstance(module, Table) and module._layer is not None:
+            module._layer = there(module._layer)
+        for name, value in list(vars(module).items()):
+            if isinstance(value, Tensor):  # neither a parameter nor a buffer
+                setattr(module, name, value.to(ops.device))
+    model.to(ops.device)

@@ -7,6 +7,7 @@ there a step is one pass for each prompt, and one for all sequences that decode.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 
 from engine.kv_cache.layout import KVLayout, uniform
 from engine.models.bridge.batches import take, token_rows
+from engine.models.bridge.explore import NotPageable
 from engine.models.bridge.interface import running
+from engine.models.bridge.linear import move
 from engine.models.bridge.paged import PagedLayer, PagedRun
 from engine.models.bridge.spec import BridgeSpec
 from engine.models.bridge.states import StateCache, gather, scatter
@@ -51,6 +54,17 @@ class BridgeModel:
         self.continues = True
         self._arguments = frozenset(inspect.signature(model.forward).parameters)
         self._states: dict[int, StateCache] = {}
+
+    def to_device(self, ops: KernelSet) -> None:
+        """Run on other kernels from now on; see `linear.move`. Raises `NotPageable`.
+
+        A model that carries a state can't be moved: the host must look at its batches.
+        """
+        if self.stateful:
+            raise NotPageable("it carries a state, which the bridge keeps on a CPU")
+        move(self.model, ops)
+        # A copy of its own: the runner puts its attention into it.
+        self.ops = copy.copy(ops)
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """`transformers` has read the weights."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -57,8 +58,10 @@ class PagedRun:
         context, caches = self._groups[layer.group], layer.caches
         batch, heads, tokens, size = call.query.shape
         options = call.options
-        q, k, v = (_by_token(part, layer.size) for part in (call.query, call.key, call.value))
         ops = self._ops
+        kept = _kept(caches[0], ops)
+        parts = (call.query, call.key, call.value)
+        q, k, v = (_by_token(part, layer.size).to(kept) for part in parts)
         ops.rope_and_cache(q, k, v, context.positions, None, *caches, context.slot_mapping)
         sinks = options.get("s_aux")
         out = ops.paged_attention(
@@ -72,7 +75,7 @@ class PagedRun:
             soft_cap=float(options.get("softcap") or 0.0),
             sinks=None if sinks is None else sinks.float().contiguous(),
         )
-        return out.view(batch, tokens, heads, layer.size)[..., : layer.value_dim]
+        return out.float().view(batch, tokens, heads, layer.size)[..., : layer.value_dim]
 
     def mask(self, **arguments: Any) -> Tensor:
         """Never asked for: `transformers` makes no masks for the name that steps run under."""
@@ -84,6 +87,13 @@ class PagedRun:
             raise RuntimeError(
                 f"{self._next} attention calls in a forward pass instead of {len(self._layers)}"
             )
+
+
+def _kept(cache: Tensor, ops: KernelSet) -> torch.dtype:
+    """In which dtype attention is given its inputs: on a GPU the cache's, if that is a float's."""
+    if ops.device.type == "cpu":
+        return torch.float32
+    return cache.dtype if cache.dtype.itemsize > 1 else torch.bfloat16
 
 
 def _by_token(x: Tensor, size: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -9,19 +10,21 @@ import torch
 from torch import Tensor
 
 from engine.models.norms import Step
+from engine.sampling.transfer import to_device
 
 
 class Sequences:
     """The sequences of one step, sorted by length: those of one length are one dense batch.
 
     Args:
-        query_start_loc: int32 [num_seqs + 1], where each sequence's tokens begin.
+        query_start_loc: int32 [num_seqs + 1], on the host, where each sequence's tokens begin.
+        device: of what is to be sorted.
 
     Attributes:
         groups: (length, first token, end) of the sequences of each length, after sorting.
     """
 
-    def __init__(self, query_start_loc: Tensor) -> None:
+    def __init__(self, query_start_loc: Tensor, device: torch.device) -> None:
         starts = query_start_loc.tolist()
         by_length: dict[int, list[int]] = {}
         for start, end in pairwise(starts):
@@ -33,7 +36,7 @@ class Sequences:
             self.groups.append((length, first, first + length * len(begins)))
             first += length * len(begins)
         # Of one length they lie as they are needed.
-        self._order = torch.cat(places) if len(places) > 1 else None
+        self._order = to_device(torch.cat(places), device) if len(places) > 1 else None
 
     def sorted(self, values: Tensor) -> Tensor:
         """[num_tokens, ...] in the order of the groups."""
@@ -70,7 +73,7 @@ class BidirectionalAttention:
         """[T, hidden] of the same; tokens are sorted as in `sequences`."""
         qkv = self.project(x).unflatten(-1, (3, self.num_heads, self.head_dim))
         if self.cos_sin is not None:
-            rotated = _rotated(qkv[:, :2], self.cos_sin[positions])
+            rotated = _rotated(qkv[:, :2], self.cos_sin[positions]).to(qkv.dtype)
             qkv = torch.cat((rotated, qkv[:, 2:]), dim=1)
         out = [
             self._attend(qkv[first:end].unflatten(0, (-1, length)), length)
@@ -81,18 +84,19 @@ class BidirectionalAttention:
     def _attend(self, qkv: Tensor, length: int) -> Tensor:
         """[n, L, 3, heads, head_dim] -> [n * L, heads, head_dim]."""
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        mask = self._mask(length)
+        mask = self._mask(length, q)
         out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return out.transpose(1, 2).flatten(0, 1)
 
-    def _mask(self, length: int) -> Tensor | None:
+    def _mask(self, length: int, like: Tensor) -> Tensor | None:
         """What is added to the scores, or which pairs count: [L, L] or [heads, L, L]."""
         if self.bias_table is None and (not self.reach or length <= self.reach + 1):
             return None
-        place = torch.arange(length)
+        place = torch.arange(length, device=like.device)
         distance = place[None, :] - place[:, None]
         if self.bias_table is not None:
-            return self.bias_table[relative_bucket(distance, len(self.bias_table))].movedim(-1, 0)
+            buckets = relative_bucket(distance, len(self.bias_table))
+            return self.bias_table[buckets].movedim(-1, 0).to(like.dtype)
         return distance.abs() <= self.reach
 
 
@@ -102,9 +106,7 @@ def relative_bucket(distance: Tensor, buckets: int, farthest: int = 128) -> Tens
     exact = half // 2
     away = distance.abs()
     far = exact + (
-        torch.log(away.clamp(min=1).float() / exact)
-        / torch.log(torch.tensor(farthest / exact))
-        * (half - exact)
+        torch.log(away.clamp(min=1).float() / exact) / math.log(farthest / exact) * (half - exact)
     ).long().clamp(max=half - exact - 1)
     return torch.where(away < exact, away, far) + half * (distance > 0)
 

@@ -63,16 +63,19 @@ class EncoderBuilder:
         return self.weights.get(self._prefix + name, shape)
 
     def vector(self, name: str, *shape: int) -> Tensor:
-        """A small tensor of our own, in float32."""
-        return self.tensor(name, *shape).float().clone()
+        """A small tensor of our own, in float32, on the kernels' device."""
+        return self.tensor(name, *shape).float().clone().to(self.ops.device)
 
     def norm(self, name: str) -> Norm:
         """The LayerNorm of this name; "" for none."""
         if not name:
             return NoNorm()
         size = self.spec.hidden_size
-        bias = self.vector(f"{name}.bias", size) if self.spec.norm_bias else None
-        return LayerNorm(size, self.vector(f"{name}.weight", size), bias, self.spec.norm_eps)
+        # torch's norm wants its weights in the dtype of what is normed.
+        kept = self.ops.activation_dtype(self.dtype)
+        bias = self.vector(f"{name}.bias", size).to(kept) if self.spec.norm_bias else None
+        weight = self.vector(f"{name}.weight", size).to(kept)
+        return LayerNorm(size, weight, bias, self.spec.norm_eps)
 
     def linear(self, names: list[tuple[str, int]], columns: int, bias: bool) -> LinearLayer:
         """One linear layer of (name, rows) parts over each other."""
@@ -122,7 +125,7 @@ class EncoderBuilder:
         for known, table in self._tables:
             if known == rope:
                 return table
-        table = cos_sin_table(rope, self._max_model_len)
+        table = cos_sin_table(rope, self._max_model_len).to(self.ops.device)
         self._tables.append((rope, table))
         return table
 

@@ -54,7 +54,7 @@ class NativeEncoder:
         total = spec.num_layers + 1
         width = spec.hidden_size
         embedding = builder.tensor(f"{names.embedding}.weight", spec.vocab_size, width)
-        self.embedding = embedding.to(self.weight_dtype).clone()
+        self.embedding = embedding.to(self.weight_dtype).clone().to(self.ops.device)
         if spec.num_positions:
             name = f"{names.positions}.weight"
             self._positions = builder.vector(name, spec.num_positions, width)
@@ -89,19 +89,19 @@ class NativeEncoder:
 
         Args:
             token_ids: int64 [num_tokens].
-            context: the step's batch; only positions and query_start_loc matter.
+            context: the step's batch; only positions matter, and query_start_loc, on the host.
             token_types: int64 [num_tokens], None for zeros.
 
         Returns:
             float32 [num_tokens, hidden].
         """
-        sequences = Sequences(context.query_start_loc)
+        sequences = Sequences(context.query_start_loc, token_ids.device)
         positions = sequences.sorted(context.positions)
         types = None if token_types is None else sequences.sorted(token_types)
         x = self._embed(sequences.sorted(token_ids), positions, types)
         for layer in self.layers:
             x = layer(x, positions, sequences)
-        return sequences.restored(self._final_norm(x))
+        return sequences.restored(self._final_norm(x)).float()
 
     def _embed(self, token_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
         x = self.embedding[token_ids].float()
@@ -110,4 +110,4 @@ class NativeEncoder:
             x.add_(types[0] if token_types is None or len(types) == 1 else types[token_types])
         if self._positions is not None:
             x.add_(self._positions[positions + self.spec.position_offset])
-        return self._embedding_norm(x)
+        return self._embedding_norm(x.to(self.ops.activation_dtype(self.weight_dtype)))

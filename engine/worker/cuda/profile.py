@@ -11,11 +11,11 @@ from torch import Tensor
 from engine.config import EngineConfig
 from engine.kv_cache.layout import KVLayout
 from engine.models.context import AttentionContext
-from engine.models.decoder import NativeDecoder
 from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.memory import DeviceMemory, Meter, graph_bytes
+from engine.worker.cuda.setup import DeviceModel
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ PROFILED_GRAPHS = 2
 
 @torch.inference_mode()
 def profile(
-    model: NativeDecoder,
+    model: DeviceModel,
     config: EngineConfig,
     token_budget: int,
     max_blocks: int,
@@ -59,7 +59,7 @@ def profile(
 
 
 def _full_steps(
-    model: NativeDecoder, config: EngineConfig, token_budget: int, max_blocks: int, groups: int
+    model: DeviceModel, config: EngineConfig, token_budget: int, max_blocks: int, groups: int
 ) -> Iterator[tuple[Tensor, AttentionContext, int]]:
     """The largest batch there can be, and the largest one of decodes."""
     reqs = min(config.max_num_seqs, token_budget)

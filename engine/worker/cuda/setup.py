@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
@@ -17,7 +18,8 @@ from engine.worker.cuda.graphs import AttentionBreaks, CudaRecorder, Recorder
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.memory import Meter
 from engine.worker.cuda.modes import GraphMode, resolve_mode, wanted_mode
-from kernels.attention import get_backend
+from kernels import KernelSet
+from kernels.attention import GraphSupport, get_backend
 
 LEFT_FREE = 256 << 20
 """Bytes that capturing graphs leaves to everything else."""
@@ -25,12 +27,28 @@ LEFT_FREE = 256 << 20
 
 def device_of(model: EngineModel) -> torch.device:
     """Where a model's kernels run."""
-    return model.ops.device if isinstance(model, NativeDecoder) else torch.device("cpu")
+    ops = getattr(model, "ops", None)
+    return ops.device if isinstance(ops, KernelSet) else torch.device("cpu")
 
 
-def graph_mode(model: NativeDecoder, config: EngineConfig) -> GraphMode:
+class DeviceModel(EngineModel, Protocol):
+    """A model that runs on a GPU: `NativeDecoder`, and `BridgeModel` once it was moved there.
+
+    Attributes:
+        ops: kernels, a set of the model's own: the runner's attention is put into it.
+    """
+
+    ops: KernelSet
+
+    def release_kv(self) -> None:
+        """Let the caches go."""
+
+
+def graph_mode(model: DeviceModel, config: EngineConfig) -> GraphMode:
     """The mode of the settings, or the nearest that the model and its attention can do."""
     wanted = wanted_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
+    if not isinstance(model, NativeDecoder):
+        return resolve_mode(wanted, GraphSupport.NEVER, 1, "bridged models run eagerly")
     obstacle, quantized = None, model.quantization is not None
     if model.spec.moe is not None and not fuses_experts(model.ops, model.spec, quantized):
         obstacle = "experts that run one by one wait for the device"
@@ -38,7 +56,7 @@ def graph_mode(model: NativeDecoder, config: EngineConfig) -> GraphMode:
 
 
 def device_forward(
-    model: NativeDecoder,
+    model: DeviceModel,
     config: EngineConfig,
     token_budget: int,
     max_blocks: int,

@@ -1,0 +1,62 @@
+"""A device that holds nothing: torch's "meta". What forgets to go there raises.
+
+Operations between tensors of different devices fail there as on a GPU, and so does whatever looks
+at a value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.interface import LinearLayer
+from kernels.triton import TritonKernels
+from kernels.triton.linear import TorchLinear
+
+META = torch.device("meta")
+
+
+def only_there(*values: Any) -> None:
+    """Raise RuntimeError unless all tensors are on the device."""
+    for value in values:
+        if isinstance(value, Tensor) and value.device != META:
+            raise RuntimeError(f"a kernel was given a tensor on {value.device}")
+
+
+class MetaKernels(TritonKernels):
+    """The Triton set's way of placing weights, and kernels that only know shapes."""
+
+    def __init__(self) -> None:
+        super().__init__(META, "a test")
+
+    def PackedLinear(self, weight: Tensor, bias: Tensor | None = None, **more: Any) -> LinearLayer:
+        layer = TorchLinear(weight.to(META), None if bias is None else bias.to(META))
+        return layer
+
+    @staticmethod
+    def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        only_there(x, weight)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        only_there(x, residual, weight)
+        return torch.empty_like(x)
+
+    @staticmethod
+    def rope_and_cache(*args: Any, **options: Any) -> None:
+        only_there(*args, *options.values())
+
+    @staticmethod
+    def paged_attention(q: Tensor, *args: Any, **options: Any) -> Tensor:
+        only_there(q, *args, *options.values())
+        return torch.empty(q.shape, dtype=q.dtype, device=META)
+
+    @staticmethod
+    def silu_and_mul(x: Tensor, *args: Any) -> Tensor:
+        only_there(x, *args)
+        return x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+
+    gelu_and_mul = silu_and_mul

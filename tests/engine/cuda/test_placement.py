@@ -1,0 +1,173 @@
+"""Every tensor that a GPU's kernels need is on the GPU; on a device that holds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.executor.held import tensors_of
+from engine.models.builders import Order, build_model
+from engine.models.context import AttentionContext
+from engine.models.decoder import NativeDecoder
+from engine.models.registry import decoder_spec, read_config
+from engine.models.weights import WeightReader
+from engine.worker.cuda.inputs import stage
+from tests.engine.cuda.meta import META, MetaKernels
+from tests.engine.models import make_model
+from tests.engine.pooling.models import make as make_encoder
+
+Folder = Callable[[str], Path]
+MIB = 1 << 20
+
+
+def context(counts: tuple[int, ...] = (5, 1, 3)) -> tuple[torch.Tensor, AttentionContext]:
+    """A step's batch on the host."""
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    positions = torch.cat([torch.arange(count) for count in counts])
+    batch = AttentionContext(
+        positions=positions,
+        slot_mapping=torch.arange(len(positions)),
+        block_tables=torch.zeros(len(counts), 2, dtype=torch.int32),
+        seq_lens=torch.tensor(counts, dtype=torch.int32),
+        query_start_loc=starts,
+        logits_rows=starts[1:].long() - 1,
+        sequence_rows=torch.arange(len(counts)),
+    )
+    return torch.arange(len(positions)), batch
+
+
+def run_there(model: Any, batch: tuple[torch.Tensor, AttentionContext]) -> torch.Tensor:
+    staged = stage(*batch, META)
+    return model.logits(model.forward(staged.token_ids, staged.context))
+
+
+def load(folder: Path, dtype: torch.dtype) -> NativeDecoder:
+    model = NativeDecoder(decoder_spec(read_config(folder)), MetaKernels(), dtype, 64)
+    weights = WeightReader(folder)
+    model.load(weights, lambda done, total: None)
+    return model
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama-rope3", "qwen3", "mistral", "qwen2-window"])
+def test_native_models(family: str, dtype: torch.dtype, model_folder: Folder) -> None:
+    model = load(model_folder(family), dtype)
+    assert all(tensor.device == META for tensor in tensors_of(model))
+    model.allocate_kv(4, 16, dtype)
+    logits = run_there(model, context())
+    assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
+
+
+class HostAllocations(TorchDispatchMode):
+    """The largest tensor that was made on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {
+            x.untyped_storage().data_ptr()
+            for x in tree_leaves((args, kwargs))
+            if isinstance(x, torch.Tensor) and x.device.type == "cpu"
+        }
+        for made in tree_leaves(out):
+            if isinstance(made, torch.Tensor) and made.device.type == "cpu":
+                storage = made.untyped_storage()
+                if storage.data_ptr() not in given:
+                    self.largest = max(self.largest, storage.nbytes())
+        return out
+
+
+def test_weights_go_straight_to_the_device(tmp_path: Path) -> None:
+    """A table of 16 MB and layers of 12 MB: the host never holds more than a piece of 4 MB."""
+    folder = make_model(
+        "llama", tmp_path, vocab_size=8192, hidden_size=512, intermediate_size=2048,
+        num_hidden_layers=2,
+    )  # fmt: skip
+    with HostAllocations() as host:
+        model = load(folder, torch.bfloat16)
+    assert model.decode_bytes > 16 * MIB
+    assert 0 < host.largest <= 4 * MIB
+
+
+FAMILIES = ["bert", "roberta", "mpnet", "modernbert", "nomic_bert"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_encoders(family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_encoder(family, tmp_path)
+    monkeypatch.setattr("engine.pooling.load.kernels_for", lambda config: MetaKernels())
+    config = EngineConfig(
+        model=str(folder), dtype=dtype, runner="pooling", skip_tokenizer_init=True
+    )
+    built = build_model(Order(folder, read_config(folder), config, lambda done, total: None))
+    assert all(tensor.device == META for tensor in tensors_of(built.model))
+    ids, batch = context()
+    staged = stage(ids, batch, META)
+    there = staged.context
+    there.query_start_loc = batch.query_start_loc
+    types = torch.zeros(len(ids), dtype=torch.int64, device=META)
+    hidden = built.model.forward(staged.token_ids, there, types)  # type: ignore[call-arg]
+    assert (hidden.device, hidden.dtype) == (META, torch.float32)
+    assert hidden.shape == (len(ids), built.spec.hidden_size)
+
+
+BRIDGED: dict[str, dict[str, Any]] = {
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 64},
+    "llama": {},
+    "gemma2": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", BRIDGED)
+def test_bridged_models(kind: str, dtype: str, tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path, num_hidden_layers=2, model_type=kind, **BRIDGED[kind])
+    config = EngineConfig(
+        model=str(folder), dtype=dtype, model_impl="transformers", cpu_kernels=False,
+        skip_tokenizer_init=True, max_model_len=64,
+    )  # fmt: skip
+    built = build_model(Order(folder, read_config(folder), config, lambda done, total: None))
+    model: Any = built.model
+    model.to_device(MetaKernels())
+    assert all(tensor.device == META for tensor in tensors_of(model))
+    model.allocate_kv(4, 16, built.dtype)
+    logits = run_there(model, context())
+    assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
+
+
+def test_what_carries_a_state_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With device auto it's packed for the CPU again; with cuda it is refused."""
+    folder = make_model(
+        "llama", tmp_path, model_type="mamba", num_hidden_layers=2, state_size=4, expand=2,
+        conv_kernel=4, time_step_rank=4,
+    )  # fmt: skip
+
+    class Gpu(MetaKernels):
+        device = torch.device("cuda")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.device = torch.device("cuda")
+
+    monkeypatch.setattr("engine.models.builders.kernels_for", lambda config: Gpu())
+    settings = {"model": str(folder), "max_model_len": 32, "skip_tokenizer_init": True}
+    raw = read_config(folder)
+    built = build_model(Order(folder, raw, EngineConfig(**settings), lambda done, total: None))
+    assert built.model.stateful
+    assert built.model.ops.device.type == "cpu"  # type: ignore[attr-defined]
+    named = EngineConfig(**settings, device="cuda")
+    with pytest.raises(ConfigError, match="carries a state") as caught:
+        build_model(Order(folder, raw, named, lambda done, total: None))
+    assert caught.value.param == "device"
