@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,14 +21,19 @@ class GpuCeilings:
     matmul: float
 
 
-def median_seconds(run: Run, repeats: int = 20, flush: bool = True) -> float:
+def median_seconds(run: Run, repeats: int = 20, flush: bool = True, device: str = "cuda") -> float:
     """Median time of `run` on the device, by events, after a warm-up.
 
-    With `flush` the L2 cache is overwritten before each run.
+    With `flush` the L2 cache is overwritten before each run. On a CPU, where only whether it works
+    is of interest, the clock is asked, once.
     """
+    if device == "cpu":
+        started = time.perf_counter()
+        run()
+        return time.perf_counter() - started
     for _ in range(WARM_UPS):
         run()
-    over = torch.empty(256 << 20, dtype=torch.uint8, device="cuda") if flush else None
+    over = torch.empty(256 << 20, dtype=torch.uint8, device=device) if flush else None
     times = []
     for _ in range(repeats):
         if over is not None:
@@ -40,16 +47,17 @@ def median_seconds(run: Run, repeats: int = 20, flush: bool = True) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def _copy_rate(size: int) -> float:
-    source = torch.empty(size, dtype=torch.uint8, device="cuda").random_()
+def _copy_rate(size: int, device: str) -> float:
+    source = torch.empty(size, dtype=torch.uint8, device=device).random_()
     target = torch.empty_like(source)
-    return 2 * size / median_seconds(lambda: target.copy_(source), 10, flush=False)
+    copy = functools.partial(target.copy_, source)
+    return 2 * size / median_seconds(copy, 10, flush=False, device=device)
 
 
-def measure_ceilings(gigabytes: int = 2, size: int = 8192) -> GpuCeilings:
-    """Copy `gigabytes` of memory, and multiply two `size` square bf16 matrices."""
-    copy = _copy_rate(gigabytes << 30)
-    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device="cuda") for _ in range(2))
+def measure_ceilings(copied: int = 2 << 30, size: int = 8192, device: str = "cuda") -> GpuCeilings:
+    """Copy so many bytes of memory, and multiply two `size` square bf16 matrices."""
+    copy = _copy_rate(copied, device)
+    a, b = (torch.randn(size, size, dtype=torch.bfloat16, device=device) for _ in range(2))
     out = torch.empty_like(a)
-    seconds = median_seconds(lambda: torch.mm(a, b, out=out), 10, flush=False)
+    seconds = median_seconds(lambda: torch.mm(a, b, out=out), 10, flush=False, device=device)
     return GpuCeilings(copy, 2 * size**3 / seconds)

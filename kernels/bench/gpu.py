@@ -2,7 +2,8 @@
 
 Every case is checked against the plain torch reference on fresh random inputs first. Times are
 medians by CUDA events after a warm-up, with the L2 cache overwritten before each run; ceilings are
-a 2 GiB copy and an 8192 x 8192 bf16 product of the same run.
+a 2 GiB copy and an 8192 x 8192 bf16 product of the same run. `--smoke` runs all of it in small, on
+a CPU (with TRITON_INTERPRET=1) where there's no GPU, to see that it works.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Any
 
 import torch
 
-import kernels
 from kernels.bench.device_timing import GpuCeilings, measure_ceilings, median_seconds
-from kernels.bench.gpu_cases import GpuCase, all_cases
+from kernels.bench.gpu_case import GpuCase
+from kernels.bench.gpu_cases import all_cases
+from kernels.triton import load
 
 
 def row_of(case: GpuCase, seconds: float, ceilings: GpuCeilings) -> dict[str, Any]:
@@ -35,23 +37,34 @@ def row_of(case: GpuCase, seconds: float, ceilings: GpuCeilings) -> dict[str, An
     }
 
 
-def run(write: Callable[[str], object] = print, as_json: bool = False, only: str = "") -> bool:
-    """Time all cases whose names hold `only`; whether every goal was reached."""
-    ops, ceilings = kernels.get("cuda"), measure_ceilings()
+def run(
+    write: Callable[[str], object] = print,
+    as_json: bool = False,
+    only: str = "",
+    smoke: bool = False,
+) -> bool:
+    """Time all cases whose names hold `only`; whether every goal was reached.
+
+    `smoke`: all of it in small and on a CPU where there's no GPU, in Triton's interpreter; the
+    times mean nothing.
+    """
+    device = "cpu" if smoke and not torch.cuda.is_available() else "cuda"
+    sizes = {"copied": 1 << 20, "size": 64} if smoke else {}
+    ops, ceilings = load(device), measure_ceilings(**sizes, device=device)
+    name = torch.cuda.get_device_name() if device == "cuda" else "smoke test on a CPU"
     write(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {ops.name}: {ops.why}; "
-        f"ceilings: copy {ceilings.copy / 1e9:.0f} GB/s, bf16 product "
-        f"{ceilings.matmul / 1e12:.0f} TFLOP/s"
+        f"{name}, torch {torch.__version__}, {ops.name}: {ops.why}; ceilings: copy "
+        f"{ceilings.copy / 1e9:.0f} GB/s, bf16 product {ceilings.matmul / 1e12:.1f} TFLOP/s"
     )
     if not as_json:
         write("| op | shape | us | GB/s | TFLOP/s | of ceiling | goal |")
         write("|---|---|---|---|---|---|---|")
     good = True
-    for case in all_cases(ops):
+    for case in all_cases(ops, small=smoke):
         if only not in case.op:
             continue
         case.check()
-        row = row_of(case, median_seconds(case.run), ceilings)
+        row = row_of(case, median_seconds(case.run, device=device), ceilings)
         good &= row["of_ceiling"] >= case.goal
         write(json.dumps(row) if as_json else _line(row))
     return good
@@ -71,11 +84,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.bench.gpu", description=__doc__)
     parser.add_argument("--json", action="store_true", help="a JSON object a line")
     parser.add_argument("--only", default="", help="cases whose names hold this")
+    parser.add_argument("--smoke", action="store_true", help="everything in small, on any device")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if not options.smoke and not torch.cuda.is_available():
         print("torch sees no CUDA device.", file=sys.stderr)
         return 2
-    return 0 if run(as_json=options.json, only=options.only) else 1
+    return 0 if run(as_json=options.json, only=options.only, smoke=options.smoke) else 1
 
 
 if __name__ == "__main__":

@@ -3,40 +3,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.bench.gpu_case import GpuCase, compare
+from kernels.bench.gpu_edit_cases import edit_cases
+from kernels.bench.gpu_layer_cases import layer_cases
 from kernels.interface import KernelSet
 from kernels.reference import ReferenceKernels
 from kernels.triton import grouped
+from kernels.triton.attention import merge_attention_states
 
-Run = Callable[[], object]
 Paged = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """q, key cache, value cache, block tables, lengths, query starts."""
-
-
-@dataclass(slots=True)
-class GpuCase:
-    """One row: `goal` is the part of the ceiling that is to be reached, 0 for none."""
-
-    op: str
-    shape: str
-    run: Run
-    check: Run
-    bytes: int = 0
-    flops: int = 0
-    goal: float = 0.0
-
-
-def compare(got: Tensor, expected: Tensor, allowed: float) -> None:
-    """Raise ValueError unless |got - expected| / |expected|, by norms, is at most `allowed`."""
-    error = (got.double() - expected.double()).norm() / expected.double().norm()
-    if not bool(error <= allowed):
-        raise ValueError(f"off by {float(error):.2g} from the reference, {allowed} is allowed")
 
 
 def paged_batch(
@@ -165,6 +148,63 @@ def small_cases(kernels: KernelSet, rows: int, width: int) -> Iterator[GpuCase]:
     )
 
 
+def rope_case(
+    kernels: KernelSet, tokens: int, page: int = 16, shape: tuple[int, int, int] = (32, 8, 128)
+) -> GpuCase:
+    """Rotation with QK norms and the write to the cache, of tokens in random slots."""
+    heads, kv_heads, size = shape
+    made: dict[str, Any] = {"device": kernels.device, "dtype": torch.bfloat16}
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, size, **made)
+    blocks = -(-tokens // page)
+    cache = [torch.zeros(blocks, kv_heads, page, size, **made) for _ in range(2)]
+    slots = torch.randperm(blocks * page, device=kernels.device)[:tokens]
+    angles = torch.rand(tokens, size // 2, device=kernels.device) * 6
+    table = torch.cat((angles.cos(), angles.sin()), -1)
+    places = torch.arange(tokens, device=kernels.device)
+    weight = torch.rand(size, device=kernels.device) + 0.5
+    norms: dict[str, Any] = {"q_norm_weight": weight, "k_norm_weight": weight}
+
+    def turn(ops: KernelSet | type[ReferenceKernels], x: Tensor, caches: list[Tensor]) -> None:
+        q, k, v = x.split([heads, kv_heads, kv_heads], 1)
+        ops.rope_and_cache(q, k, v, places, table, caches[0], caches[1], slots, **norms)
+
+    def check() -> None:
+        plain = [torch.zeros(part.shape, device=part.device) for part in cache]
+        own, theirs = qkv.clone(), qkv.float()
+        turn(kernels, own, cache)
+        turn(ReferenceKernels, theirs, plain)
+        for got, expected in ((own, theirs), *zip(cache, plain, strict=True)):
+            compare(got, expected, 1e-2)
+
+    work = qkv.clone()
+    return GpuCase(
+        "rope, norms, cache", f"{tokens} x {heads}/{kv_heads} x {size}",
+        lambda: turn(kernels, work, cache), check,
+        bytes=2 * qkv.nbytes + tokens * kv_heads * size * 4,
+    )  # fmt: skip
+
+
+def merge_case(
+    kernels: KernelSet, tokens: int, shape: tuple[int, int, int] = (32, 8, 128)
+) -> GpuCase:
+    """Two attention states joined."""
+    heads, _, size = shape
+    made: dict[str, Any] = {"device": kernels.device}
+    states = [torch.randn(tokens, heads, size, **made).bfloat16() for _ in range(2)]
+    sums = [torch.randn(tokens, heads, **made) for _ in range(2)]
+
+    def run() -> tuple[Tensor, Tensor]:
+        return merge_attention_states(states[0], sums[0], states[1], sums[1])
+
+    def check() -> None:
+        weights = torch.softmax(torch.stack(sums).double() * math.log(2), 0)[..., None]
+        compare(run()[0], (torch.stack(states).double() * weights).sum(0), 1e-2)
+
+    return GpuCase(
+        "merge of states", f"{tokens} x {heads} x {size}", run, check, bytes=3 * states[0].nbytes
+    )
+
+
 def experts_case(
     kernels: KernelSet, tokens: int, experts: int = 128, top_k: int = 8,
     shape: tuple[int, int] = (2048, 768),
@@ -206,7 +246,12 @@ def all_cases(kernels: KernelSet, small: bool = False) -> Iterator[GpuCase]:
         yield attention_case(kernels, "decode", 2, 1, 40, 0.0, shape=few)
         yield attention_case(kernels, "prefill", 1, 40, 40, 0.0, shape=few)
         yield from sampling_cases(kernels, 2, 300)
+        yield from edit_cases(kernels, 2, 300)
         yield from small_cases(kernels, 2, 64)
+        yield rope_case(kernels, 5, shape=few)
+        yield merge_case(kernels, 3, few)
+        yield experts_case(kernels, 3, experts=2, top_k=1, shape=(48, 24))
+        yield from layer_cases(kernels, small=True)
         return
     fp8 = torch.float8_e4m3fn
     yield attention_case(kernels, "decode", 64, 1, 8192, 0.85)
@@ -217,7 +262,11 @@ def all_cases(kernels: KernelSet, small: bool = False) -> Iterator[GpuCase]:
     yield attention_case(kernels, "prefill", 1, 8192, 8192, 0.60)
     yield attention_case(kernels, "chunked prefill", 1, 2048, 16384, 0.0)
     yield from sampling_cases(kernels, 256, 128_256)
+    yield from edit_cases(kernels, 256, 128_256)
     for rows in (1, 256, 8192):
         yield from small_cases(kernels, rows, 4096)
+        yield rope_case(kernels, rows)
+    yield merge_case(kernels, 64)
     for tokens in (1, 64, 4096):
         yield experts_case(kernels, tokens)
+    yield from layer_cases(kernels)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.bench.gpu_cases import all_cases, compare, paged_batch
+from kernels.bench.gpu_case import compare
+from kernels.bench.gpu_cases import all_cases, paged_batch
 from kernels.logits import PenalisedRows, TokenTable
 from kernels.reference import ReferenceKernels
 from kernels.triton.attention import merge_attention_states, paged_attention

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
 from kernels.bench.device_timing import GpuCeilings
-from kernels.bench.gpu import main, row_of
-from kernels.bench.gpu_cases import GpuCase, all_cases, compare, experts_case
-from kernels.triton import TritonKernels
+from kernels.bench.gpu import main, row_of, run
+from kernels.bench.gpu_case import GpuCase, compare
+from kernels.triton.attention.tiles import INTERPRETED
 from kernels.triton.tune import main as tune
 
 
-def test_every_case_agrees_with_the_reference():
-    kernels = TritonKernels("cpu", "a test")
-    for case in all_cases(kernels, small=True):
-        case.check()
-        case.run()
-        assert case.bytes or case.flops
+def test_all_of_it_runs_in_small_and_agrees_with_the_reference():
+    lines = []
+    assert run(lines.append, as_json=True, smoke=True)
+    rows = [json.loads(line) for line in lines[1:]]
+    assert all(row["us"] > 0 and row["of_ceiling"] >= 0 for row in rows)
+    assert {row["op"].split(",")[0] for row in rows} == {
+        "decode", "prefill", "sample", "grammar mask", "penalties", "log probabilities",
+        "add_rms_norm", "silu_and_mul", "rope", "merge of states", "experts", "linear", "lora",
+    }  # fmt: skip
+    table = []
+    run(table.append, only="merge", smoke=True)
+    assert table[-1].startswith("| merge of states | 3 x 4 x 32 |")
 
 
-def test_experts_agree_with_a_plain_loop():
-    experts_case(TritonKernels("cpu", "a test"), 3, experts=2, top_k=1, shape=(48, 24)).check()
+def test_the_search_for_tiles_runs_in_small(capsys, monkeypatch):
+    before = dict(INTERPRETED)
+    monkeypatch.setattr("sys.argv", ["tune", "--smoke"])
+    assert tune() == 0
+    found = capsys.readouterr().out.splitlines()
+    assert sum("Tile(" in line for line in found) == 2 * 2 + 2
+    assert before == INTERPRETED
 
 
 def test_what_is_wrong_is_found():
