@@ -81,22 +81,37 @@ class Attention:
         return self.output(out.flatten(1))
 
 
-def clamped(limit: float) -> Step:
+@dataclass(frozen=True, slots=True)
+class Clamped:
     """Clamps to +- limit in place."""
-    return lambda qkv: qkv.clamp_(-limit, limit)
+
+    limit: float
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """qkv itself."""
+        return qkv.clamp_(-self.limit, self.limit)
 
 
-def full_width_norm(ops: KernelSet, q_weight: Tensor, k_weight: Tensor, eps: float) -> Step:
-    """RMSNorm over all of a token's queries, and over all of its keys."""
-    q_size, k_size = len(q_weight), len(k_weight)
+@dataclass(frozen=True, slots=True)
+class FullWidthNorm:
+    """RMSNorm over all of a token's queries, and over all of its keys.
 
-    def step(qkv: Tensor) -> Tensor:
+    Attributes:
+        q_weight, k_weight: float32 of as many values as a token has in queries, in keys.
+    """
+
+    ops: KernelSet
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+    def __call__(self, qkv: Tensor) -> Tensor:
+        """Queries, keys and values side by side."""
+        q_size, k_size = len(self.q_weight), len(self.k_weight)
         q, k, v = qkv.split((q_size, k_size, qkv.shape[-1] - q_size - k_size), dim=-1)
-        q = ops.rms_norm(q.contiguous(), q_weight, eps)
-        k = ops.rms_norm(k.contiguous(), k_weight, eps)
+        q = self.ops.rms_norm(q.contiguous(), self.q_weight, self.eps)
+        k = self.ops.rms_norm(k.contiguous(), self.k_weight, self.eps)
         return torch.cat((q, k, v), dim=-1)
-
-    return step
 
 
 @dataclass(slots=True)

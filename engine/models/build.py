@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from engine.layers.rotary import RopeSpec, cos_sin_table
-from engine.models.attention import Attention, HeadLayerNorm, clamped, full_width_norm
+from engine.models.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
 from engine.models.blocks import Layer, ParallelLayer, ResidualExpertsLayer, SequentialLayer
+from engine.models.compiled_experts import compile_experts
 from engine.models.experts import Weights, read_experts
 from engine.models.fused_experts import FusedExperts, fuses_experts
 from engine.models.mlp import activation, gated_activation
 from engine.models.moe import GatedExpert, MixtureOfExperts, Router
-from engine.models.norms import LayerNorm, NoNorm, Norm, RMSNorm, Step, chain, scaled
+from engine.models.norms import LayerNorm, NoNorm, Norm, RMSNorm, Scaled, Step, chain
 from engine.models.spec import DecoderSpec
 from engine.quantization.matrix import DenseMatrix, Matrix
 from engine.quantization.scheme import Scheme
@@ -169,7 +170,7 @@ class ModelBuilder:
         if out_norm:
             after.append(self.norm(at + out_norm))
         if self.spec.residual_scale != 1.0:
-            after.append(scaled(self.spec.residual_scale))
+            after.append(Scaled(self.spec.residual_scale))
         return chain(step, *after)
 
     def _attention(self, index: int, at: str) -> Attention:
@@ -237,12 +238,12 @@ class ModelBuilder:
         if spec.qk_norm == "rms_full":
             q_weight = self._norm_weight(at + names.q_norm, spec.q_size)
             k_weight = self._norm_weight(at + names.k_norm, spec.kv_size)
-            steps.append(full_width_norm(self.ops, q_weight, k_weight, spec.norm_eps))
+            steps.append(FullWidthNorm(self.ops, q_weight, k_weight, spec.norm_eps))
         elif spec.qk_norm.startswith("layer_"):
             steps.append(self._head_norm(at + names.q_norm, 0, spec.num_heads))
             steps.append(self._head_norm(at + names.k_norm, spec.q_size, spec.num_kv_heads))
         if spec.clip_qkv:
-            steps.append(clamped(spec.clip_qkv))
+            steps.append(Clamped(spec.clip_qkv))
         return steps
 
     def _head_norm(self, name: str, start: int, heads: int) -> HeadLayerNorm:
@@ -301,12 +302,15 @@ class ModelBuilder:
         read = read_experts(self.weights, at, moe, spec.hidden_size)
         if fuses_experts(self.ops, spec, self.scheme.layers is not None):
             return FusedExperts(self.ops, router, list(read), self.dtype, spec.activation, shared)
-        act = self._activation()
-        experts: list[Step] = [
-            chain(self.pack(up, up_bias), act, self.pack(down, down_bias))
+        layers = [
+            (self.pack(up, up_bias), self.pack(down, down_bias))
             for up, up_bias, down, down_bias in read
         ]
-        return MixtureOfExperts(router, experts, shared)
+        compiled = compile_experts(self.ops, spec, router, layers, shared)
+        if compiled is not None:
+            return compiled
+        act = self._activation()
+        return MixtureOfExperts(router, [chain(up, act, down) for up, down in layers], shared)
 
     def _shared_expert(self, at: str) -> Step | None:
         spec, moe = self.spec, self.spec.moe

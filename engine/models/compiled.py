@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
-from torch import Tensor
-
-from engine.models.attention import Attention
-from engine.models.blocks import Layer
+from engine.models.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
+from engine.models.blocks import Layer, ParallelLayer, ResidualExpertsLayer
 from engine.models.cache import LayerCache
-from engine.models.norms import Norm, RMSNorm, Step, steps_of
+from engine.models.compiled_experts import ACTIVATIONS
+from engine.models.norms import LayerNorm, NoNorm, Norm, RMSNorm, Scaled, Step, steps_of
 from engine.models.spec import DecoderSpec
 from kernels import KernelSet, LinearLayer
-from kernels.interface import CompiledDecoder, DecoderLayerWeights, DecoderShape
+from kernels.interface import (
+    NO_NORM,
+    CompiledDecoder,
+    CompiledExperts,
+    DecoderLayerWeights,
+    DecoderShape,
+    HeadNormWeights,
+    NormWeights,
+)
 
 log = logging.getLogger(__name__)
-
-_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 class NotCompiled(Exception):
@@ -45,10 +51,10 @@ def compile_decoder(
     """
     try:
         _check(spec)
-        table, norm = [], _rms(first_norm)
+        table, norm = [], _norm(first_norm)
         for layer, cache, group in zip(layers, caches, group_of, strict=True):
             table.append(_weights(layer, norm, cache, group))
-            norm = _rms(layer.next_norm)
+            norm = _norm(layer.next_norm)
         compiled = ops.compile_decoder(_shape(spec), table, norm)
     except (NotCompiled, ValueError) as error:
         log.info("%s runs layer by layer: %s", spec.architecture, error)
@@ -62,19 +68,10 @@ def compile_decoder(
 
 def _check(spec: DecoderSpec) -> None:
     """Raise `NotCompiled` for what the compiled decoder doesn't do."""
-    reasons = {
-        "attention and MLP beside each other": spec.wiring != "sequential",
-        "a mixture of experts": spec.moe is not None,
-        "ALiBi": bool(spec.alibi_slopes),
-        "clipped queries, keys and values": bool(spec.clip_qkv),
-        f"norms of queries and keys by {spec.qk_norm}": spec.qk_norm not in ("", "rms_head"),
-        "an MLP without a gate": not spec.gated,
-        f"the activation {spec.activation}": spec.activation not in _ACTIVATIONS,
-        "scaled residuals": spec.residual_scale != 1.0,
-    }
-    for reason, holds in reasons.items():
-        if holds:
-            raise NotCompiled(f"it has {reason}")
+    if spec.activation not in ACTIVATIONS:
+        raise NotCompiled(f"it has the activation {spec.activation}")
+    if spec.wiring == "parallel" and spec.moe is not None:
+        raise NotCompiled("it has experts beside attention")
 
 
 def _shape(spec: DecoderSpec) -> DecoderShape:
@@ -89,45 +86,70 @@ def _shape(spec: DecoderSpec) -> DecoderShape:
         soft_cap=spec.attention_soft_cap,
         neox=spec.rope_neox,
         activation=spec.activation,
+        activation_limit=spec.activation_limit,
+        activation_alpha=spec.activation_alpha,
+        gated=spec.gated,
+        parallel=spec.wiring == "parallel",
+        residual_scale=spec.residual_scale,
+        clip_qkv=spec.clip_qkv,
     )
 
 
 def _weights(
-    layer: Layer, input_norm: Tensor, cache: LayerCache, group: int
+    layer: Layer, input_norm: NormWeights, cache: LayerCache, group: int
 ) -> DecoderLayerWeights:
-    if layer.mlp_norm is None:
-        raise NotCompiled("it has no norm before the MLP")
+    if isinstance(layer, ResidualExpertsLayer):
+        raise NotCompiled("it has experts beside attention")
+    if isinstance(layer, ParallelLayer) and isinstance(layer.mlp_norm, NoNorm):
+        raise NotCompiled("its MLP takes the residual as it is, beside attention")
     attention: Attention = layer.attention
-    (qkv,) = _linears(attention.project, 1)
+    qkv, *prepared = steps_of(attention.project)
     o, *attention_norm = steps_of(attention.output)
-    gate_up, _, down, *mlp_norm = steps_of(layer.mlp)
     return DecoderLayerWeights(
         input_norm=input_norm,
-        qkv=qkv,
+        qkv=_linear(qkv),
         q_norm=attention.q_norm,
         k_norm=attention.k_norm,
+        **_prepared(prepared),
         cos_sin=attention.cos_sin,
         key_cache=cache.keys,
         value_cache=cache.values,
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
         sliding_window=attention.window,
+        alibi=attention.alibi_slopes,
         sinks=attention.sinks,
         o=_linear(o),
         attention_out_norm=_out_norm(attention_norm),
-        mlp_norm=_rms(layer.mlp_norm),
-        gate_up=_linear(gate_up),
-        down=_linear(down),
-        mlp_out_norm=_out_norm(mlp_norm),
+        mlp_norm=NO_NORM if layer.mlp_norm is None else _norm(layer.mlp_norm),
+        **_feed_forward(layer.mlp),
         group=group,
     )
 
 
-def _linears(step: Step, count: int) -> list[LinearLayer]:
-    steps = steps_of(step)
-    if len(steps) != count:
-        raise NotCompiled("it does more with queries, keys and values")
-    return [_linear(one) for one in steps]
+def _feed_forward(step: Step) -> dict[str, Any]:
+    """The MLP or the experts, and the norm after them."""
+    first, *rest = steps_of(step)
+    if isinstance(first, CompiledExperts):
+        return {"experts": first, "mlp_out_norm": _out_norm(rest)}
+    if len(rest) < 2:
+        raise NotCompiled("its experts run one by one")
+    _, down, *norm = rest
+    return {"gate_up": _linear(first), "down": _linear(down), "mlp_out_norm": _out_norm(norm)}
+
+
+def _prepared(steps: Sequence[Step]) -> dict[str, Any]:
+    """What is done with queries, keys and values before they are rotated."""
+    found: dict[str, Any] = {}
+    for step in steps:
+        if isinstance(step, FullWidthNorm):
+            found |= {"q_full_norm": step.q_weight, "k_full_norm": step.k_weight}
+        elif isinstance(step, HeadLayerNorm):
+            name = "k_head_norm" if step.start else "q_head_norm"
+            found[name] = HeadNormWeights(step.weight.contiguous(), step.bias)
+        elif not isinstance(step, Clamped):  # whose limit is the shape's
+            raise NotCompiled("it does more with queries, keys and values")
+    return found
 
 
 def _linear(step: Step) -> LinearLayer:
@@ -136,14 +158,19 @@ def _linear(step: Step) -> LinearLayer:
     return step
 
 
-def _rms(norm: Norm | Step) -> Tensor:
-    if not isinstance(norm, RMSNorm):
-        raise NotCompiled("it has other norms than RMSNorm before each block")
-    return norm.weight
+def _norm(norm: Norm | Step) -> NormWeights:
+    if isinstance(norm, RMSNorm):
+        return NormWeights("rms", norm.weight)
+    if isinstance(norm, LayerNorm):
+        return NormWeights("layer", norm.weight, norm.bias)
+    if isinstance(norm, NoNorm):
+        return NO_NORM
+    raise NotCompiled(f"it has a norm of its own, {type(norm).__name__}")
 
 
-def _out_norm(steps: Sequence[Step]) -> Tensor | None:
-    """The norm of what a block adds to the residual."""
-    if len(steps) > 1:
+def _out_norm(steps: Sequence[Step]) -> NormWeights:
+    """The norm of what a block adds to the residual; a factor after it is the shape's."""
+    norms = [step for step in steps if not isinstance(step, Scaled)]
+    if len(norms) > 1:
         raise NotCompiled("it does more with what a block gives")
-    return _rms(steps[0]) if steps else None
+    return _norm(norms[0]) if norms else NO_NORM

@@ -73,9 +73,9 @@ class GatedExpert:
     """An expert that every token goes through, weighted by a sigmoid of its own."""
 
     def __init__(self, expert: Step, gate: LinearLayer) -> None:
-        self._expert, self._gate = expert, gate
+        self.expert, self.gate = expert, gate
         self.nbytes = int(getattr(expert, "nbytes", 0)) + gate.nbytes
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""
-        return torch.sigmoid(self._gate(x)) * self._expert(x)
+        return torch.sigmoid(self.gate(x)) * self.expert(x)

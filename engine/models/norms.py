@@ -7,6 +7,7 @@ residual (in place) and gives the norm of the sum.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -48,14 +49,14 @@ class RMSNorm:
 class LayerNorm:
     """(x - mean) / deviation, times the weight and plus the bias that the family has."""
 
-    __slots__ = ("_bias", "_eps", "_shape", "_weight")
+    __slots__ = ("_eps", "_shape", "bias", "weight")
 
     def __init__(self, size: int, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
-        self._shape, self._weight, self._bias, self._eps = (size,), weight, bias, eps
+        self._shape, self.weight, self.bias, self._eps = (size,), weight, bias, eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `Norm`."""
-        return torch.nn.functional.layer_norm(x, self._shape, self._weight, self._bias, self._eps)
+        return torch.nn.functional.layer_norm(x, self._shape, self.weight, self.bias, self._eps)
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See `Norm`."""
@@ -104,6 +105,12 @@ def steps_of(step: Step) -> list[Step]:
     return [inner for part in step.steps for inner in steps_of(part)]
 
 
-def scaled(factor: float) -> Step:
+@dataclass(frozen=True, slots=True)
+class Scaled:
     """Multiplication in place with a number."""
-    return lambda x: x.mul_(factor)
+
+    factor: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x itself."""
+        return x.mul_(self.factor)

@@ -4,47 +4,72 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import cast
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from kernels.cpu.experts import Activation, CpuExperts, activation_of, handle_of
 from kernels.cpu.library import CACHE_DTYPES, Library, check
-from kernels.cpu.linear import CpuLinear
 from kernels.cpu.threads import num_threads
-from kernels.interface import CompiledDecoder, DecoderLayerWeights, DecoderShape, LinearLayer
+from kernels.interface import (
+    ActivationSpec,
+    CompiledDecoder,
+    DecoderLayerWeights,
+    DecoderShape,
+    HeadNormWeights,
+    NormWeights,
+)
 
-GATES = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
+NORMS = {"rms": 0, "layer": 1, "none": 2}
 L, N, F, P = ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
 
 
+class _Norm(ctypes.Structure):
+    """`Norm` of ops.h."""
+
+    _fields_ = [("weight", P), ("bias", P), ("kind", L)]
+
+
+class _HeadNorm(ctypes.Structure):
+    """`HeadNorm` of decoder.h."""
+
+    _fields_ = [("weight", P), ("bias", P), ("stride", L)]
+
+
 class _Shape(ctypes.Structure):
-    """`DecoderShape` of decoder.cpp."""
+    """`DecoderShape` of decoder.h."""
 
     _fields_ = [
         *((name, L) for name in ("hidden", "q_heads", "kv_heads", "head_size", "inner")),
         *((name, L) for name in ("num_blocks", "block_size", "max_position", "rotary")),
-        *((name, F) for name in ("eps", "scale", "soft_cap")),
-        *((name, N) for name in ("cache_dtype", "neox", "gate")),
+        *((name, F) for name in ("eps", "scale", "soft_cap", "residual_scale")),
+        *((name, N) for name in ("cache_dtype", "neox", "gated", "parallel")),
+        ("act", Activation),
+        ("clip_qkv", F),
     ]
 
 
 class _Layer(ctypes.Structure):
-    """`DecoderLayer` of decoder.cpp."""
+    """`DecoderLayer` of decoder.h."""
 
     _fields_ = [
-        *((name, P) for name in ("input_norm", "qkv", "q_norm", "k_norm", "cos_sin")),
-        *((name, P) for name in ("key_cache", "value_cache", "key_scales", "value_scales")),
+        ("input_norm", _Norm),
+        *((name, P) for name in ("qkv", "q_norm", "k_norm", "q_full_norm", "k_full_norm")),
+        *((name, _HeadNorm) for name in ("q_head_norm", "k_head_norm")),
+        *((name, P) for name in ("cos_sin", "key_cache", "value_cache", "key_scales")),
+        ("value_scales", P),
         ("window", L),
-        *((name, P) for name in ("sinks", "o", "attention_out_norm", "mlp_norm", "gate_up")),
-        *((name, P) for name in ("down", "mlp_out_norm")),
+        *((name, P) for name in ("alibi", "sinks", "o")),
+        *((name, _Norm) for name in ("attention_out_norm", "mlp_norm")),
+        *((name, P) for name in ("gate_up", "down", "experts")),
+        ("mlp_out_norm", _Norm),
         ("group", L),
     ]
 
 
 class _Group(ctypes.Structure):
-    """`DecoderGroup` of decoder.cpp."""
+    """`DecoderGroup` of decoder.h."""
 
     _fields_ = [("slots", P), ("block_tables", P), ("table_stride", L)]
 
@@ -57,14 +82,15 @@ class CpuDecoder(CompiledDecoder):
         library: Library,
         shape: DecoderShape,
         layers: list[DecoderLayerWeights],
-        final_norm: Tensor,
+        final_norm: NormWeights,
     ) -> None:
-        _check(shape, layers, final_norm)
+        _check(shape, layers)
         self.hidden_size = shape.hidden_size
         self._kept = (layers, final_norm)
-        table = (_Layer * len(layers))(*(_layer(layer) for layer in layers))
+        table = (_Layer * len(layers))(*(_layer(shape, layer) for layer in layers))
+        last = _norm("final_norm", final_norm, shape.hidden_size)
         handle = library.decoder_new(
-            ctypes.byref(_shape(shape, layers[0])), table, len(layers), final_norm.data_ptr()
+            ctypes.byref(_shape(shape, layers)), table, len(layers), ctypes.byref(last)
         )
         if not handle:
             raise MemoryError("no memory for the decoder's table of layers")
@@ -115,82 +141,108 @@ def _vector(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) ->
         raise ValueError(f"{name} {list(x.shape)} {x.dtype} must be contiguous {wanted}")
 
 
-def _shape(shape: DecoderShape, layer: DecoderLayerWeights) -> _Shape:
-    blocks, _, block_size, _ = layer.key_cache.shape
-    most, rotary = (0, 0) if layer.cos_sin is None else layer.cos_sin.shape
+def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> _Shape:
+    cache = layers[0].key_cache
+    blocks, _, block_size, _ = cache.shape
+    table = _rotary_table(layers)
+    most, rotary = (0, 0) if table is None else table.shape
+    act = ActivationSpec(shape.activation, shape.activation_limit, shape.activation_alpha)
     return _Shape(
         shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim,
         shape.intermediate_size, blocks, block_size, most, rotary, shape.norm_eps, shape.scale,
-        shape.soft_cap, CACHE_DTYPES[layer.key_cache.dtype], shape.neox, GATES[shape.activation],
+        shape.soft_cap, shape.residual_scale, CACHE_DTYPES[cache.dtype], shape.neox, shape.gated,
+        shape.parallel, activation_of(act), shape.clip_qkv,
     )  # fmt: skip
 
 
-def _layer(layer: DecoderLayerWeights) -> _Layer:
+def _at(name: str, x: Tensor | None, size: int) -> int | None:
+    """The address of a float32 vector, checked."""
+    if x is None:
+        return None
+    _vector(name, x, (size,), torch.float32)
+    return x.data_ptr()
+
+
+def _norm(name: str, norm: NormWeights, width: int) -> _Norm:
+    if norm.kind not in NORMS or (norm.kind == "rms" and norm.weight is None):
+        raise ValueError(f"{name} must be one of {', '.join(NORMS)}, and RMS has a weight")
+    return _Norm(
+        _at(name, norm.weight, width), _at(name, norm.bias, width), NORMS[norm.kind]
+    )  # fmt: skip
+
+
+def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -> _HeadNorm:
+    if norm is None:
+        return _HeadNorm(None, None, 0)
+    rows = norm.weight.shape[0]
+    if rows not in (1, heads):
+        raise ValueError(f"{name} must have 1 or {heads} rows")
+    _vector(name, norm.weight, (rows, size), torch.float32)
+    stride = size if rows > 1 else 0
+    return _HeadNorm(norm.weight.data_ptr(), _at(name, norm.bias, size), stride)
+
+
+def _layer(shape: DecoderShape, layer: DecoderLayerWeights) -> _Layer:
     def at(x: Tensor | None) -> int | None:
         return None if x is None else x.data_ptr()
 
-    def packed(linear: LinearLayer) -> int:
-        return cast(CpuLinear, linear).handle  # _check refuses others
-
+    hidden, size, inner = shape.hidden_size, shape.head_dim, shape.intermediate_size
+    q, kv = shape.num_heads * size, shape.num_kv_heads * size
     return _Layer(
-        at(layer.input_norm), packed(layer.qkv), at(layer.q_norm), at(layer.k_norm),
+        _norm("input_norm", layer.input_norm, hidden),
+        handle_of("qkv", layer.qkv, (hidden, q + 2 * kv)),
+        _at("q_norm", layer.q_norm, size), _at("k_norm", layer.k_norm, size),
+        _at("q_full_norm", layer.q_full_norm, q), _at("k_full_norm", layer.k_full_norm, kv),
+        _head_norm("q_head_norm", layer.q_head_norm, shape.num_heads, size),
+        _head_norm("k_head_norm", layer.k_head_norm, shape.num_kv_heads, size),
         at(layer.cos_sin), at(layer.key_cache), at(layer.value_cache), at(layer.key_scales),
-        at(layer.value_scales), layer.sliding_window,
-        at(layer.sinks), packed(layer.o), at(layer.attention_out_norm), at(layer.mlp_norm),
-        packed(layer.gate_up), packed(layer.down), at(layer.mlp_out_norm), layer.group,
+        at(layer.value_scales), layer.sliding_window, _at("alibi", layer.alibi, shape.num_heads),
+        _at("sinks", layer.sinks, shape.num_heads), handle_of("o", layer.o, (q, hidden)),
+        _norm("attention_out_norm", layer.attention_out_norm, hidden),
+        _norm("mlp_norm", layer.mlp_norm, hidden),
+        handle_of("gate_up", layer.gate_up, (hidden, inner * (2 if shape.gated else 1))),
+        handle_of("down", layer.down, (inner, hidden)), _experts(shape, layer),
+        _norm("mlp_out_norm", layer.mlp_out_norm, hidden), layer.group,
     )  # fmt: skip
 
 
-def _check(shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: Tensor) -> None:
+def _experts(shape: DecoderShape, layer: DecoderLayerWeights) -> int | None:
+    experts = layer.experts
+    if (experts is None) == (layer.down is None) or (layer.down is None) != (layer.gate_up is None):
+        raise ValueError("a layer has either gate_up and down or experts")
+    if experts is None:
+        return None
+    if not isinstance(experts, CpuExperts) or experts.hidden_size != shape.hidden_size:
+        raise ValueError(f"experts must be of these kernels, over {shape.hidden_size} values")
+    if shape.parallel:
+        raise ValueError("a parallel layer has no experts")
+    return experts.address
+
+
+def _check(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> None:
     """Raise ValueError for what doesn't fit together."""
     if not layers or shape.num_heads % shape.num_kv_heads:
         raise ValueError("a decoder needs layers, and query heads that share the key/value heads")
-    if shape.activation not in GATES:
-        raise ValueError(f"activation must be one of {', '.join(GATES)}; got {shape.activation!r}")
-    _vector("final_norm", final_norm, (shape.hidden_size,), torch.float32)
-    first = layers[0]
     if min(layer.group for layer in layers) < 0:
         raise ValueError("a layer's group must not be negative")
+    table = _rotary_table(layers)
     for layer in layers:
-        for name, linear, sizes in _linears(shape, layer):
-            if not isinstance(linear, CpuLinear):
-                raise ValueError(f"{name} is no layer of these kernels")
-            if (linear.in_features, linear.out_features) != sizes:
-                raise ValueError(f"{name} must map {sizes[0]} to {sizes[1]}")
-        for name, x, size in _vectors(shape, layer):
-            if x is not None:
-                _vector(name, x, (size,), torch.float32)
-        _check_caches(shape, layer, first)
+        if (layer.q_full_norm is None) != (layer.k_full_norm is None):
+            raise ValueError("q_full_norm and k_full_norm go together")
+        _check_caches(shape, layer, layers[0])
+        if table is not None and layer.cos_sin is not None:
+            _vector("cos_sin", layer.cos_sin, table.shape, torch.float32)
 
 
-def _linears(
-    shape: DecoderShape, layer: DecoderLayerWeights
-) -> Iterator[tuple[str, LinearLayer, tuple[int, int]]]:
-    q, kv = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-    hidden, inner = shape.hidden_size, shape.intermediate_size
-    yield "qkv", layer.qkv, (hidden, q + 2 * kv)
-    yield "o", layer.o, (q, hidden)
-    yield "gate_up", layer.gate_up, (hidden, 2 * inner)
-    yield "down", layer.down, (inner, hidden)
-
-
-def _vectors(
-    shape: DecoderShape, layer: DecoderLayerWeights
-) -> Iterator[tuple[str, Tensor | None, int]]:
-    hidden, head = shape.hidden_size, shape.head_dim
-    yield "input_norm", layer.input_norm, hidden
-    yield "attention_out_norm", layer.attention_out_norm, hidden
-    yield "mlp_norm", layer.mlp_norm, hidden
-    yield "mlp_out_norm", layer.mlp_out_norm, hidden
-    yield "q_norm", layer.q_norm, head
-    yield "k_norm", layer.k_norm, head
-    yield "sinks", layer.sinks, shape.num_heads
+def _rotary_table(layers: list[DecoderLayerWeights]) -> Tensor | None:
+    """Of the first layer that rotates; all that do have one of the same shape."""
+    return next((layer.cos_sin for layer in layers if layer.cos_sin is not None), None)
 
 
 def _check_caches(
     shape: DecoderShape, layer: DecoderLayerWeights, first: DecoderLayerWeights
 ) -> None:
-    cache, table = first.key_cache, first.cos_sin
+    cache = first.key_cache
     blocks, _, block_size, _ = cache.shape
     wanted = (blocks, shape.num_kv_heads, block_size, shape.head_dim)
     _vector("key_cache", layer.key_cache, wanted, cache.dtype)
@@ -200,9 +252,9 @@ def _check_caches(
             raise ValueError(f"{name} are for int8 caches, which need them")
         if scales is not None:
             _vector(name, scales, wanted[:3], torch.float32)
-    if (table is None) != (layer.cos_sin is None):
-        raise ValueError("either all layers rotate or none does")
-    if table is not None and layer.cos_sin is not None:
-        _vector("cos_sin", layer.cos_sin, table.shape, torch.float32)
-        if table.shape[1] % 2 or table.shape[1] > shape.head_dim:
-            raise ValueError(f"cos_sin {list(table.shape)} doesn't fit heads of {shape.head_dim}")
+    if layer.cos_sin is not None:
+        rotary = layer.cos_sin.shape[1]
+        if rotary % 2 or rotary > shape.head_dim:
+            raise ValueError(
+                f"cos_sin {list(layer.cos_sin.shape)} doesn't fit heads of {shape.head_dim}"
+            )

@@ -24,6 +24,7 @@ from kernels.cpu.checks import (
     token_stride,
 )
 from kernels.cpu.decoder import CpuDecoder
+from kernels.cpu.experts import CpuExperts
 from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
 from kernels.cpu.linear import (
     integer_linear,
@@ -35,11 +36,14 @@ from kernels.cpu.memory import lazy_zeros
 from kernels.cpu.threads import bind_threads, leave_threads, num_threads, use_threads
 from kernels.interface import (
     CompiledDecoder,
+    CompiledExperts,
     DecoderLayerWeights,
     DecoderShape,
+    ExpertLayers,
     Integers,
     KernelSet,
     LinearLayer,
+    NormWeights,
 )
 
 GELU = {"none": 1, "tanh": 2}
@@ -132,8 +136,12 @@ class CpuKernels(KernelSet):
             self._library, shape, pieces, bias, bits, group_size, with_minima
         )
 
+    def compile_experts(self, experts: ExpertLayers) -> CompiledExperts:
+        """See `KernelSet.compile_experts`."""
+        return CpuExperts(self._library, experts)
+
     def compile_decoder(
-        self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: Tensor
+        self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: NormWeights
     ) -> CompiledDecoder:
         """See `KernelSet.compile_decoder`."""
         return CpuDecoder(self._library, shape, layers, final_norm)

@@ -40,6 +40,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_multiply": [L, N],
     "quire_argmax": [P, P, L, L, N],
     "quire_sample": [P, P, L, L, P, P, P, P, P, N],
+    "quire_run_experts": [P, P, P, L, N],
     "quire_decoder_run": [P, P, P, L, P, P, L, P, P, L, P, L, N],
 }  # fmt: skip
 """Functions that give a status."""

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kernels.interface import DecoderLayerWeights, DecoderShape
+from kernels.interface import DecoderLayerWeights, DecoderShape, NormWeights
 
 SHAPE = DecoderShape(
     hidden_size=96, num_heads=6, num_kv_heads=2, head_dim=32, intermediate_size=160,
@@ -17,8 +17,12 @@ SEQUENCES = [(1, 40), (9, 30), (1, 1), (20, 20)]  # queries, length
 BLOCK_SIZE = 8
 
 
-def norm(size):
+def vector(size):
     return 1 + 0.1 * torch.randn(size)
+
+
+def norm(size):
+    return NormWeights("rms", vector(size))
 
 
 def int8_caches():
@@ -83,7 +87,7 @@ def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others=(
         "gelu_tanh": lambda x: kernels.gelu_and_mul(x, "tanh"),
     }[shape.activation]  # fmt: skip
     residual = hidden.clone()
-    x = kernels.rms_norm(residual, layers[0].input_norm, eps)
+    x = kernels.rms_norm(residual, layers[0].input_norm.weight, eps)
     for index, layer in enumerate(layers):
         slots, tables = groups[layer.group]
         q, k, v = layer.qkv(x).split((q_size, kv_size, kv_size), -1)
@@ -98,17 +102,17 @@ def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others=(
             value_scales=layer.value_scales,
         )  # fmt: skip
         x = layer.o(x.flatten(1))
-        if layer.attention_out_norm is not None:
-            x = kernels.rms_norm(x, layer.attention_out_norm, eps)
+        if layer.attention_out_norm.weight is not None:
+            x = kernels.rms_norm(x, layer.attention_out_norm.weight, eps)
         last = index == len(layers) - 1
         if last and rows is not None:
             x, residual = x[rows], residual[rows]
-        x = kernels.fused_add_rms_norm(x, residual, layer.mlp_norm, eps)
+        x = kernels.fused_add_rms_norm(x, residual, layer.mlp_norm.weight, eps)
         x = layer.down(gate(layer.gate_up(x)))
-        if layer.mlp_out_norm is not None:
-            x = kernels.rms_norm(x, layer.mlp_out_norm, eps)
+        if layer.mlp_out_norm.weight is not None:
+            x = kernels.rms_norm(x, layer.mlp_out_norm.weight, eps)
         following = final_norm if last else layers[index + 1].input_norm
-        x = kernels.fused_add_rms_norm(x, residual, following, eps)
+        x = kernels.fused_add_rms_norm(x, residual, following.weight, eps)
     return x
 
 
@@ -143,7 +147,7 @@ def test_plain_layers(compiled, threads, quantization, dtype):
         ({"activation": "gelu"}, {}),
         ({"activation": "gelu_tanh", "soft_cap": 5.0}, {}),
         ({"neox": False}, {"sliding_window": 6}),
-        ({}, {"q_norm": norm(32), "k_norm": norm(32)}),
+        ({}, {"q_norm": vector(32), "k_norm": vector(32)}),
         ({}, {"sinks": torch.randn(6), "cos_sin": None}),
         ({}, {"attention_out_norm": norm(96), "mlp_out_norm": norm(96)}),
     ],
@@ -152,6 +156,13 @@ def test_variations(compiled, threads, shape, layer):
     torch.manual_seed(2)
     layers = [make_layer(compiled, **layer) for _ in range(2)]
     check(compiled, dataclasses.replace(SHAPE, **shape), layers)
+
+
+def test_some_layers_rotate_and_others_do_not(compiled, threads):
+    torch.manual_seed(7)
+    layers = [make_layer(compiled, cos_sin=None), make_layer(compiled), make_layer(compiled)]
+    layers[2] = dataclasses.replace(layers[2], cos_sin=None)
+    check(compiled, SHAPE, layers)
 
 
 def test_layers_of_several_groups(compiled, threads):
@@ -249,8 +260,11 @@ def test_layers_that_do_not_fit_are_refused(compiled):
     refused("mlp_norm", mlp_norm=norm(95))
     refused("key_cache", key_cache=layer.key_cache.float())
     refused("key_scales", key_scales=torch.ones(40, 2, 8))
-    refused("layers rotate", cos_sin=None)
+    refused("cos_sin", cos_sin=torch.ones(64, 10))
+    refused("either gate_up and down or experts", down=None)
+    refused("go together", q_full_norm=vector(192))
+    refused("must be one of", mlp_norm=NormWeights("batch"))
     refused("negative", group=-1)
-    refused("activation", shape=dataclasses.replace(SHAPE, activation="relu"))
+    refused("activation", shape=dataclasses.replace(SHAPE, activation="tanh"))
     with pytest.raises(ValueError, match="needs layers"):
         compiled.compile_decoder(SHAPE, [], norm(96))

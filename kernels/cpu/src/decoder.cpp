@@ -1,57 +1,13 @@
 // All layers of a decoder in one call: no Python between the first norm and the last.
 #include <memory>
-#include <vector>
 
-#include "ops.h"
+#include "decoder.h"
 
 namespace quire {
 namespace {
 
 // Tokens that go through an MLP together; bounds its buffers for long prompts.
 constexpr int64_t kMlpRows = 512;
-
-}  // namespace
-
-// kernels/cpu/decoder.py has the same fields in the same order.
-struct DecoderShape {
-  int64_t hidden, q_heads, kv_heads, head_size, inner;
-  int64_t num_blocks, block_size;
-  int64_t max_position, rotary;
-  float eps, scale, soft_cap;
-  int32_t cache_dtype, neox, gate;
-};
-
-struct DecoderLayer {
-  const float* input_norm;
-  const Packed* qkv;
-  const float *q_norm, *k_norm;        // [head_size] or null
-  const float* cos_sin;                // [max_position, rotary] or null
-  void *key_cache, *value_cache;
-  float *key_scales, *value_scales;    // int8 caches only
-  int64_t window;
-  const float* sinks;                  // [q_heads] or null
-  const Packed* o;
-  const float* attention_out_norm;     // of what attention adds to the residual; or null
-  const float* mlp_norm;
-  const Packed *gate_up, *down;
-  const float* mlp_out_norm;           // of what the MLP adds to the residual; or null
-  int64_t group;                       // whose slots and block table are this layer's
-};
-
-// Where the layers of one group keep the step's tokens, and find those before.
-struct DecoderGroup {
-  const int64_t* slots;         // [tokens]
-  const int32_t* block_tables;  // [num_seqs, table_stride]
-  int64_t table_stride;
-};
-
-struct Decoder {
-  DecoderShape shape;
-  std::vector<DecoderLayer> layers;
-  const float* final_norm;
-};
-
-namespace {
 
 struct Batch {
   int64_t tokens;
@@ -69,7 +25,9 @@ struct Run {
   const Decoder& decoder;
   const Batch& batch;
   int threads;
-  float *residual, *x, *qkv, *attention, *gated, *inner, *kept_x, *kept_residual;
+  float *residual, *x, *qkv, *attention, *gated, *inner;
+  float* other;  // [tokens, hidden]: attention's part of a parallel layer, or what experts give
+  float *kept_x, *kept_residual, *kept_other;
   int64_t qkv_width, q_width;
 
   const DecoderShape& shape() const { return decoder.shape; }
@@ -94,39 +52,88 @@ Attention attention_of(const Run& run, const DecoderLayer& layer) {
   return Attention{run.qkv, run.qkv_width, kF32, layer.key_cache, layer.value_cache,
                    layer.key_scales, layer.value_scales, s.cache_dtype, s.num_blocks,
                    s.block_size, group.block_tables, group.table_stride, b.seq_lens, b.starts, b.num_seqs, s.scale, layer.window,
-                   s.soft_cap, nullptr, layer.sinks, run.attention, s.q_heads, s.kv_heads,
+                   s.soft_cap, layer.alibi, layer.sinks, run.attention, s.q_heads, s.kv_heads,
                    s.head_size};
 }
 
-// Turns what a block adds to the residual into what it adds after its own norm, where it has one.
-void out_norm(const Run& run, const float* weight, int64_t rows) {
+// Turns what a block gives into what it adds to the residual.
+void finish(const Run& run, const Norm& out_norm, float* x, int64_t rows) {
   const DecoderShape& s = run.shape();
-  if (weight) rms_norm(run.x, run.x, weight, rows, s.hidden, s.eps, run.threads);
+  if (out_norm.kind != kNoNorm) norm(out_norm, x, x, rows, s.hidden, s.eps, run.threads);
+  if (s.residual_scale == 1.0f) return;
+  const vf by = vset(s.residual_scale);
+  for_lanes(rows * s.hidden,
+            [&](int64_t i, int n) { vstore_some(x + i, vload_some(x + i, n) * by, n); });
 }
 
-int attend(const Run& run, const DecoderLayer& layer) {
+void norm_heads(const Run& run, const HeadNorm& of, float* head, int64_t heads) {
+  const DecoderShape& s = run.shape();
+  for (int64_t h = 0; h < heads && of.weight; h++, head += s.head_size)
+    layer_norm_row(head, of.weight + h * of.stride, of.bias, s.head_size, s.eps);
+}
+
+// What some families do with queries, keys and values before they are rotated.
+void prepare_qkv(const Run& run, const DecoderLayer& layer) {
+  const DecoderShape& s = run.shape();
+  const bool normed = layer.q_full_norm || layer.q_head_norm.weight || layer.k_head_norm.weight;
+  if (!normed && s.clip_qkv == 0) return;
+  const int64_t kv = s.kv_heads * s.head_size;
+  deal_ranges(worth(run.threads, run.batch.tokens * run.qkv_width, 16384), run.batch.tokens, 1,
+              [&](int64_t low, int64_t high) {
+    for (int64_t t = low; t < high; t++) {
+      float *q = run.qkv + t * run.qkv_width, *k = q + run.q_width;
+      if (layer.q_full_norm) {
+        rms_norm(q, q, layer.q_full_norm, 1, run.q_width, s.eps, 1);
+        rms_norm(k, k, layer.k_full_norm, 1, kv, s.eps, 1);
+      }
+      norm_heads(run, layer.q_head_norm, q, s.q_heads);
+      norm_heads(run, layer.k_head_norm, k, s.kv_heads);
+      if (s.clip_qkv == 0) continue;
+      const vf most = vset(s.clip_qkv), least = vset(-s.clip_qkv);
+      for_lanes(run.qkv_width, [&](int64_t i, int n) {
+        vstore_some(q + i, vmin(vmax(vload_some(q + i, n), least), most), n);
+      });
+    }
+  });
+}
+
+// From run.x to `out`, which may be the same.
+int attend(const Run& run, const DecoderLayer& layer, float* out) {
   const DecoderShape& s = run.shape();
   const int64_t tokens = run.batch.tokens;
   int wrong = linear(*layer.qkv, run.qkv, run.x, s.hidden, tokens, kF32, run.threads);
+  if (!wrong) prepare_qkv(run, layer);
   if (!wrong) wrong = rope_and_cache(rope_of(run, layer), run.threads);
   if (!wrong) wrong = paged_attention(attention_of(run, layer), run.threads);
-  if (!wrong) wrong = linear(*layer.o, run.x, run.attention, run.q_width, tokens, kF32, run.threads);
-  out_norm(run, layer.attention_out_norm, tokens);
+  if (!wrong) wrong = linear(*layer.o, out, run.attention, run.q_width, tokens, kF32, run.threads);
+  finish(run, layer.attention_out_norm, out, tokens);
   return wrong;
 }
 
-int feed_forward(const Run& run, const DecoderLayer& layer, int64_t rows) {
+// One MLP in place.
+int run_mlp(const Run& run, const DecoderLayer& layer, float* x, int64_t rows) {
   const DecoderShape& s = run.shape();
-  for (int64_t row = 0; row < rows; row += kMlpRows) {
-    const int64_t count = std::min(kMlpRows, rows - row);
-    float* x = run.x + row * s.hidden;
-    int wrong = linear(*layer.gate_up, run.gated, x, s.hidden, count, kF32, run.threads);
-    gate_and_mul(run.inner, run.gated, count, s.inner, s.gate, run.threads);
-    if (!wrong) wrong = linear(*layer.down, x, run.inner, s.inner, count, kF32, run.threads);
-    if (wrong) return wrong;
+  float* first = s.gated ? run.gated : run.inner;
+  int wrong = linear(*layer.gate_up, first, x, s.hidden, rows, kF32, run.threads);
+  if (s.gated) gate_and_mul(run.inner, run.gated, rows, s.inner, s.act, run.threads);
+  if (!s.gated) activate(run.inner, run.inner, rows, s.inner, s.act, run.threads);
+  if (!wrong) wrong = linear(*layer.down, x, run.inner, s.inner, rows, kF32, run.threads);
+  return wrong;
+}
+
+int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
+  const DecoderShape& s = run.shape();
+  int wrong = kOk;
+  if (layer.experts) {
+    // A parallel layer has no experts: `other` is free.
+    wrong = run_experts(*layer.experts, run.other, run.x, rows, run.threads);
+    std::swap(run.x, run.other);
   }
-  out_norm(run, layer.mlp_out_norm, rows);
-  return kOk;
+  for (int64_t row = 0; row < rows && !layer.experts && !wrong; row += kMlpRows) {
+    wrong = run_mlp(run, layer, run.x + row * s.hidden, std::min(kMlpRows, rows - row));
+  }
+  finish(run, layer.mlp_out_norm, run.x, rows);
+  return wrong;
 }
 
 // After the last attention tokens don't meet any more: only those that are wanted go on.
@@ -137,26 +144,46 @@ int64_t keep_rows(Run& run, int64_t tokens) {
   for (int64_t i = 0; i < b.num_rows; i++) {
     std::memcpy(run.kept_x + i * width, run.x + b.rows[i] * width, bytes);
     std::memcpy(run.kept_residual + i * width, run.residual + b.rows[i] * width, bytes);
+    std::memcpy(run.kept_other + i * width, run.other + b.rows[i] * width, bytes);
   }
-  run.x = run.kept_x, run.residual = run.kept_residual;
+  run.x = run.kept_x, run.residual = run.kept_residual, run.other = run.kept_other;
   return b.num_rows;
+}
+
+// residual += attention(norm(residual)); residual += mlp(norm(residual)).
+int run_sequential(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) {
+  const DecoderShape& s = run.shape();
+  if (const int wrong = attend(run, layer, run.x)) return wrong;
+  if (last) *rows = keep_rows(run, *rows);
+  add_norm(layer.mlp_norm, run.x, run.x, run.residual, *rows, s.hidden, s.eps, run.threads);
+  return feed_forward(run, layer, *rows);
+}
+
+// residual += attention(norm(residual)) + mlp(norm'(residual)); norm' may be the same norm.
+int run_parallel(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) {
+  const DecoderShape& s = run.shape();
+  if (const int wrong = attend(run, layer, run.other)) return wrong;
+  if (last) *rows = keep_rows(run, *rows);
+  if (layer.mlp_norm.kind != kNoNorm)
+    norm(layer.mlp_norm, run.x, run.residual, *rows, s.hidden, s.eps, run.threads);
+  const int wrong = feed_forward(run, layer, *rows);
+  for_lanes(*rows * s.hidden, [&](int64_t i, int n) {
+    vstore_some(run.x + i, vload_some(run.x + i, n) + vload_some(run.other + i, n), n);
+  });
+  return wrong;
 }
 
 int run_layers(Run& run, float* out) {
   const DecoderShape& s = run.shape();
   const auto& layers = run.decoder.layers;
   int64_t rows = run.batch.tokens;
-  rms_norm(run.x, run.residual, layers[0].input_norm, rows, s.hidden, s.eps, run.threads);
+  norm(layers[0].input_norm, run.x, run.residual, rows, s.hidden, s.eps, run.threads);
   for (size_t i = 0; i < layers.size(); i++) {
     const bool last = i + 1 == layers.size();
-    if (const int wrong = attend(run, layers[i])) return wrong;
-    if (last) rows = keep_rows(run, rows);
-    add_rms_norm(run.x, run.x, run.residual, layers[i].mlp_norm, rows, s.hidden, s.eps,
-                 run.threads);
-    if (const int wrong = feed_forward(run, layers[i], rows)) return wrong;
-    const float* next = last ? run.decoder.final_norm : layers[i + 1].input_norm;
-    add_rms_norm(last ? out : run.x, run.x, run.residual, next, rows, s.hidden, s.eps,
-                 run.threads);
+    const auto run_layer = s.parallel ? run_parallel : run_sequential;
+    if (const int wrong = run_layer(run, layers[i], last, &rows)) return wrong;
+    const Norm& next = last ? run.decoder.final_norm : layers[i + 1].input_norm;
+    add_norm(next, last ? out : run.x, run.x, run.residual, rows, s.hidden, s.eps, run.threads);
   }
   return kOk;
 }
@@ -166,6 +193,15 @@ int check_rows(const Batch& b) {
     if (b.rows[i] < 0 || b.rows[i] >= b.tokens) return kBadRow;
   }
   return b.starts[b.num_seqs] == b.tokens ? kOk : kBadSequence;
+}
+
+// A layer of the group, one that rotates if any does: they all read the same slots and tables.
+const DecoderLayer* layer_to_check(const Decoder& decoder, int64_t group) {
+  const DecoderLayer* found = nullptr;
+  for (const DecoderLayer& layer : decoder.layers) {
+    if (layer.group == group && (!found || (layer.cos_sin && !found->cos_sin))) found = &layer;
+  }
+  return found;
 }
 
 int run_decoder(const Decoder& decoder, const Batch& batch, float* residual, float* out,
@@ -182,21 +218,22 @@ int run_decoder(const Decoder& decoder, const Batch& batch, float* residual, flo
   const size_t inner = layout.add(mlp_rows * s.inner * sizeof(float));
   const size_t kept_x = layout.add(kept * s.hidden * sizeof(float));
   const size_t kept_residual = layout.add(kept * s.hidden * sizeof(float));
+  const size_t kept_other = layout.add(kept * s.hidden * sizeof(float));
+  const size_t other = layout.add(batch.tokens * s.hidden * sizeof(float));
   char* base = Scratch::get(2, layout.total());
   auto at = [&](size_t offset) { return reinterpret_cast<float*>(base + offset); };
   Run run{decoder,   batch,         threads,   residual,  at(x),      at(all),
-          at(attention), at(gated), at(inner), at(kept_x), at(kept_residual), qkv, q};
+          at(attention), at(gated), at(inner), at(other), at(kept_x), at(kept_residual),
+          at(kept_other), qkv, q};
   // Everything that can be refused is, before the first byte of any cache is written.
   int wrong = check_rows(batch);
   for (const DecoderLayer& layer : decoder.layers) {
     if (layer.group >= batch.num_groups) return kBadSequence;
   }
   for (int64_t group = 0; group < batch.num_groups && !wrong; group++) {
-    for (const DecoderLayer& layer : decoder.layers) {
-      if (layer.group != group) continue;
-      wrong = check_rope(rope_of(run, layer));
-      if (!wrong) wrong = check_attention(attention_of(run, layer));
-      break;
+    if (const DecoderLayer* layer = layer_to_check(decoder, group)) {
+      wrong = check_rope(rope_of(run, *layer));
+      if (!wrong) wrong = check_attention(attention_of(run, *layer));
     }
   }
   return wrong ? wrong : run_layers(run, out);
@@ -208,9 +245,9 @@ int run_decoder(const Decoder& decoder, const Batch& batch, float* residual, flo
 using namespace quire;
 
 extern "C" void* quire_decoder_new(const DecoderShape* shape, const DecoderLayer* layers,
-                                   int64_t count, const float* final_norm) {
+                                   int64_t count, const Norm* final_norm) {
   try {
-    return new Decoder{*shape, std::vector<DecoderLayer>(layers, layers + count), final_norm};
+    return new Decoder{*shape, std::vector<DecoderLayer>(layers, layers + count), *final_norm};
   } catch (const std::bad_alloc&) {
     return nullptr;
   }

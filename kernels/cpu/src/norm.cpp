@@ -1,4 +1,4 @@
-// RMS norm, alone and fused with the residual add.
+// RMS norm and LayerNorm, alone and fused with the residual add.
 #include "ops.h"
 
 namespace quire {
@@ -49,6 +49,26 @@ void add_norm_row(T* out, const T* x, T* residual, const G* weight, int64_t widt
   scale_row(out, residual, weight, width, inverse);
 }
 
+// out = (x - mean) / deviation * weight + bias, which may both be null.
+void layer_norm_to(float* out, const float* x, const float* weight, const float* bias,
+                   int64_t width, float eps) {
+  vf sums = vset(0.0f);
+  for_lanes(width, [&](int64_t i, int n) { sums = sums + vload_some(x + i, n); });
+  const vf mean = vset(vsum(sums) / static_cast<float>(width));
+  vf squares = vset(0.0f);
+  for_lanes(width, [&](int64_t i, int n) {
+    const vf off = vload_some(x + i, n) - mean;
+    squares = vfma(off, n == W ? off : vfill(off, n, 0.0f), squares);
+  });
+  const vf scale = vset(1.0f / std::sqrt(vsum(squares) / static_cast<float>(width) + eps));
+  for_lanes(width, [&](int64_t i, int n) {
+    vf y = (vload_some(x + i, n) - mean) * scale;
+    if (weight) y = y * vload_some(weight + i, n);
+    if (bias) y = y + vload_some(bias + i, n);
+    vstore_some(out + i, y, n);
+  });
+}
+
 template <class F>
 int over_rows(int threads, int64_t rows, int64_t width, F&& body) {
   const int team = worth(threads, rows * width, 16384);
@@ -80,6 +100,32 @@ void add_rms_norm(float* out, const float* x, float* residual, const float* weig
                   int64_t width, float eps, int threads) {
   over_rows(threads, rows, width, [&](int64_t at) {
     add_norm_row(out + at, x + at, residual + at, weight, width, eps);
+  });
+}
+
+void layer_norm_row(float* x, const float* weight, const float* bias, int64_t width, float eps) {
+  layer_norm_to(x, x, weight, bias, width, eps);
+}
+
+void norm(const Norm& n, float* out, const float* x, int64_t rows, int64_t width, float eps,
+          int threads) {
+  over_rows(threads, rows, width, [&](int64_t at) {
+    if (n.kind == kRms) norm_row(out + at, x + at, n.weight, width, eps);
+    if (n.kind == kLayer) layer_norm_to(out + at, x + at, n.weight, n.bias, width, eps);
+    if (n.kind == kNoNorm && out != x) std::memcpy(out + at, x + at, width * sizeof(float));
+  });
+}
+
+void add_norm(const Norm& n, float* out, const float* x, float* residual, int64_t rows,
+              int64_t width, float eps, int threads) {
+  if (n.kind == kRms) return add_rms_norm(out, x, residual, n.weight, rows, width, eps, threads);
+  over_rows(threads, rows, width, [&](int64_t at) {
+    for_lanes(width, [&](int64_t i, int lanes) {
+      const vf sum = vload_some(residual + at + i, lanes) + vload_some(x + at + i, lanes);
+      vstore_some(residual + at + i, sum, lanes);
+    });
+    if (n.kind == kLayer) layer_norm_to(out + at, residual + at, n.weight, n.bias, width, eps);
+    if (n.kind == kNoNorm) std::memcpy(out + at, residual + at, width * sizeof(float));
   });
 }
 

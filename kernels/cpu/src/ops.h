@@ -7,7 +7,27 @@
 
 namespace quire {
 
-enum Gate : int { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
+enum Gate : int {
+  kSilu = 0,
+  kGelu = 1,
+  kGeluTanh = 2,
+  kRelu = 3,
+  kRelu2 = 4,
+  kSwigluClamped = 5,  // gated only
+};
+
+// What an MLP does between its products.
+struct Activation {
+  int kind;
+  float limit, alpha;  // kSwigluClamped: both halves are clamped to the limit, the second counts from 1
+};
+
+enum NormKind : int64_t { kRms = 0, kLayer = 1, kNoNorm = 2 };
+
+struct Norm {
+  const float *weight, *bias;  // null: 1 and 0; RMS has a weight
+  int64_t kind;
+};
 
 // out = norm(x) * weight; with `residual`, which may not be null, residual += x comes first and is
 // what is normed.
@@ -16,8 +36,20 @@ void rms_norm(float* out, const float* x, const float* weight, int64_t rows, int
 void add_rms_norm(float* out, const float* x, float* residual, const float* weight, int64_t rows,
                   int64_t width, float eps, int threads);
 
+// The same for any kind of norm; kNoNorm copies.
+void norm(const Norm& n, float* out, const float* x, int64_t rows, int64_t width, float eps,
+          int threads);
+void add_norm(const Norm& n, float* out, const float* x, float* residual, int64_t rows,
+              int64_t width, float eps, int threads);
+// LayerNorm of one row in place.
+void layer_norm_row(float* x, const float* weight, const float* bias, int64_t width, float eps);
+
 // out [rows, width] = gate(x[:, :width]) * x[:, width:].
-void gate_and_mul(float* out, const float* x, int64_t rows, int64_t width, int kind, int threads);
+void gate_and_mul(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,
+                  int threads);
+// out [rows, width] = act(x), which may be out.
+void activate(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,
+              int threads);
 
 struct Rope {
   void *q, *k;

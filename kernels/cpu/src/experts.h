@@ -1,0 +1,24 @@
+// A mixture of experts: each token goes through the few that its router chooses.
+#pragma once
+
+#include "ops.h"
+
+namespace quire {
+
+// kernels/cpu/experts.py has the same fields in the same order.
+struct Experts {
+  int64_t hidden, count, top_k, inner, shared_inner;
+  const Packed* router;           // [count, hidden]
+  const Packed* const* gate_up;   // [count] of [2 inner, hidden]
+  const Packed* const* down;      // [count] of [hidden, inner]
+  const Packed *shared_gate_up, *shared_down;  // the expert of all tokens, or null
+  const Packed* shared_gate;      // its sigmoid [1, hidden], or null
+  int32_t softmax_first;          // softmax over all experts, then choose; or over the chosen ones
+  int32_t renormalize;            // then divide by the sum of the chosen ones'
+  Activation act;
+};
+
+// out [rows, hidden] from x of the same, which it must not be.
+int run_experts(const Experts& e, float* out, const float* x, int64_t rows, int threads);
+
+}  // namespace quire
