@@ -289,6 +289,8 @@ def test_flags_come_back_as_the_same_settings() -> None:
         "enable_prefix_caching": False,
         "disable_log_stats": True,
         "rope_scaling": {"type": "linear", "factor": 2.0},
+        "cudagraph_capture_sizes": [1, 2, 64],
+        "optimization_level": 3,
         "revision": None,
     }
     parser = argparse.ArgumentParser()

@@ -32,8 +32,7 @@ class MetaKernels(TritonKernels):
         super().__init__(META, "a test")
 
     def PackedLinear(self, weight: Tensor, bias: Tensor | None = None, **more: Any) -> LinearLayer:
-        layer = TorchLinear(weight.to(META), None if bias is None else bias.to(META))
-        return layer
+        return TorchLinear(weight.to(META), None if bias is None else bias.to(META))
 
     @staticmethod
     def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -10,10 +10,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[3]
 #: What `pip install torch triton transformers msgspec` doesn't bring.
 ABSENT = (
-    "django rest_framework adrf channels channels_redis daphne uvicorn celery prometheus_client "
-    "django_prometheus axes pydantic dj_database_url servestatic corsheaders drf_spectacular redis "
-    "hiredis llguidance openai playwright granian sentence_transformers gguf psutil"
-).split()
+    *("django", "rest_framework", "adrf", "channels", "channels_redis", "daphne", "uvicorn"),
+    *("celery", "prometheus_client", "django_prometheus", "axes", "pydantic", "dj_database_url"),
+    *("servestatic", "corsheaders", "drf_spectacular", "redis", "hiredis", "llguidance"),
+    *("openai", "playwright", "granian", "sentence_transformers", "gguf", "psutil"),
+)
 PROGRAM = """
 import json, sys, tempfile
 from pathlib import Path

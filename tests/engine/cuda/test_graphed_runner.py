@@ -1,0 +1,59 @@
+"""Graphs and steps that are launched ahead, together: on recordings of Triton's interpreter."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+import kernels
+from engine import LLM, SamplingParams
+from engine.executor.single import SingleExecutor
+from engine.sampling.sampler import Sampler
+from engine.worker.cuda.runner import DeviceRunner
+from engine.worker.cuda.setup import device_forward
+from tests.engine.models import Oracle, make_model
+from tests.kernels.triton.test_graphs import NotingRecorder
+
+GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+
+
+def test_graphs_give_the_tokens_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts come in chunks beside decodes; sizes are the operator's; a nap lies in between."""
+    folder = make_model("llama", tmp_path, num_hidden_layers=1)
+    monkeypatch.setenv(kernels.FORCED, "triton")
+    ops = kernels.get("cpu")
+    monkeypatch.setitem(vars(ops), "paged_attention", ops.paged_attention)
+    monkeypatch.setattr(ops, "attention_backend", "TRITON_ATTN")
+    made = []
+
+    def make_runner(executor: SingleExecutor, batch, config) -> DeviceRunner:  # type: ignore[no-untyped-def]
+        model = executor.loaded.model
+        forward = device_forward(model, config, 8, 2, 1, NotingRecorder)
+        forward.capture()
+        batch.decodes_first = True
+        made.append(forward)
+        sampler = Sampler(executor.loaded.eos_token_ids, ops)
+        return DeviceRunner(model, batch, sampler, forward, ops.device)
+
+    monkeypatch.setattr(SingleExecutor, "_make_runner", make_runner)
+    llm = LLM(
+        str(folder), dtype="float32", num_gpu_blocks_override=20, max_model_len=32, device="cpu",
+        max_num_batched_tokens=8, max_num_seqs=4, async_scheduling=True, enable_sleep_mode=True,
+        optimization_level=2, cudagraph_capture_sizes=[2, 8],
+    )  # fmt: skip
+    rng = random.Random(3)
+    prompts = [[rng.randrange(4, 384) for _ in range(n)] for n in (2, 9)]
+    oracle = Oracle(folder)
+    expected = [oracle.greedy(prompt, 3) for prompt in prompts]
+    outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    llm.sleep(1)
+    llm.wake_up()
+    again = llm.generate(prompts[:1], GREEDY, use_tqdm=False)
+    assert again[0].outputs[0].token_ids == expected[0]
+    # Whole ones of 2 and of all 4 decodes, and pieces of 2 and of 8 tokens; after the nap too.
+    assert [forward.num_captured for forward in made] == [4, 4]

@@ -1,0 +1,112 @@
+"""One copy for all inputs of a step: packed, padded, and apart again on the other side."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from engine.models.context import AttentionContext
+from engine.worker.cuda.dispatcher import BatchDescriptor
+from engine.worker.cuda.inputs import Feed, StaticInputs, stage
+from engine.worker.cuda.staging import Download, send
+
+CPU = torch.device("cpu")
+
+
+def test_arrays_of_all_kinds_arrive_in_one_allocation() -> None:
+    arrays = [
+        np.arange(5, dtype=np.int32),
+        np.zeros(0, dtype=np.int64),
+        np.array([[1.5, 2.5, 3.5]], dtype=np.float64),
+        np.array([True, False]),
+        np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2],
+    ]
+    there = send(arrays, CPU)
+    for array, tensor in zip(arrays, there, strict=True):
+        assert torch.equal(tensor, torch.from_numpy(array.copy()))
+        assert tensor.data_ptr() % 16 == 0 or not tensor.numel()
+    assert len({tensor.untyped_storage().data_ptr() for tensor in there if tensor.numel()}) == 1
+
+
+def test_what_is_sent_is_a_copy() -> None:
+    array = np.ones(3, dtype=np.int64)
+    (there,) = send([array], CPU)
+    array[:] = 7
+    assert there.tolist() == [1, 1, 1]
+
+
+def test_nothing_is_waited_for_where_there_is_no_device() -> None:
+    tensor = torch.arange(3)
+    assert Download([tensor], None).wait()[0] is tensor
+
+
+def batch() -> tuple[torch.Tensor, AttentionContext]:
+    """Two decodes and a prompt of three tokens, in two groups."""
+    first = AttentionContext(
+        positions=torch.tensor([4, 9, 0, 1, 2]),
+        slot_mapping=torch.tensor([20, 41, 80, 81, 82]),
+        block_tables=torch.tensor([[1, 0], [2, 3], [5, 0]], dtype=torch.int32),
+        seq_lens=torch.tensor([5, 10, 3], dtype=torch.int32),
+        query_start_loc=torch.tensor([0, 1, 2, 5], dtype=torch.int32),
+        logits_rows=torch.tensor([0, 1, 4]),
+        num_decodes=2,
+        prefill_start_loc=torch.tensor([0, 3], dtype=torch.int32),
+    )
+    second = AttentionContext(
+        positions=first.positions,
+        slot_mapping=first.slot_mapping + 100,
+        block_tables=first.block_tables + 6,
+        seq_lens=first.seq_lens,
+        query_start_loc=first.query_start_loc,
+    )
+    first.others = (second,)
+    return torch.tensor([7, 8, 11, 12, 13]), first
+
+
+def test_a_step_is_padded_for_its_graph_and_whole_for_the_rest() -> None:
+    ids, context = batch()
+    step = stage(ids, context, CPU, BatchDescriptor(8, 4, False))
+    assert step.token_ids.tolist() == [7, 8, 11, 12, 13, 0, 0, 0]
+    padded = step.padded
+    assert padded.positions.tolist() == [4, 9, 0, 1, 2, 0, 0, 0]
+    assert padded.slot_mapping.tolist() == [20, 41, 80, 81, 82, -1, -1, -1]
+    assert padded.seq_lens.tolist() == [5, 10, 3, 0]
+    assert padded.query_start_loc.tolist() == [0, 1, 2, 5, 5]
+    assert padded.others[0].slot_mapping.tolist()[-4:] == [182, -1, -1, -1]
+    own = step.context
+    for name in ("positions", "slot_mapping", "seq_lens", "query_start_loc", "block_tables"):
+        for mine, given in zip(own.groups, context.groups, strict=True):
+            assert torch.equal(getattr(mine, name), getattr(given, name)), name
+    assert own.logits_rows is not None
+    assert own.logits_rows.tolist() == [0, 1, 4]
+    assert own.prefill_start_loc is not None
+    assert (own.num_decodes, own.prefill_start_loc.tolist()) == (2, [0, 3])
+
+
+def test_tokens_that_are_being_sampled_come_from_the_device() -> None:
+    ids, context = batch()
+    source = np.array([3, 0, -1, -1, -1])
+    sampled = torch.tensor([100, 101, 102, 103])
+    rows = np.array([3, 0, 2])
+    step = stage(ids, context, CPU, None, Feed(source, sampled), (rows,))
+    assert step.token_ids.tolist() == [103, 100, 11, 12, 13]
+    assert step.more[0].tolist() == [3, 0, 2]
+    assert step.context.logits_rows is not None
+
+
+@pytest.mark.parametrize("reqs", [0, 4])
+def test_a_graphs_buffers_hold_the_padded_step(reqs: int) -> None:
+    """Without sequences, of a graph in pieces, only what belongs to tokens is written."""
+    ids, context = batch()
+    to = BatchDescriptor(8, reqs, False)
+    static = StaticInputs(16, 6, 3, 2, CPU)
+    static.token_ids.fill_(99)
+    static.fill(stage(ids, context, CPU, to), to)
+    assert static.token_ids.tolist() == [7, 8, 11, 12, 13, 0, 0, 0] + [99] * 8
+    assert static.slots[1][:8].tolist() == [120, 141, 180, 181, 182, -1, -1, -1]
+    assert static.tables[1][:3].tolist() == (
+        [[7, 6, 0], [8, 9, 0], [11, 6, 0]] if reqs else [[0, 0, 0]] * 3
+    )
+    assert static.query_start_loc[:5].tolist() == ([0, 1, 2, 5, 5] if reqs else [0] * 5)
+    assert static.nbytes == 16 * 8 * 4 + 2 * 6 * 3 * 4 + 6 * 4 + 7 * 4
