@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import time
 from typing import Any
@@ -11,7 +12,7 @@ from engine.errors import QuireError
 from inference.chat import ChatTurn
 from inference.errors import as_quire_error, report
 from inference.responses.answer import ResponseAnswer, failed_response
-from inference.responses.kept import KeptEvents
+from inference.responses.kept import KeptEvents, NotTheWriter
 from inference.responses.output import Event
 from inference.responses.schemas import ResponsesRequest
 from inference.responses.views import parse_request, start_turn
@@ -38,34 +39,38 @@ async def run_response(public_id: str, owner: str) -> None:
     if row is None:
         return
     async with Lease(row, owner):
-        await _Run(row).run()
+        await _Run(row, owner).run()
 
 
 class _Run:
     """One worker's making of a response that it holds the lease of."""
 
-    def __init__(self, row: StoredResponse) -> None:
-        self._row = row
-        self._kept = KeptEvents(row.public_id) if row.request.get("stream") else None
+    def __init__(self, row: StoredResponse, owner: str) -> None:
+        self._row, self._owner = row, owner
+        self._kept = KeptEvents(row.public_id, owner) if row.request.get("stream") else None
 
     async def run(self) -> None:
-        """Make it, keep it, tell of it; nothing of the kind when it's cancelled."""
+        """Make it, keep it, tell of it; nothing of the kind when it's cancelled or another's."""
         events: list[Event] = []
         try:
             answer = await self._answer()
             if answer is None:
                 return
             events, body = answer.finish(), answer.body()
+        except NotTheWriter:
+            return  # another worker has it
         except Exception as error:
             report(error, self._row.public_id)
             body = failed_response(self._row.body, as_quire_error(error))
         if await self._update(body):
-            await self._tell([*events, {"type": f"response.{body['status']}", "response": body}])
+            with contextlib.suppress(NotTheWriter):  # readers find the end in the row
+                end = {"type": f"response.{body['status']}", "response": body}
+                await self._tell([*events, end])
 
     async def _answer(self) -> ResponseAnswer | None:
         """All of it but its end; None when it was cancelled meanwhile."""
         row = self._row
-        told = await self._kept.load() if self._kept else []
+        told = await self._kept.take_over() if self._kept else []
         request = parse_request(row.request)
         if request.seed is None:
             # Whichever worker makes it, and however often: the same tokens.
@@ -113,7 +118,9 @@ class _Run:
 
     async def _update(self, body: dict[str, Any]) -> bool:
         row = self._row
-        return await in_db_thread(update_response, row=row, status=body["status"], body=body)
+        return await in_db_thread(
+            update_response, row=row, status=body["status"], body=body, owner=self._owner
+        )
 
     async def _tell(self, events: list[Event]) -> None:
         if self._kept:

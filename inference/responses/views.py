@@ -116,7 +116,9 @@ class Exchange:
         if self._request.stream:
             kinds = ("response.created", "response.queued")
             events = [{"type": kind, "response": body} for kind in kinds]
-            await KeptEvents(self.public_id).add(events)
+            kept = KeptEvents(self.public_id, "gateway")
+            await kept.take_over()
+            await kept.add(events)
         await enqueue("response", self.public_id)
         if self._request.stream:
             return following(self._caller, self.public_id, -1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from engine.text import Tokenizer
 from inference.parsing import Part
@@ -13,6 +15,7 @@ from inference.responses.kept import KEEP_ENDED_S, KeptEvents
 from inference.responses.resume import PassedOver, StreamLost
 from inference.responses.runner import run_response
 from inference.work import queue
+from storage.models import StoredResponse
 from tests.inference.asgi_client import parse_events
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import byte_by_byte, says
@@ -96,13 +99,35 @@ async def test_another_worker_goes_on_where_the_first_one_died(
     assert [e["type"] for e in events].count("response.output_item.added") == 1
 
 
+async def test_a_worker_that_slept_through_its_lease_spoils_nothing(
+    gateway: Gateway, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inference.responses.runner.LOOK_EVERY_S", 60.0)
+    async with gateway.serving(gateway.fake(token_delay=0.01)):
+        made, stream = await begin(gateway, sent, max_output_tokens=60)
+        kept = KeptEvents(made)
+        first = asyncio.create_task(run_response(made, "first"))
+        while len(await kept.after(-1)) < 10:  # noqa: ASYNC110 - written by another process
+            await asyncio.sleep(0.01)
+        # It is taken for dead: another has the lease, and tells on.
+        past = timezone.now() - timedelta(seconds=1)
+        await StoredResponse.objects.aupdate(lease_owner="", lease_until=past)
+        await asyncio.gather(run_response(made, "second"), first, return_exceptions=True)
+        events = parse_events((await asyncio.wait_for(stream, 20)).body)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    final = (await gateway.client.get(f"{URL}/{made}")).json()
+    assert final["status"] == "incomplete"
+    assert text_of(events) == final["output"][0]["content"][0]["text"]
+    assert len(text_of(events)) == 60
+
+
 async def test_an_answer_that_turns_out_another_fails(
     gateway: Gateway, tokenizer: Tokenizer, sent: list[str]
 ) -> None:
     async with gateway.serving(gateway.scripted(says(tokenizer, "a fox"))):
         made, stream = await begin(gateway, sent)
-        kept = KeptEvents(made)
-        await kept.load()
+        kept = KeptEvents(made, "first")
+        await kept.take_over()
         item = {"type": "message", "status": "in_progress", "content": [], "id": "msg_1"}
         part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         await kept.add(

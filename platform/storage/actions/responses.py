@@ -64,9 +64,17 @@ def kept_until() -> datetime | None:
     return timezone.now() + timedelta(days=days) if days else None
 
 
-def update_response(*, row: StoredResponse, status: str, body: dict[str, Any]) -> bool:
-    """Write how far it is; False when it has ended (was cancelled) or is gone."""
+def update_response(
+    *, row: StoredResponse, status: str, body: dict[str, Any], owner: str | None = None
+) -> bool:
+    """Write how far it is; False when it has ended (was cancelled) or is gone.
+
+    Args:
+        owner: the worker that writes: False too when the lease is another's by now.
+    """
     rows = StoredResponse.objects.filter(pk=row.pk, status__in=RUNNING)
+    if owner is not None:
+        rows = rows.filter(lease_owner=owner)
     changes: dict[str, Any] = {"status": status, "body": body}
     if status not in RUNNING:
         changes["size"] = F("size") + json_chars(body)
