@@ -32,9 +32,11 @@ KEEP_S = 24 * 3600
 HOLD_S = 60
 #: Larger answers are not kept, or keys would fill Redis: theirs is free again.
 MAX_BYTES = 1 << 18
-_RELEASE = """
-if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0
-"""
+#: Each does something to a key as long as it's held by us, who may have slept through the hold.
+_HELD = "if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end "
+_RELEASE = _HELD + "return redis.call('del', KEYS[1])"
+_EXTEND = _HELD + "return redis.call('expire', KEYS[1], ARGV[2])"
+_STORE = _HELD + "redis.call('set', KEYS[1], ARGV[3], 'EX', ARGV[2]) return 1"
 
 
 class KeyReused(InvalidRequest):
@@ -136,7 +138,7 @@ class IdempotencyKey:
         while True:
             await asyncio.sleep(HOLD_S / 3)
             with contextlib.suppress(RedisError):  # the next round tries again, in time
-                await self._redis.expire(self._name, HOLD_S)
+                await self._if_held(_EXTEND, HOLD_S)
 
     async def _store(self, content_type: str, body: bytes) -> None:
         if len(body) > MAX_BYTES:
@@ -146,12 +148,15 @@ class IdempotencyKey:
         data = msgspec.msgpack.encode(self._entry)
         self._stop_keeping()
         with contextlib.suppress(RedisError):  # the client has its answer; the hold expires
-            await self._redis.set(self._name, data, ex=KEEP_S)
+            await self._if_held(_STORE, KEEP_S, data)
 
     async def _release(self) -> None:
         self._stop_keeping()
         with contextlib.suppress(RedisError):  # the hold expires
-            await self._redis.eval(_RELEASE, 1, self._name, self._held)  # type: ignore[misc]
+            await self._if_held(_RELEASE)
+
+    async def _if_held(self, script: str, *more: int | bytes) -> None:
+        await self._redis.eval(script, 1, self._name, self._held, *more)  # type: ignore[misc, arg-type]
 
     def _stop_keeping(self) -> None:
         if self._keeper is not None:

@@ -60,6 +60,16 @@ async def test_while_the_first_runs_the_second_is_told_so(gateway: Gateway) -> N
         assert (await ask(gateway)).body == (await first).body
 
 
+async def test_a_hold_that_ran_out_is_anothers(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.fake(token_delay=0.02, eos_after=10)) as replica:
+        first = asyncio.create_task(ask(gateway))
+        await until(lambda: replica.running)
+        (name,) = await gateway.redis.keys(f"{gateway.prefix}:idempotency:*")
+        await gateway.redis.set(name, b"another's")
+        assert (await first).status == 200
+        assert await gateway.redis.get(name) == b"another's"
+
+
 async def test_an_error_frees_the_key(gateway: Gateway) -> None:
     assert (await ask(gateway, model="nobody")).status == 404
     assert (await ask(gateway)).status == 503  # no replica
