@@ -117,13 +117,13 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
             await self._send({"type": "error", "id": name, **envelope(error)})
             return
         if name in self._answers or len(self._answers) >= MAX_AT_ONCE:
-            error = InvalidRequest(
+            refused = InvalidRequest(
                 "This id is in use."
                 if name in self._answers
                 else f"At most {MAX_AT_ONCE} answers may run at once.",
                 param="id",
             )
-            await self._send({"type": "error", "id": name, **envelope(error)})
+            await self._send({"type": "error", "id": name, **envelope(refused)})
             return
         check = partial(self._check_session, tenant)
         self._answers[name] = Answer(message, caller, self._send, check)
