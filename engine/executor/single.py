@@ -16,7 +16,7 @@ from engine.device import kernels_for
 from engine.errors import ConfigError
 from engine.executor.memory import num_counted_blocks, num_cpu_blocks
 from engine.executor.outcome import Launched, Outcome
-from engine.executor.sleep import Sleeper
+from engine.executor.sleep import Sleeper, give_back_memory
 from engine.executor.step_thread import StepThread
 from engine.executor.threads import Threads
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
@@ -167,7 +167,13 @@ class SingleExecutor:
         return runner.run(plan, inputs)
 
     def resume(self) -> None:
-        """Run submitted steps again after one has failed; all must be done."""
+        """Run submitted steps again after one has failed; all must be done.
+
+        Raises what a GPU says that is lost for good: then this process is of no use any more.
+        """
+        if self.device.type != "cpu":
+            # Memory that lies idle in pieces may be what the step ran out of.
+            give_back_memory(self.device)
         if isinstance(self._runner, DeviceRunner):
             self._runner.forget()
         if self._thread is not None:
