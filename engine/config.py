@@ -130,10 +130,10 @@ class EngineConfig:
         "0: the budget; default: when serving on a CPU by the load, at most 0.09 s of work; else 0",
         low=0,
     )
-    prefill_tokens_per_decode: int = _option(
-        8,
-        "prompt tokens of a step for each sequence that decodes in it, unless "
-        "prefill_tokens_beside_decodes is given; more when many prompts wait; 0: always the most",
+    prefill_full_share_at: int = _option(
+        32,
+        "sequences that decode in a step from which on prompts get all of these 0.09 s; with fewer "
+        "they get their part, at least a quarter, more when many prompts wait; 0: always all",
         low=0,
     )
     long_prefill_token_threshold: int = _option(

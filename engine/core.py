@@ -98,7 +98,7 @@ class EngineCore:
         work = self.executor.prefill_flops() * _PREFILL_SECONDS_BESIDE_DECODES
         tokens = int(work / (2 * self.loaded.spec.num_parameters))
         most = max(_LEAST_PREFILL_TOKENS, tokens // 16 * 16)
-        return PrefillShare(most, config.prefill_tokens_per_decode)
+        return PrefillShare(most, config.prefill_full_share_at)
 
     # -- requests -----------------------------------------------------------------------------
 

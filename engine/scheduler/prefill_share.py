@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Fewer prompt tokens than this would waste the weights that a step reads anyway.
-_LEAST = 48
+#: The part of `most` that prompts always get.
+_LEAST_PART = 4
 #: Prompt tokens that wait are computed in about as many steps, if the most allows it.
 _STEPS_FOR_ALL = 32
 
@@ -20,13 +20,12 @@ class PrefillShare:
 
     Attributes:
         most: never more, which bounds how long a step takes.
-        per_decode: for each sequence that decodes. In a balanced load prompts come as fast as
-            streams end, so a step needs about (prompt length / output length) prompt tokens a
-            decode. 0: always `most`.
+        full_at: with so many sequences that decode in a step, prompts get `most`; with fewer their
+            part of it, at least a quarter. 0: always `most`.
     """
 
     most: int
-    per_decode: int = 0
+    full_at: int = 0
 
     def of(self, num_decodes: int, num_waiting_tokens: int) -> int:
         """The share of a step.
@@ -35,7 +34,8 @@ class PrefillShare:
             num_decodes: sequences that decode in it.
             num_waiting_tokens: of prompts that are still to be computed, all together.
         """
-        if not self.per_decode:
+        if not self.full_at:
             return self.most
-        wanted = max(self.per_decode * num_decodes, num_waiting_tokens // _STEPS_FOR_ALL)
-        return min(self.most, max(_LEAST, wanted))
+        by_decodes = self.most * num_decodes // self.full_at
+        by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
+        return min(self.most, max(by_decodes, by_prompts, -(-self.most // _LEAST_PART)))

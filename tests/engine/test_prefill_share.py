@@ -18,32 +18,32 @@ def decoding(driver: Driver, count: int) -> None:
 
 
 def test_a_step_holds_more_prompt_tokens_the_more_sequences_decode() -> None:
-    share = PrefillShare(most=300, per_decode=10)
-    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 64)] == [48, 80, 200, 300]
+    share = PrefillShare(most=320, full_at=32)
+    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 32, 64)] == [80, 80, 200, 320, 320]
 
 
 def test_many_waiting_prompts_get_a_larger_share_up_to_the_most() -> None:
-    share = PrefillShare(most=300, per_decode=10)
-    assert [share.of(1, tokens) for tokens in (0, 1000, 6400, 100_000)] == [48, 48, 200, 300]
+    share = PrefillShare(most=320, full_at=32)
+    assert [share.of(1, tokens) for tokens in (0, 1000, 6400, 100_000)] == [80, 80, 200, 320]
 
 
-def test_a_share_is_never_more_than_the_most() -> None:
-    assert PrefillShare(most=32, per_decode=10).of(1, 10) == 32
+def test_a_share_is_never_empty() -> None:
+    assert PrefillShare(most=1, full_at=32).of(1, 0) == 1
 
 
-def test_without_a_number_for_each_decode_the_share_is_always_the_most() -> None:
+def test_without_a_number_of_decodes_the_share_is_always_the_most() -> None:
     assert PrefillShare(most=112).of(1, 1) == 112
 
 
 def test_prompts_beside_decodes_are_dealt_the_share() -> None:
-    driver = Driver(1000, 512, prefill_share=PrefillShare(300, per_decode=10))
+    driver = Driver(1000, 512, prefill_share=PrefillShare(320, full_at=32))
     decoding(driver, 12)
     driver.add(list(range(2000, 2400)))
     assert driver.step().num_scheduled == [1] * 12 + [120]
 
 
 def test_a_backlog_of_prompts_raises_the_share() -> None:
-    driver = Driver(4000, 512, prefill_share=PrefillShare(300, per_decode=10))
+    driver = Driver(4000, 512, prefill_share=PrefillShare(320, full_at=32))
     decoding(driver, 2)
     for index in range(10):
         driver.add([3000 + index] * 480)
