@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from inference.batches import lines
 from storage.blobs import files_dir
-from storage.models import Batch
+from storage.models import Batch, StoredFile
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
 from tests.inference.batches.conftest import CHAT, Batches, as_lines, request_line
@@ -214,6 +214,22 @@ async def test_at_the_end_of_its_window_a_batch_expires(batches: Batches) -> Non
     errors = await batches.lines(done["error_file_id"])
     assert {line["custom_id"] for line in errors} == {"r0", "r1", "r2"}
     assert {line["error"]["code"] for line in errors} == {"batch_expired"}
+
+
+async def test_its_files_expire_when_it_was_asked_for(batches: Batches) -> None:
+    gateway = batches.gateway
+    async with gateway.serving(gateway.fake()):
+        made = await batches.create(
+            [request_line(1)], output_expires_after={"anchor": "created_at", "seconds": 3600}
+        )
+        done = await batches.run(made)
+    path = f"/v1/files/{done['output_file_id']}"
+    file = (await gateway.client.get(path)).json()
+    assert 3590 <= file["expires_at"] - file["created_at"] <= 3610
+    past = timezone.now() - timedelta(seconds=1)
+    await StoredFile.objects.filter(public_id=done["output_file_id"]).aupdate(expires_at=past)
+    assert (await gateway.client.get(f"{path}/content")).status == 404
+    assert (await batches.get(made))["status"] == "completed"
 
 
 async def test_a_killed_workers_successor_neither_repeats_nor_loses_a_request(
