@@ -65,6 +65,17 @@ CHAT = {
     "store": True,
     "max_tokens": 2,
 }
+COMPLETION = {
+    "prompt": ["x", "y"],
+    "suffix": None,
+    "logprobs": 1,
+    "stop": ["a"],
+    "structured_outputs": {"choice": ["a", "b"]},
+    "stream_options": None,
+    "allowed_token_ids": [5],
+    "repetition_detection": {"max_pattern_size": 3, "min_count": 2},
+    "max_tokens": 2,
+}
 BATCH = {
     "input_file_id": "file-" + "0" * 32,
     "endpoint": "/v1/responses",
@@ -99,6 +110,7 @@ def changed(body: dict[str, Any], path: tuple[Any, ...], shape: Any) -> dict[str
         ("/v1/responses", RESPONSE),
         ("/v1/messages", MESSAGE),
         ("/v1/chat/completions", CHAT),
+        ("/v1/completions", COMPLETION),
         ("/v1/batches", BATCH),
     ],
 )
