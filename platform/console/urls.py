@@ -2,11 +2,14 @@
 
 from django.urls import path
 
-from console import api, views
+from console import api, keys, views
 
 urlpatterns = [
     path("", views.playground, name="playground"),
     path("console/", views.overview, name="overview"),
+    path("console/keys/", keys.keys, name="keys"),
+    path("console/keys/<int:pk>/rotate/", keys.rotate, name="rotate-key"),
+    path("console/keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
     path("console/api/models", api.models, name="console-models"),
     path("console/api/overview", api.overview, name="console-overview"),
     path("console/api/usage", api.usage, name="console-usage"),

@@ -11,7 +11,7 @@ from tests.console.conftest import Login
 from tests.console.markup import foreign_addresses, inline_code
 from tests.console.seed import PASSWORD
 
-PAGES = ["/", "/console/", "/account/password/"]
+PAGES = ["/", "/console/", "/console/keys/", "/account/password/"]
 
 
 @pytest.mark.parametrize("path", PAGES)

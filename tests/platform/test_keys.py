@@ -126,3 +126,68 @@ def test_malformed_keys_have_no_public_id(text: str) -> None:
 
 def test_a_lone_surrogate_is_hashed_like_anything_else() -> None:
     assert len(secrets.digest("sk-quire-\ud800")) == 64
+
+
+# -- rotation ---------------------------------------------------------------------------------
+
+
+def test_a_rotated_key_has_a_successor_for_the_same_and_ends_soon(world: World) -> None:
+    end = timezone.now() + timedelta(days=90)
+    old = actions.create_key(
+        actor=world.member,
+        tenant=world.acme,
+        name="ci",
+        scopes=["models:read"],
+        expires_at=end,
+        requests_per_minute=7,
+        tokens_per_minute=900,
+    ).key
+    made = actions.rotate_key(actor=world.member, key=old)
+    for name in ("tenant", "name", "scopes", "expires_at", "requests_per_minute"):
+        assert getattr(made.key, name) == getattr(old, name), name
+    assert made.key.tokens_per_minute == 900
+    assert made.key.digest == secrets.digest(made.secret) != old.digest
+    old.refresh_from_db()
+    assert old.state() == "active"
+    assert old.state(timezone.now() + timedelta(hours=23)) == "active"
+    assert old.state(timezone.now() + timedelta(hours=25)) == "expired"
+    assert AuditEntry.objects.filter(action="api_key.rotate", target_id=str(old.pk)).exists()
+
+
+def test_without_an_overlap_the_old_key_is_revoked(world: World) -> None:
+    made = actions.rotate_key(actor=world.member, key=world.key, overlap=timedelta(0))
+    world.key.refresh_from_db()
+    assert (world.key.state(), made.key.state()) == ("revoked", "active")
+
+
+def test_an_overlap_never_makes_a_key_live_longer(world: World) -> None:
+    soon = timezone.now() + timedelta(hours=1)
+    old = actions.create_key(actor=world.member, tenant=world.acme, expires_at=soon).key
+    actions.rotate_key(actor=world.member, key=old, overlap=timedelta(days=7))
+    old.refresh_from_db()
+    assert old.expires_at == soon
+
+
+def test_only_its_maker_and_admins_rotate_a_key(world: World) -> None:
+    others = actions.create_key(actor=world.owner, tenant=world.acme).key
+    with pytest.raises(PermissionDenied):
+        actions.rotate_key(actor=world.member, key=others)
+    with pytest.raises(NotFound):
+        actions.rotate_key(actor=world.outsider, key=others)
+    assert actions.rotate_key(actor=world.admin, key=others).key.created_by == world.admin
+    assert ApiKey.objects.filter(created_by=world.member).count() == 1
+
+
+def test_what_cannot_be_rotated_is_refused_and_nothing_is_made(world: World) -> None:
+    count = ApiKey.objects.count()
+    with pytest.raises(InvalidRequest, match="0 to 30 days"):
+        actions.rotate_key(actor=world.member, key=world.key, overlap=timedelta(days=31))
+    actions.revoke_key(actor=world.member, key=world.key)
+    with pytest.raises(Conflict, match="revoked"):
+        actions.rotate_key(actor=world.member, key=world.key)
+    operators = actions.create_key(actor=SYSTEM, tenant=world.acme, scopes=["operator"]).key
+    with pytest.raises(PermissionDenied):
+        actions.rotate_key(actor=world.owner, key=operators)
+    operators.refresh_from_db()
+    assert operators.expires_at is None
+    assert ApiKey.objects.count() == count + 1

@@ -5,7 +5,7 @@ what the actor may do, and writes the change and its audit row in one transactio
 `tenants.events` follow on commit. Refusals are `QuireError`s.
 """
 
-from tenants.actions.keys import NewKey, create_key, revoke_key
+from tenants.actions.keys import NewKey, create_key, revoke_key, rotate_key
 from tenants.actions.members import add_member, change_role, remove_member
 from tenants.actions.tenants import (
     LIMITS,
@@ -25,6 +25,7 @@ __all__ = [
     "remove_member",
     "revoke_key",
     "rotate_cache_salt",
+    "rotate_key",
     "set_tenant_active",
     "update_tenant",
 ]

@@ -1,8 +1,8 @@
-"""Making and revoking API keys."""
+"""Making, rotating and revoking API keys."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 
 from django.db import transaction
@@ -17,6 +17,8 @@ from tenants.errors import Conflict, NotFound
 from tenants.events import key_changed
 from tenants.models import ApiKey, Role, Tenant, User
 from tenants.validation import save_valid
+
+LONGEST_OVERLAP = timedelta(days=30)
 
 
 @dataclass(frozen=True)
@@ -96,11 +98,63 @@ def revoke_key(*, actor: Actor | User, key: ApiKey) -> ApiKey:
     return found
 
 
+@transaction.atomic
+def rotate_key(
+    *, actor: Actor | User, key: ApiKey, overlap: timedelta = timedelta(days=1)
+) -> NewKey:
+    """A new key in the place of an old one, for the same and with the same limits and end.
+
+    The old one goes on working for `overlap` (0: not at all), so that its users can change over.
+    Members rotate keys that they made, admins any; the new key is the actor's.
+
+    Raises: what `create_key` and `revoke_key` raise; `Conflict` for a key that doesn't work any
+    more, `InvalidRequest` for an overlap that isn't in [0, 30 days].
+    """
+    actor = as_actor(actor)
+    if not timedelta(0) <= overlap <= LONGEST_OVERLAP:
+        raise InvalidRequest("overlap must be from 0 to 30 days.", param="overlap")
+    own = actor.user is not None and key.created_by_id == actor.user.pk
+    require_role(actor, key.tenant, Role.MEMBER if own else Role.ADMIN)
+    old = ApiKey.objects.select_for_update().select_related(None).filter(pk=key.pk).first()
+    if old is None:
+        raise NotFound("There is no such key.")
+    if old.state() != "active":
+        raise Conflict(f"The key {old.prefix} is {old.state()}: make a new one instead.")
+    made = create_key(
+        actor=actor,
+        tenant=key.tenant,
+        name=old.name,
+        scopes=old.scopes,
+        expires_at=old.expires_at,
+        requests_per_minute=old.requests_per_minute,
+        tokens_per_minute=old.tokens_per_minute,
+    )
+    if overlap:
+        _end_within(actor, old, overlap)
+    else:
+        _revoke(actor, old)
+    return made
+
+
 def revoke_keys_of(*, actor: Actor, tenant: Tenant, user: User) -> None:
     """Revoke what a user made in a tenant; the caller has checked the actor's right."""
     keys = ApiKey.objects.filter(tenant=tenant, created_by=user, revoked_at=None)
     for key in keys.select_for_update():
         _revoke(actor, key)
+
+
+def _end_within(actor: Actor, key: ApiKey, overlap: timedelta) -> None:
+    end = timezone.now() + overlap
+    key.expires_at = end if key.expires_at is None else min(key.expires_at, end)
+    key.save(update_fields=["expires_at"])
+    record(
+        actor=actor,
+        action="api_key.rotate",
+        target=key,
+        tenant=key.tenant,
+        expires_at=key.expires_at,
+    )
+    transaction.on_commit(partial(key_changed.send, sender=ApiKey, key=key))
 
 
 def _revoke(actor: Actor, key: ApiKey) -> None:

@@ -27,7 +27,7 @@ export class AnswerView {
     const again = tool("again", "Answer again", () => actions.again());
     again.classList.add("only-last");
     this.tools = el("div", { class: "turn-tools" }, copy, again);
-    this.who = el("h3", { class: "turn-who" }, turn.model ?? "Answer");
+    this.who = el("h2", { class: "turn-who" }, turn.model ?? "Answer");
     this.element = el(
       "article",
       { class: "turn answer", "aria-label": `Answer of ${turn.model}` },

@@ -15,7 +15,7 @@ export class QuestionView {
     this.element = el(
       "article",
       { class: "turn question", "aria-label": "Your message" },
-      el("h3", { class: "turn-who" }, "You"),
+      el("h2", { class: "turn-who" }, "You"),
       this.text,
       this.tools,
     );
