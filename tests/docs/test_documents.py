@@ -1,0 +1,88 @@
+"""What the documents say can be done, can be done; where they point, there is something."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.docs.commands import our_options, problems_with
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *sorted(ROOT.glob("docs/*.md")),
+    *ROOT.glob("deploy/*.md"),
+    *ROOT.glob("demo/model/*.md"),
+]
+page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+#: Words of a line that show that its options are another program's.
+OTHERS = re.compile(
+    r"python -m|pytest|docker |useradd|systemctl|pg_dump|install -D|--pace-ms|--only"
+)
+
+
+def text_of(path: Path) -> str:
+    """With lines that a backslash goes on joined."""
+    return path.read_text(encoding="utf-8").replace("\\\n", " ")
+
+
+@page
+def test_commands_are_there_with_their_options(path: Path) -> None:
+    found = re.findall(r"manage\.py +([a-z_]+[^`\n]*)", text_of(path))
+    assert [problem for line in found for problem in problems_with(line)] == []
+
+
+@page
+def test_options_named_alone_are_some_commands(path: Path) -> None:
+    unknown = [
+        option
+        for line in text_of(path).splitlines()
+        if not OTHERS.search(line) and "manage.py check" not in line
+        for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", line)
+        if option not in our_options()
+    ]
+    assert unknown == []
+
+
+@page
+def test_modules_and_targets_are_there(path: Path) -> None:
+    text = text_of(path)
+    for module in re.findall(r"python -m ([a-z_][\w.]*\w)", text):
+        assert find_spec(module) is not None, module
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`make ([\w-]+)", text):
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+@page
+def test_links_lead_somewhere(path: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(#[^)]*)?\)", text_of(path)):
+        if "://" in target or target.startswith("mailto:"):
+            continue
+        there = (path.parent / target).resolve() if target else path
+        assert there.exists(), target
+        if anchor and there.suffix == ".md":
+            assert anchor[1:] in anchors(there), f"{target}{anchor}"
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that a page's headings make, as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in headings}
+
+
+def test_the_index_names_every_document() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    linked = set(re.findall(r"\]\(([^)#]+)", index))
+    there = {path.name for path in (ROOT / "docs").iterdir() if path.is_file()}
+    assert there - linked == {"README.md"}
+
+
+def test_every_command_of_ours_has_its_line_in_the_platforms_page() -> None:
+    text = (ROOT / "docs" / "platform.md").read_text()
+    folders = (ROOT / "platform").glob("*/management/commands/*.py")
+    names = {path.stem for path in folders} - {"__init__"}
+    assert {name for name in names if f"`{name}`" not in text} == set()
