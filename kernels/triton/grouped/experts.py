@@ -25,8 +25,8 @@ def fused_experts(
     """[T, H]: each token's experts, weighted and added up.
 
     x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights float32 and ids int32 [T, top_k] as
-    `route` gives them; biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or "gelu_tanh".
-    The sum over a token's experts is done in float32. Gale et al. 2022 ("MegaBlocks").
+    `route` gives them, ids in [0, E); biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or
+    "gelu_tanh". The sum over a token's experts is done in float32. Gale et al. 2022 ("MegaBlocks").
     """
     tokens, hidden = x.shape
     experts, inner = gate_up.shape[0], gate_up.shape[1] // 2
@@ -38,9 +38,11 @@ def fused_experts(
     if ids.shape != (tokens, top_k) or weights.shape != ids.shape or not weights.is_contiguous():
         raise ValueError(f"weights {describe(weights)} and ids {describe(ids)} must be [T, top_k]")
     groups = align(ids.flatten(), experts, tile_rows(tokens * top_k, experts))
-    both = grouped_gemm(x, gate_up, groups, shared=top_k, bias=gate_up_bias)
+    # `route` gives every row an expert, so that nothing needs to be filled with zeros first.
+    both = grouped_gemm(x, gate_up, groups, shared=top_k, bias=gate_up_bias, fill=False)
     gated = gate_and_mul(both, activation)
     each = grouped_gemm(
-        gated, down, groups, bias=down_bias, scales=weights.view(-1), dtype=torch.float32
-    )
+        gated, down, groups, bias=down_bias, scales=weights.view(-1), dtype=torch.float32,
+        fill=False,
+    )  # fmt: skip
     return each.view(tokens, top_k, hidden).sum(1).to(x.dtype)

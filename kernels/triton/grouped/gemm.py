@@ -130,13 +130,15 @@ def grouped_gemm(
     add: bool = False,
     splits: int = 1,
     dtype: torch.dtype | None = None,
+    fill: bool = True,
 ) -> Tensor:
     """[rows, N]: (factor * x[i // shared] W[group of i]^T + bias of the group) * scales[i].
 
     x [rows / shared, K], rows may be strided; matrices [G, N, K] and bias [G, N] contiguous; scales
     float32 [rows]. `add` adds to `out`, whose rows may be strided. Rows without a group are left as
-    they are: zeros, where `out` isn't given. With splits > 1, the parts of the sum over K are added
-    up in float32. The result has x's dtype unless `dtype` or `out` says another.
+    they are: zeros where `out` isn't given, or anything without `fill`. With splits > 1, the parts
+    of the sum over K are added up in float32. The result has x's dtype unless `dtype` or `out` says
+    another.
     """
     count, columns, depth = matrices.shape
     if x.dim() != 2 or x.shape[1] != depth or x.stride(1) != 1 or len(x) * shared != groups.rows:
@@ -152,7 +154,8 @@ def grouped_gemm(
     if out is None:
         shape = (splits * groups.rows, columns)
         made = torch.float32 if splits > 1 else dtype or x.dtype
-        out = torch.zeros(shape, dtype=made, device=x.device)
+        create = torch.zeros if fill else torch.empty
+        out = create(shape, dtype=made, device=x.device)
     tile = TILES.get(groups.tile, TILES[16])
     # More stages than 3 don't fit the small shared memory of 8.6, 8.9 and 12.0.
     stages = tile.stages if target_of(x.device).shared >= SHARED_8 else min(3, tile.stages)

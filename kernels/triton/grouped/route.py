@@ -42,6 +42,8 @@ def route_kernel(
     for place in tl.static_range(TOP_K):
         best = tl.max(left, 0)
         index = tl.min(tl.where((left == best) & (expert < EXPERTS), expert, PADDED), 0)
+        # Of scores that are no numbers none is the best: even then ids name experts that are there.
+        index = tl.minimum(index, EXPERTS - 1)
         found = tl.where(places == place, index, found)
         parts = tl.where(places == place, tl.exp(best - top), parts)
         left = tl.where(expert == index, float("-inf"), left)

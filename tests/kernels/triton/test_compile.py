@@ -38,7 +38,9 @@ def report(*options: str) -> list[dict]:
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_every_kernel_compiles(arch):
     rows = report("--arch", str(arch), "--core")
-    assert {row["kernel"] for row in rows} == KERNELS
+    # Before 8.9 activations stay as they are beside fp8 weights.
+    unused = {"round_rows_kernel"} if arch < 89 else set()
+    assert {row["kernel"] for row in rows} == KERNELS - unused
     for row in rows:
         assert row["fits"], row
         assert row["local"] <= MOST_SPILLED, row

@@ -34,6 +34,32 @@ def test_route(experts, top_k, first, again):
     assert_close(weights, expected, torch.float32, 2.0)
 
 
+def test_scores_that_are_no_numbers_still_name_experts_that_are_there():
+    scores = torch.full((2, 5), float("nan"))
+    scores[1] = torch.randn(5)
+    weights, ids = route(scores, 3)
+    assert ((ids >= 0) & (ids < 5)).all()
+    assert weights[0].isnan().any()
+    assert weights[1].isfinite().all()
+
+
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_experts_that_nobody_chose_and_a_token_that_is_broken(tokens):
+    """All go to one expert of many, and a row of NaN stays one, alone."""
+    x = torch.randn(tokens, 32)
+    up, down = torch.randn(9, 48, 32), torch.randn(9, 32, 24)
+    scores = torch.full((tokens, 9), -20.0)
+    scores[:, 7] = 20.0
+    if tokens > 1:
+        x[2] = scores[2] = float("nan")
+    got = fused_experts(x, up, down, *route(scores, 1))
+    both = x.double() @ up[7].double().T
+    expected = (torch.nn.functional.silu(both[:, :24]) * both[:, 24:]) @ down[7].double().T
+    good = torch.arange(tokens) != 2
+    assert_close(got[good], expected[good], torch.float32, 16.0)
+    assert not got[~good].isfinite().any()
+
+
 def test_route_refuses_more_than_there_are():
     with pytest.raises(ValueError, match="best 3"):
         route(torch.randn(2, 2), 3)
