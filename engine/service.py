@@ -134,7 +134,8 @@ class EngineService:
         else:
             log.info(
                 "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d "
-                "tokens a request: %.1fx; token budget %d a step, prompts up to %d beside decodes",
+                "tokens a request: %.1fx; token budget %d a step, %d of it for prompts while "
+                "others decode",
                 core.executor.num_blocks,
                 self.config.block_size,
                 tokens,
