@@ -29,10 +29,6 @@ log = logging.getLogger(__name__)
 
 #: How long a step waits for a grammar when there is nothing else to do.
 _GRAMMAR_WAIT_S = 0.01
-#: How long the prompt tokens that share a step with decodes may take. Fewer tokens than the least
-#: would waste the weights that a step reads anyway.
-_PREFILL_SECONDS_BESIDE_DECODES = 0.09
-_LEAST_PREFILL_TOKENS = 32
 
 
 class Step(NamedTuple):
@@ -49,15 +45,12 @@ class EngineCore:
     Args:
         config: the replica's settings.
         progress: called with (done, total) while weights load.
-        online: somebody watches the tokens come, so prompts leave room for others' decodes.
     """
 
     def __init__(
         self,
         config: EngineConfig,
         progress: Callable[[int, int], None] = lambda done, total: None,
-        *,
-        online: bool = False,
     ) -> None:
         self.config = config
         self.executor = executor = SingleExecutor(config, progress)
@@ -66,7 +59,7 @@ class EngineCore:
             scheduler_config(config, loaded, executor.token_budget),
             executor.num_blocks,
             executor.token_budget,
-            self._prefill_share(online),
+            PrefillShare(told) if (told := config.prefill_tokens_beside_decodes) else None,
             executor.layout,
             loaded.max_model_len,
         )
@@ -85,20 +78,6 @@ class EngineCore:
         self._harvest = Harvest(self.scheduler, self.structured, self._accounts, self._exits)
         self._most_in_flight = 1 if overlaps else 0
         self._steps_in_flight: deque[Step] = deque()
-
-    def _prefill_share(self, online: bool) -> PrefillShare | None:
-        """Prompt tokens beside decodes; at most what this CPU computes in 0.09 s, unless told."""
-        config = self.config
-        if config.prefill_tokens_beside_decodes:
-            return PrefillShare(config.prefill_tokens_beside_decodes)
-        told = config.prefill_tokens_beside_decodes is not None
-        on_cpu = self.executor.device.type == "cpu"
-        if told or not online or not on_cpu or self.loaded.pooler is not None:
-            return None
-        work = self.executor.prefill_flops() * _PREFILL_SECONDS_BESIDE_DECODES
-        tokens = int(work / (2 * self.loaded.spec.num_parameters))
-        most = max(_LEAST_PREFILL_TOKENS, tokens // 16 * 16)
-        return PrefillShare(most, config.prefill_full_share_at)
 
     # -- requests -----------------------------------------------------------------------------
 

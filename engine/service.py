@@ -115,7 +115,7 @@ class EngineService:
                 self.progress = done / total
                 self.progress_at = time.time()
 
-            core = EngineCore(self.config, progress, online=True)
+            core = EngineCore(self.config, progress)
         warm_up(core)
         loaded, scheduler = core.loaded, core.scheduler
         tokens = scheduler.capacity_tokens

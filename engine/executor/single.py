@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, cast
@@ -38,7 +37,6 @@ from engine.worker.runner import ModelRunner
 log = logging.getLogger(__name__)
 
 CPU_TOKEN_BUDGET = 512
-_MEASUREMENTS = 16
 GPU_TOKEN_BUDGET = 8192
 #: Of models that aren't ours: a bridged one makes the logits of every token that is asked for.
 _OTHERS_TOKEN_BUDGET = 2048
@@ -189,26 +187,6 @@ class SingleExecutor:
     def kernels(self) -> kernels.KernelSet:
         """Of the device."""
         return self._ops
-
-    def prefill_flops(self) -> float:
-        """Operations a second that prompts are computed with here, measured in a few milliseconds.
-
-        Through a packed layer as the model has them; what else a prompt needs is little beside.
-        """
-        size, rows = 1024, 128
-        layer = self._ops.PackedLinear(
-            torch.randn(size, size).to(self.loaded.dtype),
-            quantization=self._quantization,
-            round_inputs=self._round_inputs,
-        )
-        x = torch.randn(rows, size)
-        layer(x)
-        seconds = []
-        for _ in range(_MEASUREMENTS):
-            started = time.perf_counter()
-            layer(x)
-            seconds.append(time.perf_counter() - started)
-        return 2 * rows * size * size / min(seconds)
 
     def _make_runner(
         self, batch: RunningBatch, config: EngineConfig

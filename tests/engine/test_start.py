@@ -14,7 +14,7 @@ import engine.service
 from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.warmup import warm_up
-core = EngineCore(EngineConfig(model="demo/model", num_gpu_blocks_override=64), online=True)
+core = EngineCore(EngineConfig(model="demo/model", num_gpu_blocks_override=64))
 warm_up(core)
 slow = {"transformers", "torch._dynamo", "torch._inductor", "torch.onnx", "triton", "sympy",
         "scipy", "django", "llguidance", "huggingface_hub", "PIL"}

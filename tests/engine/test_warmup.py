@@ -1,0 +1,51 @@
+"""What a replica does before it says that it is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.warmup import warm_up
+
+
+def started(folder: Path, **settings: Any) -> EngineCore:
+    """An engine that is warm."""
+    core = EngineCore(EngineConfig(model=str(folder), num_gpu_blocks_override=50, **settings))
+    warm_up(core)
+    return core
+
+
+def test_prompts_beside_decodes_are_bounded_by_what_prompts_take_here(
+    model_folder: Callable[[str], Path],
+) -> None:
+    core = started(model_folder("llama"))
+    assert core.scheduler.share.most >= 32
+    assert core.scheduler.share.full_at == 32
+    assert core.stats.steps_total == 0
+    assert core.scheduler.kv.pool.num_cached == 0
+    core.check_integrity()
+
+
+def test_slow_prompts_get_the_least_share(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.warmup._SECONDS_BESIDE_DECODES", 1e-9)
+    assert started(model_folder("llama")).scheduler.share.most == 32
+
+
+@pytest.mark.parametrize(("told", "most"), [(7, 7), (0, 512)])
+def test_a_number_that_was_given_stays(
+    told: int, most: int, model_folder: Callable[[str], Path]
+) -> None:
+    core = started(model_folder("llama"), prefill_tokens_beside_decodes=told)
+    assert (core.scheduler.share.most, core.scheduler.share.full_at) == (most, 0)
+
+
+def test_a_model_with_room_for_a_few_tokens_starts(model_folder: Callable[[str], Path]) -> None:
+    core = started(model_folder("llama"), max_model_len=5)
+    assert not core.has_work
