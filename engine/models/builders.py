@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
@@ -17,7 +17,6 @@ from engine.device import kernels_for
 from engine.errors import ConfigError, ModelLoadError
 from engine.layers.rotary import RopeSpec
 from engine.models.backend import with_backend
-from engine.models.bridge.explore import NotPageable
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelSpec
 from engine.models.kv_scales import read_kv_scales
@@ -28,9 +27,6 @@ from engine.pooling.load import load_pooled, pooled_spec
 from engine.pooling.pooler import Pooler
 from engine.pooling.settings import PoolingSettings, pooling_settings
 from engine.quantization.scheme import scheme_of
-
-if TYPE_CHECKING:
-    from engine.models.bridge.model import BridgeModel
 
 log = logging.getLogger(__name__)
 
@@ -177,17 +173,13 @@ def _bridged(order: Order, outside: Any = None) -> Built:
     max_model_len = context_length(spec, config)
     there = kernels_for(config)
     _refuse_unknown_quantization(config, kernels.get("cpu", use_compiled=config.cpu_kernels))
-
-    def load(use_compiled: bool) -> BridgeModel:
-        ops = kernels.get("cpu", use_compiled=use_compiled)
-        scheme = scheme_of(config.quantization)
-        return load_bridge(source, spec, ops, dtype, max_model_len, order.progress, scheme)
-
     # Models are explored and proven on the CPU. What moves to a GPU is packed as plain tensors.
-    on_gpu = there.device.type == "cuda"
-    model = load(config.cpu_kernels and not on_gpu)
-    if on_gpu and not _moved(model, there, config):
-        model = load(config.cpu_kernels)
+    on_gpu = there.device.type != "cpu"
+    ops = kernels.get("cpu", use_compiled=config.cpu_kernels and not on_gpu)
+    scheme = scheme_of(config.quantization)
+    model = load_bridge(source, spec, ops, dtype, max_model_len, order.progress, scheme)
+    if on_gpu:
+        model.to_device(there)
     if config.disable_sliding_window:
         max_model_len = min([max_model_len, *filter(None, model.spec.windows)])
         without_windows(model)
@@ -219,21 +211,6 @@ def _refuse_unknown_quantization(config: EngineConfig, ops: kernels.KernelSet) -
             f"{ops.device.type}, which do {', '.join(ops.quantizations)}.",
             param="quantization",
         )
-
-
-def _moved(model: BridgeModel, ops: kernels.KernelSet, config: EngineConfig) -> bool:
-    """Move a bridged model to a GPU; False for one that has to stay, if no GPU was named."""
-    try:
-        model.to_device(ops)
-    except NotPageable as error:
-        if config.device == "cuda":
-            raise ConfigError(
-                f"device=cuda isn't supported for {model.spec.architecture}: {error}.",
-                param="device",
-            ) from error
-        log.warning("%s runs on the CPU: %s.", model.spec.architecture, error)
-        return False
-    return True
 
 
 def refuse_quantized(raw: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ class AttentionContext:
             begin among theirs; None where there are no decodes, or nothing else.
         others: the same for groups 1, 2, ... of a model whose layers attend in different ways; they
             differ in slot_mapping and block_tables.
+        host: of a batch on a device, the same where the host can look at it; None: it can.
     """
 
     positions: Tensor
@@ -41,6 +42,7 @@ class AttentionContext:
     prefill_start_loc: Tensor | None = None
     others: tuple[AttentionContext, ...] = ()
     embeds: tuple[Tensor, Tensor] | None = None
+    host: AttentionContext | None = None
 
     @property
     def groups(self) -> tuple[AttentionContext, ...]:

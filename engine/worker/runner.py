@@ -102,7 +102,8 @@ class ModelRunner:
             for start in range(0, count, CHUNK):
                 end = min(start + CHUNK, count)
                 logits = self.model.logits(hidden[done + start : done + end])
-                scores += prompt_logprobs(logits, following[start:end], wanted)
+                edits = self.sampler.edits_of(logits)
+                scores += prompt_logprobs(logits, following[start:end], wanted, edits)
             result.prompt_logprobs[plan.seq_ids[index]] = scores
             done += count
 

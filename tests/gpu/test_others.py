@@ -17,6 +17,7 @@ BRIDGED = {
     "gemma2": {"head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
                   "head_dim": 16},
+    "mamba": {"state_size": 4, "expand": 2, "conv_kernel": 4, "time_step_rank": 4},
 }  # fmt: skip
 
 

@@ -23,22 +23,25 @@ def take(
 
     A sequence ends with the last of them for now: its later tokens aren't there yet.
     """
-    rows = token_rows(starts, counts)
+    host, device = context.host or context, context.positions.device
+    rows = token_rows(starts, counts).to(device)
     ends = torch.tensor([start + count - 1 for start, count in zip(starts, counts, strict=True)])
     loc = torch.zeros(len(counts) + 1, dtype=torch.int32)
     loc[1:] = torch.tensor(counts).cumsum(0)
-    lens = (context.positions[ends] + 1).to(torch.int32)
+    loc, lens = loc.to(device), (host.positions[ends] + 1).to(torch.int32).to(device)
+    chosen = torch.tensor(sequences).to(device)
 
     def part(group: AttentionContext) -> AttentionContext:
         return dataclasses.replace(
             group,
             positions=group.positions[rows],
             slot_mapping=group.slot_mapping[rows],
-            block_tables=group.block_tables[sequences].contiguous(),
+            block_tables=group.block_tables[chosen].contiguous(),
             seq_lens=lens,
             query_start_loc=loc,
             logits_rows=None,
             others=(),
+            host=None,
         )
 
     first, *others = (part(group) for group in context.groups)

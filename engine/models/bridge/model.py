@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from engine.kv_cache.layout import KVLayout, uniform
 from engine.models.bridge.batches import take, token_rows
-from engine.models.bridge.explore import NotPageable
 from engine.models.bridge.interface import running
 from engine.models.bridge.linear import move
 from engine.models.bridge.paged import PagedLayer, PagedRun
@@ -56,12 +55,7 @@ class BridgeModel:
         self._states: dict[int, StateCache] = {}
 
     def to_device(self, ops: KernelSet) -> None:
-        """Run on other kernels from now on; see `linear.move`. Raises `NotPageable`.
-
-        A model that carries a state can't be moved: the host must look at its batches.
-        """
-        if self.stateful:
-            raise NotPageable("it carries a state, which the bridge keeps on a CPU")
+        """Run on other kernels from now on; see `linear.move`."""
         move(self.model, ops)
         # A copy of its own: the runner puts its attention into it.
         self.ops = copy.copy(ops)
@@ -156,16 +150,17 @@ class BridgeModel:
         return StateCache(config=config)
 
     def _forward_by_state(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
-        starts = context.query_start_loc.tolist()
-        first = context.positions[context.query_start_loc[:-1].long()].tolist()
+        host = context.host or context
+        starts = host.query_start_loc.tolist()
+        first = host.positions[host.query_start_loc[:-1].long()].tolist()
         counts = [end - start for start, end in pairwise(starts)]
-        wanted = context.logits_rows
+        wanted = host.logits_rows
         if wanted is None:
             wanted = torch.arange(len(token_ids))
-        out = torch.empty(len(wanted), self.spec.vocab_size)
-        if context.sequence_rows is None:
+        out = torch.empty(len(wanted), self.spec.vocab_size, device=token_ids.device)
+        if host.sequence_rows is None:
             raise RuntimeError("the step doesn't say whose sequences these are")
-        owners: list[int] = context.sequence_rows.tolist()
+        owners: list[int] = host.sequence_rows.tolist()
         decodes = [s for s, count in enumerate(counts) if count == 1 and first[s] > 0]
         passes = [[s] for s in range(len(counts)) if s not in set(decodes)]
         for sequences in ([decodes] if decodes else []) + passes:
@@ -176,7 +171,7 @@ class BridgeModel:
                 rows = token_rows(steps, [count] * len(steps))
                 logits = self._step(token_ids, context, sequences, steps, count, caches, wanted)
                 places, _ = _matches(wanted, rows)
-                out[places] = logits
+                out[places.to(out.device)] = logits
                 for cache in caches:
                     cache.num_tokens += count
             for s, cache in zip(sequences, caches, strict=True):
@@ -212,15 +207,15 @@ class BridgeModel:
         """Logits of those wanted among `count` tokens of each of these sequences."""
         part = take(context, sequences, starts, [count] * len(starts))
         rows = token_rows(starts, [count] * len(starts))
-        _, local = _matches(wanted, rows)
-        ids = token_ids[rows].view(len(sequences), count)
+        local = _matches(wanted, rows)[1].to(token_ids.device)
+        ids = token_ids[rows.to(token_ids.device)].view(len(sequences), count)
         cache = caches[0] if len(caches) == 1 else gather(caches, self.new_cache())
         if len(sequences) > 1:
             logits = self._pass(ids, part, None, cache)
             scatter(cache, caches)
             return logits.flatten(0, 1)[local]
         # An output layer wants at least one row.
-        keep = local if len(local) else torch.zeros(1, dtype=torch.int64)
+        keep = local if len(local) else torch.zeros(1, dtype=torch.int64, device=local.device)
         return self._pass(ids, part, keep, cache)[0, : len(local)]
 
 

@@ -114,6 +114,7 @@ def stage(
     if context.embeds is not None:
         places, values = context.embeds
         own[0].embeds = send_one(places, device), send_one(values, device)
+    own[0].host = context
     own[0].others, whole[0].others = tuple(own[1:]), tuple(whole[1:])
     return Staged(ids, own[0], whole[0], also)
 

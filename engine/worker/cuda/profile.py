@@ -70,6 +70,7 @@ def _full_steps(
         # No more keys are read than the one block has.
         inputs.seq_lens.fill_(1)
         token_ids, context = inputs.views(descriptor)
+        context.sequence_rows = torch.arange(reqs)  # on the host, for models that carry a state
         yield token_ids, context, reqs
 
 

@@ -12,7 +12,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine.config import EngineConfig
-from engine.errors import ConfigError
 from engine.executor.held import tensors_of
 from engine.models.builders import Order, build_model
 from engine.models.context import AttentionContext
@@ -147,27 +146,29 @@ def test_bridged_models(kind: str, dtype: str, tmp_path: Path) -> None:
     assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
 
 
-def test_what_carries_a_state_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With device auto it's packed for the CPU again; with cuda it is refused."""
-    folder = make_model(
-        "llama", tmp_path, model_type="mamba", num_hidden_layers=2, state_size=4, expand=2,
-        conv_kernel=4, time_step_rank=4,
-    )  # fmt: skip
+STATEFUL: dict[str, dict[str, Any]] = {
+    "mamba": {"state_size": 4, "expand": 2, "conv_kernel": 4, "time_step_rank": 4},
+    "jamba": {"mamba_d_state": 4, "mamba_dt_rank": 4, "num_experts": 1, "attn_layer_period": 2,
+              "attn_layer_offset": 1, "use_mamba_kernels": False},
+}  # fmt: skip
 
-    class Gpu(MetaKernels):
-        device = torch.device("cuda")
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.device = torch.device("cuda")
-
-    monkeypatch.setattr("engine.models.builders.kernels_for", lambda config: Gpu())
-    settings = {"model": str(folder), "max_model_len": 32, "skip_tokenizer_init": True}
-    raw = read_config(folder)
-    built = build_model(Order(folder, raw, EngineConfig(**settings), lambda done, total: None))
-    assert built.model.stateful
-    assert built.model.ops.device.type == "cpu"  # type: ignore[attr-defined]
-    named = EngineConfig(**settings, device="cuda")
-    with pytest.raises(ConfigError, match="carries a state") as caught:
-        build_model(Order(folder, raw, named, lambda done, total: None))
-    assert caught.value.param == "device"
+@pytest.mark.parametrize("kind", STATEFUL)
+def test_bridged_models_that_carry_a_state(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts first, then a step in which all of them decode together."""
+    folder = make_model("llama", tmp_path, num_hidden_layers=2, model_type=kind, **STATEFUL[kind])
+    monkeypatch.setattr("engine.models.builders.kernels_for", lambda config: MetaKernels())
+    config = EngineConfig(model=str(folder), max_model_len=64, skip_tokenizer_init=True)
+    built = build_model(Order(folder, read_config(folder), config, lambda done, total: None))
+    model: Any = built.model
+    assert model.stateful
+    assert all(tensor.device == META for tensor in tensors_of(model))
+    model.allocate_kv(8, 16, built.dtype)
+    assert run_there(model, context((5, 2, 3))).device == META
+    ids, batch = context((1, 1, 1))
+    batch.positions = torch.tensor([5, 2, 3])
+    batch.seq_lens = batch.positions.int() + 1
+    logits = run_there(model, (ids, batch))
+    assert (logits.device, logits.shape, logits.dtype) == (META, (3, 384), torch.float32)
