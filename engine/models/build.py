@@ -301,7 +301,11 @@ class ModelBuilder:
         shared = self._shared_expert(at)
         read = read_experts(self.weights, at, moe, spec.hidden_size)
         if fuses_experts(self.ops, spec, self.scheme.layers is not None):
-            return FusedExperts(self.ops, router, list(read), self.dtype, spec.activation, shared)
+            fused = FusedExperts(
+                self.ops, router, read, moe.num_experts, self.dtype, spec.activation, shared
+            )
+            self.weights.release()
+            return fused
         layers = [
             (self.pack(up, up_bias), self.pack(down, down_bias))
             for up, up_bias, down, down_bias in read

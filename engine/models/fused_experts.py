@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -22,11 +22,33 @@ def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
     return ops.fuses_experts and known and not quantized
 
 
+def _stacked(
+    experts: Iterable[ExpertWeights], count: int, dtype: torch.dtype, device: torch.device
+) -> list[Tensor | None]:
+    """Each of the four tensors of an expert, for all of them: [count, ...]; biases in float32.
+
+    Of the host's memory only one expert is taken at a time.
+    """
+    found: list[Tensor | None] = [None] * 4
+    for index, expert in enumerate(experts):
+        for place, part in enumerate(expert):
+            if part is None:
+                continue
+            whole = found[place]
+            if whole is None:
+                kept = torch.float32 if place % 2 else dtype
+                whole = torch.empty((count, *part.shape), dtype=kept, device=device)
+                found[place] = whole
+            whole[index].copy_(part)
+    return found
+
+
 class FusedExperts:
     """Sum of the chosen experts' outputs, by the router's weights, without asking the device.
 
     Args:
-        experts: of all, stacked here in `dtype` on the kernels' device.
+        experts: one after the other, stacked in `dtype` on the kernels' device as they come.
+        count: of them.
         activation: one of `FUSED_ACTIVATIONS`.
     """
 
@@ -34,25 +56,20 @@ class FusedExperts:
         self,
         ops: KernelSet,
         router: Router,
-        experts: Sequence[ExpertWeights],
+        experts: Iterable[ExpertWeights],
+        count: int,
         dtype: torch.dtype,
         activation: str,
         shared: Step | None,
     ) -> None:
-        def stacked(parts: Sequence[Tensor], kept: torch.dtype) -> Tensor:
-            return torch.stack([part.to(ops.device, kept) for part in parts])
-
-        def biases(parts: Sequence[Tensor | None]) -> Tensor | None:
-            there = [part for part in parts if part is not None]
-            return stacked(there, torch.float32) if there else None
-
-        ups, up_biases, downs, down_biases = zip(*experts, strict=True)
-        self._up, self._down = stacked(ups, dtype), stacked(downs, dtype)
-        self._up_bias, self._down_bias = biases(up_biases), biases(down_biases)
+        up, self._up_bias, down, self._down_bias = _stacked(experts, count, dtype, ops.device)
+        if up is None or down is None:
+            raise ValueError("a mixture of no experts")
+        self._up, self._down = up, down
         self._ops, self._router, self._shared = ops, router, shared
         self._activation = activation
         read = self._up.nbytes + self._down.nbytes
-        self.nbytes = read * router.top_k // len(experts) + router.linear.nbytes
+        self.nbytes = read * router.top_k // count + router.linear.nbytes
         self.nbytes += int(getattr(shared, "nbytes", 0))
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from engine.executor.held import tensors_of
 from engine.models.builders import Order, build_model
 from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
+from engine.models.fused_experts import FusedExperts
 from engine.models.registry import decoder_spec, read_config
 from engine.models.weights import WeightReader
 from engine.worker.cuda.inputs import stage
@@ -97,6 +98,19 @@ def test_weights_go_straight_to_the_device(tmp_path: Path) -> None:
         model = load(folder, torch.bfloat16)
     assert model.decode_bytes > 16 * MIB
     assert 0 < host.largest <= 4 * MIB
+
+
+def test_experts_go_to_the_device_one_by_one(tmp_path: Path) -> None:
+    """An expert's first matrix has 2 MB, all of a layer's 24."""
+    folder = make_model(
+        "llama", tmp_path, model_type="qwen3_moe", num_experts=8, num_experts_per_tok=2,
+        moe_intermediate_size=512, hidden_size=512, head_dim=128, num_hidden_layers=2,
+    )  # fmt: skip
+    with HostAllocations() as host:
+        model = load(folder, torch.bfloat16)
+    assert isinstance(model.layers[0].mlp, FusedExperts)  # type: ignore[union-attr]
+    assert all(tensor.device == META for tensor in tensors_of(model))
+    assert host.largest <= 4 * MIB
 
 
 FAMILIES = ["bert", "roberta", "mpnet", "modernbert", "nomic_bert"]
