@@ -16,7 +16,7 @@ from django.db import DatabaseError, OperationalError
 from metering import drain, settlement
 from metering.access import UsageRecord, settle
 from metering.drain import Drainer, Spool, drain_once, write
-from metering.ledger import insert_records
+from metering.ledger import ROWS, insert_records
 from metering.models import UsageEntry
 from metering.records import decode_record, encode_record
 from metering.redis_clients import key, sync_client
@@ -72,6 +72,23 @@ def test_a_settled_request_becomes_a_row(world: World, client: redis.Redis) -> N
     assert row.started_at == datetime(2026, 2, 28, 23, 59, 59, tzinfo=UTC)
     assert (row.status, row.finish_reason, row.stream, row.ttft_ms) == (200, "stop", True, 3.5)
     assert client.xlen(spool_key()) == 0
+
+
+@database
+def test_a_request_without_a_reservation_is_settled_too(world: World, client: redis.Redis) -> None:
+    asyncio.run(settle(record(world), reserved=False))
+    asyncio.run(settle(record(world), reserved=False))
+    assert drain_once(client) == 2
+    assert UsageEntry.objects.get().total_tokens == 15
+
+
+@database
+def test_more_rows_than_a_statement_takes_are_written(world: World) -> None:
+    records = [record(world, f"r{n}") for n in range(2 * ROWS + 1)]
+    insert_records([*records, *records[:3]])
+    insert_records(records[:ROWS])
+    insert_records([])
+    assert UsageEntry.objects.count() == 2 * ROWS + 1
 
 
 @database
