@@ -95,7 +95,7 @@ def test_a_worker_that_is_told_to_end_gives_its_work_back(
     with live.process(WORKER, of.environment) as first:
         wait(sdk, batch.id, done=1)
         first.send_signal(signal.SIGTERM)
-        assert first.wait(20) == 0
+        assert first.wait(120) == 0
     partly = sdk.batches.retrieve(batch.id)
     assert partly.status == "in_progress"
     with live.process(WORKER, of.environment):
