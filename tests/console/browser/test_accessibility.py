@@ -78,6 +78,14 @@ def test_a_key_is_made_with_the_keyboard_alone(open_page: Open) -> None:
     expect(page.get_by_role("button", name="Copy the key")).to_be_focused()
 
 
+def test_a_long_tenant_does_not_widen_the_page_of_keys_on_a_phone(open_page: Open) -> None:
+    page = open_page("/console/keys/", "root", viewport=PHONE)
+    choice = page.get_by_label("Tenant")
+    choice.evaluate("select => (select.options[select.selectedIndex].text = 'name '.repeat(30))")
+    expect(choice).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 def test_the_account_menu_leads_to_the_keys_on_a_phone(open_page: Open) -> None:
     page = open_page("/", viewport=PHONE)
     page.locator("[data-menu] > summary").click()
