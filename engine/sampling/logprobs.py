@@ -115,13 +115,16 @@ def _ranks(values: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> list[TokenLogprobs]:
+def prompt_logprobs(
+    logits: Tensor, next_token_ids: Tensor, k: int, edits: LogitEdits | None = None
+) -> list[TokenLogprobs]:
     """Log probabilities of a prompt's tokens.
 
     Args:
         logits: [n, vocab], any float type; row i is the model's output at some position.
         next_token_ids: [n] int64, the prompt's token that follows each position.
         k: how many top tokens beside it.
+        edits: kernels that score the tokens; None: torch does.
 
     Returns:
         n entries; the first of a prompt (which nothing precedes) is the caller's to add as None.
@@ -130,7 +133,7 @@ def prompt_logprobs(logits: Tensor, next_token_ids: Tensor, k: int) -> list[Toke
     for start in range(0, logits.shape[0], CHUNK):
         part = logits[start : start + CHUNK].float()
         chosen = next_token_ids[start : start + CHUNK].to(part.device)
-        entries += RawLogprobs.of(part, k).at(chosen, [k] * len(part))
+        entries += RawLogprobs.of(part, k, edits).at(chosen, [k] * len(part))
     return entries
 
 

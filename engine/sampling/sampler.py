@@ -154,11 +154,11 @@ class Sampler:
             own = batch.logprobs.of(logits).float()
             if not untouched and own.data_ptr() == logits.data_ptr():
                 own = own.clone()  # what follows writes over the logits
-            raw = RawLogprobs.of(own, max(batch.num_logprobs), self._edits(own))
+            raw = RawLogprobs.of(own, max(batch.num_logprobs), self.edits_of(own))
         work = logits.float()
         errors = self._adjust(work, batch)
         if mask is not None:
-            mask.apply(work, self._edits(work))
+            mask.apply(work, self.edits_of(work))
         choice = Choice(self._choose(work, batch, lengths), errors)
         if raw is not None:
             chosen = batch.logprobs.of(choice.token_ids).clamp(min=0)
@@ -193,13 +193,13 @@ class Sampler:
             or batch.vocab_size != logits.shape[-1]
             or batch.device != logits.device
         ):
-            edits = self._edits(logits)
+            edits = self.edits_of(logits)
             batch = Batch(states, self._eos_token_ids, logits.shape[-1], logits.device, edits)
             self._batch = batch
             self._assign_penalties(batch, edits)
         return batch
 
-    def _edits(self, logits: Tensor) -> LogitEdits | None:
+    def edits_of(self, logits: Tensor) -> LogitEdits | None:
         """The kernels that change logits like these in place, where there are any."""
         if self._ops is None or logits.device.type != self._ops.device.type:
             return None

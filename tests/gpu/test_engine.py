@@ -71,6 +71,36 @@ def test_other_dtypes_run(dtype, cache, folder):
     assert all(len(tokens) == 12 for tokens in found)
 
 
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_weights_in_few_bits_run(quantization, folder):
+    found = run(folder, dtype="bfloat16", quantization=quantization)
+    assert all(len(tokens) == 12 for tokens in found)
+
+
+def test_measured_scales_of_an_fp8_cache(folder):
+    found = run(folder, dtype="bfloat16", kv_cache_dtype="fp8", calculate_kv_scales=True)
+    assert all(len(tokens) == 12 for tokens in found)
+
+
+def test_edits_of_logits_choose_as_on_a_cpu(folder):
+    """Penalties, biases, bans and log probabilities, by the kernels and by torch."""
+    params = SamplingParams(
+        temperature=0, max_tokens=12, repetition_penalty=1.3, frequency_penalty=0.3,
+        presence_penalty=0.2, logit_bias={7: 1.5, 9: -2.0}, bad_words_token_ids=[[5], [6, 8]],
+        min_tokens=4, logprobs=3,
+    )  # fmt: skip
+    settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256}
+    here, there = (
+        LLM(str(folder), device=name, **settings).generate(prompts(), params, use_tqdm=False)
+        for name in ("cuda", "cpu")
+    )
+    for got, expected in zip(here, there, strict=True):
+        assert got.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert [list(one) for one in got.outputs[0].logprobs] == [
+            list(one) for one in expected.outputs[0].logprobs
+        ]
+
+
 def test_blocks_fill_the_memory_that_is_left(folder):
     llm = LLM(str(folder), device="cuda", gpu_memory_utilization=0.3, max_num_seqs=1024,
               max_model_len=512)  # fmt: skip

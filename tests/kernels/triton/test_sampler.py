@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.sampling import Sampler, SequenceSampling
+from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.token_mask import MaskedRows, pack, unpack
 from engine.sampling_params import SamplingParams
 from kernels.triton import TritonKernels
@@ -81,6 +82,14 @@ def test_log_probabilities_are_those_of_torch():
             assert one.token_ids == other.token_ids
             assert one.ranks == other.ranks
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def test_log_probabilities_of_a_prompt_are_those_of_torch():
+    logits, following = torch.randn(5, 70).bfloat16(), torch.randint(0, 70, (5,))
+    got, expected = (prompt_logprobs(logits, following, 3, edits) for edits in (OPS.edits, None))
+    for one, other in zip(got, expected, strict=True):
+        assert (one.token_ids, one.ranks) == (other.token_ids, other.ranks)
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
 @pytest.mark.parametrize("forced", [[], [1]])
