@@ -64,11 +64,14 @@ def random_blocks(kind: Kind, rows: int, columns: int, seed: int = 0) -> np.ndar
     raw = rng.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
     places = {
         Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.Q8_0: (0,), Kind.Q4_0: (0,),
-        Kind.Q4_1: (0, 2), Kind.Q5_0: (0,),
+        Kind.Q4_1: (0, 2), Kind.Q5_0: (0,), Kind.Q5_1: (0, 2), Kind.Q2_K: (80, 82),
+        Kind.Q3_K: (108,), Kind.IQ4_NL: (0,), Kind.IQ4_XS: (0,), Kind.MXFP4: (),
     }[kind]  # fmt: skip
     for at in places:
         scales = (rng.random((rows, columns // values, 1)) * 1e-3).astype(np.float16)
         raw[..., at : at + 2] = scales.view(np.uint8)
+    if kind == Kind.MXFP4:
+        raw[..., 0] = raw[..., 0] % 8 + 114  # powers of two that float16 has
     if kind == Kind.Q8_0:
         raw[..., 2:][raw[..., 2:] == 128] = 0  # -128, which its quantiser doesn't write
     return raw.reshape(rows, -1)

@@ -14,7 +14,12 @@ from engine.models.gguf.types import BLOCKS
 from kernels.reference import ReferenceKernels
 from tests.engine.gguf.files import random_blocks
 
-QUANTIZED = [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K]
+QUANTIZED = [
+    Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K,
+    Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4,
+]  # fmt: skip
+ROUNDED = (Kind.Q5_1, Kind.Q5_K)
+"""Five bits and a minimum: no kernel's."""
 
 
 def blocks_of(raw: np.ndarray, kind: Kind) -> torch.Tensor:
@@ -34,7 +39,7 @@ def test_blocks_say_what_llama_cpp_reads_in_them(kind: Kind) -> None:
 def test_the_kernels_hold_them_as_they_are(kind: Kind, compiled: bool) -> None:
     found = FORMATS.get(int(kind))
     if found is None:
-        assert kind == Kind.Q5_K  # five bits and a minimum: no kernel's
+        assert kind in ROUNDED
         return
     raw = random_blocks(kind, 40, 512, seed=4)
     blocks = READERS[int(kind)](blocks_of(raw, kind))
