@@ -306,7 +306,7 @@ class ModelBuilder:
             )
             self.weights.release()
             return fused
-        layers = [
+        layers = self._streamed_experts(at) or [
             (self.pack(up, up_bias), self.pack(down, down_bias))
             for up, up_bias, down, down_bias in read
         ]
@@ -315,6 +315,26 @@ class ModelBuilder:
             return compiled
         act = self._activation()
         return MixtureOfExperts(router, [chain(up, act, down) for up, down in layers], shared)
+
+    def _streamed_experts(self, at: str) -> list[tuple[LinearLayer, LinearLayer]]:
+        """Gate over up, and down, of experts that have tensors of their own; else none.
+
+        Read some rows at a time, and as they are where the checkpoint keeps them in few bits.
+        """
+        moe, hidden = self.spec.moe, self.spec.hidden_size
+        if moe is None or moe.layout != "split":
+            return []
+        inner, (gate, up, down) = moe.intermediate_size, moe.expert_names
+        first = f"{at}{moe.experts}"
+        if f"{first}0.{gate}.weight".removeprefix(self._strip) not in self.weights:
+            return []
+        return [
+            (
+                self.linear([(f"{one}.{gate}", inner), (f"{one}.{up}", inner)], hidden, False),
+                self.linear([(f"{one}.{down}", hidden)], inner, False),
+            )
+            for one in (f"{first}{expert}" for expert in range(moe.num_experts))
+        ]
 
     def _shared_expert(self, at: str) -> Step | None:
         spec, moe = self.spec, self.spec.moe

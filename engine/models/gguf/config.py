@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from engine.errors import ModelLoadError
 from engine.models.gguf import types
-from engine.models.gguf.reader import Buffer, Header
+from engine.models.gguf.reader import Header
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -17,7 +18,13 @@ _ARCHITECTURES = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
+_MODEL_TYPES = {"gemma3": "gemma3_text", "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe"}
+BytesOf = Callable[[str], bytes]
+"""A small tensor's bytes by its name."""
 _DTYPES = {types.F32: "float32", types.F16: "float16", types.BF16: "bfloat16"}
 
 
@@ -79,12 +86,10 @@ def heads_of(header: Header) -> tuple[int, int]:
     return heads, values.count("attention.head_count_kv", heads)
 
 
-def make_config(header: Header, buffer: Buffer) -> dict[str, Any]:
+def make_config(header: Header, bytes_of: BytesOf) -> dict[str, Any]:
     """The config.json. Raises `ModelLoadError` naming what is missing or not supported."""
     values = Metadata(header)
     name, tensors = values.architecture, header.tensors
-    if any(tensor.endswith("_exps.weight") for tensor in tensors):
-        raise ModelLoadError("GGUF files with experts aren't supported.", param="model")
     if "token_embd.weight" not in tensors:
         raise ModelLoadError("The file has no token_embd.weight.", param="model")
     heads, kv_heads = heads_of(header)
@@ -100,13 +105,13 @@ def make_config(header: Header, buffer: Buffer) -> dict[str, Any]:
         )
     return {
         "architectures": [_ARCHITECTURES[name]],
-        "model_type": {"gemma3": "gemma3_text"}.get(name, name),
+        "model_type": _MODEL_TYPES.get(name, name),
         "hidden_size": hidden,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "intermediate_size": values.count("feed_forward_length"),
+        "intermediate_size": _inner(values),
         "vocab_size": tensors["token_embd.weight"].shape[0],
         "max_position_embeddings": values.count("context_length"),
         "rms_norm_eps": float(values.number("attention.layer_norm_rms_epsilon")),
@@ -116,9 +121,15 @@ def make_config(header: Header, buffer: Buffer) -> dict[str, Any]:
         "rope_theta": float(values.number("rope.freq_base", 10000.0)),
         "partial_rotary_factor": values.count("rope.dimension_count", head_dim) / head_dim,
         "dtype": _dtype(header),
-        **_rope_scaling(values, buffer),
+        **_rope_scaling(values, bytes_of),
         **_windows(values, head_dim),
+        **_experts(values),
     }
+
+
+def _inner(values: Metadata) -> int:
+    """Of an MLP; models all of whose layers have experts may leave it out."""
+    return values.count("feed_forward_length", values.optional("expert_feed_forward_length"))
 
 
 def _dtype(header: Header) -> str:
@@ -132,7 +143,9 @@ def _dtype(header: Header) -> str:
 
 
 def _windows(values: Metadata, head_dim: int) -> dict[str, Any]:
-    """What Gemma 2 and 3 have of windows and soft caps."""
+    """What Gemma 2 and 3 have of windows and soft caps, and Phi-3 of windows."""
+    if values.architecture == "phi3":
+        return {"sliding_window": values.optional("attention.sliding_window")}
     if values.architecture not in ("gemma2", "gemma3"):
         return {}
     found = {
@@ -149,14 +162,69 @@ def _windows(values: Metadata, head_dim: int) -> dict[str, Any]:
     return found
 
 
-def _rope_scaling(values: Metadata, buffer: Buffer) -> dict[str, Any]:
-    """Llama 3's factors are a tensor; others have a kind and a factor."""
-    info = values.header.tensors.get("rope_freqs.weight")
-    if info is not None:
-        if info.kind != types.F32:
-            raise ModelLoadError("rope_freqs.weight must be F32.", param="model")
-        raw = buffer[info.offset : info.offset + info.nbytes]
-        factors = [float(factor) for factor in np.frombuffer(raw, "<f4")]
+def _experts(values: Metadata) -> dict[str, Any]:
+    """Of families with a mixture of experts. A llama with experts is a Mixtral.
+
+    Whether the chosen experts' weights are brought to a sum of 1 is known by the architecture.
+    """
+    if values.optional("expert_count") is None:
+        if any(name.endswith("_exps.weight") for name in values.header.tensors):
+            raise ModelLoadError(
+                f"The file has experts, but no {values.architecture}.expert_count.", param="model"
+            )
+        return {}
+    count, used = values.count("expert_count"), values.count("expert_used_count")
+    found = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": used}
+    if values.architecture == "llama":
+        return found | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    if values.architecture not in ("qwen2moe", "qwen3moe"):
+        raise ModelLoadError(
+            f"Experts of the architecture {values.architecture} aren't supported.", param="model"
+        )
+    found["moe_intermediate_size"] = values.count("expert_feed_forward_length")
+    found["norm_topk_prob"] = values.architecture == "qwen3moe"
+    if values.architecture == "qwen2moe":
+        shared = values.count("expert_shared_feed_forward_length")
+        found["shared_expert_intermediate_size"] = shared
+    return found
+
+
+def _factors(values: Metadata, bytes_of: BytesOf, name: str) -> list[float] | None:
+    """Numbers of a small tensor; None where there is none."""
+    info = values.header.tensors.get(name)
+    if info is None:
+        return None
+    if info.kind != types.F32:
+        raise ModelLoadError(f"{name} must be F32.", param="model")
+    return [float(factor) for factor in np.frombuffer(bytes_of(name), "<f4")]
+
+
+def _long_rope(values: Metadata, bytes_of: BytesOf) -> dict[str, Any] | None:
+    """Phi-3's factors for short and long contexts."""
+    names = ("rope_factors_short.weight", "rope_factors_long.weight")
+    short, long = (_factors(values, bytes_of, name) for name in names)
+    if short is None or long is None:
+        return None
+    return {
+        "rope_scaling": {
+            "rope_type": "longrope",
+            "short_factor": short,
+            "long_factor": long,
+            "attention_factor": float(values.number("rope.scaling.attn_factor", 1.0)),
+            "original_max_position_embeddings": values.count(
+                "rope.scaling.original_context_length"
+            ),
+        }
+    }
+
+
+def _rope_scaling(values: Metadata, bytes_of: BytesOf) -> dict[str, Any]:
+    """Llama 3's and Phi-3's factors are tensors; others have a kind and a factor."""
+    long_rope = _long_rope(values, bytes_of)
+    if long_rope is not None:
+        return long_rope
+    factors = _factors(values, bytes_of, "rope_freqs.weight")
+    if factors is not None:
         return {
             "rope_scaling": {
                 "rope_type": "longrope",

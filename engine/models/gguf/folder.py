@@ -15,35 +15,34 @@ from typing import Any
 
 from engine.errors import ModelLoadError
 from engine.models.gguf.config import make_config
-from engine.models.gguf.reader import read_header
+from engine.models.gguf.parts import GGUFFiles, parts_of
 from engine.models.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
-from engine.models.mapped import MappedFile
 from engine.tokenizer_folder import cache_dir
 
 SUFFIX = ".gguf"
 _SOURCE = "source.json"
 #: Of the form that is written; files of another one are written anew.
-_FORM = 1
+_FORM = 2
 
 
 def find_gguf(path: Path) -> Path | None:
-    """The GGUF file that a path names: itself, or the only one of a folder without config.json.
+    """The GGUF file that a path names: itself, or the only model of a folder without config.json.
 
-    Raises `ModelLoadError` for a model that is split over several files.
+    Of a model in several parts the first.
     """
-    found = path if path.is_file() and path.suffix == SUFFIX else None
-    if path.is_dir() and not (path / "config.json").exists():
-        files = sorted(path.glob(f"*{SUFFIX}"))
-        if len(files) > 1:
-            raise ModelLoadError(
-                f"{path} holds {len(files)} GGUF files: name one of them.", param="model"
-            )
-        found = files[0] if files else None
-    if found is not None and "-00001-of-" in found.name:
+    if path.is_file() and path.suffix == SUFFIX:
+        return parts_of(path)[0]
+    if not path.is_dir() or (path / "config.json").exists():
+        return None
+    files = sorted(path.glob(f"*{SUFFIX}"))
+    if not files:
+        return None
+    parts = parts_of(files[0])
+    if set(files) != set(parts):
         raise ModelLoadError(
-            f"{found} is one of several parts: merge them (gguf-split --merge).", param="model"
+            f"{path} holds {len(files)} GGUF files: name one of them.", param="model"
         )
-    return found
+    return parts[0]
 
 
 def gguf_folder(path: Path, *, with_tokenizer: bool = True) -> Path:
@@ -55,9 +54,9 @@ def gguf_folder(path: Path, *, with_tokenizer: bool = True) -> Path:
     target = cache_dir() / "gguf" / _identity(path, with_tokenizer)
     if (target / _SOURCE).exists():
         return target
-    file = MappedFile(path)
-    header = read_header(file.buffer)
-    config = make_config(header, file.buffer)
+    files = GGUFFiles(path)
+    header = files.header
+    config = make_config(header, files.bytes_of)
     # Beside it first: another replica may be at the same file.
     workplace = target.with_name(f"{target.name}.{os.getpid()}")
     workplace.mkdir(parents=True, exist_ok=True)
@@ -89,7 +88,8 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _identity(path: Path, with_tokenizer: bool) -> str:
-    """Changes with the file's path, size and time."""
-    stat = path.stat()
-    parts = [str(path), str(stat.st_size), str(stat.st_mtime_ns), str(with_tokenizer), str(_FORM)]
+    """Changes with the path, and with the files' sizes and times."""
+    parts = [str(path), str(with_tokenizer), str(_FORM)]
+    for stat in (part.stat() for part in parts_of(path)):
+        parts += [str(stat.st_size), str(stat.st_mtime_ns)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

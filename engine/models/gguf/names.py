@@ -14,13 +14,28 @@ _LAYER = {
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
+    "self_attn.qkv_proj": "attn_qkv",
     "self_attn.o_proj": "attn_output",
     "self_attn.q_norm": "attn_q_norm",
     "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
+    "mlp.gate_up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "mlp.gate": "ffn_gate_inp",
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
 }
+_EXPERTS = {
+    "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
+    "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
+}  # fmt: skip
+_EXPERT = re.compile(
+    r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight"
+)
 _TWO_NORMS = {"post_attention_layernorm": "ffn_norm"}
 _FOUR_NORMS = {
     "post_attention_layernorm": "post_attention_norm",
@@ -28,6 +43,18 @@ _FOUR_NORMS = {
     "post_feedforward_layernorm": "post_ffw_norm",
 }
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def expert_of(name: str) -> tuple[str, int | None]:
+    """The name of all experts' tensor, which a file keeps together, and the expert's number.
+
+    Of another tensor its own name, and None.
+    """
+    match = _EXPERT.fullmatch(name)
+    if match is None or match.group(3) not in _EXPERTS:
+        return name, None
+    layer, expert, kind = match.groups()
+    return f"{layer}.{_EXPERTS[kind]}.weight", int(expert)
 
 
 def gguf_name(name: str, architecture: str) -> str:

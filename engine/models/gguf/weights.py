@@ -11,9 +11,9 @@ from engine.errors import ModelLoadError
 from engine.models.gguf import types
 from engine.models.gguf.config import architecture_of, heads_of
 from engine.models.gguf.matrix import GGUFMatrix
-from engine.models.gguf.names import gguf_name
-from engine.models.gguf.reader import read_header
-from engine.models.mapped import MappedFile
+from engine.models.gguf.names import expert_of, gguf_name
+from engine.models.gguf.parts import GGUFFiles
+from engine.models.gguf.reader import TensorInfo
 from engine.quantization.matrix import Matrix
 
 #: Of the tokenizer and of rotary embedding, which config.json has.
@@ -25,15 +25,16 @@ class GGUFWeights:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = MappedFile(path)
-        header = read_header(self._file.buffer)
+        self._files = GGUFFiles(path)
+        header = self._files.header
         self._tensors = header.tensors
         self._architecture = architecture_of(header)
         self._heads = heads_of(header)
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        return gguf_name(name, self._architecture) in self._tensors
+        whole, _ = expert_of(name)
+        return gguf_name(whole, self._architecture) in self._tensors
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
@@ -53,10 +54,14 @@ class GGUFWeights:
         return floats
 
     def _matrix(self, name: str, shape: tuple[int, ...], as_rows: tuple[int, int]) -> GGUFMatrix:
-        stored = gguf_name(name, self._architecture)
+        whole, expert = expert_of(name)
+        stored = gguf_name(whole, self._architecture)
         info = self._tensors.get(stored)
         if info is None:
             raise ModelLoadError(f"{self.path} has no {stored!r}.", param="model")
+        info = info if expert is None else self._one_expert(info, expert)
+        if info.shape != shape and (1, *info.shape) == shape:
+            info = TensorInfo(info.name, shape, info.kind, info.offset, info.nbytes)
         if info.shape != shape:
             raise ModelLoadError(
                 f"{self.path}: {stored!r} has shape {info.shape}, "
@@ -66,7 +71,18 @@ class GGUFWeights:
         if len(shape) == 1 and types.BLOCKS[info.kind].values > 1:
             raise ModelLoadError(f"{self.path}: {stored!r} is quantised.", param="model")
         self._read.add(stored)
-        return GGUFMatrix(self._file, info, as_rows, self._order(name, shape[0]))
+        return GGUFMatrix(self._files.file_of(stored), info, as_rows, self._order(name, shape[0]))
+
+    def _one_expert(self, info: TensorInfo, expert: int) -> TensorInfo:
+        """That of a tensor [experts, rows, columns]."""
+        count = info.shape[0]
+        if len(info.shape) != 3 or expert >= count:
+            raise ModelLoadError(
+                f"{self.path}: {info.name!r} of shape {info.shape} has no expert {expert}.",
+                param="model",
+            )
+        each = info.nbytes // count
+        return TensorInfo(info.name, info.shape[1:], info.kind, info.offset + expert * each, each)
 
     def _order(self, name: str, rows: int) -> Tensor | None:
         """How queries' and keys' rows come back to the order of `transformers`.
@@ -83,7 +99,7 @@ class GGUFWeights:
 
     def release(self) -> None:
         """Give back the memory of what has been read; tensors stay valid."""
-        self._file.release()
+        self._files.release()
 
     def unread(self) -> list[str]:
         """Names that nobody asked for."""

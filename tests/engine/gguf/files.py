@@ -13,9 +13,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
-from engine.models.gguf.names import gguf_name
+from engine.models.gguf.names import expert_of, gguf_name
 
-ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2"}
 KindOf = Callable[[str], Kind]
 
 
@@ -24,16 +23,23 @@ def everywhere(kind: Kind) -> KindOf:
     return lambda name: kind
 
 
-def write_gguf(folder: Path, path: Path, kind_of: KindOf, architecture: str = "llama") -> Path:
-    """A checkpoint's folder as a GGUF file; vectors are always F32."""
+def write_gguf(
+    folder: Path, path: Path, kind_of: KindOf, architecture: str = "llama", tensors_a_file: int = 0
+) -> Path:
+    """A checkpoint's folder as a GGUF file; vectors are always F32.
+
+    With `tensors_a_file` in parts of so many tensors; `path` is then what they are named after.
+    """
     config = json.loads((folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=tensors_a_file)
     _add_shape(writer, config)
     _add_tokenizer(writer, folder)
-    for name, tensor in load_file(folder / "model.safetensors").items():
+    for name, tensor in _with_experts_together(load_file(folder / "model.safetensors")).items():
         stored = gguf_name(name, architecture)
         value = _as_stored(name, tensor.float(), config, architecture).numpy()
-        if tensor.dim() == 1:
+        if "shared_expert_gate" in name:
+            value = value[0]
+        if value.ndim == 1:
             writer.add_tensor(stored, value)
             continue
         kind = kind_of(stored)
@@ -43,6 +49,23 @@ def write_gguf(folder: Path, path: Path, kind_of: KindOf, architecture: str = "l
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _with_experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each layer's experts as one tensor [experts, rows, columns], as the converter keeps them."""
+    found: dict[str, torch.Tensor] = {}
+    experts: dict[str, dict[int, torch.Tensor]] = {}
+    for name, tensor in tensors.items():
+        together, expert = expert_of(name)
+        if expert is None:
+            found[name] = tensor
+        else:
+            experts.setdefault(together, {})[expert] = tensor
+    stacked = {
+        name: torch.stack([parts[index] for index in sorted(parts)])
+        for name, parts in experts.items()
+    }
+    return found | stacked
 
 
 def quantized(value: np.ndarray, kind: Kind) -> np.ndarray:
@@ -105,6 +128,15 @@ def _add_shape(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    if experts := config.get("num_local_experts") or config.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if config.get("shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if config["model_type"] == "phi3":
+        writer.add_sliding_window(config["sliding_window"])
     if config.get("final_logit_softcapping"):
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])

@@ -15,8 +15,8 @@ from kernels.reference import ReferenceKernels
 from tests.engine.gguf.files import random_blocks
 
 QUANTIZED = [
-    Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K,
-    Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4,
+    Kind.Q8_0, Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q2_K, Kind.Q3_K, Kind.Q4_K,
+    Kind.Q5_K, Kind.Q6_K, Kind.IQ4_NL, Kind.IQ4_XS, Kind.MXFP4,
 ]  # fmt: skip
 ROUNDED = (Kind.Q5_1, Kind.Q5_K)
 """Five bits and a minimum: no kernel's."""

@@ -24,6 +24,19 @@ GEMMA2 = {
     "model_type": "gemma2", "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 24,
     "tie_word_embeddings": True,
 }  # fmt: skip
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+MORE = {
+    "gemma2": GEMMA2,
+    "phi3": {"model_type": "phi3", "sliding_window": 24, "pad_token_id": 3},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "sliding_window": None},
+    "qwen2_moe": {
+        "model_type": "qwen2_moe", **MOE, "shared_expert_intermediate_size": 40,
+        "norm_topk_prob": False,
+    },
+    "qwen3_moe": {"model_type": "qwen3_moe", "head_dim": 32, **MOE, "norm_topk_prob": True},
+}  # fmt: skip
+NAMES = {"mixtral": "llama", "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
+"""Architectures of GGUF that are called otherwise."""
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +59,25 @@ def tokens(llm: LLM) -> list[list[int]]:
     return [r.outputs[0].token_ids for r in llm.generate(PROMPTS, GREEDY, use_tqdm=False)]
 
 
-@pytest.mark.parametrize("kind", [Kind.F32, Kind.BF16, Kind.F16], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
+FLOATS = [
+    *((family, kind) for family in ("llama", "qwen2", "qwen3", "gemma2", "phi3")
+      for kind in (Kind.F32, Kind.BF16, Kind.F16)),
+    # Experts are read as all matrices are.
+    *((family, Kind.F32) for family in NAMES),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "kind"), FLOATS, ids=lambda value: getattr(value, "name", value)
+)
 def test_floats_give_the_tokens_of_the_checkpoint(
     family: str, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(FAMILIES, "gemma2", GEMMA2)
+    if family in MORE:
+        monkeypatch.setitem(FAMILIES, family, MORE[family])
     folder = make_model(family, tmp_path / "checkpoint")
-    file = write_gguf(folder, tmp_path / "model.gguf", everywhere(kind), family)
+    name = NAMES.get(family, family)
+    file = write_gguf(folder, tmp_path / "model.gguf", everywhere(kind), name)
     dtype = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}[kind.name]
     assert tokens(make(file)) == tokens(make(folder, dtype=dtype))
 
@@ -124,6 +148,79 @@ def test_a_folder_with_one_file_and_no_config(tmp_path: Path) -> None:
     (tmp_path / "model" / "b.gguf").write_bytes(b"")
     with pytest.raises(ModelLoadError, match="holds 2 GGUF files"):
         make(tmp_path / "model")
+
+
+def test_a_model_in_parts(tmp_path: Path) -> None:
+    folder = make_model("llama", tmp_path / "checkpoint")
+    (tmp_path / "model").mkdir()
+    write_gguf(folder, tmp_path / "model" / "a.gguf", everywhere(Kind.F32), tensors_a_file=12)
+    parts = sorted((tmp_path / "model").iterdir())
+    assert [part.name for part in parts] == [f"a-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    expected = tokens(make(folder))
+    for named in (tmp_path / "model", parts[0], parts[2]):
+        assert tokens(make(named)) == expected
+    first, second = parts[0].read_bytes(), parts[1].read_bytes()
+    parts[1].write_bytes(first)
+    with pytest.raises(ModelLoadError, match=r"it is part 0 of 3, and not part 1 of 3"):
+        make(parts[0])
+    parts[1].unlink()
+    with pytest.raises(ModelLoadError, match=r"a-00002-of-00003.gguf isn't there"):
+        make(parts[0])
+    (tmp_path / "model" / "whole.gguf").write_bytes(second)
+    with pytest.raises(ModelLoadError, match="isn't there"):
+        make(tmp_path / "model")
+
+
+def test_quantised_experts_stay_in_few_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FAMILIES, "mixtral", MORE["mixtral"])
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
+    folder = make_model("mixtral", tmp_path / "checkpoint", **sizes)
+
+    def kind_of(name: str) -> Kind:
+        return Kind.Q8_0 if "exps" in name else Kind.F32
+
+    rounded = make(write_gguf(folder, tmp_path / "q8.gguf", kind_of))
+    floats = make(write_gguf(folder, tmp_path / "f32.gguf", everywhere(Kind.F32)))
+    sizes_of = [llm.core.loaded.model.decode_bytes for llm in (rounded, floats)]
+    experts = 3 * 3 * 2 * 128 * 256  # layers, matrices, chosen experts
+    assert sizes_of[1] - sizes_of[0] == pytest.approx(experts * (4 - 34 / 32), rel=0.01)
+    agreed = [a[:3] == b[:3] for a, b in zip(tokens(rounded), tokens(floats), strict=True)]
+    assert any(agreed)
+
+
+def test_phi_3_has_factors_for_short_and_long_contexts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gguf
+    import numpy as np
+
+    factors = {
+        "short": [1.0 + 0.1 * i for i in range(8)],
+        "long": [2.0 + 0.5 * i for i in range(8)],
+    }
+    scaling = {
+        "rope_type": "longrope", "short_factor": factors["short"], "long_factor": factors["long"],
+        "original_max_position_embeddings": 64, "factor": 8.0, "rope_theta": 10000.0,
+    }  # fmt: skip
+    monkeypatch.setitem(FAMILIES, "phi3", {**MORE["phi3"], "original_max_position_embeddings": 64})
+    folder = make_model("phi3", tmp_path / "checkpoint", rope_parameters=scaling)
+
+    class WithFactors(gguf.GGUFWriter):
+        def write_header_to_file(self, *args: Any) -> None:
+            for name, values in factors.items():
+                self.add_tensor(f"rope_factors_{name}.weight", np.array(values, dtype=np.float32))
+            self.add_rope_scaling_orig_ctx_len(64)
+            self.add_rope_scaling_attn_factors((1 + np.log(8.0) / np.log(64)) ** 0.5)
+            super().write_header_to_file(*args)
+
+    monkeypatch.setattr("tests.engine.gguf.files.gguf.GGUFWriter", WithFactors)
+    file = write_gguf(folder, tmp_path / "model.gguf", everywhere(Kind.F32), "phi3")
+    for length in (128, 48):
+        settings = {"num_gpu_blocks_override": 200, "max_model_len": length}
+        got, expected = (tokens(LLM(str(path), **settings)) for path in (file, folder))
+        assert got == expected
 
 
 def test_llama_3_scales_its_rotation(tmp_path: Path) -> None:
