@@ -22,6 +22,7 @@ from engine.harvest import Harvest
 from engine.pooling.requests import scheduler_config, without_kv_quota
 from engine.protocol import SLEEP_LEVELS, SLEEP_TAGS, EngineRequest, EngineStats, TokenDelta
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan, StepResult
+from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
 from engine.structured.manager import StructuredOutputs
 
@@ -77,6 +78,8 @@ class EngineCore:
         )
         self._harvest = Harvest(self.scheduler, self.structured, self._accounts, self._exits)
         self._most_in_flight = 1 if overlaps else 0
+        #: Follows how long prompts take; set where that bounds them beside decodes.
+        self.pace: PrefillPace | None = None
         self._steps_in_flight: deque[Step] = deque()
 
     # -- requests -----------------------------------------------------------------------------
@@ -170,6 +173,8 @@ class EngineCore:
             self._steps_in_flight.append(begun)
         deltas += self._complete_down_to(self._most_in_flight if begun else 0)
         self._accounts.note_step(started, begun is not None)
+        if self.pace is not None and begun is not None and not self._most_in_flight:
+            self.pace.note(begun.plan, time.perf_counter() - started)
         return deltas
 
     def _begin(self) -> Step | None:

@@ -13,6 +13,7 @@ from engine.pooling.params import GENERATE, PoolingParams
 from engine.pooling.requests import tasks_of
 from engine.protocol import EngineRequest
 from engine.sampling_params import SamplingParams
+from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
 
 _PROMPT_TOKENS = 8
@@ -23,8 +24,6 @@ _SECONDS_BESIDE_DECODES = 0.09
 _TIMED_TOKENS = (32, 128)
 _TIMES = 3
 _PATIENCE_S = 0.5
-#: Fewer prompt tokens would waste the weights that a step reads anyway.
-_LEAST_TOKENS = 32
 
 
 def warm_up(core: EngineCore) -> None:
@@ -38,8 +37,8 @@ def warm_up(core: EngineCore) -> None:
         _run(core, prompt, output, temperature)
     if _sets_share(core):
         seconds = _seconds_per_token(core, room - 1)
-        tokens = max(_LEAST_TOKENS, int(_SECONDS_BESIDE_DECODES / seconds) // 16 * 16)
-        core.scheduler.share = PrefillShare(tokens, core.config.prefill_full_share_at)
+        core.scheduler.share = PrefillShare(1, core.config.prefill_full_share_at)
+        core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES)
     core.reset_prefix_cache()
     core.scheduler.kv.accounts.forget_idle()
     core.reset_stats()
