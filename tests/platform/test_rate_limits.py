@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from typing import Any
 
 import pytest
 
@@ -60,15 +61,15 @@ def record(request_id: str, prompt: int, output: int) -> UsageRecord:
 
 
 async def level(kind: str, owner: str = "tenant:1") -> float:
-    found = sync_client().hget(key(f"limit:{kind}:{owner}"), "level")  # type: ignore[misc]
+    found: Any = sync_client().hget(key(f"limit:{kind}:{owner}"), "level")
     return float(found)
 
 
 async def set_back(kind: str, seconds: float, owner: str = "tenant:1") -> None:
     """Make a bucket believe that it was last touched so many seconds earlier."""
     name = key(f"limit:{kind}:{owner}")
-    at = float(sync_client().hget(name, "at"))  # type: ignore[misc,arg-type]
-    sync_client().hset(name, "at", str(at - seconds))  # type: ignore[misc]
+    at: Any = sync_client().hget(name, "at")
+    sync_client().hset(name, "at", str(float(at) - seconds))
 
 
 async def test_without_limits_redis_is_not_even_asked(settings) -> None:

@@ -49,11 +49,9 @@ def measure(args: argparse.Namespace, port: int, pid: int, key: str) -> None:
             timings = asyncio.run(run_level(target, level, args.seconds, pause_s))
             used = cpu_seconds(pid) - before
             row: dict[str, object] = {"server": args.server, "stream": stream}
-            row |= {"concurrency": level} | timings.summary()
-            row["workers"] = args.workers
-            if (
-                args.server == "uvicorn" and args.workers == 1
-            ):  # others run the loop in another thread or process
+            row |= {"workers": args.workers, "concurrency": level}
+            row |= timings.summary()
+            if args.server == "uvicorn" and args.workers == 1:  # others: not in the first thread
                 # What a core of its own would give, on a busy machine too.
                 row["loop_cpu_ms_per_request"] = round(1000 * used / len(timings.whole), 3)
                 row["tok_per_loop_cpu_s"] = round(timings.tokens / used)

@@ -47,7 +47,7 @@ class Pipe:
 
     def add(self, *words: bytes | str | int) -> None:
         """A command whose reply nobody needs."""
-        self._out.append(hiredis.pack_command(words))
+        self._out.append(hiredis.pack_command(words))  # type: ignore[arg-type]
         self._owed += 1
 
     def ask(self, *words: bytes | str | int) -> Any:
