@@ -84,7 +84,7 @@ def test_the_layers_are_small_and_the_tables_stay_in_eight_bits(model_folder: Fo
 
 
 def test_a_method_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="int8, int4; got 'awq'") as error:
+    with pytest.raises(ConfigError, match="int8, int4, fp8; got 'awq'") as error:
         EngineConfig(model="m", quantization="awq")
     assert error.value.param == "quantization"
 
