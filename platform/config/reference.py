@@ -27,6 +27,7 @@ class ReferenceView(SpectacularSwaggerSplitView):
     authentication_classes = ()
     url = "/openapi.json"
     title = "Quire API"
+    template_name = "console/reference.html"
 
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
         """The page, or with `?script` what it runs."""
