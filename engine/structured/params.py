@@ -32,7 +32,8 @@ class StructuredOutputsParams(msgspec.Struct, omit_defaults=True, forbid_unknown
             free text until a trigger, then the tag's schema.
         disable_any_whitespace: JSON without white space.
         disable_additional_properties: objects of the schema hold only what it names.
-        whitespace_pattern: a regex for the white space between JSON's parts, `JSON_WHITESPACE` if None.
+        whitespace_pattern: a regex for the white space between JSON's parts; None:
+            `JSON_WHITESPACE`.
 
     Raises:
         InvalidRequest: with `param` "structured_outputs" or "structured_outputs.<field>".
