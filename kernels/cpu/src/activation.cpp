@@ -4,35 +4,6 @@
 namespace quire {
 namespace {
 
-template <int GATE>
-QUIRE_INLINE vf act(vf x) {
-  if (GATE == kSilu) return x / (vset(1.0f) + vexp(vset(0.0f) - x));
-  if (GATE == kGelu) return vset(0.5f) * x * (vset(1.0f) + verf(x * vset(0.70710678118654752f)));
-  if (GATE == kRelu) return vmax(x, vset(0.0f));
-  if (GATE == kRelu2) return vmax(x, vset(0.0f)) * vmax(x, vset(0.0f));
-  const vf cubed = vfma(x * x, vset(0.044715f * 0.79788456080286536f), vset(0.79788456080286536f));
-  return vset(0.5f) * x * (vset(1.0f) + vtanh(x * cubed));
-}
-
-struct Plain {
-  static constexpr int kWidths = 1;
-  template <int GATE>
-  static QUIRE_INLINE vf of(vf x, vf, const Activation&) {
-    return act<GATE>(x);
-  }
-};
-
-struct Gated {
-  static constexpr int kWidths = 2;
-  template <int GATE>
-  static QUIRE_INLINE vf of(vf x, vf up, const Activation& how) {
-    if (GATE != kSwigluClamped) return act<GATE>(x) * up;
-    const vf limit = vset(how.limit), gate = vmin(x, limit);
-    const vf shifted = vmin(vmax(up, vset(-how.limit)), limit) + vset(1.0f);
-    return shifted * gate / (vset(1.0f) + vexp(vset(0.0f) - gate * vset(how.alpha)));
-  }
-};
-
 template <class How, int GATE, class T>
 int run(T* out, const T* x, int64_t rows, int64_t width, const Activation& how, int threads) {
   constexpr int64_t kPiece = 2048;
@@ -56,20 +27,9 @@ int run(T* out, const T* x, int64_t rows, int64_t width, const Activation& how, 
 template <class How, class T>
 int run_kind(T* out, const T* x, int64_t rows, int64_t width, const Activation& how,
              int threads) {
-  switch (how.kind) {
-    case kSilu:
-      return run<How, kSilu>(out, x, rows, width, how, threads);
-    case kGelu:
-      return run<How, kGelu>(out, x, rows, width, how, threads);
-    case kRelu:
-      return run<How, kRelu>(out, x, rows, width, how, threads);
-    case kRelu2:
-      return run<How, kRelu2>(out, x, rows, width, how, threads);
-    case kSwigluClamped:
-      return run<How, kSwigluClamped>(out, x, rows, width, how, threads);
-    default:
-      return run<How, kGeluTanh>(out, x, rows, width, how, threads);
-  }
+  return with_gate(how.kind, [&](auto kind) {
+    return run<How, decltype(kind)::value>(out, x, rows, width, how, threads);
+  });
 }
 
 }  // namespace
@@ -77,6 +37,14 @@ int run_kind(T* out, const T* x, int64_t rows, int64_t width, const Activation& 
 void gate_and_mul(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,
                   int threads) {
   run_kind<Gated>(out, x, rows, width, how, threads);
+}
+
+int gated_linear(const Packed& w, float* out, float* gated, const float* x, int64_t width,
+                 int64_t rows, const Activation& how, int threads) {
+  if (can_gate(w)) return linear_gated(w, out, x, w.k, rows, how, threads);
+  const int wrong = linear(w, gated, x, w.k, rows, kF32, threads);
+  if (!wrong) gate_and_mul(out, gated, rows, width, how, threads);
+  return wrong;
 }
 
 void activate(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,

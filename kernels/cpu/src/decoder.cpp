@@ -113,10 +113,14 @@ int attend(const Run& run, const DecoderLayer& layer, float* out) {
 // One MLP in place.
 int run_mlp(const Run& run, const DecoderLayer& layer, float* x, int64_t rows) {
   const DecoderShape& s = run.shape();
-  float* first = s.gated ? run.gated : run.inner;
-  int wrong = linear(*layer.gate_up, first, x, s.hidden, rows, kF32, run.threads);
-  if (s.gated) gate_and_mul(run.inner, run.gated, rows, s.inner, s.act, run.threads);
-  if (!s.gated) activate(run.inner, run.inner, rows, s.inner, s.act, run.threads);
+  int wrong;
+  if (s.gated) {
+    wrong = gated_linear(*layer.gate_up, run.inner, run.gated, x, s.inner, rows, s.act,
+                         run.threads);
+  } else {
+    wrong = linear(*layer.gate_up, run.inner, x, s.hidden, rows, kF32, run.threads);
+    activate(run.inner, run.inner, rows, s.inner, s.act, run.threads);
+  }
   if (!wrong) wrong = linear(*layer.down, x, run.inner, s.inner, rows, kF32, run.threads);
   return wrong;
 }

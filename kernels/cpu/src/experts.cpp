@@ -47,8 +47,7 @@ void route_row(const Experts& e, float* scores, int32_t* chosen, float* weights)
 
 int expert(const Experts& e, const Packed& gate_up, const Packed& down, int64_t inner, float* out,
            const float* x, int64_t rows, const Buffers& b, int threads) {
-  int wrong = linear(gate_up, b.gated, x, e.hidden, rows, kF32, threads);
-  gate_and_mul(b.inner, b.gated, rows, inner, e.act, threads);
+  int wrong = gated_linear(gate_up, b.inner, b.gated, x, inner, rows, e.act, threads);
   if (!wrong) wrong = linear(down, out, b.inner, inner, rows, kF32, threads);
   return wrong;
 }

@@ -1,6 +1,8 @@
 // Deals the work of a linear layer: rows of x are loaded once, then panels times tiles of rows.
 #include "linear.h"
 
+#include <cstdlib>
+
 namespace quire {
 namespace {
 
@@ -37,12 +39,19 @@ struct Job {
   int64_t row_pieces, piece_rows;
   int64_t whole_pieces, piece_panels;  // so many pieces have piece_panels, the others one
   int dtype;
+  const Activation* gate;  // or null; with it panels come in pairs, from both halves of w
 
-  int64_t panel_pieces() const { return whole_pieces + w.panels - whole_pieces * piece_panels; }
-  // Where a piece of panels begins; the last one's end is the number of panels.
-  int64_t first_panel(int64_t piece) const {
+  int64_t group() const { return gate ? 2 : 1; }  // panels that are dealt together
+  int64_t groups() const { return w.panels / group(); }
+  int64_t panel_pieces() const { return whole_pieces + groups() - whole_pieces * piece_panels; }
+  // The group that a piece begins with; the last one's end is the number of groups.
+  int64_t first_group(int64_t piece) const {
     return piece <= whole_pieces ? piece * piece_panels
                                  : piece + whole_pieces * (piece_panels - 1);
+  }
+  // Panel `i` of those that the groups from `first` on are made of.
+  int64_t panel(int64_t first, int64_t i) const {
+    return gate ? first + i / 2 + i % 2 * groups() : first + i;
   }
 };
 
@@ -68,7 +77,7 @@ struct Sums {
 
 Sums sums_for(const Job& job, int64_t row, int64_t panel, int64_t at, int slot) {
   float* own = job.c + (slot * kPiecePanels + at) * job.piece_rows * NR;
-  if (job.dtype == kF32 && (panel + 1) * NR <= job.w.n) {
+  if (!job.gate && job.dtype == kF32 && (panel + 1) * NR <= job.w.n) {
     float* out = reinterpret_cast<float*>(job.out) + row * job.w.n + panel * NR;
     return {own, out, job.w.n};
   }
@@ -91,6 +100,30 @@ void finish(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64_t
   }
 }
 
+template <int GATE>
+void gate_row(float* out, const float* x, const float* up, const float* bias, int64_t half,
+              const Activation& how) {
+  for (int i = 0; i < NR; i += W) {
+    vf a = vload(x + i), b = vload(up + i);
+    if (bias) a = a + vload(bias + i), b = b + vload(bias + half + i);
+    vstore(out + i, Gated::of<GATE>(a, b, how));
+  }
+}
+
+// What finish is, for a pair of panels: x's sums and those beside which it is a gate.
+void finish_pair(const Job& job, const float* x, const float* up, int64_t row, int64_t rows,
+                 int64_t panel) {
+  const int64_t half = job.w.n / 2, from = panel * NR;
+  const float* bias = job.w.bias ? job.w.bias + from : nullptr;
+  float* out = reinterpret_cast<float*>(job.out) + row * half + from;
+  with_gate(job.gate->kind, [&](auto kind) {
+    for (int64_t r = 0; r < rows; r++) {
+      gate_row<decltype(kind)::value>(out + r * half, x + r * NR, up + r * NR, bias, half,
+                                      *job.gate);
+    }
+  });
+}
+
 // How far ahead of its use a panel is fetched from memory when it is used only once.
 constexpr int64_t kAhead = 2048;
 
@@ -101,11 +134,11 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
   const Packed& w = job.w;
   const int64_t first = block * job.block_steps;
   const int64_t steps = std::min(w.steps, (block + blocks) * job.block_steps) - first;
-  const int64_t tiles = ceil_div(rows, job.kernel.tile);
+  const int64_t tile = job.kernel.tile, tiles = ceil_div(rows, tile);
   const char* b = w.panel(panel) + first * w.step_bytes;
   const bool done = block + blocks >= job.blocks;
   for (int64_t t = 0; t < tiles; t++) {
-    const int64_t from = rows * t / tiles, to = rows * (t + 1) / tiles;
+    const int64_t from = t * tile, to = std::min(rows, from + tile);
     const char* ahead = next ? next + steps * w.step_bytes * t / tiles : b + kAhead;
     float* kept = sums.kept + from * NR;
     job.kernel.micro[to - from - 1](MicroCall{
@@ -115,24 +148,30 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
   }
 }
 
-// The panels [panel, end) times the rows [row, row + rows). `after` is the panel that the thread
-// will probably go on with.
-void do_piece(const Job& job, int64_t row, int64_t rows, int64_t panel, int64_t end, int64_t after,
+// The groups of panels [first, end) times the rows [row, row + rows). `after` is the panel that the
+// thread will probably go on with.
+void do_piece(const Job& job, int64_t row, int64_t rows, int64_t first, int64_t end, int64_t after,
               int slot) {
   // A single tile of rows takes a panel in one go; more tiles share it block by block, while it is
   // in the L1 cache and the next block is on its way.
   const bool single = rows <= job.kernel.tile;
-  const int64_t at_once = single ? job.blocks : 1;
+  const int64_t at_once = single ? job.blocks : 1, count = (end - first) * job.group();
   const int64_t block_bytes = job.block_steps * job.w.step_bytes;
   for (int64_t block = 0; block < job.blocks; block += at_once) {
     const bool last = block + at_once >= job.blocks;
-    for (int64_t p = panel; p < end; p++) {
-      const Sums sums = sums_for(job, row, p, single ? 0 : p - panel, slot);
-      const char* next = p + 1 < end ? job.w.panel(p + 1) + block * block_bytes
-                         : last      ? job.w.panel(after)
-                                     : job.w.panel(panel) + (block + 1) * block_bytes;
+    for (int64_t i = 0; i < count; i++) {
+      const int64_t p = job.panel(first, i);
+      const Sums sums = sums_for(job, row, p, single ? i % job.group() : i, slot);
+      const char* next = i + 1 < count ? job.w.panel(job.panel(first, i + 1)) + block * block_bytes
+                         : last        ? job.w.panel(after)
+                                       : job.w.panel(first) + (block + 1) * block_bytes;
       multiply(job, sums, row, rows, p, block, at_once, single ? nullptr : next);
-      if (last) finish(job, sums, row, rows, p);
+      if (!last) continue;
+      if (!job.gate) {
+        finish(job, sums, row, rows, p);
+      } else if (i % 2) {
+        finish_pair(job, sums.kept - job.piece_rows * NR, sums.kept, row, rows, first + i / 2);
+      }
     }
   }
 }
@@ -154,22 +193,46 @@ void run_rows(Job& job, const void* x, int64_t stride, int threads) {
     const int64_t from = job.rows * part / job.row_pieces;
     const int64_t to = job.rows * (part + 1) / job.row_pieces;
     const int64_t next = std::min((piece + threads) / job.row_pieces, panel_pieces - 1);
-    do_piece(job, from, to - from, job.first_panel(at), job.first_panel(at + 1),
-             job.first_panel(next), slot);
+    do_piece(job, from, to - from, job.first_group(at), job.first_group(at + 1),
+             job.first_group(next), slot);
   });
 }
 
 // How the panels are cut: into pieces of some, and single ones to end with.
-void cut_panels(Job& job, int64_t rows, int threads) {
-  const int64_t panels = job.w.panels;
-  if (rows <= job.kernel.tile) {
-    job.piece_panels = panels_for_few_rows(job.w, threads);
-    job.whole_pieces = panels / job.piece_panels;
+void cut_panels(Job& job, int threads) {
+  const int64_t groups = job.groups();
+  if (job.rows <= job.kernel.tile) {
+    job.piece_panels = std::max<int64_t>(1, panels_for_few_rows(job.w, threads) / job.group());
+    job.whole_pieces = groups / job.piece_panels;
   } else {
-    const int64_t last = std::max<int64_t>(panels / 4, 2 * threads);
-    job.piece_panels = kPiecePanels;
-    job.whole_pieces = std::max<int64_t>(0, panels - last) / kPiecePanels;
+    const int64_t last = std::max<int64_t>(groups / 4, 2 * threads);
+    job.piece_panels = kPiecePanels / job.group();
+    job.whole_pieces = std::max<int64_t>(0, groups - last) / job.piece_panels;
   }
+}
+
+int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows,
+                 int dtype, const Activation* gate, int threads) {
+  const Kernel kernel = kernel_for(w, dtype);
+  const int64_t block_steps = std::max<int64_t>(1, kBlockUnits / kernel.step_units);
+  const int64_t blocks = ceil_div(w.steps, block_steps), most = std::min(rows, kMostRows);
+  const int team = worth(threads, w.bytes * (1 + rows / 8), 32768);
+  const int64_t piece_rows = std::min(most, kPieceRows);
+  const int64_t out_row = (gate ? w.n / 2 : w.n) * static_cast<int64_t>(size_of(dtype));
+  const int64_t x_row = stride * static_cast<int64_t>(size_of(dtype));
+  Layout layout;
+  const size_t a = layout.add(blocks * most * kRowUnits * sizeof(uint32_t));
+  const size_t c = layout.add(team * piece_rows * kPiecePanels * NR * sizeof(float));
+  char* base = Scratch::get(1, layout.total());
+  for (int64_t row = 0; row < rows; row += most) {
+    const int64_t count = std::min(most, rows - row);
+    Job job{w, kernel, block_steps, blocks, count, reinterpret_cast<uint32_t*>(base + a),
+            reinterpret_cast<float*>(base + c), static_cast<char*>(out) + row * out_row,
+            ceil_div(count, kPieceRows), piece_rows, 0, 0, dtype, gate};
+    cut_panels(job, team);
+    run_rows(job, static_cast<const char*>(x) + row * x_row, stride, team);
+  }
+  return kOk;
 }
 
 }  // namespace
@@ -177,24 +240,20 @@ void cut_panels(Job& job, int64_t rows, int threads) {
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
            int threads) {
   if (dtype > kF16) return kBadDType;
-  const Kernel kernel = kernel_for(w, dtype);
-  const int64_t block_steps = std::max<int64_t>(1, kBlockUnits / kernel.step_units);
-  const int64_t blocks = ceil_div(w.steps, block_steps), most = std::min(rows, kMostRows);
-  const int team = worth(threads, w.bytes * (1 + rows / 8), 32768);
-  const int64_t piece_rows = std::min(most, kPieceRows);
-  Layout layout;
-  const size_t a = layout.add(blocks * most * kRowUnits * sizeof(uint32_t));
-  const size_t c = layout.add(team * piece_rows * kPiecePanels * NR * sizeof(float));
-  char* base = Scratch::get(1, layout.total());
-  for (int64_t row = 0; row < rows; row += most) {
-    const int64_t size = static_cast<int64_t>(size_of(dtype)), count = std::min(most, rows - row);
-    Job job{w, kernel, block_steps, blocks, count, reinterpret_cast<uint32_t*>(base + a),
-            reinterpret_cast<float*>(base + c), static_cast<char*>(out) + row * w.n * size,
-            ceil_div(count, kPieceRows), piece_rows, 0, 0, dtype};
-    cut_panels(job, count, team);
-    run_rows(job, static_cast<const char*>(x) + row * stride * size, stride, team);
-  }
-  return kOk;
+  return multiply_all(w, out, x, stride, rows, dtype, nullptr, threads);
+}
+
+int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
+                 const Activation& how, int threads) {
+  return multiply_all(w, out, x, stride, rows, kF32, &how, threads);
+}
+
+bool can_gate(const Packed& w) {
+  static const bool wanted = [] {
+    const char* said = std::getenv("QUIRE_CPU_FUSED_GATE");
+    return !said || *said != '0';
+  }();
+  return wanted && w.n % (2 * NR) == 0;
 }
 
 }  // namespace quire

@@ -6,6 +6,7 @@
 // Each sum is one chain of additions along k, so a row of y doesn't depend on the other rows of x.
 #pragma once
 
+#include "gate.h"
 #include "runtime.h"
 
 namespace quire {
@@ -105,5 +106,12 @@ Kernel kernel_int(const Packed& w);
 // out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`.
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,
            int threads);
+
+// out [rows, n / 2] = gate(first half of a row of x W^T + b) * its second half: what is between is
+// never written. float32. QUIRE_CPU_FUSED_GATE=0 turns it off.
+int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
+                 const Activation& how, int threads);
+// Whether both halves are whole panels, and it is wanted.
+bool can_gate(const Packed& w);
 
 }  // namespace quire

@@ -2,25 +2,11 @@
 #pragma once
 
 #include "attention.h"
+#include "gate.h"
 #include "linear.h"
 #include "runtime.h"
 
 namespace quire {
-
-enum Gate : int {
-  kSilu = 0,
-  kGelu = 1,
-  kGeluTanh = 2,
-  kRelu = 3,
-  kRelu2 = 4,
-  kSwigluClamped = 5,  // gated only
-};
-
-// What an MLP does between its products.
-struct Activation {
-  int kind;
-  float limit, alpha;  // kSwigluClamped: both halves are clamped to the limit, the second counts from 1
-};
 
 enum NormKind : int64_t { kRms = 0, kLayer = 1, kNoNorm = 2 };
 
@@ -47,6 +33,10 @@ void layer_norm_row(float* x, const float* weight, const float* bias, int64_t wi
 // out [rows, width] = gate(x[:, :width]) * x[:, width:].
 void gate_and_mul(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,
                   int threads);
+// The same of x W^T + b, in one go where that can be done; `gated` [rows, 2 width] is for where it
+// can't.
+int gated_linear(const Packed& w, float* out, float* gated, const float* x, int64_t width,
+                 int64_t rows, const Activation& how, int threads);
 // out [rows, width] = act(x), which may be out.
 void activate(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,
               int threads);

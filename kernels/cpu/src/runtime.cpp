@@ -1,5 +1,7 @@
 #include "runtime.h"
 
+#include <sys/mman.h>
+
 #include <cstdlib>
 #include <memory>
 
@@ -14,16 +16,29 @@ struct Block {
   size_t bytes = 0;
 };
 thread_local Block blocks[4];
+
+// Rows of activations lie far apart: in small pages each would cost an address translation.
+constexpr size_t kHuge = 2 << 20;
+
+char* allocate(size_t bytes) {
+  const bool large = bytes >= 2 * kHuge;
+  char* memory = static_cast<char*>(std::aligned_alloc(large ? kHuge : 64, bytes));
+  if (!memory) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+  if (large) madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+  return memory;
+}
 }  // namespace
 
 char* Scratch::get(int slot, size_t bytes) {
   Block& block = blocks[slot];
   if (block.bytes < bytes) {
-    const size_t wanted = (bytes + bytes / 4 + 4095) & ~size_t{4095};
+    const size_t page = bytes >= 2 * kHuge ? kHuge : 4096;
+    const size_t wanted = (bytes + bytes / 4 + page - 1) & ~(page - 1);
     block.memory.reset();
     block.bytes = 0;
-    block.memory.reset(static_cast<char*>(std::aligned_alloc(64, wanted)));
-    if (!block.memory) throw std::bad_alloc();
+    block.memory.reset(allocate(wanted));
     block.bytes = wanted;
   }
   return block.memory.get();
