@@ -118,7 +118,7 @@ async def test_unknown_paths_and_methods(served: Gateway) -> None:
     for path in ("/v1", "/v1/", "/v1/nothing", "/v1/chat/completions/", "/v1/%2e%2e/health"):
         reply = await served.client.get(path)
         assert (reply.status, reply.error["code"]) == (404, "unknown_url"), path
-    for method, path in (("GET", CHAT), ("DELETE", "/v1/models"), ("PUT", COMPLETION)):
+    for method, path in (("PUT", CHAT), ("DELETE", "/v1/models"), ("GET", COMPLETION)):
         reply = await served.client.request(method, path)
         assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
         assert reply.headers["allow"]

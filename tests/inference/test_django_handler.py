@@ -12,7 +12,7 @@ from tests.inference.asgi_client import AsgiClient, chat_body, parse_events
 from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import says
 
-CHAT = "/v1/chat/completions"
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 
 
 def headers(gateway: Gateway) -> dict[str, str]:
@@ -38,7 +38,7 @@ async def test_answers_and_errors_are_the_same(gateway: Gateway, tokenizer: Toke
                 assert events[-1] == "[DONE]"
             else:
                 assert reply.json()["choices"][0]["message"]["content"] == "fox"
-    for path, status in (("/v1/nothing", 404), ("/v1/models", 401), (CHAT, 405)):
+    for path, status in (("/v1/nothing", 404), ("/v1/models", 401), (COMPLETION, 405)):
         reply = await client.get(path)
         assert reply.status_code == status
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
