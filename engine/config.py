@@ -131,9 +131,9 @@ class EngineConfig:
         low=0,
     )
     prefill_full_share_at: int = _option(
-        32,
+        64,
         "sequences that decode in a step from which on prompts get all of these 0.09 s; with fewer "
-        "they get their part, at least a quarter, more when many prompts wait; 0: always all",
+        "they get their part, at least a sixth, more when many prompts wait; 0: always all",
         low=0,
     )
     long_prefill_token_threshold: int = _option(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The part of `most` that prompts always get.
-_LEAST_PART = 4
+#: The part of `most` that prompts always get, and no fewer tokens than these.
+_LEAST_PART, _LEAST_TOKENS = 6, 64
 #: Prompt tokens that wait are computed in about as many steps, if the most allows it.
 _STEPS_FOR_ALL = 32
 
@@ -21,7 +21,7 @@ class PrefillShare:
     Attributes:
         most: never more, which bounds how long a step takes.
         full_at: with so many sequences that decode in a step, prompts get `most`; with fewer their
-            part of it, at least a quarter. 0: always `most`.
+            part of it, at least a sixth and 64 tokens. 0: always `most`.
     """
 
     most: int
@@ -38,4 +38,5 @@ class PrefillShare:
             return self.most
         by_decodes = self.most * num_decodes // self.full_at
         by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
-        return min(self.most, max(by_decodes, by_prompts, -(-self.most // _LEAST_PART)))
+        least = max(_LEAST_TOKENS, self.most // _LEAST_PART)
+        return min(self.most, max(by_decodes, by_prompts, least))

@@ -19,16 +19,16 @@ def decoding(driver: Driver, count: int) -> None:
 
 def test_a_step_holds_more_prompt_tokens_the_more_sequences_decode() -> None:
     share = PrefillShare(most=320, full_at=32)
-    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 32, 64)] == [80, 80, 200, 320, 320]
+    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 32, 64)] == [64, 80, 200, 320, 320]
 
 
 def test_many_waiting_prompts_get_a_larger_share_up_to_the_most() -> None:
     share = PrefillShare(most=320, full_at=32)
-    assert [share.of(1, tokens) for tokens in (0, 1000, 6400, 100_000)] == [80, 80, 200, 320]
+    assert [share.of(1, tokens) for tokens in (0, 1000, 6400, 100_000)] == [64, 64, 200, 320]
 
 
-def test_a_share_is_never_empty() -> None:
-    assert PrefillShare(most=1, full_at=32).of(1, 0) == 1
+def test_a_share_is_never_empty_nor_more_than_the_most() -> None:
+    assert [PrefillShare(most, full_at=32).of(1, 0) for most in (1, 63, 384, 600)] == [1, 63, 64, 100]
 
 
 def test_without_a_number_of_decodes_the_share_is_always_the_most() -> None:
