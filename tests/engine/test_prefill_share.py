@@ -28,7 +28,12 @@ def test_many_waiting_prompts_get_a_larger_share_up_to_the_most() -> None:
 
 
 def test_a_share_is_never_empty_nor_more_than_the_most() -> None:
-    assert [PrefillShare(most, full_at=32).of(1, 0) for most in (1, 63, 384, 600)] == [1, 63, 64, 100]
+    assert [PrefillShare(most, full_at=32).of(1, 0) for most in (1, 63, 384, 600)] == [
+        1,
+        63,
+        64,
+        100,
+    ]
 
 
 def test_without_a_number_of_decodes_the_share_is_always_the_most() -> None:
