@@ -20,8 +20,9 @@ def _read_by_the_code() -> frozenset[str]:
     quoted = re.compile(rf"[\"']{NAME.pattern}[\"']")
     found: set[str] = set()
     for folder in ("platform", "inference", "engine", "kernels"):
-        for path in (ROOT / folder).rglob("*.py"):
-            found.update(quoted.findall(path.read_text(encoding="utf-8")))
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".cpp", ".h"):
+                found.update(quoted.findall(path.read_text(encoding="utf-8")))
     return frozenset(found)
 
 

@@ -25,7 +25,7 @@ def test_prompts_beside_decodes_are_bounded_by_what_prompts_take_here(
 ) -> None:
     core = started(model_folder("llama"))
     assert core.scheduler.share.most >= 32
-    assert core.scheduler.share.full_at == 32
+    assert core.scheduler.share.full_at == core.config.prefill_full_share_at
     assert core.stats.steps_total == 0
     assert core.scheduler.kv.pool.num_cached == 0
     core.check_integrity()
