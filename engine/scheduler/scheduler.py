@@ -319,6 +319,9 @@ class Scheduler:
 
     def _prefill_tokens(self) -> int:
         """Prompt tokens that this step may hold: the budget, unless a sequence decodes in it."""
+        share = self.share
+        if not share.full_at and share.most >= self.token_budget:  # no bound: nothing to count
+            return self.token_budget
         decodes, pending = 0, 0
         for sequence in self.running:
             left = len(sequence.token_ids) + sequence.num_placeholders
@@ -329,7 +332,7 @@ class Scheduler:
                 pending += left
         if not decodes:
             return self.token_budget
-        return min(self.share.of(decodes, pending + self.waiting.num_tokens), self.token_budget)
+        return min(share.of(decodes, pending + self.waiting.num_tokens), self.token_budget)
 
     def prefill_share(self, draft: Draft, wanted: int) -> int:
         """Tokens of a prompt that may be computed in this step."""
