@@ -68,8 +68,6 @@ class SingleExecutor:
         self._begun = False
         self._config = config
         self._kept_for_graphs: int | None = None
-        self._quantization = config.quantization
-        self._round_inputs = config.round_activations
         # All that the load needs; CPUs are for the thread that will run steps.
         Threads(self._threads.count).use(self._ops, torch_too=True)
         self.loaded: LoadedModel = load_model(config, progress)
