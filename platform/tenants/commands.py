@@ -37,7 +37,7 @@ class QuireCommand(BaseCommand):
             raise CommandError(error.message) from error
         except redis.RedisError as error:
             raise CommandError(
-                f"Redis at {hide_password(settings.REDIS_URL)} can't be used: {error} "
+                f"Redis at {hide_password(settings.REDIS_URL)} can't be used: {sentence(error)} "
                 "Does `manage.py up` run in this data dir, or is REDIS_URL right?"
             ) from error
         except (OperationalError, ProgrammingError) as error:
@@ -69,8 +69,15 @@ def explain_database(error: Exception) -> NoReturn:
     if default.get("HOST"):
         place = f"{default['NAME']} at {default['HOST']}:{default['PORT'] or 5432}"
     raise CommandError(
-        f"The database {place} can't be used: {error}. Does it run, and is DATABASE_URL right?"
+        f"The database {place} can't be used: {sentence(error)} "
+        "Does it run, and is DATABASE_URL right?"
     ) from error
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, with a full stop behind it."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if text.endswith((".", "!", "?")) else f"{text}."
 
 
 def hide_password(url: str) -> str:

@@ -19,19 +19,23 @@ from catalog.models import Replica, ServedModel
 from metering.access import UsageRecord, settle
 from metering.models import UsageEntry
 from tenants.authentication import AuthenticationFailed, authenticate
-from tenants.management.commands.create_key import parse_expiry
+from tenants.command_options import parse_expiry, parse_span
 from tenants.models import ApiKey, AuditEntry, Role, Tenant
 from tests.platform.conftest import World
 
 pytestmark = [pytest.mark.django_db]
 
 COMMANDS = {
-    "tenants": ("create_tenant", "create_key", "list_keys", "revoke_key"),
+    "tenants": (
+        *("create_tenant", "list_tenants", "update_tenant"),
+        *("create_key", "list_keys", "rotate_key", "revoke_key"),
+    ),
     "catalog": (
-        *("load_model", "unload_model", "list_models", "engine", "supervise"),
+        *("load_model", "unload_model", "delete_model", "list_models", "engine", "supervise"),
         *("sleep_model", "wake_model"),
     ),
     "metering": ("drain_usage",),
+    "console": ("status",),
     "config": ("up", "chat", "gateway"),
 }
 
@@ -57,9 +61,7 @@ def test_help_tells_what_a_command_and_each_option_do(app: str) -> None:
         parser = command.create_parser("manage.py", name)
         assert len(command.help) > 30, name
         for action in parser._actions:
-            plain = action.dest in ("requests_per_minute", "tokens_per_minute")
-            numbers = action.dest in ("temperature", "max_tokens", "seed")
-            assert action.help or plain or numbers, f"{name} --{action.dest}"
+            assert action.help, f"{name} --{action.dest}"
         assert parser.format_help()
 
 
@@ -86,6 +88,13 @@ def test_a_tenant_is_made_with_owner_and_limits(world: World) -> None:
         (("create_key", "--tenant", "acme", "--expires", "soon"), "use 90d"),
         (("create_key", "--tenant", "acme", "--expires", "2020-01-01"), "in the future"),
         (("revoke_key", "sk-quire-0000000000"), "There is no key"),
+        (("rotate_key", "0000000000"), "See manage.py list_keys"),
+        (("rotate_key", "0000000000", "--overlap", "soon"), "use 7d, 12h, 30m or 0"),
+        (("update_tenant", "acme"), "Nothing to change"),
+        (("update_tenant", "nope", "--off"), "Tenants: acme, rival"),
+        (("update_tenant", "acme", "--weight", "0"), "weight"),
+        (("update_tenant", "acme", "--name", ""), "name"),
+        (("delete_model", "nope"), "Models: none yet"),
         (("unload_model", "nope"), "Models: none yet"),
         (("sleep_model", "nope"), "Models: none yet"),
         (("wake_model", "nope"), "Models: none yet"),
@@ -151,6 +160,84 @@ def test_a_database_that_is_not_set_up_is_said_so(monkeypatch: pytest.MonkeyPatc
         run("list_keys")
 
 
+def test_spans_are_minutes_hours_days_or_nothing() -> None:
+    assert parse_span("0") == timedelta(0)
+    assert parse_span("36h") == timedelta(days=1.5)
+    assert [parse_span(text) for text in ("", "1", "1w", "-1d", "1.5h", "\u0663d")] == [None] * 6
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_key_is_rotated_and_both_work_for_the_overlap(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = run("create_key", "--tenant", "acme", "--plain", "--name", "robot").strip()
+    new = run("rotate_key", old[:19], "--overlap", "12h").strip()
+    assert new.startswith("sk-quire-")
+    assert new != old
+    told = capsys.readouterr().err
+    assert f"{timezone.now() + timedelta(hours=12):%Y-%m-%d %H:}" in told
+    assert old[19:] not in told
+    for secret in (old, new):
+        assert asyncio.run(authenticate(f"Bearer {secret}")).tenant == "acme"
+    kept = ApiKey.objects.get(public_id=new[9:19])
+    ending = ApiKey.objects.get(public_id=old[9:19])
+    assert kept.name == ending.name == "robot"
+    assert kept.expires_at is None
+    left = ending.expires_at - timezone.now()  # type: ignore[operator]
+    assert timedelta(hours=11.9) < left <= timedelta(hours=12)
+
+
+def test_a_key_rotated_without_overlap_ends_at_once(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("rotate_key", world.key.public_id, "--overlap", "0")
+    assert "is revoked" in capsys.readouterr().err
+    world.key.refresh_from_db()
+    assert world.key.state() == "revoked"
+    with pytest.raises(CommandError, match="is revoked: make a new one"):
+        run("rotate_key", world.key.public_id)
+    fresh = run("create_key", "--tenant", "acme", "--plain").strip()
+    with pytest.raises(CommandError, match="overlap must be from 0 to 30 days"):
+        run("rotate_key", fresh, "--overlap", "31d")
+
+
+def test_a_rotated_plain_key_is_the_only_output(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = run("rotate_key", world.key.public_id, "--plain")
+    assert out.count("\n") == 1
+    assert capsys.readouterr().err == ""
+
+
+def test_tenants_are_listed_changed_and_switched(world: World) -> None:
+    run("update_tenant", "acme", "--name", "Acme GmbH", "--weight", "2.5", "--off")
+    run("update_tenant", "rival", "--requests-per-minute", "60", "--kv-max-fraction", "0.5")
+    head, acme, rival = run("list_tenants").splitlines()
+    assert head.split()[:3] == ["TENANT", "NAME", "STATE"]
+    assert acme.split()[:5] == ["acme", "Acme", "GmbH", "off", "2.5"]
+    assert rival.split() == [
+        *("rival", "Rival", "on", "1", "0%", "to", "50%", "60", "default", "1"),
+    ]
+    with pytest.raises(CommandError, match="switched off"):
+        run("create_key", "--tenant", "acme")
+    run("update_tenant", "acme", "--on")
+    assert Tenant.objects.get(slug="acme").active
+
+
+def test_a_wrong_change_of_a_tenant_changes_nothing(world: World) -> None:
+    with pytest.raises(CommandError):
+        run("update_tenant", "acme", "--name", "X", "--weight", "-1", "--off")
+    tenant = Tenant.objects.get(slug="acme")
+    assert (tenant.name, tenant.weight, tenant.active) == ("Acme", 1.0, True)
+
+
+def test_the_count_of_keys_leaves_out_what_does_not_work(world: World) -> None:
+    run("create_key", "--tenant", "acme", "--expires", "1h")
+    run("revoke_key", world.key.public_id)
+    ApiKey.objects.filter(tenant=world.rival).update(expires_at=timezone.now())
+    assert [line.split()[-1] for line in run("list_tenants").splitlines()[1:]] == ["1", "0"]
+
+
 # -- models -----------------------------------------------------------------------------------
 
 
@@ -169,6 +256,15 @@ def test_a_model_is_loaded_under_its_folders_name_with_settings(world: World, fo
     run("load_model", "tiny-model")
     model.refresh_from_db()
     assert model.settings == {"max_model_len": 64, "enable_prefix_caching": False}
+
+
+def test_a_model_is_deleted_once_it_is_unloaded(world: World, folder: str) -> None:
+    run("load_model", folder, "--name", "m")
+    with pytest.raises(CommandError, match="unload it first"):
+        run("delete_model", "m")
+    run("unload_model", "m")
+    assert "out of the catalogue" in run("delete_model", "m")
+    assert not ServedModel.objects.exists()
 
 
 def test_a_load_for_an_unknown_tenant_loads_nothing(world: World, folder: str) -> None:

@@ -32,9 +32,9 @@ class Command(QuireCommand):
         parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")
         parser.add_argument("--model", help="(default: the first that the server lists)")
         parser.add_argument("--system", default="", help="system message")
-        parser.add_argument("--temperature", type=float)
-        parser.add_argument("--max-tokens", type=int)
-        parser.add_argument("--seed", type=int)
+        parser.add_argument("--temperature", type=float, help="0 is greedy (default: the model's)")
+        parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer, at most")
+        parser.add_argument("--seed", type=int, metavar="N", help="the same answer each time")
         parser.add_argument("--insecure", action="store_true", help="accept any certificate")
 
     def handle(self, *args: Any, **options: Any) -> None:

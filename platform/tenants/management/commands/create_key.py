@@ -1,33 +1,13 @@
 """`manage.py create_key --tenant NAME`."""
 
-import re
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
-from django.utils import timezone
-from django.utils.dateparse import parse_date, parse_datetime
+from django.core.management.base import CommandParser
 
 from tenants import actions, scopes
 from tenants.actors import COMMAND_LINE
+from tenants.command_options import parse_expiry
 from tenants.commands import QuireCommand, find_tenant
-
-UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
-
-
-def parse_expiry(text: str) -> datetime:
-    """`90d`, `12h`, `30m`, `2027-01-31` or `2027-01-31T12:00` (UTC). Raises CommandError."""
-    if match := re.fullmatch(r"(\d{1,6})([mhd])", text):
-        return timezone.now() + int(match[1]) * UNITS[match[2]]
-    try:
-        moment = parse_datetime(text)
-        if moment is None and (day := parse_date(text)):
-            moment = datetime.combine(day, datetime.min.time())
-    except ValueError as error:
-        raise CommandError(f"--expires {text}: {error}.") from error
-    if moment is None:
-        raise CommandError(f"--expires {text}: use 90d, 12h, 30m, or a date such as 2027-01-31.")
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 class Command(QuireCommand):
@@ -51,8 +31,15 @@ class Command(QuireCommand):
         parser.add_argument(
             "--expires", metavar="WHEN", help="90d, 12h, 30m, or a date (default: never)"
         )
-        parser.add_argument("--requests-per-minute", type=int, metavar="N")
-        parser.add_argument("--tokens-per-minute", type=int, metavar="N")
+        parser.add_argument(
+            "--requests-per-minute",
+            type=int,
+            metavar="N",
+            help="of this key alone, within its tenant's limit (default: no limit of its own)",
+        )
+        parser.add_argument(
+            "--tokens-per-minute", type=int, metavar="N", help="the same, read and written"
+        )
         parser.add_argument("--plain", action="store_true", help="print the key and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -6,6 +6,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from tenants import actions
 from tenants.actors import COMMAND_LINE
+from tenants.command_options import add_limit_options
 from tenants.commands import QuireCommand
 from tenants.models import User
 
@@ -20,24 +21,7 @@ class Command(QuireCommand):
         parser.add_argument("name", help="its name, such as 'Acme Inc'")
         parser.add_argument("--slug", default="", help="short name (default: from the name)")
         parser.add_argument("--owner", metavar="USERNAME", help="a user who owns it")
-        parser.add_argument(
-            "--weight", type=float, help="share of a busy engine beside other tenants (default: 1)"
-        )
-        parser.add_argument(
-            "--kv-reserved-fraction",
-            type=float,
-            help="part of each replica's KV cache that others leave free for it (default: 0)",
-        )
-        parser.add_argument(
-            "--kv-max-fraction",
-            type=float,
-            help="part of each replica's KV cache that it may use (default: 1)",
-        )
-        parser.add_argument(
-            "--max-priority", type=int, help="how far ahead of others it may ask to run"
-        )
-        parser.add_argument("--requests-per-minute", type=int, metavar="N")
-        parser.add_argument("--tokens-per-minute", type=int, metavar="N")
+        add_limit_options(parser, defaults=True)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Create it and print its short name."""

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from django.core.management.base import CommandError, CommandParser
+from django.core.management.base import CommandParser
 
-from tenants import actions, secrets
+from tenants import actions
 from tenants.actors import COMMAND_LINE
+from tenants.command_options import KEY_HELP, find_key
 from tenants.commands import QuireCommand
-from tenants.models import ApiKey
 
 
 class Command(QuireCommand):
@@ -17,17 +17,11 @@ class Command(QuireCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which key."""
-        parser.add_argument(
-            "key", help="its id from list_keys, its prefix (sk-quire-...), or the whole key"
-        )
+        parser.add_argument("key", help=KEY_HELP)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Find and revoke it."""
-        text = options["key"].strip().removeprefix(secrets.PREFIX).rstrip(".")
-        public_id = text[: secrets.PUBLIC_CHARS]
-        key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
-        if key is None:
-            raise CommandError(f"There is no key {public_id!r}. See manage.py list_keys.")
+        key = find_key(options["key"])
         if key.state() == "revoked":
             self.stdout.write(f"{key} was revoked already.")
             return

@@ -1,0 +1,29 @@
+"""`manage.py delete_model NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from catalog import actions
+from catalog.commands import find_model
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Take a model out of the catalogue."""
+
+    help = (
+        "Take a model that is unloaded out of the catalogue, its settings with it. Its files and "
+        "its usage stay."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which model."""
+        parser.add_argument("name", help="the model's name, see list_models")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Delete the row."""
+        model = find_model(options["name"])
+        actions.delete_model(actor=COMMAND_LINE, model=model)
+        self.stdout.write(f"{model.name} is out of the catalogue.")

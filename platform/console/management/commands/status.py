@@ -1,0 +1,85 @@
+"""`manage.py status`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import CommandError
+
+from catalog.models import DesiredState, ServedModel
+from console.replicas import live_replicas, model_state, state_of
+from engine.protocol import Heartbeat
+from metering.redis_clients import sync_client
+from metering.settlement import spool_key
+from tenants.commands import QuireCommand, hide_password
+
+HEAD = ("MODEL", "STATE", "REPLICA", "RUNNING", "WAITING", "KV CACHE", "CONTEXT", "WHERE")
+#: What a person asked for is no trouble.
+WELL = ("ready", "sleeping")
+
+
+class Command(QuireCommand):
+    """Say how everything is."""
+
+    help = (
+        "Say how everything is right now: Redis, usage that waits to be written, each loaded "
+        "model and its replicas by their heartbeats. Ends with 1 while a loaded model can't be "
+        "asked, so that scripts can wait for it."
+    )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print it; raise `CommandError` if something is wrong."""
+        models = list(
+            ServedModel.objects.filter(desired_state=DesiredState.LOADED).prefetch_related(
+                "replicas"
+            )
+        )
+        beats = live_replicas()
+        client = sync_client()
+        try:
+            version, waiting = client.info("server")["redis_version"], client.xlen(spool_key())
+        finally:
+            client.close()
+        self.stdout.write(f"Redis {version} at {hide_password(settings.REDIS_URL)} answers.")
+        self.stdout.write(f"{waiting} usage records wait to be written.")
+        if not models:
+            raise CommandError("No model is loaded. See manage.py load_model.")
+        states = {
+            model.name: model_state(of(model, beats), model.replicas.all()) for model in models
+        }
+        self.stdout.write("")
+        self.table(HEAD, [row for model in models for row in rows(model, beats, states)])
+        for beat in beats:
+            if beat.detail:
+                self.note(f"{beat.replica_id}: {beat.detail}")
+        if bad := [name for name, state in states.items() if state["state"] not in WELL]:
+            raise CommandError(f"Can't be asked now: {', '.join(bad)}.")
+
+
+def of(model: ServedModel, beats: list[Heartbeat]) -> list[Heartbeat]:
+    """The heartbeats of the model's replicas."""
+    return [beat for beat in beats if beat.model.name == model.name]
+
+
+def rows(
+    model: ServedModel, beats: list[Heartbeat], states: dict[str, dict[str, Any]]
+) -> list[tuple[object, ...]]:
+    """A row for each live replica, or one that says that there is none."""
+    live = of(model, beats)
+    if not live:
+        state = states[model.name]["state"]
+        return [(model.name, state, "none", "-", "-", "-", model.max_model_len or "?", "-")]
+    return [
+        (
+            model.name,
+            state_of(beat),
+            beat.replica_id,
+            beat.stats.num_requests_running,
+            beat.stats.num_requests_waiting,
+            f"{beat.stats.kv_cache_usage_perc:.0%}",
+            beat.model.max_model_len,
+            f"{beat.host}, process {beat.pid}",
+        )
+        for beat in live
+    ]

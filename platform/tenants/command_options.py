@@ -1,0 +1,88 @@
+"""What the commands for tenants and keys read from their command lines."""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from django.core.management.base import CommandError, CommandParser
+from django.utils import timezone
+from django.utils.dateparse import parse_date, parse_datetime
+
+from tenants import secrets
+from tenants.models import ApiKey
+
+UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
+#: For the help of every option or argument that `find_key` reads.
+KEY_HELP = "its id from list_keys, its prefix (sk-quire-...), or the whole key"
+
+
+def parse_span(text: str) -> timedelta | None:
+    """`90d`, `12h`, `30m` or `0`; None for anything else."""
+    if text == "0":
+        return timedelta(0)
+    match = re.fullmatch(r"(\d{1,6})([mhd])", text, re.ASCII)
+    return int(match[1]) * UNITS[match[2]] if match else None
+
+
+def parse_expiry(text: str) -> datetime:
+    """`90d`, `12h`, `30m`, `2027-01-31` or `2027-01-31T12:00` (UTC). Raises CommandError."""
+    if span := parse_span(text):
+        return timezone.now() + span
+    try:
+        moment = parse_datetime(text)
+        if moment is None and (day := parse_date(text)):
+            moment = datetime.combine(day, datetime.min.time())
+    except ValueError as error:
+        raise CommandError(f"--expires {text}: {error}.") from error
+    if moment is None:
+        raise CommandError(f"--expires {text}: use 90d, 12h, 30m, or a date such as 2027-01-31.")
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
+    """What a tenant may have: `actions.LIMITS`. `defaults`: whether help tells a new one's."""
+
+    def also(text: str) -> str:
+        return f" (default: {text})" if defaults else ""
+
+    parser.add_argument(
+        "--weight",
+        type=float,
+        help=f"share of a busy engine beside other tenants{also('1')}",
+    )
+    parser.add_argument(
+        "--kv-reserved-fraction",
+        type=float,
+        help=f"part of each replica's KV cache that others leave free for it{also('0')}",
+    )
+    parser.add_argument(
+        "--kv-max-fraction",
+        type=float,
+        help=f"part of each replica's KV cache that it may use{also('1')}",
+    )
+    parser.add_argument(
+        "--max-priority",
+        type=int,
+        help=f"how far ahead of others it may ask to run{also('0')}",
+    )
+    parser.add_argument(
+        "--requests-per-minute",
+        type=int,
+        metavar="N",
+        help=f"of all of its keys together; 0: no limit{also('QUIRE_REQUESTS_PER_MINUTE')}",
+    )
+    parser.add_argument(
+        "--tokens-per-minute",
+        type=int,
+        metavar="N",
+        help=f"read and written; 0: no limit{also('QUIRE_TOKENS_PER_MINUTE')}",
+    )
+
+
+def find_key(text: str) -> ApiKey:
+    """The key that `KEY_HELP`'s words name, or a `CommandError`."""
+    rest = text.strip().removeprefix(secrets.PREFIX).rstrip(".")
+    public_id = rest[: secrets.PUBLIC_CHARS]
+    key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
+    if key is None:
+        raise CommandError(f"There is no key {public_id!r}. See manage.py list_keys.")
+    return key

@@ -1,0 +1,51 @@
+"""`manage.py rotate_key ID`."""
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.command_options import KEY_HELP, find_key, parse_span
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Put a new API key in an old one's place."""
+
+    help = (
+        "Make a new API key in an old one's place and print it, this once. It has the old one's "
+        "name, scopes, limits and end; the old one goes on for a while, so that its users can "
+        "change over."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which key, and how long the old one goes on."""
+        parser.add_argument("key", help=KEY_HELP)
+        parser.add_argument(
+            "--overlap",
+            metavar="SPAN",
+            default="1d",
+            help="how long the old key goes on: 7d, 12h, 30m, at most 30d; 0: not any more "
+            "(default: %(default)s)",
+        )
+        parser.add_argument("--plain", action="store_true", help="print the key and nothing else")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Make and print it."""
+        overlap = parse_span(options["overlap"])
+        if overlap is None:
+            raise CommandError(f"--overlap {options['overlap']}: use 7d, 12h, 30m or 0.")
+        old = find_key(options["key"])
+        made = actions.rotate_key(actor=COMMAND_LINE, key=old, overlap=overlap)
+        self.stdout.write(made.secret)
+        if not options["plain"]:
+            old.refresh_from_db()
+            if old.state() == "revoked":
+                fate = "is revoked"
+            else:
+                fate = f"goes on until {old.expires_at:%Y-%m-%d %H:%M} UTC"
+            self.note(
+                f"The new key of {old.tenant}: keep it now, it can't be shown again. "
+                f"The old one, {old}, {fate}."
+            )

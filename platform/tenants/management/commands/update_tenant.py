@@ -1,0 +1,47 @@
+"""`manage.py update_tenant NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.db import transaction
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.command_options import add_limit_options
+from tenants.commands import QuireCommand, find_tenant
+
+
+class Command(QuireCommand):
+    """Change a tenant."""
+
+    help = (
+        "Change a tenant's name or limits, or switch it off and on. What isn't named stays. "
+        "Gateways act on it within seconds."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which tenant, and what of it."""
+        parser.add_argument("tenant", metavar="NAME", help="its short name, see list_tenants")
+        parser.add_argument("--name", metavar="TEXT", help="its name for people")
+        switch = parser.add_mutually_exclusive_group()
+        switch.add_argument(
+            "--off", action="store_true", help="refuse its keys and members, streams that run end"
+        )
+        switch.add_argument("--on", action="store_true", help="let them in again")
+        add_limit_options(parser, defaults=False)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Change all of it or nothing."""
+        names = ("name", *actions.LIMITS)
+        changes = {name: options[name] for name in names if options[name] is not None}
+        if not (changes or options["off"] or options["on"]):
+            raise CommandError("Nothing to change: name a limit, --name, --off or --on.")
+        with transaction.atomic():
+            tenant = find_tenant(options["tenant"])
+            if changes:
+                tenant = actions.update_tenant(actor=COMMAND_LINE, tenant=tenant, **changes)
+            if options["off"] or options["on"]:
+                actions.set_tenant_active(
+                    actor=COMMAND_LINE, tenant=tenant, active=not options["off"]
+                )
+        self.stdout.write(f"{tenant.slug} is changed.")
