@@ -191,6 +191,11 @@ class EngineConfig:
     compiled_decoder: bool = _option(
         True, "run a model's layers in one call where the kernels can; off: one by one"
     )
+    compiled_experts: bool = _option(
+        True,
+        "on a CPU, run a mixture of experts in one call where the kernels can; off: expert by "
+        "expert, and then layer by layer",
+    )
     round_activations: bool = _option(
         True,
         "multiply bfloat16 weights with activations rounded to bfloat16, as such a model was "

@@ -33,6 +33,7 @@ class ModelBuilder:
         dtype: in which linear weights are kept. Norms and biases are float32.
         max_model_len: length of the rotary tables.
         scheme: which weights are kept in few bits.
+        compiled_experts: run a mixture of experts in one call where the kernels can.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class ModelBuilder:
         max_model_len: int,
         weights: Weights,
         scheme: Scheme = Scheme(),  # noqa: B008
+        compiled_experts: bool = True,
     ) -> None:
         self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
         self.scheme = scheme
+        self._compiled_experts = compiled_experts
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
         self._scratch = Scratch()
@@ -310,9 +313,10 @@ class ModelBuilder:
             (self.pack(up, up_bias), self.pack(down, down_bias))
             for up, up_bias, down, down_bias in read
         ]
-        compiled = compile_experts(self.ops, spec, router, layers, shared)
-        if compiled is not None:
-            return compiled
+        if self._compiled_experts:
+            compiled = compile_experts(self.ops, spec, router, layers, shared)
+            if compiled is not None:
+                return compiled
         act = self._activation()
         return MixtureOfExperts(router, [chain(up, act, down) for up, down in layers], shared)
 

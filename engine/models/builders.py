@@ -131,6 +131,7 @@ def _native(order: Order, outside: Any = None) -> Built:
             config.quantization,
             config.compiled_decoder,
             config.round_activations,
+            config.compiled_experts,
         )
     else:
         _refuse_quantization(config, spec.architecture)

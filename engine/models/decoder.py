@@ -36,6 +36,8 @@ class NativeDecoder:
         quantization: "int8", "int4" or "fp8": in few bits; None: as the checkpoint has them.
         compiled: run all layers in one call where the kernels can.
         round_inputs: let bf16 weights meet activations rounded to bf16, where that is faster.
+        compiled_experts: run a mixture of experts in one call where the kernels can; off: expert
+            by expert, and then layer by layer.
     """
 
     stateful = False
@@ -50,6 +52,7 @@ class NativeDecoder:
         quantization: str | None = None,
         compiled: bool = True,
         round_inputs: bool = False,
+        compiled_experts: bool = True,
     ) -> None:
         self.spec = spec
         self.ops = ops
@@ -58,7 +61,7 @@ class NativeDecoder:
         self.max_model_len = max_model_len
         self.quantization = quantization
         self._round_inputs = round_inputs
-        self._compile = compiled
+        self._compile, self._compile_experts = compiled, compiled_experts
         self._compiled: CompiledDecoder | None = None
         self.layers: list[Layer] = []
         self.kv_caches: list[LayerCache] = []
@@ -75,7 +78,13 @@ class NativeDecoder:
         spec = self.spec
         scheme = scheme_of(self.quantization, self._round_inputs)
         builder = ModelBuilder(
-            spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme
+            spec,
+            self.ops,
+            self.weight_dtype,
+            self.max_model_len,
+            weights,
+            scheme,
+            self._compile_experts,
         )
         total = spec.num_layers + 1
         self._load_tables(builder)

@@ -85,7 +85,14 @@ def load_pooled(
         model = NativeEncoder(spec, ops, dtype, max_model_len)
     else:
         ops = with_backend(ops, spec, dtype, config)
-        model = NativeDecoder(spec, ops, dtype, max_model_len, compiled=config.compiled_decoder)
+        model = NativeDecoder(
+            spec,
+            ops,
+            dtype,
+            max_model_len,
+            compiled=config.compiled_decoder,
+            compiled_experts=config.compiled_experts,
+        )
     model.load(weights, progress)
     pooler = _pooler(settings, spec, folder, config, weights)
     unread = [name for name in weights.unread() if _matters(name, spec)]

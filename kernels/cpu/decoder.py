@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.cpu.experts import Activation, CpuExperts, activation_of, handle_of
 from kernels.cpu.library import CACHE_DTYPES, Library, check
+from kernels.cpu.switches import is_on
 from kernels.cpu.threads import num_threads
 from kernels.interface import (
     ActivationSpec,
@@ -95,6 +96,7 @@ class CpuDecoder(CompiledDecoder):
         if not handle:
             raise MemoryError("no memory for the decoder's table of layers")
         self._handle, self._run = handle, library.decoder_run
+        self._skips_rows = is_on("LAST_ROWS")
         weakref.finalize(self, library.decoder_free, handle)
 
     def __call__(
@@ -121,6 +123,9 @@ class CpuDecoder(CompiledDecoder):
         _vector("seq_lens", seq_lens, (sequences,), torch.int32)
         _vector("query_start_loc", query_start_loc, (sequences + 1,), torch.int32)
         wanted, at_rows = -1, None  # no address says "all": an empty tensor has none either
+        if rows is not None and not self._skips_rows:
+            everything = (hidden, positions, slot_mapping, block_tables, seq_lens, query_start_loc)
+            return self(*everything, others=others)[rows]
         if rows is not None:
             _vector("rows", rows, rows.shape, torch.int64)
             wanted, at_rows = rows.shape[0], rows.data_ptr()

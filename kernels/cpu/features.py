@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from kernels.errors import KernelsUnavailable
+
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 NEEDS = {
@@ -56,7 +58,7 @@ def cpu_flags() -> frozenset[str]:
 def choose(isa: str | None = None) -> Variant:
     """The best variant for this CPU, or the one named by `isa` or QUIRE_CPU_ISA.
 
-    Raises ValueError for an unknown name and for one that this CPU can't run.
+    Raises `KernelsUnavailable` for an unknown name and for one that this CPU can't run.
     """
     wanted = isa or os.environ.get("QUIRE_CPU_ISA")
     has = cpu_flags()
@@ -64,11 +66,11 @@ def choose(isa: str | None = None) -> Variant:
     if wanted is None:
         wanted = able[0]
     if wanted not in NEEDS:
-        raise ValueError(f"QUIRE_CPU_ISA must be one of {', '.join(NEEDS)}; got {wanted!r}.")
+        raise KernelsUnavailable(f"QUIRE_CPU_ISA must be one of {', '.join(NEEDS)}; got {wanted!r}")
     if wanted not in able:
         missing = ", ".join(sorted(set(NEEDS[wanted]) - has))
-        raise ValueError(
-            f"QUIRE_CPU_ISA is {wanted}, but this {platform.machine()} lacks {missing}."
+        raise KernelsUnavailable(
+            f"QUIRE_CPU_ISA is {wanted}, but this {platform.machine()} lacks {missing}"
         )
     extras = tuple(feature for feature in EXTRAS.get(wanted, ()) if feature in has)
     return Variant(wanted, NEEDS[wanted] + extras)

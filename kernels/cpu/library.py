@@ -13,6 +13,7 @@ import torch
 from kernels.cpu.build import library_for
 from kernels.cpu.errors import CpuKernelsUnavailable
 from kernels.cpu.features import choose
+from kernels.cpu.switches import PYTHONS, SWITCHES, turned_off
 
 P, N, L, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 
@@ -56,6 +57,7 @@ OTHERS: dict[str, tuple[list[Any], Any]] = {
     "quire_decoder_free": ([P], None),
     "quire_packed_bytes": ([P], L),
     "quire_bind_threads": ([P, N], N),
+    "quire_set_switch": ([N, N], N),
 }
 """Other functions."""
 
@@ -75,7 +77,11 @@ class Library:
     """The loaded library: each C function as an attribute without its `quire_` prefix."""
 
     def __init__(self, isa: str | None = None) -> None:
-        """Raises `CpuKernelsUnavailable`; ValueError for an ISA that this CPU can't run."""
+        """Raises `CpuKernelsUnavailable` where nothing can be built or loaded.
+
+        `KernelsUnavailable` for an ISA that this CPU can't run, and for a switch that is neither
+        on nor off.
+        """
         variant = choose(isa)
         path, origin = library_for(variant)
         try:
@@ -93,6 +99,16 @@ class Library:
             self._bind(handle, name, taken, result)
         if handle.quire_vector_bits() != VECTOR_BITS[variant.isa]:
             raise CpuKernelsUnavailable(f"{path} was not compiled for {variant.isa}")
+        off = turned_off()
+        for name in off:
+            self.turn(name, on=False)
+        if off:
+            self.description += f"; without {', '.join(name.lower() for name in off)}"
+
+    def turn(self, name: str, *, on: bool) -> None:
+        """Turn one of the C++ library's `SWITCHES` on or off, for everyone in this process."""
+        if name not in PYTHONS and self.set_switch(list(SWITCHES).index(name), on):
+            raise ValueError(f"{self.path} has no switch {name}")
 
     def _bind(self, handle: ctypes.CDLL, name: str, types: list[Any], result: Any) -> None:
         function = getattr(handle, name)

@@ -8,6 +8,8 @@ import mmap
 import torch
 from torch import Tensor
 
+from kernels.cpu.switches import is_on
+
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Zeros whose pages the system maps when they are first written, in huge pages where it can.
@@ -20,6 +22,6 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        pages.madvise(mmap.MADV_HUGEPAGE if is_on("HUGE_PAGES") else mmap.MADV_NOHUGEPAGE)
     # The tensor holds on to the mapping, which goes when the last view of it does.
     return torch.frombuffer(pages, dtype=dtype).view(shape)

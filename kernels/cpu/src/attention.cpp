@@ -23,19 +23,24 @@ void plan_prefill(const Attention& a, int64_t s, Plan* plan) {
   }
 }
 
+int64_t end_of_chunk(int64_t token) { return (token / kChunk + 1) * kChunk; }
+
 // Chunks of the KV that a decoding sequence's query sees.
 int64_t chunks_of(const Attention& a, int64_t s) {
   const int64_t length = a.seq_lens[s], begin = a.first_seen(length - 1);
   return (length - 1) / kChunk - begin / kChunk + 1;
 }
 
+// Items that a decoding sequence's KV is cut into under each KV head, or group of them.
+int64_t parts_of(const Attention& a, int64_t s) { return is_on(kSplitKv) ? chunks_of(a, s) : 1; }
+
 // `heads` KV heads at most share an item: they lie side by side in a block.
 void plan_decode(const Attention& a, int64_t s, int64_t heads, Plan* plan) {
-  const int64_t length = a.seq_lens[s], chunks = chunks_of(a, s);
+  const int64_t length = a.seq_lens[s], chunks = chunks_of(a, s), parts = parts_of(a, s);
   const int32_t seq = static_cast<int32_t>(s);
   int64_t from = a.first_seen(length - 1);
-  for (int64_t chunk = 0; chunk < chunks; chunk++) {
-    const int64_t to = std::min(length, (from / kChunk + 1) * kChunk);
+  for (int64_t chunk = 0; chunk < parts; chunk++) {
+    const int64_t to = chunk + 1 == parts ? length : end_of_chunk(from);
     for (int64_t head = 0; head < a.kv_heads; head += heads) {
       const int64_t count = std::min(heads, a.kv_heads - head);
       plan->items.push_back({seq, static_cast<int32_t>(head), static_cast<int32_t>(count), true,
@@ -53,17 +58,26 @@ constexpr int64_t kItemsEach = 8;
 
 Plan make_plan(const Attention& a, int threads) {
   Plan plan;
-  int64_t chunks = 0;
+  int64_t parts = 0;
   for (int64_t s = 0; s < a.num_seqs; s++) {
     if (a.queries(s) > 1) plan_prefill(a, s, &plan);
-    if (a.queries(s) == 1) chunks += chunks_of(a, s);
+    if (a.queries(s) == 1) parts += parts_of(a, s);
   }
-  const int64_t fair = chunks * a.kv_heads / (kItemsEach * threads);
+  const int64_t fair = is_on(kHeadsTogether) ? parts * a.kv_heads / (kItemsEach * threads) : 1;
   const int64_t heads = std::max<int64_t>(1, std::min(fair, a.kv_heads));
   for (int64_t s = 0; s < a.num_seqs; s++) {
     if (a.queries(s) == 1) plan_decode(a, s, heads, &plan);
   }
   return plan;
+}
+
+// A decoding item, chunk by chunk: it has more than one where KV isn't split.
+void decode_chunks(const Attention& a, const Item& item, char* scratch, float* partials) {
+  Item chunk = item;
+  for (; chunk.from < item.to; chunk.from = chunk.to, chunk.partial++) {
+    chunk.to = std::min(item.to, end_of_chunk(chunk.from));
+    decode_item(a, chunk, scratch, partials + chunk.partial * partial_size(a));
+  }
 }
 
 // Multiply-adds that the call needs, about.
@@ -106,7 +120,7 @@ int paged_attention(const Attention& a, int threads) {
     const Item& item = plan.items[i];
     char* own = base + scratch + slot * each;
     if (item.decodes) {
-      decode_item(a, item, own, partial + item.partial * partial_size(a));
+      decode_chunks(a, item, own, partial);
     } else {
       prefill_item(a, item, own);
     }

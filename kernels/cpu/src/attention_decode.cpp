@@ -28,6 +28,7 @@ class Spans {
     row_bytes_ = a.head_size * static_cast<int64_t>(size_of(a.cache_dtype));
     head_bytes_ = a.block_size * row_bytes_;
     ahead_ = std::max<int64_t>(1, kBytesAhead / head_bytes_);
+    fetches_ = is_on(kPrefetch);
     keys_ = static_cast<const char*>(a.key_cache);
     values_ = static_cast<const char*>(a.value_cache);
     const int32_t* table = a.block_tables + item.seq * a.table_stride;
@@ -60,7 +61,7 @@ class Spans {
   }
   // Fetches the tokens [from, from + count) at p.
   QUIRE_INLINE void fetch(const char* p, int64_t from, int64_t count) const {
-    if (!p) return;
+    if (!p || !fetches_) return;
     p += from * row_bytes_;
     for (int64_t i = 0; i < count * row_bytes_; i += 64) __builtin_prefetch(p + i);
   }
@@ -73,6 +74,7 @@ class Spans {
   Span* spans_;
   int64_t count_ = 0, heads_, row_bytes_, head_bytes_, ahead_;
   const char *keys_, *values_;
+  bool fetches_;
 };
 
 // out[i] = sum of the lanes of x[i].

@@ -1,8 +1,6 @@
 // Deals the work of a linear layer: rows of x are loaded once, then panels times tiles of rows.
 #include "linear.h"
 
-#include <cstdlib>
-
 namespace quire {
 namespace {
 
@@ -136,10 +134,14 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
   const int64_t steps = std::min(w.steps, (block + blocks) * job.block_steps) - first;
   const int64_t tile = job.kernel.tile, tiles = ceil_div(rows, tile);
   const char* b = w.panel(panel) + first * w.step_bytes;
+  // Turned off, what is fetched is what is being read.
+  const bool fetches = is_on(kPrefetch);
+  const int64_t distance = fetches ? kAhead : 0;
+  if (!fetches) next = nullptr;
   const bool done = block + blocks >= job.blocks;
   for (int64_t t = 0; t < tiles; t++) {
     const int64_t from = t * tile, to = std::min(rows, from + tile);
-    const char* ahead = next ? next + steps * w.step_bytes * t / tiles : b + kAhead;
+    const char* ahead = next ? next + steps * w.step_bytes * t / tiles : b + distance;
     float* kept = sums.kept + from * NR;
     job.kernel.micro[to - from - 1](MicroCall{
         job.a + (block * job.rows + row + from) * kRowUnits, job.rows * kRowUnits, job.block_steps,
@@ -205,7 +207,8 @@ void cut_panels(Job& job, int threads) {
     job.piece_panels = std::max<int64_t>(1, panels_for_few_rows(job.w, threads) / job.group());
     job.whole_pieces = groups / job.piece_panels;
   } else {
-    const int64_t last = std::max<int64_t>(groups / 4, 2 * threads);
+    const int64_t last =
+        is_on(kSinglePanels) ? std::max<int64_t>(groups / 4, 2 * threads) : int64_t{0};
     job.piece_panels = kPiecePanels / job.group();
     job.whole_pieces = std::max<int64_t>(0, groups - last) / job.piece_panels;
   }
@@ -248,13 +251,7 @@ int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, in
   return multiply_all(w, out, x, stride, rows, kF32, &how, threads);
 }
 
-bool can_gate(const Packed& w) {
-  static const bool wanted = [] {
-    const char* said = std::getenv("QUIRE_CPU_FUSED_GATE");
-    return !said || *said != '0';
-  }();
-  return wanted && w.n % (2 * NR) == 0;
-}
+bool can_gate(const Packed& w) { return w.n % (2 * NR) == 0 && is_on(kFusedGate); }
 
 }  // namespace quire
 

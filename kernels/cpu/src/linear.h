@@ -108,10 +108,10 @@ int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t ro
            int threads);
 
 // out [rows, n / 2] = gate(first half of a row of x W^T + b) * its second half: what is between is
-// never written. float32. QUIRE_CPU_FUSED_GATE=0 turns it off.
+// never written. float32.
 int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
                  const Activation& how, int threads);
-// Whether both halves are whole panels, and it is wanted.
+// Whether both halves are whole panels, and nobody has turned it off.
 bool can_gate(const Packed& w);
 
 }  // namespace quire

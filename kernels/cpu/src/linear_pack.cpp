@@ -1,6 +1,4 @@
 // Brings weights into the order in which the kernels read them.
-#include <sys/mman.h>
-
 #include <cstdlib>
 #include <memory>
 
@@ -8,20 +6,6 @@
 
 namespace quire {
 namespace {
-
-// Memory for weights: in huge pages as far as it covers them, which spares a read of gigabytes most
-// of its address translations.
-char* allocate(int64_t bytes) {
-  char* data = static_cast<char*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
-  if (!data) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-  constexpr uintptr_t kHuge = 2 << 20;
-  const uintptr_t from = (reinterpret_cast<uintptr_t>(data) + kHuge - 1) / kHuge * kHuge;
-  const uintptr_t to = reinterpret_cast<uintptr_t>(data + bytes) / kHuge * kHuge;
-  if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
-#endif
-  return data;
-}
 
 // W x W words of 32 bits, turned: word i of row j goes to column j of step i. The rows are far apart
 // in memory, often by a power of two: each line of them must be used whole while it is in the cache.

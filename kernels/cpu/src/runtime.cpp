@@ -2,12 +2,15 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
 
 namespace quire {
 
 namespace {
+std::atomic<bool> turned_off[kSwitches];
+
 struct Free {
   void operator()(char* p) const { std::free(p); }
 };
@@ -16,29 +19,33 @@ struct Block {
   size_t bytes = 0;
 };
 thread_local Block blocks[4];
+}  // namespace
 
-// Rows of activations lie far apart: in small pages each would cost an address translation.
-constexpr size_t kHuge = 2 << 20;
+bool is_on(Switch which) { return !turned_off[which].load(std::memory_order_relaxed); }
 
-char* allocate(size_t bytes) {
-  const bool large = bytes >= 2 * kHuge;
-  char* memory = static_cast<char*>(std::aligned_alloc(large ? kHuge : 64, bytes));
+char* allocate(size_t bytes, size_t align) {
+  char* memory = static_cast<char*>(std::aligned_alloc(align, (bytes + align - 1) & ~(align - 1)));
   if (!memory) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
-  if (large) madvise(memory, bytes, MADV_HUGEPAGE);
+  const auto at = reinterpret_cast<uintptr_t>(memory);
+  const uintptr_t from = (at + kHugePage - 1) & ~(kHugePage - 1);
+  const uintptr_t to = (at + bytes) & ~(kHugePage - 1);
+  if (from < to) {
+    madvise(reinterpret_cast<void*>(from), to - from,
+            is_on(kHugePages) ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  }
 #endif
   return memory;
 }
-}  // namespace
 
 char* Scratch::get(int slot, size_t bytes) {
   Block& block = blocks[slot];
   if (block.bytes < bytes) {
-    const size_t page = bytes >= 2 * kHuge ? kHuge : 4096;
+    const size_t page = bytes >= 2 * kHugePage ? kHugePage : 4096;
     const size_t wanted = (bytes + bytes / 4 + page - 1) & ~(page - 1);
     block.memory.reset();
     block.bytes = 0;
-    block.memory.reset(allocate(wanted));
+    block.memory.reset(allocate(wanted, page));
     block.bytes = wanted;
   }
   return block.memory.get();
@@ -67,6 +74,13 @@ void write_row(void* p, int64_t offset, const float* x, int64_t n, int dtype) {
 }  // namespace quire
 
 extern "C" {
+// Turns one of the switches on or off; gives 1 where there is no such switch.
+int quire_set_switch(int which, int on) {
+  if (which < 0 || which >= quire::kSwitches) return 1;
+  quire::turned_off[which].store(on == 0, std::memory_order_relaxed);
+  return 0;
+}
+
 // What the build was made for: 512, 256 or 128 bits, and which extras it may use.
 int quire_vector_bits() { return quire::W * 32; }
 int quire_has_bf16() {

@@ -7,6 +7,7 @@
 #include <new>
 
 #include "pool.h"
+#include "switches.h"
 #include "vec.h"
 
 namespace quire {
@@ -54,6 +55,14 @@ inline int worth(int threads, int64_t work, int64_t each) {
   const int64_t useful = work / each;
   return useful >= threads ? threads : useful < 1 ? 1 : static_cast<int>(useful);
 }
+
+// ---- memory ----------------------------------------------------------------------------------
+
+constexpr size_t kHugePage = 2 << 20;
+
+// `bytes`, for std::free; throws std::bad_alloc. In huge pages as far as they cover it, which spares
+// a read of megabytes most of its address translations. `align`: a power of two, at least 64.
+char* allocate(size_t bytes, size_t align = 64);
 
 // ---- scratch ------------------------------------------------------------------------------------
 

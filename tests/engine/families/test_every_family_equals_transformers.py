@@ -48,6 +48,17 @@ def test_prompts_together_and_with_a_warm_prefix_cache(
     llm.core.check_integrity()
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+def test_experts_one_by_one(name: str, case: Callable[[str], Case]) -> None:
+    expected = case(name)
+    llm = make(expected, compiled_experts=False)
+    model = llm.core.loaded.model
+    assert isinstance(model, NativeDecoder)
+    assert not model.compiled
+    outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected.greedy
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_chunked_prefill_of_16_tokens_and_prompt_logprobs(
     name: str, case: Callable[[str], Case]
