@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 from engine.bench.ceilings import Ceilings
@@ -13,11 +14,31 @@ from engine.protocol import EngineRequest
 from engine.sampling_params import SamplingParams
 
 
-def run_jobs(core: EngineCore, jobs: list[Job]) -> dict[str, Any]:
-    """Run all jobs at once, greedy and EOS ignored. Returns seconds, TTFTs, ITLs and step times."""
+def run_jobs(
+    core: EngineCore,
+    jobs: list[Job],
+    *,
+    at_once: int | None = None,
+    temperature: float = 0,
+    top_p: float = 1,
+) -> dict[str, Any]:
+    """Run all jobs, EOS ignored. Returns seconds, TTFTs, ITLs and step times.
+
+    With `at_once` so many are in flight and others follow; by default all begin together.
+    """
     start = time.perf_counter()
-    for index, job in enumerate(jobs):
-        sampling = SamplingParams(temperature=0, max_tokens=job.output_tokens, ignore_eos=True)
+    left = deque(enumerate(jobs))
+    added: dict[str, float] = {}
+    last: dict[str, float] = {}
+    ttft: list[float] = []
+    itl: list[float] = []
+    steps: list[float] = []
+
+    def add() -> None:
+        index, job = left.popleft()
+        sampling = SamplingParams(
+            temperature=temperature, top_p=top_p, max_tokens=job.output_tokens, ignore_eos=True
+        )
         core.add_request(
             EngineRequest(
                 request_id=str(index),
@@ -26,19 +47,22 @@ def run_jobs(core: EngineCore, jobs: list[Job]) -> dict[str, Any]:
                 sampling=sampling,
             )
         )
-    last: dict[str, float] = {}
-    ttft: list[float] = []
-    itl: list[float] = []
-    steps: list[float] = []
-    while core.has_work:
+        added[str(index)] = start if at_once is None else time.perf_counter()
+
+    while left or core.has_work:
+        while left and (at_once is None or len(added) < at_once):
+            add()
         began = time.perf_counter()
         deltas = core.step()
         now = time.perf_counter()
         steps.append(now - began)
         for delta in deltas:
             before = last.get(delta.request_id)
-            (ttft if before is None else itl).append(now - (before or start))
+            begun = added[delta.request_id]
+            (ttft if before is None else itl).append(now - (before or begun))
             last[delta.request_id] = now
+            if delta.finish_reason is not None:
+                del added[delta.request_id]
     return {
         "seconds": time.perf_counter() - start,
         "ttft": ttft,
@@ -54,6 +78,7 @@ def latency(
     input_len: int,
     output_len: int,
     repeats: int,
+    warmups: int = 1,
 ) -> dict[str, Any]:
     """Time of one batch from submission to last token, and its decode speed.
 
@@ -64,12 +89,12 @@ def latency(
     totals: list[float] = []
     decode: list[float] = []
     ttft: list[float] = []
-    for seed in range(repeats + 1):
+    for seed in range(repeats + warmups):
         core.reset_prefix_cache()
         lengths = (input_len, input_len), (output_len, output_len)
         found = run_jobs(core, random_jobs(batch_size, vocab, *lengths, seed=seed))
-        if seed == 0:
-            continue  # the first run warms up
+        if seed < warmups:
+            continue
         totals.append(found["seconds"])
         ttft += found["ttft"]
         decode.append(percentile(found["itl"], 50))

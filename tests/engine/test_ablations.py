@@ -1,0 +1,127 @@
+"""The table of what each optimisation brings: two engines in processes of their own, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.bench.ablations.loads import LOADS, Sizes
+from engine.bench.ablations.parts import PARTS, Facts, Part, chosen
+from engine.bench.ablations.turns import Row, Worker, WorkerFailed, compare
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.errors import ConfigError
+from kernels.cpu import CpuKernels, CpuKernelsUnavailable
+from kernels.cpu.switches import SWITCHES
+
+Folder = Callable[[str], Path]
+SMALL = Sizes(prompts=2, output_len=3, context=24)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiler() -> None:
+    """Without one there is nothing to turn off."""
+    try:
+        CpuKernels()
+    except CpuKernelsUnavailable as error:
+        pytest.skip(str(error))
+
+
+def settings(folder: Path, **others: Any) -> dict[str, Any]:
+    return {
+        "model": str(folder),
+        "num_gpu_blocks_override": 200,
+        "num_threads": 1,
+        "skip_tokenizer_init": True,
+        **others,
+    }
+
+
+def test_every_switch_of_the_kernels_has_a_part() -> None:
+    variables = {name for part in PARTS.values() for name in part.environment}
+    assert variables == {*(f"QUIRE_CPU_{name}" for name in SWITCHES), "QUIRE_CPU_ISA"}
+
+
+def test_every_part_names_settings_and_loads_that_there_are() -> None:
+    for part in PARTS.values():
+        assert part.loads
+        assert set(part.loads) <= set(LOADS)
+        assert part.without or part.environment
+        EngineConfig.from_mapping({**part.with_})
+        EngineConfig.from_mapping({**part.without})
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_each_load_gives_a_figure(name: str, model_folder: Folder) -> None:
+    core = EngineCore(EngineConfig(**settings(model_folder("llama"))))
+    load = LOADS[name]
+    assert load.run(core, SMALL, 1) > 0
+    assert not core.has_work
+    assert load.gain(2.0, 1.0) == (0.5 if load.less_is_better else 2.0)
+
+
+def test_a_part_is_compared_in_turns(model_folder: Folder) -> None:
+    parts = {"decoder": PARTS["decoder"], "experts": PARTS["experts"]}
+    compared, skipped = compare(parts, settings(model_folder("llama")), SMALL, 2)
+    assert (compared.part, compared.load, compared.skipped) == ("decoder", "one", "")
+    assert len(compared.gains) == 2
+    figures = compared.figures("--no-compiled-decoder")
+    assert figures["gain_low"] <= figures["gain"] <= figures["gain_high"]
+    assert figures["with"] > 0
+    assert figures["without"] > 0
+    assert skipped.figures("x") == {
+        "benchmark": "ablation",
+        "part": "experts",
+        "switch": "x",
+        "skipped": "the model has no experts",
+    }
+
+
+def test_variables_reach_only_the_engine_without(model_folder: Folder) -> None:
+    """A value that's refused shows where it arrives: the row says so and the others go on."""
+    wrong = Part("", "", ("one",), environment={"QUIRE_CPU_PREFETCH": "maybe"})
+    (row,) = compare({"wrong": wrong}, settings(model_folder("llama")), SMALL, 1)
+    assert row.skipped == "QUIRE_CPU_PREFETCH must be 0 or 1, got 'maybe'"
+
+
+def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailed, match="nowhere"):
+        next(compare(PARTS, settings(tmp_path / "nowhere"), SMALL, 1))
+
+
+def test_an_engine_that_dies_says_its_last_words(model_folder: Folder) -> None:
+    worker = Worker(settings(model_folder("llama")), SMALL)
+    with worker, pytest.raises(WorkerFailed, match="KeyError: 'nonsense'"):
+        worker.figure("nonsense", 1)
+
+
+def test_gains_are_the_medians_of_turns() -> None:
+    row = Row("p", "one", 20.0, 10.0, (2.0, 1.5, 4.0))
+    figures = row.figures("s")
+    assert (figures["gain"], figures["gain_low"], figures["gain_high"]) == (2.0, 1.5, 4.0)
+    assert (figures["turns"], figures["unit"]) == (3, "tok/s")
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "reason"),
+    [
+        ("avx512", Facts("cpu-avx2", "float32", None, False, True), "nothing wider"),
+        ("fused-gate", Facts("cpu-avx2", "float32", None, False, False), "no gate"),
+        ("rounding", Facts("cpu-avx512", "float32", None, False, True), "aren't bfloat16"),
+        ("rounding", Facts("cpu-avx2", "bfloat16", None, False, True), "never round"),
+        ("vnni-bf16", Facts("cpu-avx512", "float32", None, False, True), "neither"),
+        ("prefetch", Facts("reference", "float32", None, False, True), "reference kernels"),
+    ],
+)
+def test_what_cannot_be_shown_says_why(name: str, facts: Facts, reason: str) -> None:
+    assert reason in PARTS[name].refuses(facts)
+
+
+def test_parts_are_chosen_by_name() -> None:
+    assert list(chosen("int8, decoder")) == ["int8", "decoder"]
+    assert chosen(None) is PARTS
+    with pytest.raises(ConfigError, match="There is no part 'nonsense'; there are kernels, "):
+        chosen("int8,nonsense")
