@@ -18,6 +18,11 @@ from urllib.parse import SplitResult
 
 from engine.bench.statistics import spread_ms
 from engine.bench.workload import Job
+from engine.errors import QuireError
+
+
+class ServerFailed(QuireError):
+    """The server can't be reached, or refuses; the message says what it said."""
 
 
 @dataclass(slots=True)
@@ -37,6 +42,12 @@ class Sample:
     gaps: list[float]
     tokens: int
     total: float
+    prompt_tokens: int = 0
+
+    @property
+    def tpot(self) -> float:
+        """Seconds for each output token after the first."""
+        return sum(self.gaps) / (self.tokens - 1)
 
 
 @dataclass(slots=True)
@@ -55,10 +66,12 @@ class Results:
             "failed": len(self.failures),
             "seconds": round(self.seconds, 2),
             "output_tokens": tokens,
+            "prompt_tokens": sum(sample.prompt_tokens for sample in self.samples),
             "requests_s": round(len(self.samples) / self.seconds, 2),
             "output_tok_s": round(tokens / self.seconds, 1),
             **spread_ms("ttft", [sample.ttft for sample in self.samples]),
             **spread_ms("itl", [gap for sample in self.samples for gap in sample.gaps]),
+            **spread_ms("tpot", [sample.tpot for sample in self.samples if sample.tokens > 1]),
             **spread_ms("e2e", [sample.total for sample in self.samples]),
         }
 
@@ -94,6 +107,8 @@ async def _measured(target: Target, job: Job, results: Results) -> None:
     """Run one job; a failure is counted and shown, never hidden."""
     try:
         results.samples.append(await _request(target, job))
+    except ServerFailed as error:
+        results.failures.append(error.message)
     except (OSError, RuntimeError, ValueError, asyncio.IncompleteReadError) as error:
         results.failures.append(f"{type(error).__name__}: {error}"[:300])
 
@@ -111,35 +126,65 @@ async def _request(target: Target, job: Job) -> Sample:
         }
     ).encode()
     start = time.perf_counter()
-    host, port = target.url.hostname, target.url.port or 80
-    reader, writer = await asyncio.open_connection(host, port, limit=1 << 22)
+    reader, writer = await _send(target, "POST", "/v1/completions", body)
     try:
-        key = f"Authorization: Bearer {target.api_key}\r\n" if target.api_key else ""
-        writer.write(
-            f"POST {target.url.path.rstrip('/')}/v1/completions HTTP/1.1\r\n"
-            f"Host: {target.url.netloc}\r\nContent-Type: application/json\r\n{key}"
-            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-            + body
-        )
         stamps, tokens = await _read_stream(reader)
     finally:
         writer.close()
     if not stamps:
         raise RuntimeError("No text was streamed.")
     gaps = [later - earlier for earlier, later in itertools.pairwise(stamps)]
-    return Sample(stamps[0] - start, gaps, tokens or len(stamps), time.perf_counter() - start)
+    return Sample(
+        ttft=stamps[0] - start,
+        gaps=gaps,
+        tokens=tokens or len(stamps),
+        total=time.perf_counter() - start,
+        prompt_tokens=len(job.prompt_token_ids),
+    )
+
+
+async def first_model(target: Target) -> str:
+    """The name of the first model that the server lists. Raises `ServerFailed`."""
+    reader, writer = await _send(target, "GET", "/v1/models")
+    try:
+        chunked = await _read_head(reader)
+        text = b"".join([line async for line in _lines(reader, chunked)])
+    finally:
+        writer.close()
+    try:
+        return str(json.loads(text)["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ServerFailed("The server lists no model at /v1/models: give --model.") from error
+
+
+async def _send(
+    target: Target, method: str, path: str, body: bytes = b""
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection with the request sent. Raises `ServerFailed` where nobody listens."""
+    url, secure = target.url, target.url.scheme == "https"
+    port = url.port or (443 if secure else 80)
+    try:
+        reader, writer = await asyncio.open_connection(
+            url.hostname, port, limit=1 << 22, ssl=secure or None
+        )
+    except OSError as error:
+        raise ServerFailed(
+            f"No server answers at {url.geturl()} ({error.strerror or error}); "
+            "`manage.py up` starts one."
+        ) from error
+    key = f"Authorization: Bearer {target.api_key}\r\n" if target.api_key else ""
+    writer.write(
+        f"{method} {url.path.rstrip('/')}{path} HTTP/1.1\r\n"
+        f"Host: {url.netloc}\r\nContent-Type: application/json\r\n{key}"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+        + body
+    )
+    return reader, writer
 
 
 async def _read_stream(reader: asyncio.StreamReader) -> tuple[list[float], int]:
     """(when each text came, the usage's completion tokens)."""
-    status = (await reader.readline()).decode()
-    chunked = False
-    while (line := await reader.readline()) not in (b"\r\n", b""):
-        chunked |= line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower()
-    if " 200 " not in status:
-        raise RuntimeError(
-            status.strip() + " " + (await reader.read(500)).decode("utf-8", "replace")
-        )
+    chunked = await _read_head(reader)
     stamps: list[float] = []
     tokens = 0
     async for line in _lines(reader, chunked):
@@ -150,6 +195,29 @@ async def _read_stream(reader: asyncio.StreamReader) -> tuple[list[float], int]:
         if any(choice.get("text") for choice in event.get("choices") or []):
             stamps.append(time.perf_counter())
     return stamps, tokens
+
+
+async def _read_head(reader: asyncio.StreamReader) -> bool:
+    """Whether the body is chunked. Raises `ServerFailed` for any status but 200."""
+    status = (await reader.readline()).decode("utf-8", "replace").strip()
+    chunked = False
+    while (line := await reader.readline()) not in (b"\r\n", b""):
+        chunked |= line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower()
+    if " 200 " in f"{status} ":
+        return chunked
+    said = " ".join([(line.decode("utf-8", "replace")) async for line in _lines(reader, chunked)])
+    raise ServerFailed(_reason(status, said))
+
+
+def _reason(status: str, said: str) -> str:
+    """What a refusal says, in one line; with a hint where the key is the matter."""
+    code = status.partition(" ")[2] or "nothing"
+    try:
+        said = json.loads(said)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        said = said[:300]
+    hint = " Give --api-key, or set QUIRE_API_KEY." if code.startswith("401") else ""
+    return f"The server answered {code}: {said}{hint}"
 
 
 async def _lines(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:

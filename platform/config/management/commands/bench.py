@@ -1,87 +1,42 @@
-"""`manage.py bench latency|throughput|serve|kernels`: how fast this machine runs a model."""
+"""`manage.py bench latency|throughput|serve|ablations|kernels`: how fast a model runs here."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
+import math
 from argparse import ArgumentParser
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from engine.config import EngineConfig, add_cli_args
+from config.bench_flags import add_forms
+from engine.config import EngineConfig
 from engine.errors import QuireError
-
-OWN_FLAGS = frozenset({"model", "served_model_name"})
 
 
 class Command(BaseCommand):
-    """Measure latency, throughput or a running server."""
+    """Measure latency, throughput, a running server or what each optimisation brings."""
 
     help = (
         "Measure a model's speed: 'latency' (one batch, in this process), 'throughput' (many "
-        "requests, in this process), 'serve' (streaming load on a running server) or 'kernels' (a "
-        "GPU's kernels, and an 8B-shaped model on them). Percentages refer to the memory bandwidth "
-        "and matrix-product rate measured in the same run."
+        "requests, in this process), 'serve' (streaming load on a running server), 'ablations' "
+        "(with each optimisation and without it) or 'kernels' (a GPU's kernels, and an 8B-shaped "
+        "model on them). Percentages refer to the memory bandwidth and matrix-product rate "
+        "measured in the same run."
     )
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: ArgumentParser) -> None:
-        forms = parser.add_subparsers(
-            dest="form", required=True, metavar="latency|throughput|serve|kernels"
-        )
-        forms.add_parser("kernels", help="the GPU's kernels and an 8B-shaped model")
-        latency = forms.add_parser("latency", help="one batch from prompt to last token")
-        self._engine_arguments(latency)
-        latency.add_argument("--batch-size", type=int, default=1, metavar="N")
-        latency.add_argument("--input-len", type=int, default=32, metavar="N")
-        latency.add_argument("--output-len", type=int, default=128, metavar="N")
-        latency.add_argument("--repeats", type=int, default=3, metavar="N")
-        throughput = forms.add_parser("throughput", help="many requests at once")
-        self._engine_arguments(throughput)
-        self._workload_arguments(throughput)
-        serve = forms.add_parser("serve", help="streaming load on a running server")
-        serve.add_argument("--url", default="http://127.0.0.1:8000", help="(default: %(default)s)")
-        serve.add_argument("--model", required=True, help="the served model's name")
-        serve.add_argument(
-            "--api-key", default=os.environ.get("QUIRE_API_KEY", ""), help="or QUIRE_API_KEY"
-        )
-        serve.add_argument(
-            "--concurrency", default="1,8,32", help="closed loop: levels, comma-separated"
-        )
-        serve.add_argument(
-            "--request-rate", type=float, metavar="X", help="open loop: requests a second instead"
-        )
-        serve.add_argument("--vocab-size", type=int, default=2048, metavar="N", help="of prompts")
-        self._workload_arguments(serve)
-
-    def _engine_arguments(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--model", default=str(settings.BASE_DIR / "demo" / "model"), help="(default: the demo)"
-        )
-        parser.add_argument("--json", metavar="FILE", help="also append the figures to FILE")
-        add_cli_args(parser, skip=OWN_FLAGS)
-
-    def _workload_arguments(self, parser: ArgumentParser) -> None:
-        for action in parser._actions:
-            if action.dest == "json":
-                break
-        else:
-            parser.add_argument("--json", metavar="FILE", help="also append the figures to FILE")
-        parser.add_argument("--num-prompts", type=int, default=64, metavar="N")
-        parser.add_argument("--input-len", default="128-512", metavar="N|LOW-HIGH")
-        parser.add_argument("--output-len", default="64-128", metavar="N|LOW-HIGH")
-        parser.add_argument("--workload-seed", type=int, default=7, metavar="N")
+        add_forms(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         run = {
             "latency": self._latency,
             "throughput": self._throughput,
             "serve": self._serve,
+            "ablations": self._ablations,
             "kernels": self._kernels,
         }
         try:
@@ -100,6 +55,7 @@ class Command(BaseCommand):
             options["input_len"],
             options["output_len"],
             options["repeats"],
+            options["warmups"],
         )
         self._report(row, options)
 
@@ -110,8 +66,8 @@ class Command(BaseCommand):
         jobs = workload.random_jobs(
             options["num_prompts"],
             core.loaded.spec.vocab_size,
-            _range(options["input_len"], "--input-len"),
-            _range(options["output_len"], "--output-len"),
+            options["input_len"],
+            options["output_len"],
             options["workload_seed"],
         )
         self._report(offline.throughput(core, ceilings.measure(), jobs), options)
@@ -120,22 +76,25 @@ class Command(BaseCommand):
         from engine.bench import http_load, workload
 
         url = urlsplit(options["url"])
-        if url.scheme != "http" or not url.hostname:
-            raise CommandError(f"--url must be an http:// address, got {options['url']!r}.")
-        target = http_load.Target(url, options["model"], options["api_key"])
-        levels = [0] if options["request_rate"] else _levels(options["concurrency"])
-        for at, level in enumerate(levels):
+        if url.scheme not in ("http", "https") or not url.hostname:
+            raise CommandError(
+                f"--url must be an http:// or https:// address, got {options['url']!r}."
+            )
+        target = http_load.Target(url, options["model"] or "", options["api_key"])
+        target.model = target.model or asyncio.run(http_load.first_model(target))
+        rate = options["request_rate"]
+        for at, level in enumerate([0] if rate else options["concurrency"]):
             jobs = workload.random_jobs(
                 options["num_prompts"],
                 options["vocab_size"],
-                _range(options["input_len"], "--input-len"),
-                _range(options["output_len"], "--output-len"),
+                options["input_len"],
+                options["output_len"],
                 # Fresh prompts a level: none is served from an earlier level's prefix cache.
                 options["workload_seed"] + 100 * at,
             )
-            if options["request_rate"]:
-                found = asyncio.run(http_load.open_loop(target, jobs, options["request_rate"]))
-                how: dict[str, Any] = {"request_rate": options["request_rate"]}
+            if rate:
+                found = asyncio.run(http_load.open_loop(target, jobs, rate))
+                how: dict[str, Any] = {"request_rate": "inf" if math.isinf(rate) else rate}
             else:
                 found = asyncio.run(http_load.closed_loop(target, jobs, level))
                 how = {"concurrency": level}
@@ -143,10 +102,42 @@ class Command(BaseCommand):
                 reason = found.failures[0] if found.failures else "no request was answered"
                 raise CommandError(f"All requests failed: {reason}")
             self._report(
-                {"benchmark": "serve", "model": options["model"], **how} | found.row(), options
+                {"benchmark": "serve", "model": target.model, **how, **found.row()}, options
             )
             for failure in found.failures[:3]:
                 self.stderr.write(f"  failed: {failure}")
+
+    def _ablations(self, options: dict[str, Any]) -> None:
+        from engine.bench.ablations import loads, parts, turns
+
+        chosen = parts.chosen(options["only"])
+        if options["list"]:
+            for name, part in chosen.items():
+                self.stdout.write(
+                    f"{name:16} {part.switch:36} {part.what} [{', '.join(part.loads)}]"
+                )
+            for name, load in loads.LOADS.items():
+                self.stdout.write(f"  [{name}] {load.what}, {load.unit}")
+            return
+        sizes = loads.Sizes(options["num_prompts"], options["output_len"], options["context"])
+        header = ("part", "load", "unit", "with", "without", "gain", "low to high")
+        line = "{:<16} {:<8} {:<10} {:>9} {:>9} {:>6} {:>14}  {}".format
+        self.stdout.write(line(*header, "switch"))
+        for row in turns.compare(chosen, self._settings(options), sizes, options["turns"]):
+            figures = row.figures(chosen[row.part].switch)
+            if row.skipped:
+                self.stdout.write(f"{row.part:<16} skipped: {row.skipped}")
+            else:
+                spread = f"{figures['gain_low']:.2f} to {figures['gain_high']:.2f}"
+                shown = [f"{figures[name]:,.1f}" for name in ("with", "without")]
+                self.stdout.write(
+                    line(
+                        *(row.part, row.load, figures["unit"], *shown),
+                        *(f"{figures['gain']:.2f}", spread, figures["switch"]),
+                    )
+                )
+            self.stdout.flush()
+            self._keep(figures, options)
 
     def _kernels(self, options: dict[str, Any]) -> None:
         from engine.bench import gpu
@@ -157,14 +148,17 @@ class Command(BaseCommand):
             )
         gpu.run_kernels(self.stdout.write)
 
+    def _settings(self, options: dict[str, Any]) -> dict[str, Any]:
+        """The engine's settings that were given, checked."""
+        known = EngineConfig.__dataclass_fields__
+        given = {name: options[name] for name in known if options.get(name) is not None}
+        return EngineConfig.from_mapping(given).to_mapping()
+
     def _core(self, options: dict[str, Any]) -> Any:
         """The engine, in this process."""
         from engine.core import EngineCore
 
-        known = EngineConfig.__dataclass_fields__
-        given = {name: options[name] for name in known if options.get(name) is not None}
-        config = EngineConfig.from_mapping(given)
-        core = EngineCore(config)
+        core = EngineCore(EngineConfig.from_mapping(self._settings(options)))
         loaded = core.loaded
         self.stdout.write(
             f"{loaded.spec.architecture}, {loaded.spec.num_parameters / 1e6:.1f} M parameters, "
@@ -177,29 +171,10 @@ class Command(BaseCommand):
         from engine.bench.statistics import table
 
         self.stdout.write(table(row))
-        if options.get("json"):
-            with Path(options["json"]).open("a", encoding="utf-8") as file:
+        self._keep(row, options)
+
+    def _keep(self, row: dict[str, Any], options: dict[str, Any]) -> None:
+        """Append the figures to the file that was asked for."""
+        if options["json"]:
+            with options["json"].open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
-
-
-def _range(text: str, flag: str) -> tuple[int, int]:
-    """`128` or `128-512`, both ends included."""
-    low, _, high = str(text).partition("-")
-    try:
-        bounds = int(low), int(high or low)
-    except ValueError as error:
-        raise CommandError(f"{flag} must be N or LOW-HIGH, got {text!r}.") from error
-    if not 1 <= bounds[0] <= bounds[1]:
-        raise CommandError(f"{flag} must rise from at least 1, got {text!r}.")
-    return bounds
-
-
-def _levels(text: str) -> list[int]:
-    """Comma-separated concurrency levels."""
-    try:
-        levels = [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise CommandError(f"--concurrency must be numbers, got {text!r}.") from error
-    if any(level < 1 for level in levels):
-        raise CommandError("--concurrency must be at least 1.")
-    return levels

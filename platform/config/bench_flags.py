@@ -1,0 +1,202 @@
+"""The flags of `manage.py bench`. Where vLLM's benchmarks have one, its name is taken as well."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, ArgumentTypeError
+from pathlib import Path
+
+from django.conf import settings
+
+from engine.config import add_cli_args
+
+OWN_FLAGS = frozenset({"model", "served_model_name"})
+
+
+def add_forms(parser: ArgumentParser) -> None:
+    """A subcommand for each form."""
+    forms = parser.add_subparsers(
+        dest="form", required=True, metavar="latency|throughput|serve|ablations|kernels"
+    )
+    _latency(forms.add_parser("latency", help="one batch from prompt to last token, here"))
+    _throughput(forms.add_parser("throughput", help="many requests at once, here"))
+    _serve(forms.add_parser("serve", help="streaming load on a running server"))
+    _ablations(forms.add_parser("ablations", help="what each optimisation brings, here"))
+    forms.add_parser("kernels", help="the GPU's kernels and an 8B-shaped model")
+
+
+def _latency(parser: ArgumentParser) -> None:
+    _count(parser, "--batch-size", 1, "sequences that run together")
+    _count(parser, "--input-len", 32, "tokens of each prompt")
+    _count(parser, "--output-len", 128, "tokens to generate", at_least=2)
+    _count(parser, "--repeats", 3, "timed runs", "--num-iters")
+    _count(parser, "--warmups", 1, "runs before these", "--num-iters-warmup", at_least=0)
+    _engine(parser)
+
+
+def _throughput(parser: ArgumentParser) -> None:
+    _workload(parser)
+    _engine(parser)
+
+
+def _serve(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        "--base-url",
+        default="http://127.0.0.1:8000",
+        help="of any OpenAI-compatible server, without /v1 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model", help="the served model's name (default: the first that the server lists)"
+    )
+    parser.add_argument(
+        "--api-key",
+        default=os.environ.get("QUIRE_API_KEY", ""),
+        help="`manage.py up` prints one (default: the variable QUIRE_API_KEY)",
+    )
+    parser.add_argument(
+        "--concurrency",
+        "--max-concurrency",
+        type=_levels,
+        default=[1, 8, 32],
+        metavar="N,...",
+        help="closed loop: so many requests in flight, level after level (default: 1,8,32)",
+    )
+    parser.add_argument(
+        "--request-rate",
+        type=_rate,
+        metavar="X",
+        help="open loop instead: so many requests a second, at random times",
+    )
+    parser.add_argument(
+        "--vocab-size",
+        type=_AtLeast(8),
+        default=2048,
+        metavar="N",
+        help="prompts are random token ids below this (default: %(default)s)",
+    )
+    _workload(parser, "--random-input-len", "--random-output-len", "--seed")
+    _json(parser)
+
+
+def _ablations(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Run the model with each optimisation and without it: two engines, each in a process of "
+        "its own, take turns. A gain is how many times as good the figure is with the part, the "
+        "median of the turns' and their lowest and highest. What a model or a machine doesn't "
+        "have is skipped, with the reason."
+    )
+    parser.add_argument(
+        "--only", metavar="NAME,...", help="these parts, as --list names them (default: all)"
+    )
+    parser.add_argument("--list", action="store_true", help="name parts and loads, measure nothing")
+    _count(parser, "--turns", 5, "turns of the two engines for each figure")
+    _count(parser, "--num-prompts", 24, "requests of loads with many", at_least=2)
+    _count(parser, "--output-len", 32, "tokens that a single stream generates", at_least=2)
+    _count(parser, "--context", 3584, "tokens of the long prompt")
+    _engine(parser)
+
+
+def _workload(
+    parser: ArgumentParser,
+    input_len: str = "--random-input-len",
+    output_len: str = "--random-output-len",
+    *seed: str,
+) -> None:
+    _count(parser, "--num-prompts", 64, "requests")
+    text = "tokens of each {}, or a range to draw from (default: {}-{})"
+    for flag, alias, what, low, high in (
+        ("--input-len", input_len, "prompt", 128, 512),
+        ("--output-len", output_len, "output", 64, 128),
+    ):
+        parser.add_argument(
+            flag, alias, type=_range, default=(low, high), metavar="N|LOW-HIGH",
+            help=text.format(what, low, high),
+        )  # fmt: skip
+    parser.add_argument(
+        "--workload-seed", *seed, type=_AtLeast(0), default=7, metavar="N",
+        help="of lengths and prompts (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _engine(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default=str(settings.BASE_DIR / "demo" / "model"),
+        metavar="FOLDER",
+        help="folder or GGUF file (default: the demo model)",
+    )
+    _json(parser)
+    add_cli_args(parser, skip=OWN_FLAGS)
+
+
+def _json(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--json",
+        "--output-json",
+        type=_writable,
+        metavar="FILE",
+        help="append the figures to FILE, a JSON object a line",
+    )
+
+
+def _count(
+    parser: ArgumentParser, flag: str, default: int, what: str, *also: str, at_least: int = 1
+) -> None:
+    parser.add_argument(
+        flag, *also, type=_AtLeast(at_least), default=default, metavar="N",
+        help=f"{what} (default: {default})",
+    )  # fmt: skip
+
+
+class _AtLeast:
+    """A whole number with a lower bound."""
+
+    def __init__(self, low: int) -> None:
+        self._low = low
+
+    def __call__(self, text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = self._low - 1
+        if value < self._low:
+            raise ArgumentTypeError(f"must be a whole number of at least {self._low}, got {text!r}")
+        return value
+
+
+def _rate(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not value > 0:
+        raise ArgumentTypeError(f"must be a number above 0, or inf, got {text!r}")
+    return value
+
+
+def _range(text: str) -> tuple[int, int]:
+    """`128` or `128-512`, both ends included."""
+    low, _, high = text.partition("-")
+    try:
+        bounds = int(low), int(high or low)
+    except ValueError:
+        bounds = 0, 0
+    if not 1 <= bounds[0] <= bounds[1]:
+        raise ArgumentTypeError(f"must be N or LOW-HIGH, rising from at least 1, got {text!r}")
+    return bounds
+
+
+def _levels(text: str) -> list[int]:
+    """Comma-separated concurrency levels."""
+    return [_AtLeast(1)(part) for part in text.split(",")]
+
+
+def _writable(text: str) -> Path:
+    """A file to append to, opened now rather than after minutes of measuring."""
+    path = Path(text)
+    try:
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        raise ArgumentTypeError(f"{text} can't be written: {error.strerror}") from error
+    return path

@@ -1,0 +1,163 @@
+"""`manage.py bench`: what it refuses, and how it says so, before minutes of measuring."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from engine.bench import http_load
+from engine.bench.http_load import Sample
+
+KEY = "secret"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One model; two tokens for each prompt, to whoever has the key."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+    def _allowed(self) -> bool:
+        if self.headers["Authorization"] == f"Bearer {KEY}":
+            return True
+        self._answer(401, json.dumps({"error": {"message": "No such key."}}))
+        return False
+
+    def _answer(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_GET(self) -> None:
+        if self._allowed():
+            self._answer(200, json.dumps({"data": [{"id": "tiny"}, {"id": "other"}]}))
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if not self._allowed():
+            return
+        assert body["model"] == "tiny"
+        texts = [{"choices": [{"text": text}]} for text in ("a", "b")]
+        usage = {"choices": [], "usage": {"completion_tokens": 2}}
+        lines = [f"data: {json.dumps(event)}\n\n" for event in (*texts, usage)]
+        self._answer(200, "".join(lines) + "data: [DONE]\n\n")
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """Its address."""
+    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=listening.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{listening.server_port}"
+    listening.shutdown()
+    thread.join()
+    listening.server_close()
+
+
+def bench(*args: str) -> str:
+    out = StringIO()
+    call_command("bench", *args, stdout=out, stderr=out)
+    return out.getvalue()
+
+
+def test_serve_asks_the_server_for_its_model(server: str, tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    said = bench(
+        *("serve", "--base-url", server, "--api-key", KEY, "--max-concurrency", "2"),
+        *("--num-prompts", "3", "--random-input-len", "4-6", "--seed", "1"),
+        *("--output-json", str(out)),
+    )
+    row = json.loads(out.read_text())
+    assert (row["model"], row["concurrency"]) == ("tiny", 2)
+    assert (row["completed"], row["failed"], row["output_tokens"]) == (3, 0, 6)
+    assert 12 <= row["prompt_tokens"] <= 18
+    for name in ("ttft", "itl", "tpot", "e2e"):
+        assert row[f"{name}_p50_ms"] <= row[f"{name}_p99_ms"]
+        assert f"{name}_p99_ms" in said
+
+
+def test_an_open_loop_of_any_rate(server: str) -> None:
+    said = bench(
+        *("serve", "--url", server, "--api-key", KEY, "--model", "tiny", "--num-prompts", "2"),
+        *("--request-rate", "inf", "--input-len", "4"),
+    )
+    assert "request_rate" in said
+    assert "inf" in said
+
+
+def test_a_wrong_key_is_told_with_a_hint(server: str) -> None:
+    with pytest.raises(
+        CommandError, match=r"answered 401 Unauthorized: No such key\. Give --api-key"
+    ):
+        bench("serve", "--url", server, "--api-key", "wrong")
+    with pytest.raises(CommandError, match="All requests failed: The server answered 401"):
+        bench("serve", "--url", server, "--model", "tiny", "--num-prompts", "1")
+
+
+def test_nobody_there_is_told_with_the_address() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(CommandError, match=f"No server answers at {url} .*manage.py up"):
+            bench("serve", "--url", url)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["latency", "--batch-size", "0"], "--batch-size: must be a whole number of at least 1"),
+        (["latency", "--output-len", "1"], "--output-len: must be a whole number of at least 2"),
+        (["throughput", "--num-prompts", "x"], "must be a whole number of at least 1, got 'x'"),
+        (["throughput", "--input-len", "9-3"], "must be N or LOW-HIGH, rising from at least 1"),
+        (["serve", "--concurrency", "1,0"], "must be a whole number of at least 1, got '0'"),
+        (["serve", "--request-rate", "-1"], "must be a number above 0, or inf, got '-1'"),
+        (["serve", "--url", "localhost:8000"], "--url must be an http:// or https:// address"),
+        (["latency", "--json", "/nowhere/x"], "/nowhere/x can't be written: No such file"),
+        (["latency", "--model", "/nowhere"], "/nowhere"),
+        (["latency", "--dtype", "float8"], "--dtype: invalid choice: 'float8'"),
+        (["ablations", "--only", "nonsense"], "There is no part 'nonsense'; there are kernels"),
+        (["speed"], "invalid choice: 'speed'"),
+    ],
+)
+def test_what_is_refused_is_refused_before_anything_runs(args: list[str], message: str) -> None:
+    with pytest.raises(CommandError) as refused:
+        bench(*args)
+    assert message in str(refused.value)
+
+
+def test_parts_are_listed_with_their_switches() -> None:
+    said = bench("ablations", "--list")
+    assert "QUIRE_CPU_SPLIT_KV=0" in said
+    assert "--no-compiled-decoder" in said
+    assert "[beside]" in said
+
+
+def test_a_server_without_models_is_told(monkeypatch: pytest.MonkeyPatch, server: str) -> None:
+    monkeypatch.setattr(Handler, "do_GET", lambda self: self._answer(200, '{"data": []}'))
+    with pytest.raises(CommandError, match="lists no model at /v1/models: give --model"):
+        bench("serve", "--url", server)
+
+
+def test_time_for_each_token_after_the_first() -> None:
+    assert Sample(ttft=1.0, gaps=[0.2, 0.4], tokens=4, total=1.6).tpot == pytest.approx(0.2)
+
+
+def test_a_failure_halfway_is_counted(monkeypatch: pytest.MonkeyPatch, server: str) -> None:
+    async def broken(*args: object) -> Sample:
+        raise asyncio.IncompleteReadError(b"", 3)
+
+    monkeypatch.setattr(http_load, "_request", broken)
+    with pytest.raises(CommandError, match="All requests failed: IncompleteReadError"):
+        bench("serve", "--url", server, "--model", "tiny", "--num-prompts", "2", "--api-key", KEY)
