@@ -23,6 +23,7 @@ from catalog.mirror import Sighting, mirror
 from catalog.models import DesiredState, ReplicaState, ServedModel
 from catalog.slot import Slot
 from engine.protocol import Heartbeat
+from tenants.commands import sentence
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,9 @@ class Supervisor:
             self._troubled = ""
         except (DatabaseError, InterfaceError, redis.RedisError) as error:
             # What runs goes on; what was wanted a moment ago is kept.
-            self._complain(f"the catalogue can't be reconciled right now: {error}")
+            self._complain(
+                f"the catalogue can't be read right now, trying again: {sentence(error)}"
+            )
         finally:
             close_old_connections()
 

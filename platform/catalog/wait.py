@@ -26,7 +26,8 @@ def wait_until_ready(
             return
         failed = [row for row in rows if row.state == ReplicaState.FAILED]
         if failed and len(failed) == len(rows):
-            raise Conflict(f"{model.name} can't be loaded: {failed[0].detail}")
+            reason = " ".join(failed[0].detail.split())
+            raise Conflict(f"{model.name} can't be loaded: {reason}")
         if not ServedModel.objects.filter(pk=model.pk, desired_state=DesiredState.LOADED).exists():
             raise Conflict(f"{model.name} was unloaded meanwhile.")
         waited = time.monotonic() - started

@@ -3,21 +3,26 @@
 import re
 import sys
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, NoReturn
 
 import redis
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import OperationalError, ProgrammingError
+from django.db import OperationalError, ProgrammingError, connections
 
 from engine.errors import QuireError
 from tenants.models import Tenant
+
+CONNECT_TIMEOUT_S = 10
 
 
 class QuireCommand(BaseCommand):
     """Turns expected errors into one clear line, and takes `--data-dir`."""
 
     requires_system_checks: Sequence[str] = ()
+    #: Whether nothing can be done while the database is away.
+    needs_database = True
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Add what every command takes; `manage.py` itself acts on it."""
@@ -32,6 +37,8 @@ class QuireCommand(BaseCommand):
     def execute(self, *args: Any, **options: Any) -> Any:
         """Run; refusals and missing services become a `CommandError`."""
         try:
+            if self.needs_database:
+                check_database()
             return super().execute(*args, **options)
         except QuireError as error:
             raise CommandError(error.message) from error
@@ -55,6 +62,25 @@ class QuireCommand(BaseCommand):
         """Say something to the person, beside the output that a script may read."""
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
+
+
+def check_database() -> None:
+    """Connect to PostgreSQL once, so that its own words say what is wrong.
+
+    The pool would try again for ten seconds, log each try and then only say that it gave up.
+    Raises: OperationalError.
+    """
+    default = connections["default"]
+    if default.vendor != "postgresql":
+        return
+    alone = deepcopy(default.settings_dict)
+    alone["OPTIONS"].pop("pool", None)
+    alone["OPTIONS"].setdefault("connect_timeout", CONNECT_TIMEOUT_S)
+    probe = type(default)(alone, "default")
+    try:
+        probe.ensure_connection()
+    finally:
+        probe.close()
 
 
 def explain_database(error: Exception) -> NoReturn:

@@ -18,9 +18,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from catalog.models import ServedModel
 from config.up.banner import command
 from config.up.gateways import listen, url_of
 from config.up.lock import InUse, exclusive
+from config.up.models import ensure_model
 from tests.platform.instance import (
     ROOT,
     Instance,
@@ -264,6 +266,24 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_reason(
         assert "Traceback" not in up.text()
         assert up.family() == []
         assert not up.ready_file.exists()
+    # The next start doesn't try it again.
+    assert re.search(r"^tiny +unloaded", manage(short_tmp / "bad", "list_models").stdout, re.M)
+
+
+@pytest.mark.django_db
+def test_a_model_that_could_be_served_before_is_wanted_as_before(tmp_path: Path) -> None:
+    good = tiny_model_folder(tmp_path / "good")
+    bad = tiny_model_folder(tmp_path / "bad")
+    first = ensure_model(str(good), "m", {"max_model_len": 64})
+    second = ensure_model(str(bad), "m", {"max_model_len": 32})
+    assert (second.model.pk, second.model.source) == (first.model.pk, str(bad))
+    second.take_back()
+    again = ServedModel.objects.get()
+    assert (again.source, again.settings) == (str(good), {"max_model_len": 64})
+    assert again.desired_state == "loaded"
+    first.take_back()
+    again.refresh_from_db()
+    assert again.desired_state == "unloaded"
 
 
 @pytest.mark.parametrize(

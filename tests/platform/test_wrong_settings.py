@@ -67,3 +67,22 @@ def test_a_wrong_setting_ends_a_command_with_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     expected = "QUIRE_MAX_BODY_BYTES must be a whole number, got 'plenty'."
     assert done.stderr == f"Quire's settings: {expected}\n"
+
+
+@pytest.mark.parametrize("command", ["list_keys", "up"])
+def test_a_postgresql_that_is_away_ends_a_command_at_once_with_its_reason(
+    command: str, tmp_path: Path
+) -> None:
+    pytest.importorskip("psycopg")
+    done = subprocess.run(
+        [sys.executable, "manage.py", command],
+        cwd=ROOT,
+        env=environment(tmp_path, DATABASE_URL="postgres://u:geheim@127.0.0.1:1/x"),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1
+    assert "x at 127.0.0.1:1 can't be used: " in done.stderr
+    assert "Connection refused" in done.stderr
+    assert "geheim" not in done.stderr

@@ -1,5 +1,6 @@
 """Which model `manage.py up` serves."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,34 @@ from django.utils import timezone
 
 from catalog import actions
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
-from engine.errors import ModelLoadError
+from engine.errors import InvalidRequest, ModelLoadError
 from tenants.actors import COMMAND_LINE
 
 DEMO = "quire-demo"
 
 
-def ensure_model(source: str | None, name: str | None, engine: dict[str, Any]) -> ServedModel:
+@dataclass(frozen=True)
+class Wanted:
+    """The model that this start waits for, and how the catalogue had it before (None: not)."""
+
+    model: ServedModel
+    before: ServedModel | None
+
+    def take_back(self) -> None:
+        """Undo the wish for a model that can't be served, or every later start would try it too."""
+        before = self.before
+        if before is not None and before.desired_state == DesiredState.LOADED:
+            earlier = {"source": before.source, "settings": before.settings}
+            try:
+                actions.update_model(actor=COMMAND_LINE, model=self.model, **earlier)
+            except InvalidRequest:  # its folder has gone meanwhile
+                pass
+            else:
+                return
+        actions.unload_model(actor=COMMAND_LINE, model=self.model)
+
+
+def ensure_model(source: str | None, name: str | None, engine: dict[str, Any]) -> Wanted:
     """The model to wait for: the one named, else one of the catalogue, else the bundled demo.
 
     Args:
@@ -32,7 +54,8 @@ def ensure_model(source: str | None, name: str | None, engine: dict[str, Any]) -
             source, name = str(_demo_model()), name or DEMO
         else:
             name = found.name
-    return _loaded(name, source, engine)
+    before = ServedModel.objects.filter(name=name).first()
+    return Wanted(_loaded(name, source, engine), before)
 
 
 def forget_the_dead() -> None:

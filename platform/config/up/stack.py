@@ -23,7 +23,7 @@ from config.up.gateways import Gateways
 from config.up.kept import KeptProcesses
 from metering.drain import Drainer, drain_once
 from metering.redis_clients import sync_client
-from tenants.commands import hide_password
+from tenants.commands import hide_password, sentence
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,10 @@ WORKER_GRACE_S = 15.0
 
 class StartFailed(RuntimeError):
     """Something that must run doesn't: the message says what and why."""
+
+
+class ModelFailed(StartFailed):
+    """The model can't be loaded."""
 
 
 class Stopped(Exception):
@@ -97,7 +101,7 @@ class Stack:
             self.supervisor.tick()
 
     def run_until_proven(self, probe: FirstToken, model: ServedModel) -> None:
-        """Until a first token was served. Raises `StartFailed` when the model can't be loaded."""
+        """Until a first token was served. Raises `ModelFailed` when the model can't be loaded."""
         try:
             while not probe.proven.is_set():
                 self.tick()
@@ -163,7 +167,7 @@ def check_redis(url: str) -> None:
         version = str(client.info("server")["redis_version"])
     except redis.RedisError as error:
         raise StartFailed(
-            f"Redis at {hide_password(url)} can't be used: {error} "
+            f"Redis at {hide_password(url)} can't be used: {sentence(error)} "
             "Start it, or correct REDIS_URL (without one, `manage.py up` runs its own)."
         ) from error
     finally:
@@ -174,9 +178,10 @@ def check_redis(url: str) -> None:
 
 
 def is_ready(model: ServedModel) -> bool:
-    """Whether a replica serves. Raises `StartFailed` when every one of them has failed to load."""
+    """Whether a replica serves. Raises `ModelFailed` when every one of them has failed to load."""
     rows = list(Replica.objects.filter(served_model=model))
     failed = [row for row in rows if row.state == ReplicaState.FAILED]
     if failed and len(failed) == len(rows):
-        raise StartFailed(f"{model.name} can't be served: {failed[0].detail}")
+        reason = " ".join(failed[0].detail.split())  # libraries explain themselves at length
+        raise ModelFailed(f"{model.name} can't be served: {reason}")
     return any(row.state == ReplicaState.READY for row in rows)

@@ -14,6 +14,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Run this node's replicas."""
 
+    needs_database = False
     help = (
         "Run the replicas that the catalogue wants on this node, and start those anew that die. "
         "One per node; `manage.py up` has one built in."

@@ -20,6 +20,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Chat in the terminal."""
 
+    needs_database = False
     help = (
         "Chat with a model in the terminal, over HTTP. Finds the instance that `manage.py up` runs "
         "in the data dir by itself; --url and --api-key talk to any other server."

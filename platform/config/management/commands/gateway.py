@@ -19,6 +19,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Run gateways alone."""
 
+    needs_database = False
     help = (
         "Run the web server alone: API, pages, WebSockets. For production, beside replicas that "
         "`manage.py supervise` or `manage.py engine` run, with DATABASE_URL and REDIS_URL set."

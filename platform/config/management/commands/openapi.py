@@ -15,6 +15,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Write the API's description."""
 
+    needs_database = False
     help = "Write the OpenAPI document of the API, as /openapi.json serves it."
 
     def add_arguments(self, parser: CommandParser) -> None:

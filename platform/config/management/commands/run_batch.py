@@ -24,6 +24,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Answer a file of requests."""
 
+    needs_database = False
     help = (
         "Answer a file of requests in OpenAI's batch format, one JSON object a line, and write the "
         "results to another file. With --model no server needs to run: one is started for as long "

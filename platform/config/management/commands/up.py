@@ -20,7 +20,7 @@ from config.up.gateways import Gateways, listen, url_of, use_tls
 from config.up.kept import KeptProcesses
 from config.up.lock import InUse, exclusive
 from config.up.models import ensure_model
-from config.up.stack import Stack, StartFailed, Stopped
+from config.up.stack import ModelFailed, Stack, StartFailed, Stopped
 from engine.config import add_cli_args
 from metering.drain import Drainer
 from tenants.commands import QuireCommand
@@ -91,7 +91,8 @@ class Command(QuireCommand):
         self.note(f"Using {used} and {database_name()}.")
         call_command("migrate", interactive=False, verbosity=0)
         credentials = ensure_credentials(data_dir)
-        model = ensure_model(options["model"], options["served_model_name"], engine)
+        wanted = ensure_model(options["model"], options["served_model_name"], engine)
+        model = wanted.model
         stack.gateways = Gateways(
             listener,
             options["workers"],
@@ -107,7 +108,11 @@ class Command(QuireCommand):
             stack.drainer = Drainer()
             stack.drainer.start()
         self.note(f"Loading {model.name} from {model.source} ...")
-        stack.run_until_proven(FirstToken(url, credentials.api_key, model.name), model)
+        try:
+            stack.run_until_proven(FirstToken(url, credentials.api_key, model.name), model)
+        except ModelFailed:
+            wanted.take_back()
+            raise
         if not options["no_worker"]:  # not before: the first token shall not wait for it
             stack.worker = KeptProcesses("worker", ["manage.py", "worker"])
         instance = data_dir / INSTANCE_FILE

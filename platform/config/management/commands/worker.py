@@ -20,6 +20,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Run what outlives a request."""
 
+    needs_database = False
     help = (
         "Run a worker: batches and background responses, and the clearing away of what has expired."
         " Any number may run; each looks after what a dead one left."
