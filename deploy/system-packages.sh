@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Install the operating system's packages that are missing (Debian and its relatives).
 #   run    what serving profits from: a C++ compiler for the CPU kernels
-#   test   what the tests use besides: a real Redis, PostgreSQL, Chromium and node
+#   test   what the tests use besides: a real Redis, PostgreSQL, Chromium, node, nginx and Caddy
+# None of the servers is started: whoever needs one starts it.
 # Without apt or the right to use it, says what is missing and goes on: serving works without a
 # compiler (slower), and the tests that need a missing program say so.
 set -euo pipefail
@@ -9,6 +10,8 @@ set -euo pipefail
 declare -A commands=([g++]=g++)
 if [ "${1:-run}" = test ]; then
   commands+=([redis-server]=redis-server [chromium]=chromium [fc-list]=fontconfig [node]=nodejs [npm]=npm)
+  commands+=([nginx]=nginx-light [caddy]=caddy [openssl]=openssl)
+  PATH="$PATH:/usr/sbin"  # where Debian keeps nginx
 fi
 
 missing=()
@@ -33,6 +36,16 @@ if ! "${as_root[@]}" apt-get update -qq; then
   echo "apt can't be used (missing: ${missing[*]}); going on without." >&2
   exit 0
 fi
-"${as_root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null || {
-  echo "apt couldn't install ${missing[*]}; going on without." >&2
-}
+
+# Debian starts a server as soon as it is installed, unless this file says no.
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+  printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+  "${as_root[@]}" chmod +x "$policy"
+  trap '"${as_root[@]}" rm -f "$policy"' EXIT
+fi
+install() { "${as_root[@]}" apt-get install -y -qq --no-install-recommends "$@" >/dev/null; }
+# All at once, or else those that this release has.
+install "${missing[@]}" || for package in "${missing[@]}"; do
+  install "$package" || echo "apt couldn't install $package; going on without." >&2
+done

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -20,7 +21,7 @@ from config import embedded_redis
 POSTGRES_BINARIES = "/usr/lib/postgresql/*/bin"
 
 
-def missing(what: str) -> None:
+def missing(what: str) -> NoReturn:
     """Skip, or fail where QUIRE_TEST_REQUIRE_SERVICES says that everything must be tested."""
     if os.environ.get("QUIRE_TEST_REQUIRE_SERVICES"):
         pytest.fail(f"{what}, and QUIRE_TEST_REQUIRE_SERVICES is set.")

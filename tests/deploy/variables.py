@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from kernels.cpu.switches import SWITCHES
+
 ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"\b(QUIRE_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)\b")
 #: Of the tests alone.
@@ -12,13 +14,13 @@ OF_TESTS = {"QUIRE_TEST_CHROMIUM", "QUIRE_TEST_REQUIRE_SERVICES"}
 
 
 def named_in(text: str) -> set[str]:
-    """The variables of ours that a text names."""
-    return set(NAME.findall(text)) - OF_TESTS
+    """The variables of ours that a text names; QUIRE_X_* for several isn't one."""
+    return {name for name in NAME.findall(text) if not name.endswith("_")} - OF_TESTS
 
 
 def _read_by_the_code() -> frozenset[str]:
     quoted = re.compile(rf"[\"']{NAME.pattern}[\"']")
-    found: set[str] = set()
+    found = {f"QUIRE_CPU_{name}" for name in SWITCHES}
     for folder in ("platform", "inference", "engine", "kernels"):
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".cpp", ".h"):
@@ -26,5 +28,5 @@ def _read_by_the_code() -> frozenset[str]:
     return frozenset(found)
 
 
-#: Every variable whose name stands as a string in the product's code.
+#: Every variable whose name stands as a string in the product's code, or is made there.
 KNOWN = _read_by_the_code()
