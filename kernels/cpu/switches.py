@@ -20,6 +20,8 @@ SWITCHES = {
     "SPINNING": "idle threads looking for work for about 50 us before they sleep",
     "SPLIT_KV": "a sequence's KV split over threads when it decodes",
     "HEADS_TOGETHER": "KV read block by block, all heads of a block together, when decoding",
+    "EVEN_TILES": "the rows of a product cut into tiles of about the same number",
+    "SHARED_PAGES": "matrices of weights side by side, so that small ones lie in huge pages too",
     "LAST_ROWS": "after the last attention only tokens whose logits are wanted",
 }
 """The C++ library's own first, in the order of `Switch` in switches.h; then those of Python."""

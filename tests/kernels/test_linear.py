@@ -271,3 +271,25 @@ def test_what_does_not_fit_a_packed_layer_is_refused(compiled):
         layer(torch.randn(2, 32), out=torch.empty(16, 2).T)
     with pytest.raises(ValueError, match="bias"):
         compiled.PackedLinear(torch.randn(16, 32), torch.randn(15))
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_weights_side_by_side_go_back_one_by_one(compiled):
+    """8 MiB each: what is left stays as it was, and the last one takes the rest with it."""
+    torch.manual_seed(5)
+    weights = [torch.randn(2048, 1024) for _ in range(6)]
+    x = torch.randn(3, 1024)
+    before = resident_bytes()
+    layers = [compiled.PackedLinear(weight) for weight in weights]
+    loaded = resident_bytes() - before
+    kept = layers[3]
+    layers.clear()
+    gc.collect()
+    left = resident_bytes() - before
+    assert loaded > 40 * 2**20
+    assert left < loaded - 30 * 2**20
+    assert_close(kept(x), product(x, weights[3]), x.dtype, slack=8.0)

@@ -178,6 +178,8 @@ PARTS: dict[str, Part] = {
     "spinning": _variable("SPINNING", "idle threads look for work before they sleep", "one"),
     "split-kv": _variable("SPLIT_KV", "a sequence's KV split over threads", "long"),
     "heads-together": _variable("HEADS_TOGETHER", "KV read block by block, all heads", "long"),
+    "even-tiles": _variable("EVEN_TILES", "a product's rows in even tiles", "many"),
+    "shared-pages": _variable("SHARED_PAGES", "small matrices in huge pages", "one", "many"),
     "last-rows": _variable("LAST_ROWS", "only wanted tokens after the last attention", "prompt"),
     "binding": Part(
         "threads kept apart, each on a CPU",

@@ -11,6 +11,9 @@ constexpr int64_t kMostRows = 1024;
 constexpr int64_t kPieceRows = 256;
 constexpr int64_t kPiecePanels = 4;
 
+// Values of x that a thread loads while another would be woken for as many.
+constexpr int64_t kLoadedEach = 8192;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 Kernel kernel_for(const Packed& w, int dtype) {
@@ -139,8 +142,11 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
   const int64_t distance = fetches ? kAhead : 0;
   if (!fetches) next = nullptr;
   const bool done = block + blocks >= job.blocks;
+  // A tile of a few rows takes nearly as long as a full one.
+  const bool even = is_on(kEvenTiles);
   for (int64_t t = 0; t < tiles; t++) {
-    const int64_t from = t * tile, to = std::min(rows, from + tile);
+    const int64_t from = even ? rows * t / tiles : t * tile;
+    const int64_t to = even ? rows * (t + 1) / tiles : std::min(rows, from + tile);
     const char* ahead = next ? next + steps * w.step_bytes * t / tiles : b + distance;
     float* kept = sums.kept + from * NR;
     job.kernel.micro[to - from - 1](MicroCall{
@@ -187,7 +193,7 @@ int64_t panels_for_few_rows(const Packed& w, int threads) {
 
 void run_rows(Job& job, const void* x, int64_t stride, int threads) {
   const Packed& w = job.w;
-  deal_ranges(worth(threads, job.rows * w.k, 32768), job.rows, 1,
+  deal_ranges(worth(threads, job.rows * w.k, kLoadedEach), job.rows, 1,
               [&](int64_t low, int64_t high) { load_rows(job, x, stride, low, high); });
   const int64_t panel_pieces = job.panel_pieces();
   deal(threads, job.row_pieces * panel_pieces, [&](int64_t piece, int slot) {

@@ -1,8 +1,8 @@
 // Brings weights into the order in which the kernels read them.
-#include <cstdlib>
 #include <memory>
 
 #include "linear_int.h"
+#include "weights.h"
 
 namespace quire {
 namespace {
@@ -89,8 +89,8 @@ bool whole_panels(const Packed& w, int64_t first, int64_t rows) {
 
 struct Freed {
   void operator()(Packed* w) const {
-    std::free(w->data);
-    std::free(w->bias);
+    give_weights(w->data, w->bytes);
+    give_weights(w->bias, w->n * static_cast<int64_t>(sizeof(float)));
     delete w;
   }
 };
@@ -105,9 +105,9 @@ std::unique_ptr<Packed, Freed> make(Format format, int64_t n, int64_t k, int64_t
   w->steps = (k + w->step_k - 1) / w->step_k;
   w->step_bytes = format >= kInt8 ? group_bytes(format, group) : NR * (format == kHalf ? 2 : 4);
   w->bytes = w->panels * w->steps * w->step_bytes;
-  w->data = allocate(w->bytes);
+  w->data = take_weights(w->bytes);
   if (bias) {
-    w->bias = reinterpret_cast<float*>(allocate(n * sizeof(float)));
+    w->bias = reinterpret_cast<float*>(take_weights(n * sizeof(float)));
     std::memcpy(w->bias, bias, n * sizeof(float));
   }
   return w;

@@ -13,6 +13,8 @@ enum Switch : int {
   kSpinning,
   kSplitKv,
   kHeadsTogether,
+  kEvenTiles,
+  kSharedPages,
   kSwitches,
 };
 
