@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import time
 from collections.abc import AsyncIterator
@@ -168,9 +169,9 @@ async def _send(
             url.hostname, port, limit=1 << 22, ssl=secure or None
         )
     except OSError as error:
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         raise ServerFailed(
-            f"No server answers at {url.geturl()} ({error.strerror or error}); "
-            "`manage.py up` starts one."
+            f"No server answers at {url.geturl()} ({reason}); `manage.py up` starts one."
         ) from error
     key = f"Authorization: Bearer {target.api_key}\r\n" if target.api_key else ""
     writer.write(

@@ -112,6 +112,7 @@ def test_bench_prints_figures_with_their_ceilings(form: str, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     row = json.loads(out.read_text())
     assert row["benchmark"] == form
+    assert (row["weights"], row["model"]) == ("bfloat16", str(ROOT / "demo" / "model"))
     percent = "decode_bandwidth_percent" if form == "latency" else "sgemm_percent"
     assert row[percent] > 0
     assert percent in done.stdout

@@ -23,8 +23,9 @@ class Command(BaseCommand):
         "Measure a model's speed: 'latency' (one batch, in this process), 'throughput' (many "
         "requests, in this process), 'serve' (streaming load on a running server), 'ablations' "
         "(with each optimisation and without it) or 'kernels' (a GPU's kernels, and an 8B-shaped "
-        "model on them). Percentages refer to the memory bandwidth and matrix-product rate "
-        "measured in the same run."
+        "model on them). Percentages refer to the memory bandwidth and the float32 matrix-product "
+        "rate measured in the same run; a model that fits the caches, or is multiplied in fewer "
+        "bits, can exceed them."
     )
     requires_system_checks: list[str] = []
 
@@ -48,7 +49,13 @@ class Command(BaseCommand):
         from engine.bench import ceilings, offline
 
         core = self._core(options)
-        row = offline.latency(
+        most = core.config.max_num_seqs
+        if options["batch_size"] > most:
+            raise CommandError(
+                f"A batch of {options['batch_size']} doesn't run together: "
+                f"--max-num-seqs is {most}."
+            )
+        row = self._engine_of(core) | offline.latency(
             core,
             ceilings.measure(),
             options["batch_size"],
@@ -70,7 +77,8 @@ class Command(BaseCommand):
             options["output_len"],
             options["workload_seed"],
         )
-        self._report(offline.throughput(core, ceilings.measure(), jobs), options)
+        row = self._engine_of(core) | offline.throughput(core, ceilings.measure(), jobs)
+        self._report(row, options)
 
     def _serve(self, options: dict[str, Any]) -> None:
         from engine.bench import http_load, workload
@@ -166,6 +174,16 @@ class Command(BaseCommand):
             f"{core.executor.num_blocks} blocks, budget {core.executor.token_budget} tokens a step"
         )
         return core
+
+    def _engine_of(self, core: Any) -> dict[str, Any]:
+        """What the figures are of."""
+        config, loaded = core.config, core.loaded
+        return {
+            "model": config.name,
+            "weights": config.quantization or str(loaded.dtype).removeprefix("torch."),
+            "kernels": core.executor.kernels.name,
+            "threads": core.executor.kernels.num_threads(),
+        }
 
     def _report(self, row: dict[str, Any], options: dict[str, Any]) -> None:
         from engine.bench.statistics import table
