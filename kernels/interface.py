@@ -3,230 +3,53 @@
 T is the number of tokens of a step, H the hidden size, D the size of a head, Hq and Hk the number
 of query and of key/value heads (Hq is a multiple of Hk). Activations are float32, bfloat16 or
 float16; what matters for accuracy (norms, softmax, sums) is computed in float32. Wrong shapes,
-dtypes, positions, slots or block ids raise ValueError before anything is written.
+dtypes, positions, slots or block ids raise ValueError before anything is written. What functions
+are given beside tensors is in `kernels.layers`, how weights are packed in `kernels.packing`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from kernels.layers import (
+    NO_NORM,
+    PIECE_ROWS,
+    ActivationSpec,
+    CompiledDecoder,
+    CompiledExperts,
+    DecoderLayerWeights,
+    DecoderShape,
+    ExpertLayers,
+    HeadNormWeights,
+    Integers,
+    LinearLayer,
+    NormWeights,
+)
 from kernels.logits import LogitEdits
-from kernels.quantization import check_integer_groups, check_integers, stacked
+from kernels.packing import LinearMaker
+
+__all__ = [
+    "NO_NORM",
+    "PIECE_ROWS",
+    "ActivationSpec",
+    "CompiledDecoder",
+    "CompiledExperts",
+    "DecoderLayerWeights",
+    "DecoderShape",
+    "ExpertLayers",
+    "HeadNormWeights",
+    "Integers",
+    "KernelSet",
+    "LinearLayer",
+    "NormWeights",
+]
 
 
-class LinearLayer(ABC):
-    """y = x W^T + b with W [N, K] in whatever layout the implementation likes best."""
-
-    in_features: int
-    out_features: int
-    nbytes: int
-    """Bytes that one pass over the weight reads."""
-
-    @abstractmethod
-    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x [M, K] -> [M, N] in x's dtype. Rows may be strided; `out` must be contiguous."""
-
-    @abstractmethod
-    def rows(self, ids: Tensor) -> Tensor:
-        """float32 [T, K]: the rows ids int64 [T] of W.
-
-        With this a tied output layer serves as the embedding too, and is kept once.
-        """
-
-
-PIECE_ROWS = 32
-"""Pieces of a weight hold a multiple of so many of its rows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Integers:
-    """Rows of weights that are quantised already.
-
-    values int8 [N, K], scales and minima [N, K / group]. Of 8 bits: weight = scale * value, with
-    values in [-127, 127]. Of 4 bits: scale * (value - 8), or with minima scale * value - minimum,
-    with values in [0, 15].
-    """
-
-    values: Tensor
-    scales: Tensor
-    minima: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NormWeights:
-    """A norm: "rms" (with a weight), "layer" (with what it has of both), or "none".
-
-    weight and bias are float32 [width].
-    """
-
-    kind: str = "none"
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-
-
-NO_NORM = NormWeights()
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNormWeights:
-    """LayerNorm of each head: weight float32 [heads or 1, D], bias [D] or None."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ActivationSpec:
-    """What an MLP does between its products.
-
-    Attributes:
-        name: "silu", "gelu", "gelu_tanh", "relu", "relu2", or "swiglu_clamped", which is gated:
-            both halves are clamped to `limit`, the first one's sigmoid takes `alpha` times it, and
-            the second one counts from 1.
-    """
-
-    name: str = "silu"
-    limit: float = 0.0
-    alpha: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertLayers:
-    """A mixture of gated experts.
-
-    Attributes:
-        router: [T, H] -> [T, experts].
-        gate_up, down: of each expert.
-        softmax_first: softmax over all experts, then choose `top_k`; or over the chosen ones only.
-        renormalize: with `softmax_first`, divide by the sum of the chosen ones' weights.
-        shared_gate_up, shared_down: an expert that every token goes through.
-        shared_gate: [T, H] -> [T, 1], whose sigmoid weighs it.
-    """
-
-    router: LinearLayer
-    gate_up: Sequence[LinearLayer]
-    down: Sequence[LinearLayer]
-    top_k: int
-    softmax_first: bool
-    renormalize: bool
-    activation: ActivationSpec
-    shared_gate_up: LinearLayer | None = None
-    shared_down: LinearLayer | None = None
-    shared_gate: LinearLayer | None = None
-
-
-class CompiledExperts(ABC):
-    """A mixture of experts in one call."""
-
-    nbytes: int
-    """Bytes that a pass over one token reads."""
-
-    @abstractmethod
-    def __call__(self, x: Tensor) -> Tensor:
-        """float32 [T, H] -> [T, H]: the weighted sum of what the chosen experts give.
-
-        A token's result doesn't depend on the others.
-        """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderShape:
-    """What all layers of a `CompiledDecoder` have in common.
-
-    Attributes:
-        activation, activation_limit, activation_alpha: see `ActivationSpec`.
-        gated: MLPs multiply the activated half with another one.
-        parallel: attention and MLP both add to the residual that the layer began with.
-        residual_scale: of what either adds.
-        clip_qkv: queries, keys and values are clamped to +- this before rotation; 0: they aren't.
-    """
-
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    intermediate_size: int
-    norm_eps: float
-    scale: float
-    soft_cap: float = 0.0
-    neox: bool = True
-    activation: str = "silu"
-    activation_limit: float = 0.0
-    activation_alpha: float = 0.0
-    gated: bool = True
-    parallel: bool = False
-    residual_scale: float = 1.0
-    clip_qkv: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecoderLayerWeights:
-    """One layer: norm, attention, norm, MLP or experts.
-
-    `attention_out_norm` and `mlp_out_norm` are norms of what attention and MLP give, before it is
-    added to the residual; of a parallel layer `mlp_norm` may be none: the MLP then takes what
-    attention takes. `sliding_window`, `alibi` and `sinks` are those of `paged_attention`. Queries
-    and keys may be normed by head (`q_norm`, `k_norm`: RMS, float32 [D]; `q_head_norm`,
-    `k_head_norm`: LayerNorm) or all heads together (`q_full_norm`, `k_full_norm`: RMS, float32
-    [heads * D]). `group` says which slots and block tables are the layer's, where layers keep their
-    tokens in different ones.
-    """
-
-    input_norm: NormWeights
-    qkv: LinearLayer
-    q_norm: Tensor | None = None
-    k_norm: Tensor | None = None
-    q_full_norm: Tensor | None = None
-    k_full_norm: Tensor | None = None
-    q_head_norm: HeadNormWeights | None = None
-    k_head_norm: HeadNormWeights | None = None
-    cos_sin: Tensor | None
-    key_cache: Tensor
-    value_cache: Tensor
-    key_scales: Tensor | None = None
-    value_scales: Tensor | None = None
-    sliding_window: int = 0
-    alibi: Tensor | None = None
-    sinks: Tensor | None = None
-    o: LinearLayer
-    attention_out_norm: NormWeights = NO_NORM
-    mlp_norm: NormWeights
-    gate_up: LinearLayer | None = None
-    down: LinearLayer | None = None
-    experts: CompiledExperts | None = None
-    mlp_out_norm: NormWeights = NO_NORM
-    group: int = 0
-
-
-class CompiledDecoder(ABC):
-    """All layers of a decoder and its final norm in one call."""
-
-    @abstractmethod
-    def __call__(
-        self,
-        hidden: Tensor,
-        positions: Tensor,
-        slot_mapping: Tensor,
-        block_tables: Tensor,
-        seq_lens: Tensor,
-        query_start_loc: Tensor,
-        rows: Tensor | None = None,
-        others: Sequence[tuple[Tensor, Tensor]] = (),
-    ) -> Tensor:
-        """Hidden states after the final norm, float32 [R, H].
-
-        hidden float32 [T, H], contiguous: the embeddings; overwritten. rows int64 [R]: the tokens
-        that are wanted, all by default. `others` are slot_mapping and block_tables of the groups
-        1, 2, ... The rest is as for `rope_and_cache` and `paged_attention`.
-        """
-
-
-class KernelSet(ABC):
+class KernelSet(LinearMaker):
     """One implementation of every operation."""
 
     name: str
@@ -238,103 +61,12 @@ class KernelSet(ABC):
     """What computes its attention, by its name in `kernels.attention`; "": its own."""
     fuses_experts: bool = False
     """Whether `route` and `fused_experts` are there."""
-    quantizations: tuple[str, ...] = ("int8", "int4")
-    """What `PackedLinear` takes as `quantization`."""
     edits: LogitEdits | None = None
     """What changes logits before a token is chosen; None: torch does."""
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         """In which dtype hidden states are best kept, for weights of this dtype."""
         return torch.float32
-
-    @abstractmethod
-    def PackedLinear(
-        self,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        quantization: str | None = None,
-        group_size: int | None = None,
-        round_inputs: bool = False,
-    ) -> LinearLayer:
-        """A linear layer of weight [N, K] and bias [N].
-
-        Nothing refers to `weight` afterwards where a packed copy is made, so the caller can free
-        it layer by layer. `quantization` is None or one of `quantizations`: "int8" or "int4", with
-        one scale for `group_size` neighbours of a row (a multiple of 16 up to 256, by default 128
-        for int8 and 32 for int4), or "fp8" (e4m3), with one scale a row. `round_inputs` lets bf16
-        weights meet x rounded to bf16, as a bf16 model would, where that is faster (AVX512-BF16:
-        twice as fast for many rows); sums stay float32.
-        """
-
-    @abstractmethod
-    def IntegerLinear(
-        self,
-        values: Tensor,
-        scales: Tensor,
-        minima: Tensor | None = None,
-        bias: Tensor | None = None,
-        *,
-        bits: int,
-    ) -> LinearLayer:
-        """A linear layer of weights that are quantised already, see `Integers`.
-
-        Scales and minima are kept in float16.
-        """
-
-    def StreamedLinear(
-        self,
-        shape: tuple[int, int],
-        pieces: Iterable[Tensor],
-        bias: Tensor | None = None,
-        *,
-        dtype: torch.dtype,
-        quantization: str | None = None,
-        group_size: int | None = None,
-        round_inputs: bool = False,
-    ) -> LinearLayer:
-        """`PackedLinear` of a weight [N, K] = `shape` that comes in pieces.
-
-        `pieces` are its rows, one piece over the other, each of a multiple of `PIECE_ROWS` rows but
-        the last. Each is packed as it comes and nothing of it is kept: its memory may be used again
-        for the next. The weight is kept in `dtype` unless it is quantised. Raises
-        ValueError for pieces that don't make up `shape`.
-        """
-        return self.PackedLinear(
-            stacked(shape, pieces).to(dtype),
-            bias,
-            quantization=quantization,
-            group_size=group_size,
-            round_inputs=round_inputs,
-        )
-
-    def StreamedIntegerLinear(
-        self,
-        shape: tuple[int, int],
-        pieces: Iterable[Integers],
-        bias: Tensor | None = None,
-        *,
-        bits: int,
-        group_size: int,
-        with_minima: bool = False,
-    ) -> LinearLayer:
-        """`IntegerLinear` of a weight [N, K] = `shape` that comes in pieces.
-
-        They are as for `StreamedLinear`; K must be a multiple of `group_size`, and either all
-        pieces have minima or none has.
-        """
-        check_integer_groups(shape, bits, group_size, with_minima)
-        parts = list(pieces)
-        for part in parts:
-            check_integers(part, shape[1], bits, group_size, with_minima)
-        minima = [part.minima for part in parts if part.minima is not None]
-        return self.IntegerLinear(
-            stacked(shape, (part.values for part in parts)),
-            torch.cat([part.scales for part in parts]),
-            torch.cat(minima) if minima else None,
-            bias,
-            bits=bits,
-        )
 
     @abstractmethod
     def use_threads(

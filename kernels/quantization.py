@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from kernels.interface import Integers
+    from kernels.layers import Integers
 
 GROUP_SIZES = {"int8": 128, "int4": 32}
 """Neighbours of a row that share a scale, by default."""
