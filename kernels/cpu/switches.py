@@ -22,6 +22,7 @@ SWITCHES = {
     "HEADS_TOGETHER": "KV read block by block, all heads of a block together, when decoding",
     "EVEN_TILES": "the rows of a product cut into tiles of about the same number",
     "SHARED_PAGES": "matrices of weights side by side, so that small ones lie in huge pages too",
+    "KV_AHEAD": "new huge pages of the KV cache mapped by all threads, a little before their use",
     "LAST_ROWS": "after the last attention only tokens whose logits are wanted",
 }
 """The C++ library's own first, in the order of `Switch` in switches.h; then those of Python."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import mmap
 
 import pytest
 import torch
@@ -268,3 +270,37 @@ def test_layers_that_do_not_fit_are_refused(compiled):
     refused("activation", shape=dataclasses.replace(SHAPE, activation="tanh"))
     with pytest.raises(ValueError, match="needs layers"):
         compiled.compile_decoder(SHAPE, [], norm(96))
+
+
+def resident_bytes(cache: torch.Tensor) -> int:
+    """What of the cache the system has mapped."""
+    small = -(-cache.nbytes // mmap.PAGESIZE)
+    flags = (ctypes.c_ubyte * small)()
+    libc = ctypes.CDLL(None, use_errno=True)
+    address, size = ctypes.c_void_p(cache.data_ptr()), ctypes.c_size_t(cache.nbytes)
+    assert libc.mincore(address, size, flags) == 0
+    return sum(flag & 1 for flag in flags) * mmap.PAGESIZE
+
+
+@pytest.mark.parametrize(("blocks", "pages"), [(1, 1), (512, 1.5), (1024, 2), (1025, 1)])
+def test_pages_of_the_cache_are_mapped_ahead(compiled, threads, blocks, pages):
+    """A page holds 1,024 blocks; with half of it written half of the caches have the next one."""
+    torch.manual_seed(2)
+    shape, page = (4096, SHAPE.num_kv_heads, BLOCK_SIZE, 64), 2**21
+    size = dataclasses.replace(SHAPE, head_dim=64, num_heads=2)
+    layers = []
+    for _ in range(2):
+        caches = [compiled.new_kv_cache(shape, torch.bfloat16) for _ in range(2)]
+        q = size.num_heads * size.head_dim
+        qkv = compiled.PackedLinear(torch.randn(q + 4 * 64, size.hidden_size))
+        o = compiled.PackedLinear(torch.randn(size.hidden_size, q))
+        names = ("key_cache", "value_cache", "qkv", "o")
+        layers.append(make_layer(compiled, **dict(zip(names, [*caches, qkv, o]))))
+    decoder = compiled.compile_decoder(size, layers, norm(size.hidden_size))
+    slot, one = torch.tensor([blocks * BLOCK_SIZE - 1]), torch.ones(1, dtype=torch.int32)
+    table = torch.tensor([[blocks - 1]], dtype=torch.int32)
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    hidden = torch.randn(1, size.hidden_size)
+    decoder(hidden, torch.tensor([0]), slot, table, one, starts)
+    caches = [cache for layer in layers for cache in (layer.key_cache, layer.value_cache)]
+    assert sum(map(resident_bytes, caches)) == pages * page * len(caches)

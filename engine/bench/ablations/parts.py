@@ -180,6 +180,7 @@ PARTS: dict[str, Part] = {
     "heads-together": _variable("HEADS_TOGETHER", "KV read block by block, all heads", "long"),
     "even-tiles": _variable("EVEN_TILES", "a product's rows in even tiles", "many"),
     "shared-pages": _variable("SHARED_PAGES", "small matrices in huge pages", "one", "many"),
+    "kv-ahead": _variable("KV_AHEAD", "new pages of the KV cache mapped ahead", "beside", "many"),
     "last-rows": _variable("LAST_ROWS", "only wanted tokens after the last attention", "prompt"),
     "binding": Part(
         "threads kept apart, each on a CPU",

@@ -240,7 +240,27 @@ int run_decoder(const Decoder& decoder, const Batch& batch, float* residual, flo
       if (!wrong) wrong = check_attention(attention_of(run, *layer));
     }
   }
-  return wrong ? wrong : run_layers(run, out);
+  if (wrong) return wrong;
+  for (size_t group = 0; group < decoder.pages.size(); group++)
+    decoder.pages[group].prepare(batch.groups[group].slots, batch.tokens, threads);
+  return run_layers(run, out);
+}
+
+std::vector<KvPages> pages_of(const DecoderShape& s, const std::vector<DecoderLayer>& layers) {
+  int64_t groups = 0;
+  for (const DecoderLayer& layer : layers) groups = std::max(groups, layer.group + 1);
+  const int64_t row = s.head_size * static_cast<int64_t>(size_of(s.cache_dtype));
+  std::vector<KvPages> pages;
+  for (int64_t group = 0; group < groups; group++) {
+    std::vector<char*> caches;
+    for (const DecoderLayer& layer : layers) {
+      if (layer.group != group) continue;
+      caches.push_back(static_cast<char*>(layer.key_cache));
+      caches.push_back(static_cast<char*>(layer.value_cache));
+    }
+    pages.emplace_back(std::move(caches), s.num_blocks, s.block_size, s.kv_heads * s.block_size * row);
+  }
+  return pages;
 }
 
 }  // namespace
@@ -251,7 +271,9 @@ using namespace quire;
 extern "C" void* quire_decoder_new(const DecoderShape* shape, const DecoderLayer* layers,
                                    int64_t count, const Norm* final_norm) {
   try {
-    return new Decoder{*shape, std::vector<DecoderLayer>(layers, layers + count), *final_norm};
+    std::vector<DecoderLayer> all(layers, layers + count);
+    std::vector<KvPages> pages = pages_of(*shape, all);
+    return new Decoder{*shape, std::move(all), *final_norm, std::move(pages)};
   } catch (const std::bad_alloc&) {
     return nullptr;
   }

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "experts.h"
+#include "kv_pages.h"
 
 namespace quire {
 
@@ -55,6 +56,7 @@ struct Decoder {
   DecoderShape shape;
   std::vector<DecoderLayer> layers;
   Norm final_norm;
+  mutable std::vector<KvPages> pages;  // of each group; a decoder has one caller at a time
 };
 
 }  // namespace quire

@@ -15,6 +15,7 @@ enum Switch : int {
   kHeadsTogether,
   kEvenTiles,
   kSharedPages,
+  kKvAhead,
   kSwitches,
 };
 
