@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
+from inference.openapi.summaries import summarise
 from inference.ops import version
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
 
@@ -31,6 +32,7 @@ def document() -> dict[str, Any]:
     patterns = [pattern for pattern in urls.urlpatterns if is_described(pattern)]
     made: dict[str, Any] = SchemaGenerator(patterns=patterns).get_schema(request=None, public=True)
     made["info"]["version"] = version()
+    summarise(made)
     # Lazy strings and the like become what they look like.
     return msgspec.json.decode(msgspec.json.encode(made, enc_hook=str))
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from django.http import HttpResponse
 from drf_spectacular.views import SpectacularSwaggerSplitView
+from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
+from rest_framework.response import Response
 
 from console.csp import HEADER
 
@@ -15,8 +17,8 @@ from console.csp import HEADER
 #: nothing from elsewhere runs, and nothing is sent elsewhere.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'self'; "
-    "frame-ancestors 'none'"
+    "img-src 'self' data:; font-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'self'; frame-ancestors 'none'"
 )
 
 
@@ -24,13 +26,13 @@ class ReferenceView(SpectacularSwaggerSplitView):
     """Swagger UI on the gateway's own document."""
 
     permission_classes = (AllowAny,)
-    authentication_classes = ()
+    authentication_classes = (SessionAuthentication,)  # for the bar above: the page is public
     url = "/openapi.json"
     title = "Quire API"
     template_name = "console/reference.html"
 
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
         """The page, or with `?script` what it runs."""
-        response: HttpResponse = super().get(request, *args, **kwargs)
+        response: Response = super().get(request, *args, **kwargs)
         response[HEADER] = POLICY
         return response

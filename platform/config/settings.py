@@ -198,7 +198,6 @@ REST_FRAMEWORK = {
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Quire",
-    "DESCRIPTION": "OpenAI's API and its neighbours, served from your own machines.",
     "OAS_VERSION": "3.1.0",
     "COMPONENT_SPLIT_REQUEST": False,
     "POSTPROCESSING_HOOKS": [],

@@ -54,6 +54,16 @@ def test_a_new_keys_secret_is_in_the_answer_and_never_again(login: Login) -> Non
     assert secret not in again
 
 
+def test_with_many_keys_the_form_is_one_click_away(login: Login) -> None:
+    client = login("ada")
+    for count, there in ((5, False), (6, True)):
+        while ApiKey.objects.filter(tenant__slug="acme").count() < count:
+            key_of("ada")
+        page = client.get(PAGE).content.decode()
+        assert ('href="#make-title"' in page) is there
+        assert 'id="make-title"' in page
+
+
 def test_a_key_is_rotated_with_an_overlap_or_without(login: Login) -> None:
     client = login("ada")
     first, second = key_of("ada"), key_of("ada")

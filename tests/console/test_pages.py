@@ -43,6 +43,13 @@ def test_every_page_has_the_policy(login: Login, path: str) -> None:
     assert "connect-src 'self' ws://testserver" in policy
 
 
+def test_the_reference_has_the_bar_of_whoever_looks(login: Login) -> None:
+    assert "Log out" in login("ada").get("/reference/").content.decode()
+    anonymous = Client().get("/reference/")
+    assert anonymous.status_code == 200
+    assert "Log out" not in anonymous.content.decode()
+
+
 def test_the_console_forbids_markup_from_strings_and_the_admin_does_not(login: Login) -> None:
     client = login("root")
     assert "require-trusted-types-for" in client.get("/")["Content-Security-Policy"]

@@ -14,6 +14,7 @@ from django.test import AsyncClient
 
 from inference import urls
 from inference.openapi.document import document, is_described
+from inference.openapi.summaries import SUMMARIES
 from tests.inference import live
 from tests.inference.conftest import HIGH, LOW, Gateway
 from tests.inference.forms import upload
@@ -43,6 +44,19 @@ def test_every_endpoint_and_method_is_described() -> None:
         for method in methods:
             assert described[method]["responses"]["200"].get("content"), (path, method)
             assert described[method]["tags"]
+
+
+def test_groups_and_operations_say_what_they_are_for() -> None:
+    made = document()
+    groups = [tag["name"] for tag in made["tags"]]
+    operations = [each for methods in made["paths"].values() for each in methods.values()]
+    assert groups[0] == "Chat"
+    assert {tag for each in operations for tag in each["tags"]} == set(groups)
+    assert all(each["summary"] for each in operations)
+    described = {
+        f"{method} {path}" for path, methods in made["paths"].items() for method in methods
+    }
+    assert described == SUMMARIES.keys()
 
 
 def answer_schema(path: str, method: str) -> dict[str, Any]:

@@ -1,0 +1,87 @@
+"""What the reference says at a glance: the groups in the order of interest, a line an operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+INTRODUCTION = (
+    "OpenAI's API and its neighbours, served from your own machines. Send an API key as "
+    "`Authorization: Bearer sk-quire-...`, or as `x-api-key`."
+)
+
+TAGS = {
+    "Chat": "Answers to a conversation; those asked for with `store` can be listed and changed.",
+    "Responses": "OpenAI's Responses: answers that remember, stream events or run in background.",
+    "Completions": "Text that goes on from a prompt.",
+    "Messages": "Anthropic's Messages.",
+    "Models": "What this key may ask.",
+    "Pooling": "Embeddings, classes, scores and rerankings, with models made for them.",
+    "Files": "Files of a tenant: the input and output of batches.",
+    "Batches": "Many requests in a file, answered when there's room.",
+    "Tokens": "Text to token ids and back.",
+    "Service": "How this installation is. No key is needed.",
+    "Operator": "For keys with the operator's scope.",
+}
+
+SUMMARIES = {
+    "post /v1/chat/completions": "Answer a conversation",
+    "get /v1/chat/completions": "List stored answers",
+    "get /v1/chat/completions/{completion_id}": "Read a stored answer",
+    "post /v1/chat/completions/{completion_id}": "Change its metadata",
+    "delete /v1/chat/completions/{completion_id}": "Delete it",
+    "get /v1/chat/completions/{completion_id}/messages": "List its messages",
+    "post /v1/chat/completions/batch": "Answer several conversations at once",
+    "post /v1/responses": "Make a response",
+    "get /v1/responses/{response_id}": "Read a response",
+    "delete /v1/responses/{response_id}": "Delete it",
+    "post /v1/responses/{response_id}/cancel": "Stop it",
+    "get /v1/responses/{response_id}/input_items": "List its input",
+    "post /v1/completions": "Complete a prompt",
+    "post /v1/messages": "Answer a conversation",
+    "post /v1/messages/count_tokens": "Count a conversation's tokens",
+    "get /v1/models": "List models",
+    "get /v1/models/{model}": "Read about a model",
+    "post /v1/embeddings": "Embed texts",
+    "post /pooling": "Pool texts as the model does",
+    "post /classify": "Classify texts",
+    "post /v1/classify": "Classify texts",
+    "post /score": "Score pairs of texts",
+    "post /v1/score": "Score pairs of texts",
+    "post /rerank": "Rank documents for a query",
+    "post /v1/rerank": "Rank documents for a query",
+    "post /v2/rerank": "Rank documents for a query",
+    "get /v1/files": "List files",
+    "post /v1/files": "Upload a file",
+    "get /v1/files/{file_id}": "Read about a file",
+    "delete /v1/files/{file_id}": "Delete it",
+    "get /v1/files/{file_id}/content": "Download it",
+    "get /v1/batches": "List batches",
+    "post /v1/batches": "Start a batch",
+    "get /v1/batches/{batch_id}": "See how far it is",
+    "post /v1/batches/{batch_id}/cancel": "Stop it",
+    "post /tokenize": "Text or a conversation to tokens",
+    "post /detokenize": "Tokens to text",
+    "get /health": "Whether every model can be asked",
+    "get /ping": "Whether this gateway answers",
+    "post /ping": "Whether this gateway answers",
+    "get /version": "The version",
+    "get /metrics": "Figures for Prometheus",
+    "get /load": "How many requests run and wait",
+    "get /server_info": "Settings and replicas",
+    "post /reset_prefix_cache": "Empty the prefix caches",
+    "post /sleep": "Have replicas give their memory back",
+    "post /wake_up": "Have them take it again",
+    "get /is_sleeping": "Whether any sleeps",
+}
+
+
+def summarise(document: dict[str, Any]) -> None:
+    """Add introduction, groups and summaries to a document of OpenAPI, in place.
+
+    Raises: KeyError for an operation that has none.
+    """
+    document["info"]["description"] = INTRODUCTION
+    document["tags"] = [{"name": name, "description": text} for name, text in TAGS.items()]
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            operation["summary"] = SUMMARIES[f"{method} {path}"]
