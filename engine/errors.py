@@ -93,6 +93,10 @@ class ModelLoadError(QuireError):
     error_type = "invalid_request_error"
 
 
+class BadModelConfig(ModelLoadError):
+    """A checkpoint's config.json holds a value that nothing can make sense of."""
+
+
 class ConfigError(QuireError, ValueError):
     """An engine setting is out of its range, or two contradict each other."""
 

@@ -24,7 +24,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} can't be read: {error}.", param="model") from error
     return value if isinstance(value, dict) else {}
 
@@ -37,8 +37,8 @@ def eos_ids(generation: dict[str, Any], further: Iterable[int | None], vocab: in
     """
     found = generation.get("eos_token_id")
     named = found if isinstance(found, list) else [found]
-    unique = dict.fromkeys([*named, *further])
-    return [token for token in unique if type(token) is int and 0 <= token < vocab]
+    ids = (token for token in [*named, *further] if type(token) is int and 0 <= token < vocab)
+    return list(dict.fromkeys(ids))
 
 
 def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:

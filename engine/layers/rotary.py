@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import ModelLoadError
+from engine.errors import BadModelConfig, ModelLoadError
+
+_POSITIVE = (
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    "beta_fast", "beta_slow", "attention_factor",
+)  # fmt: skip
+"""Numbers of scalings that make no sense at 0 or below."""
+_MOST = 1 << 31
+_MOST_TABLE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +55,7 @@ def rope_spec(config: dict[str, Any], dim: int, layer_type: str | None = None) -
     kind = {"su": "longrope"}.get(kind, kind)
     if kind not in _INVERSE_FREQUENCIES:
         raise ModelLoadError(f"config.json: rope_type {kind!r} isn't known.", param="rope_type")
+    _check_numbers(params)
     if "original_max_position_embeddings" not in params and (
         original := config.get("original_max_position_embeddings")
     ):
@@ -57,8 +66,15 @@ def rope_spec(config: dict[str, Any], dim: int, layer_type: str | None = None) -
 def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Tensor:
     """float32 [max_positions, dim]: cosines in the first half, sines in the second.
 
-    Raises `ModelLoadError` when a scaling lacks one of its numbers.
+    Raises `ModelLoadError` when a scaling lacks one of its numbers, or has one that makes no sense,
+    and for a table of over a GiB.
     """
+    if max_positions * spec.dim * 4 > _MOST_TABLE_BYTES:
+        raise ModelLoadError(
+            f"max_model_len is {max_positions}: name a smaller one, cosines and sines of that many "
+            "positions take over a GiB.",
+            param="max_model_len",
+        )
     try:
         inverse, magnitude = _INVERSE_FREQUENCIES[spec.kind](spec, max_positions)
     except KeyError as error:
@@ -66,9 +82,38 @@ def cos_sin_table(spec: RopeSpec, max_positions: int, device: str = "cpu") -> Te
             f"config.json: rope scaling {spec.kind!r} needs {error.args[0]!r}.",
             param="rope_scaling",
         ) from error
+    except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+        raise _unusable(spec) from error
+    whole = inverse.shape == (spec.dim // 2,) and torch.isfinite(inverse).all()
+    if not (whole and math.isfinite(magnitude)):
+        raise _unusable(spec)
     angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * inverse[None, :]
     table = torch.cat((angles.cos(), angles.sin()), dim=-1) * magnitude
     return table.to(device)
+
+
+def _unusable(spec: RopeSpec) -> ModelLoadError:
+    """The error of a scaling that can't be computed."""
+    shown = {name: value for name, value in spec.params.items() if not isinstance(value, list)}
+    return ModelLoadError(
+        f"config.json: rope scaling {spec.kind!r} with theta {spec.theta} and {shown} has no "
+        f"frequencies for {spec.dim} dimensions.",
+        param="rope_scaling",
+    )
+
+
+def _check_numbers(params: dict[str, Any]) -> None:
+    """Raise `ModelLoadError` for a scaling's number that is none, or isn't positive."""
+    for name in _POSITIVE:
+        value = params.get(name)
+        if value is None:
+            continue
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not 0 < value < _MOST:
+            raise BadModelConfig(
+                f"config.json: rope scaling's {name} must be a number above 0, got {value!r}.",
+                param="rope_scaling",
+            )
 
 
 def _plain(theta: float, dim: int) -> Tensor:
@@ -151,6 +196,8 @@ def _longrope(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
     factor = params.get("factor") or spec.max_position_embeddings / trained
     key = "long_factor" if max_positions > trained else "short_factor"
     factors = torch.tensor(params[key], dtype=torch.float32)
+    if factors.shape != (spec.dim // 2,):
+        raise ValueError(f"{key} must hold {spec.dim // 2} numbers")
     exponent = torch.arange(0, spec.dim, 2, dtype=torch.int64).float() / spec.dim
     inverse = 1.0 / (factors * spec.theta**exponent)
     magnitude = params.get("attention_factor")

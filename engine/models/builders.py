@@ -14,7 +14,7 @@ import torch
 import kernels
 from engine.config import EngineConfig
 from engine.device import kernels_for
-from engine.errors import ConfigError, ModelLoadError
+from engine.errors import BadModelConfig, ConfigError, ModelLoadError
 from engine.layers.rotary import RopeSpec
 from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
@@ -93,6 +93,8 @@ def build_model(order: Order) -> Built:
         return _bridged(order)
     try:
         decoder_spec(raw)
+    except BadModelConfig:
+        raise
     except ModelLoadError as refused:
         return _bridged_instead(order, refused)
     return _native(order)

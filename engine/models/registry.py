@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelLoadError
+from engine.errors import BadModelConfig, ModelLoadError
 from engine.models.families import gemma, gpt, layernorm, llama, moe, olmo, remote
 from engine.models.families.family import Config, Family, SpecBuilder, common_fields
 from engine.models.spec import DecoderSpec
@@ -20,6 +20,7 @@ _FAMILIES: dict[str, Family] = {
     **moe.FAMILIES,
     **remote.FAMILIES,
 }
+_MOST_LAYERS = 10_000
 _POSITIVE = (
     "hidden_size",
     "num_layers",
@@ -40,11 +41,24 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     except OSError as error:
         reason = f"{path} can't be read: {error.strerror or error}."
         raise ModelLoadError(reason, param="model") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is no JSON: {error}.", param="model") from error
     if not isinstance(config, dict):
         raise ModelLoadError(f"{path} must hold a JSON object.", param="model")
+    names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelLoadError(f"{path}: architectures must be a list of names.", param="model")
+    for part in (config, config.get("text_config")):
+        _check_depth(part if isinstance(part, dict) else {}, path)
     return config
+
+
+def _check_depth(config: dict[str, Any], path: Path) -> None:
+    """Layers are listed, and in the Transformers bridge made, before weights are looked at."""
+    for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
+        value = config.get(name)
+        if isinstance(value, (int, float)) and not value <= _MOST_LAYERS:
+            raise BadModelConfig(f"{path}: {name} must be at most {_MOST_LAYERS}.", param=name)
 
 
 def decoder_spec(config: Config) -> DecoderSpec:
@@ -64,6 +78,9 @@ def decoder_spec(config: Config) -> DecoderSpec:
     except KeyError as error:
         reason = f"config.json of {name} lacks {error.args[0]!r}."
         raise ModelLoadError(reason, param="model") from error
+    except ArithmeticError as error:
+        reason = f"config.json of {name} has a number out of range: {error}."
+        raise BadModelConfig(reason, param="model") from error
     except (TypeError, ValueError, AttributeError) as error:
         reason = f"config.json of {name} has a value of the wrong type: {error}."
         raise ModelLoadError(reason, param="model") from error
@@ -95,9 +112,10 @@ def register_decoder(
 def _check(spec: DecoderSpec) -> None:
     """Sizes that can't be are refused before anything is read or allocated."""
     for field in _POSITIVE:
-        if getattr(spec, field) < 1:
-            raise ModelLoadError(
-                f"config.json of {spec.architecture}: {field} must be at least 1.", param=field
+        if not 1 <= getattr(spec, field) < 1 << 31:
+            raise BadModelConfig(
+                f"config.json of {spec.architecture}: {field} must be from 1 to 2^31 - 1.",
+                param=field,
             )
     if spec.num_heads % spec.num_kv_heads:
         raise ModelLoadError(

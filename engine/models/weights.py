@@ -29,6 +29,8 @@ _DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+#: Bytes of a file's name that systems take.
+_MOST_NAME = 255
 #: Buffers that older checkpoints carry and that we compute ourselves.
 _IGNORED_SUFFIXES = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 
@@ -65,6 +67,12 @@ class WeightReader:
         if dtype is None:
             raise ModelLoadError(
                 f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported.",
+                param="model",
+            )
+        if not dtype.is_floating_point:
+            raise ModelLoadError(
+                f"{file.path}: {name!r} is kept as {entry['dtype']}: weights that were quantised "
+                "beforehand aren't supported; quantization=... rounds floats while they load.",
                 param="model",
             )
         if tuple(entry["shape"]) != shape:
@@ -157,7 +165,7 @@ def _shards(folder: Path) -> list[Path]:
     index = folder / INDEX_NAME
     if not index.exists():
         single = folder / "model.safetensors"
-        if not single.exists():
+        if not single.is_file():
             raise ModelLoadError(
                 f"{folder} holds neither model.safetensors nor {INDEX_NAME}.", param="model"
             )
@@ -165,7 +173,7 @@ def _shards(folder: Path) -> list[Path]:
     try:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(mapping.values()))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ModelLoadError(
             f"{index} has no sound weight_map: {error!r}.", param="model"
         ) from error
@@ -174,6 +182,6 @@ def _shards(folder: Path) -> list[Path]:
             raise ModelLoadError(
                 f"{index} names a file outside the folder: {name!r}.", param="model"
             )
-        if not (folder / name).exists():
+        if len(name.encode()) > _MOST_NAME or not (folder / name).is_file():
             raise ModelLoadError(f"{index} names {name}, which isn't there.", param="model")
     return [folder / name for name in names]

@@ -81,7 +81,7 @@ def read_sentence_files(folder: Path) -> SentenceFiles:
 def _modules(path: Path) -> list[dict[str, Any]]:
     try:
         modules = json.loads(read_text(path))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is no valid JSON: {error}.", param="model") from error
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ModelLoadError(f"{path} must hold a list of objects.", param="model")

@@ -30,6 +30,7 @@ _FAILURES = (
     KeyError,
     TypeError,
     AttributeError,
+    ArithmeticError,
     ImportError,
     RuntimeError,
     SafetensorError,

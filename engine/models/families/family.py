@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import ModelLoadError
+from engine.errors import BadModelConfig, ModelLoadError
 from engine.layers.rotary import rope_spec
 
 Config = dict[str, Any]
@@ -85,12 +85,13 @@ class Family:
 
 def common_fields(name: str, config: Config) -> dict[str, Any]:
     """Fields that every family has under the same names."""
+    layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
     head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
     return {
         "architecture": name,
         "hidden_size": int(config["hidden_size"]),
-        "num_layers": int(config["num_hidden_layers"]),
+        "num_layers": layers,
         "num_heads": heads,
         "num_kv_heads": int(config.get("num_key_value_heads") or heads),
         "head_dim": head_dim,
@@ -98,7 +99,7 @@ def common_fields(name: str, config: Config) -> dict[str, Any]:
         "vocab_size": int(config["vocab_size"]),
         "max_position_embeddings": int(config["max_position_embeddings"]),
         "rope": rope_spec(config, rotary_dim(config, head_dim)),
-        "windows": (0,) * int(config["num_hidden_layers"]),
+        "windows": (0,) * layers,
         "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
         "activation": activation_of(config),
         "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
@@ -112,7 +113,13 @@ def rotary_dim(config: Config, head_dim: int) -> int:
     """How many of a head's dimensions are rotated."""
     found = config.get("rope_parameters") or {}
     factor = found.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
-    return int(head_dim * float(factor))
+    size = int(head_dim * float(factor))
+    if not 0 <= size <= head_dim:
+        raise BadModelConfig(
+            f"config.json: partial_rotary_factor must be from 0 to 1, got {factor!r}.",
+            param="partial_rotary_factor",
+        )
+    return size
 
 
 def activation_of(config: Config) -> str:

@@ -1,0 +1,168 @@
+"""Checkpoint folders that lie about themselves are refused by name, before anything big is made."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.config import EngineConfig
+from engine.errors import QuireError
+from engine.models.loader import load_model
+from tests.engine.models import make_model
+
+NAME = "model.layers.0.self_attn.q_proj.weight"
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model("llama", tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture
+def folder(sound: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(sound, tmp_path / "m")
+
+
+def refused(folder: Path) -> QuireError:
+    config = EngineConfig(model=str(folder), cpu_kernels=False, skip_tokenizer_init=True)
+    with pytest.raises(QuireError) as error:
+        load_model(config, lambda done, total: None)
+    assert len(str(error.value)) < 2000
+    return error.value
+
+
+def change(folder: Path, **values: Any) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    return folder
+
+
+SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "vocab_size", "max_position_embeddings",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 31, 1 << 62, 10**400, math.inf, "x", [[]]], ids=str)
+@pytest.mark.parametrize("name", SIZES)
+def test_fault_40_sizes_that_cannot_be(folder: Path, name: str, value: Any) -> None:
+    refused(change(folder, **{name: value}))
+
+
+def test_fault_40_zero_heads(folder: Path) -> None:
+    refused(change(folder, num_attention_heads=0))
+
+
+@pytest.mark.parametrize("value", [1, math.inf, [1], [[]], {"a": 1}], ids=str)
+def test_fault_40_architectures_that_are_no_list_of_names(folder: Path, value: Any) -> None:
+    assert "architectures must be a list" in str(refused(change(folder, architectures=value)))
+
+
+@pytest.mark.parametrize("factor", [-1, 1.5, 10**400, math.inf], ids=str)
+def test_fault_40_a_share_of_dimensions_that_cannot_be(folder: Path, factor: float) -> None:
+    refused(change(folder, rope_parameters=None, partial_rotary_factor=factor))
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"rope_type": "linear", "factor": -1},
+        {"rope_type": "linear", "factor": "2"},
+        {"rope_type": "linear", "factor": 10**400},
+        {"rope_type": "dynamic", "factor": math.nan},
+        {"rope_type": "yarn", "factor": [4]},
+        {"rope_type": "yarn", "factor": 4, "beta_fast": 0},
+        {"rope_type": "longrope", "short_factor": "x", "long_factor": None},
+        {"rope_type": "longrope", "short_factor": [1], "long_factor": [1]},
+    ],
+    ids=str,
+)
+def test_fault_40_scalings_that_make_no_sense(folder: Path, scaling: dict[str, Any]) -> None:
+    parameters = {"rope_theta": 10000.0, "original_max_position_embeddings": 64, **scaling}
+    error = refused(change(folder, rope_parameters=parameters))
+    assert error.param == "rope_scaling"
+
+
+def test_fault_40_a_context_whose_table_fills_the_memory(folder: Path) -> None:
+    error = refused(change(folder, max_position_embeddings=(1 << 31) - 1))
+    assert error.param == "max_model_len"
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json", INDEX])
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b""], ids=["bytes", "deep", "no"])
+def test_fault_30_files_that_are_no_json(folder: Path, file: str, content: bytes) -> None:
+    (folder / file).write_bytes(content)
+    assert file in str(refused(folder))
+
+
+def test_ids_that_are_none_end_nothing(folder: Path) -> None:
+    (folder / "generation_config.json").write_text('{"eos_token_id": [[], "x", 2, 99999]}')
+    config = EngineConfig(model=str(folder), cpu_kernels=False, skip_tokenizer_init=True)
+    assert load_model(config, lambda done, total: None).eos_token_ids == (2,)
+
+
+# -- weights --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
+def test_integers_are_not_taken_for_weights(folder: Path, dtype: torch.dtype) -> None:
+    """They are quantised in some way that only their maker's code knows."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[NAME] = tensors[NAME].to(dtype)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    message = str(refused(folder))
+    assert NAME in message
+    assert "quantised beforehand" in message
+
+
+def test_half_precision_checkpoints_keep_their_precision(folder: Path) -> None:
+    tensors = {k: v.half() for k, v in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    change(folder, dtype="float16")
+    config = EngineConfig(model=str(folder), cpu_kernels=False, skip_tokenizer_init=True)
+    assert load_model(config, lambda done, total: None).dtype == torch.float16
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../sound/model.safetensors", "/etc/passwd", ".", "..", "a\0b", "a" * 300, "b.safetensors", 3],
+    ids=lambda name: str(name)[:12],
+)
+def test_fault_40_an_index_that_leads_astray(folder: Path, name: Any) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {NAME: name}}))
+    assert INDEX in str(refused(folder))
+
+
+def test_fault_30_weights_that_are_no_file(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")  # would be read for ever
+    assert "holds neither" in str(refused(folder))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("shape", [64, 63]), ("shape", [1 << 62, 4]), ("shape", [-1, 64]), ("shape", []),
+        ("data_offsets", [0, 1 << 62]), ("data_offsets", [100, 4]), ("data_offsets", [-4, 100]),
+        ("dtype", "F16"), ("dtype", "I64"), ("dtype", "F4"), ("dtype", "X"), ("dtype", 3),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fault_40_a_header_that_lies(folder: Path, field: str, value: Any) -> None:
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header[NAME][field] = value
+    changed = json.dumps(header).encode()
+    path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[end:])
+    refused(folder)
