@@ -7,6 +7,7 @@ import os
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.executor.cgroup import memory_left
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +16,7 @@ _MOST_BY_DEFAULT = 4 * GIB
 
 
 def available_memory() -> int:
-    """Bytes that can be taken without swapping, by /proc/meminfo, bounded by the cgroup's limit."""
+    """Bytes that can be taken without swapping, by /proc/meminfo, and within cgroups' limits."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
@@ -24,14 +25,8 @@ def available_memory() -> int:
                     free = int(line.split()[1]) * 1024
     except OSError as error:
         log.debug("/proc/meminfo can't be read (%s); counting free pages only", error)
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            limit = file.read().strip()
-        with open("/sys/fs/cgroup/memory.current", encoding="ascii") as file:
-            used = int(file.read())
-    except (OSError, ValueError):
-        return free
-    return min(free, int(limit) - used) if limit.isdigit() else free
+    left = memory_left()
+    return free if left is None else min(free, left)
 
 
 def num_cpu_blocks(

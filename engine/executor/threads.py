@@ -14,8 +14,11 @@ import torch
 
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.executor.cgroup import usable_cpus
 from kernels import KernelSet
 
+_own_count: int | None = None
+"""torch's threads before the first engine of this process set them."""
 _RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
 
@@ -38,7 +41,7 @@ class Threads:
         """What the settings say. Raises `ConfigError` for CPUs that make no sense."""
         wanted = config.cpu_threads_bind
         if wanted in ("auto", "nobind"):
-            return cls(config.num_threads or ops.num_threads(), (), wanted == "auto")
+            return cls(config.num_threads or _default_count(ops), (), wanted == "auto")
         cpus = parse_cpus(wanted)
         allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(cpus)
         if not allowed.issuperset(cpus):
@@ -61,9 +64,17 @@ class Threads:
         Args:
             torch_too: a part of the work is torch's, which gets as many threads.
         """
+        global _own_count
+        if _own_count is None:
+            _own_count = torch.get_num_threads()
         ops.use_threads(self.count, self.cpus or None, spread=self.spread)
         if torch_too:
             torch.set_num_threads(self.count)
+
+
+def _default_count(ops: KernelSet) -> int:
+    """As many as torch took before an engine told it otherwise, within a container's CPU quota."""
+    return usable_cpus(_own_count or ops.num_threads())
 
 
 def parse_cpus(text: str) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ import torch
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
 from engine.errors import ConfigError
+from engine.executor import threads as engine_threads
 from engine.executor.threads import Threads, parse_cpus
 from kernels.cpu import threads as settings
 from kernels.reference import ReferenceKernels
@@ -25,6 +26,7 @@ def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels' threads be set without a trace."""
     before = torch.get_num_threads()
     monkeypatch.setattr(settings, "_count", None)
+    monkeypatch.setattr(engine_threads, "_own_count", None)
     yield
     torch.set_num_threads(before)
 
@@ -55,7 +57,7 @@ def test_more_threads_than_cpus_are_refused() -> None:
         Threads.of(config, ReferenceKernels())
 
 
-def test_the_count_is_that_of_the_cpus_else_the_kernels() -> None:
+def test_the_count_is_that_of_the_cpus_else_the_kernels(own_threads: None) -> None:
     cpu = min(os.sched_getaffinity(0))
     bound = Threads.of(EngineConfig(model="m", cpu_threads_bind=str(cpu)), ReferenceKernels())
     assert bound == Threads(1, (cpu,))
