@@ -82,9 +82,10 @@ class EngineService:
         self._heart.start()
         try:
             self.core = self._load()
-        except QuireError as error:
-            log.error("The model can't be loaded: %s", error.message)
-            self.state, self.detail = "failed", error.message
+        except (QuireError, MemoryError) as error:
+            reason = error.message if isinstance(error, QuireError) else _no_memory(error)
+            log.error("The model can't be loaded: %s", reason)
+            self.state, self.detail = "failed", reason
             self._heart.beat()
             self._heart.stop(self.replica_id, forget=False)
             return 1
@@ -331,6 +332,11 @@ class EngineService:
             tasks=tasks_of(loaded),
             pooling=pooling_info(loaded),
         )
+
+
+def _no_memory(error: MemoryError) -> str:
+    """What to tell of an allocation that failed."""
+    return f"there isn't enough memory: {error}" if str(error) else "there isn't enough memory"
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
