@@ -204,6 +204,11 @@ class EngineConfig:
     compiled_sampling: bool = _option(
         True, "choose tokens with the compiled CPU kernels; off: with torch"
     )
+    compiled_step: bool = _option(
+        True,
+        "where sequences only decode, run embedding, layers, output layer and choice in one call "
+        "of the compiled CPU kernels; off: one after the other",
+    )
     rope_scaling: dict[str, Any] | None = _option(  # noqa: RUF009
         None, "JSON that replaces the model's", json=True
     )

@@ -8,8 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kernels.steps import CompiledStep, StepEnds, StepTables
 
 
 class LinearLayer(ABC):
@@ -217,3 +221,11 @@ class CompiledDecoder(ABC):
         that are wanted, all by default. `others` are slot_mapping and block_tables of the groups
         1, 2, ... The rest is as for `rope_and_cache` and `paged_attention`.
         """
+
+    def compile_step(self, ends: StepEnds, tables: StepTables) -> CompiledStep | None:
+        """Whole decode steps in one call each, where this set has that; else None.
+
+        They give what this decoder and the operations around it do, to the bit. The layers must be
+        of this set. Raises ValueError for what doesn't fit together.
+        """
+        return None

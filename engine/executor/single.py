@@ -32,6 +32,7 @@ from engine.worker.cuda.memory import CudaMeter, DeviceMemory, num_gpu_blocks
 from engine.worker.cuda.profile import profile
 from engine.worker.cuda.runner import DeviceRunner
 from engine.worker.cuda.setup import DeviceModel, capture, device_forward, device_of
+from engine.worker.decode import DecodeSteps, tables_of
 from engine.worker.runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -196,13 +197,23 @@ class SingleExecutor:
         chooser = self._ops if compiled else None
         sampler = Sampler(self.loaded.eos_token_ids, chooser)
         if self.device.type != "cuda":
-            return ModelRunner(self.loaded.model, batch, sampler)
+            return ModelRunner(self.loaded.model, batch, sampler, self._decodes(batch, sampler))
         groups = len(self.layout.groups)
         model = cast(DeviceModel, self.loaded.model)
         forward = device_forward(model, config, self.token_budget, self._longest, groups)
         capture(forward, CudaMeter(self.device), self._kept_for_graphs)
         batch.decodes_first = config.split_mixed_batches
         return DeviceRunner(model, batch, sampler, forward, self.device)
+
+    def _decodes(self, batch: RunningBatch, sampler: Sampler) -> DecodeSteps | None:
+        """What runs decode steps in one call, where model and kernels can."""
+        model = self.loaded.model
+        if not self._config.compiled_step or not isinstance(model, NativeDecoder):
+            return None
+        step = model.compile_step(tables_of(batch))
+        if step is None:
+            return None
+        return DecodeSteps(step, batch, sampler, model.spec.vocab_size)
 
     def _layout(self, config: EngineConfig) -> KVLayout:
         """The model's KV cache groups."""

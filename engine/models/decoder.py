@@ -23,6 +23,7 @@ from engine.models.spec import DecoderSpec
 from engine.quantization.scheme import scheme_of
 from kernels import KernelSet
 from kernels.interface import CompiledDecoder
+from kernels.steps import CompiledStep, StepEnds, StepTables
 
 
 class NativeDecoder:
@@ -146,6 +147,21 @@ class NativeDecoder:
     def release_kv(self) -> None:
         """Let the caches go, until `allocate_kv` makes new ones."""
         self.kv_caches, self._compiled = [], None
+
+    def compile_step(self, tables: StepTables) -> CompiledStep | None:
+        """Whole decode steps in one call over the running batch; None: not this model."""
+        spec = self.spec
+        if self._compiled is None or self._embedding_norm is not None or spec.logit_soft_cap:
+            return None
+        ends = StepEnds(
+            self.embedding,
+            self.lm_head,
+            self._positions,
+            spec.position_offset if self._positions is not None else 0,
+            spec.embedding_scale,
+            spec.logit_scale,
+        )
+        return self._compiled.compile_step(ends, tables)
 
     # -- forward ------------------------------------------------------------------------------
 

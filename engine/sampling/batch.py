@@ -78,6 +78,7 @@ class Batch:
         filtered: random rows with filters, in groups that share a width.
         beams: rows of beams; `num_candidates` says how many next tokens each is given.
         logprobs: rows that want log probabilities; `num_logprobs` says how many each.
+        seeds: uint64 [rows].
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class Batch:
         self.logprobs = self._rows([row for row in drawn if params[row].logprobs is not None])
         self.num_logprobs = [params[row].logprobs or 0 for row in self.logprobs.rows]
         self._sort_random([row for row in drawn if not params[row].greedy], params)
-        self._seeds = np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
+        self.seeds = np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
         self._table: NDArray[np.float64] = np.zeros((len(states), 0))
         self._table_start: NDArray[np.int64] = np.zeros(len(states), dtype=np.int64)
 
@@ -161,7 +162,7 @@ class Batch:
         place = positions - self._table_start
         if not self._table.size or place.min() < 0 or place.max() >= LOOKAHEAD:
             ahead = positions[:, None] + np.arange(LOOKAHEAD)
-            self._table = uniforms(self._seeds[:, None], ahead)
+            self._table = uniforms(self.seeds[:, None], ahead)
             self._table_start = positions
             place = np.zeros_like(positions)
         numbers = self._table[np.arange(len(place)), place]

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.sampling.state import SequenceSampling
 from engine.sampling.transfer import to_device
 from kernels import KernelSet
+from kernels.steps import StepChoice
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,16 @@ class RowSettings:
             to_device(torch.tensor(top_k, dtype=torch.int64), device),
             to_device(torch.tensor([p.top_p for p in params], dtype=torch.float64), device),
             to_device(torch.tensor([p.min_p for p in params], dtype=torch.float64), device),
+        )
+
+    def with_seeds(self, seeds: NDArray[np.uint64]) -> StepChoice:
+        """The same for kernels that make the random numbers themselves."""
+        return StepChoice(
+            self.temperature,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            torch.from_numpy(seeds.view(np.int64)),
         )
 
 

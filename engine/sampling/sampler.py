@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.protocol import TokenLogprobs
 from engine.sampling.batch import Batch
-from engine.sampling.compiled import CompiledChoice
+from engine.sampling.compiled import CompiledChoice, RowSettings
 from engine.sampling.device_penalties import DevicePenalties
 from engine.sampling.draw import BROKEN, draw
 from engine.sampling.filters import sample_filtered
@@ -22,6 +22,7 @@ from engine.sampling.token_mask import MaskedRows
 from engine.sampling_params import GREEDY_EPS
 from kernels import KernelSet
 from kernels.logits import LogitEdits
+from kernels.steps import StepChoice
 
 NOT_FINITE = "No token can be chosen: the logits hold NaN or infinity, or every token is forbidden."
 
@@ -167,6 +168,22 @@ class Sampler:
         if len(batch.beams):
             self._add_candidates(work, batch, choice)
         return choice
+
+    def plain_choice(
+        self, states: Sequence[SequenceSampling], vocab_size: int
+    ) -> tuple[bool, StepChoice | None]:
+        """Whether kernels can choose for these without Python's help, and how; None: greedily.
+
+        They can where nothing changes the logits and nothing but tokens is wanted.
+        """
+        if self._compiled is None:
+            return False, None
+        batch = self._batch_of(states, torch.empty(0, vocab_size))
+        if not batch.untouched or len(batch.logprobs) or len(batch.beams):
+            return False, None
+        if len(batch.greedy) == len(states):
+            return True, None
+        return True, RowSettings.of(batch.states, vocab_size, batch.device).with_seeds(batch.seeds)
 
     def waits(self, logits: Tensor, states: Sequence[SequenceSampling]) -> bool:
         """Whether choosing for these needs the tokens that they have generated so far."""

@@ -130,7 +130,7 @@ class RunningBatch:
             return
         self.tokens[row, self.num_tokens[row]] = token_id
         self.num_tokens[row] += 1
-        self._state(row).output_token_ids.append(token_id)
+        self.state(row).output_token_ids.append(token_id)
 
     def _append_blocks(self, row: int, block_ids: list[list[int]]) -> None:
         start = self.num_blocks[row]
@@ -182,7 +182,7 @@ class RunningBatch:
         self.num_computed[rows] = ends
         growing = rows[caught_up]
         targets = growing, self.num_tokens[growing]
-        states = [self._state(row) for row in growing.tolist()]
+        states = [self.state(row) for row in growing.tolist()]
         self.num_tokens[growing] += self.grows[growing]
         return StepInputs(
             (owner, positions), context, order[caught_up].tolist(), states, targets, prompt_rows
@@ -201,7 +201,8 @@ class RunningBatch:
             context.num_decodes = decodes
             context.prefill_start_loc = torch.from_numpy(starts[decodes:] - starts[decodes])
 
-    def _state(self, row: int) -> SequenceSampling:
+    def state(self, row: int) -> SequenceSampling:
+        """What the sampler knows of the sequence in a row."""
         state = self.sampling[row]
         if state is None:
             raise RuntimeError(f"Row {row} holds no sequence.")

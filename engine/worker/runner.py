@@ -14,22 +14,35 @@ from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.sampling.token_mask import MaskedRows
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
+from engine.worker.decode import DecodeSteps
 
 
 class ModelRunner:
     """Holds the model, its KV cache and the running batch."""
 
-    def __init__(self, model: EngineModel, batch: RunningBatch, sampler: Sampler) -> None:
+    def __init__(
+        self,
+        model: EngineModel,
+        batch: RunningBatch,
+        sampler: Sampler,
+        decodes: DecodeSteps | None = None,
+    ) -> None:
+        """`decodes`: runs the steps that it can in one call."""
         self.model = model
         self.batch = batch
         self.sampler = sampler
         #: The model's forward pass; on a GPU with what leads the inputs there.
         self.forward: Callable[[torch.Tensor, AttentionContext], torch.Tensor] = model.forward
+        self._decodes = decodes
         self._keep = getattr(model, "keep", None) if model.stateful else None
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step: inputs, forward, logits, sampling."""
-        return self.run(plan, self.prepare(plan))
+        if self._decodes is None:
+            return self.run(plan, self.prepare(plan))
+        self.batch.apply(plan)
+        result = self._decodes.run(plan)
+        return self.run(plan, self._inputs(plan)) if result is None else result
 
     def prepare(self, plan: StepPlan) -> StepInputs | None:
         """The step's inputs, without the tokens that the step before samples. None: no sequence.
@@ -38,6 +51,10 @@ class ModelRunner:
         by removing its sequences.
         """
         self.batch.apply(plan)
+        return self._inputs(plan)
+
+    def _inputs(self, plan: StepPlan) -> StepInputs | None:
+        """As `prepare`, once the batch has the plan's changes."""
         if not plan.seq_ids:
             return None
         inputs = self.batch.inputs(plan)

@@ -59,3 +59,10 @@ def per_head(name: str, x: Tensor | None, heads: int) -> int | None:
         return None
     check_vector(name, x, heads, torch.float32)
     return x.data_ptr()
+
+
+def check_dense(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raise ValueError unless x has this shape and dtype, without gaps."""
+    if x.shape != shape or x.dtype != dtype or not x.is_contiguous():
+        wanted = f"{list(shape)} {str(dtype).removeprefix('torch.')}"
+        raise ValueError(f"{name} {list(x.shape)} {x.dtype} must be contiguous {wanted}")

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.cpu.checks import check_dense
 from kernels.cpu.experts import Activation, CpuExperts, activation_of, handle_of
 from kernels.cpu.library import CACHE_DTYPES, Library, check
+from kernels.cpu.step import CpuStep
 from kernels.cpu.switches import is_on
 from kernels.cpu.threads import num_threads
 from kernels.interface import (
@@ -21,6 +23,7 @@ from kernels.interface import (
     HeadNormWeights,
     NormWeights,
 )
+from kernels.steps import CompiledStep, StepEnds, StepTables
 
 NORMS = {"rms": 0, "layer": 1, "none": 2}
 L, N, F, P = ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
@@ -95,7 +98,7 @@ class CpuDecoder(CompiledDecoder):
         )
         if not handle:
             raise MemoryError("no memory for the decoder's table of layers")
-        self._handle, self._run = handle, library.decoder_run
+        self._handle, self._run, self._library = handle, library.decoder_run, library
         self._skips_rows = is_on("LAST_ROWS")
         weakref.finalize(self, library.decoder_free, handle)
 
@@ -112,22 +115,22 @@ class CpuDecoder(CompiledDecoder):
     ) -> Tensor:
         """See `CompiledDecoder.__call__`."""
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
-        _vector("hidden", hidden, (tokens, self.hidden_size), torch.float32)
-        _vector("positions", positions, (tokens,), torch.int64)
+        check_dense("hidden", hidden, (tokens, self.hidden_size), torch.float32)
+        check_dense("positions", positions, (tokens,), torch.int64)
         groups = (_Group * (1 + len(others)))()
         for group, (slots, tables) in zip(groups, ((slot_mapping, block_tables), *others)):
-            _vector("slot_mapping", slots, (tokens,), torch.int64)
-            _vector("block_tables", tables, (sequences, tables.shape[-1]), torch.int32)
+            check_dense("slot_mapping", slots, (tokens,), torch.int64)
+            check_dense("block_tables", tables, (sequences, tables.shape[-1]), torch.int32)
             group.slots, group.block_tables = slots.data_ptr(), tables.data_ptr()
             group.table_stride = tables.shape[-1]
-        _vector("seq_lens", seq_lens, (sequences,), torch.int32)
-        _vector("query_start_loc", query_start_loc, (sequences + 1,), torch.int32)
+        check_dense("seq_lens", seq_lens, (sequences,), torch.int32)
+        check_dense("query_start_loc", query_start_loc, (sequences + 1,), torch.int32)
         wanted, at_rows = -1, None  # no address says "all": an empty tensor has none either
         if rows is not None and not self._skips_rows:
             everything = (hidden, positions, slot_mapping, block_tables, seq_lens, query_start_loc)
             return self(*everything, others=others)[rows]
         if rows is not None:
-            _vector("rows", rows, rows.shape, torch.int64)
+            check_dense("rows", rows, rows.shape, torch.int64)
             wanted, at_rows = rows.shape[0], rows.data_ptr()
         out = torch.empty((tokens if rows is None else wanted, self.hidden_size))
         status = self._run(
@@ -139,11 +142,9 @@ class CpuDecoder(CompiledDecoder):
             check(status)
         return out
 
-
-def _vector(name: str, x: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    if x.shape != shape or x.dtype != dtype or not x.is_contiguous():
-        wanted = f"{list(shape)} {str(dtype).removeprefix('torch.')}"
-        raise ValueError(f"{name} {list(x.shape)} {x.dtype} must be contiguous {wanted}")
+    def compile_step(self, ends: StepEnds, tables: StepTables) -> CompiledStep:
+        """See `CompiledDecoder.compile_step`."""
+        return CpuStep(self._library, (self._handle, self), self.hidden_size, ends, tables)
 
 
 def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> _Shape:
@@ -164,7 +165,7 @@ def _at(name: str, x: Tensor | None, size: int) -> int | None:
     """The address of a float32 vector, checked."""
     if x is None:
         return None
-    _vector(name, x, (size,), torch.float32)
+    check_dense(name, x, (size,), torch.float32)
     return x.data_ptr()
 
 
@@ -182,7 +183,7 @@ def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -
     rows = norm.weight.shape[0]
     if rows not in (1, heads):
         raise ValueError(f"{name} must have 1 or {heads} rows")
-    _vector(name, norm.weight, (rows, size), torch.float32)
+    check_dense(name, norm.weight, (rows, size), torch.float32)
     stride = size if rows > 1 else 0
     return _HeadNorm(norm.weight.data_ptr(), _at(name, norm.bias, size), stride)
 
@@ -236,7 +237,7 @@ def _check(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> None:
             raise ValueError("q_full_norm and k_full_norm go together")
         _check_caches(shape, layer, layers[0])
         if table is not None and layer.cos_sin is not None:
-            _vector("cos_sin", layer.cos_sin, table.shape, torch.float32)
+            check_dense("cos_sin", layer.cos_sin, table.shape, torch.float32)
 
 
 def _rotary_table(layers: list[DecoderLayerWeights]) -> Tensor | None:
@@ -250,13 +251,13 @@ def _check_caches(
     cache = first.key_cache
     blocks, _, block_size, _ = cache.shape
     wanted = (blocks, shape.num_kv_heads, block_size, shape.head_dim)
-    _vector("key_cache", layer.key_cache, wanted, cache.dtype)
-    _vector("value_cache", layer.value_cache, wanted, cache.dtype)
+    check_dense("key_cache", layer.key_cache, wanted, cache.dtype)
+    check_dense("value_cache", layer.value_cache, wanted, cache.dtype)
     for name, scales in (("key_scales", layer.key_scales), ("value_scales", layer.value_scales)):
         if (scales is None) == (cache.dtype == torch.int8):
             raise ValueError(f"{name} are for int8 caches, which need them")
         if scales is not None:
-            _vector(name, scales, wanted[:3], torch.float32)
+            check_dense(name, scales, wanted[:3], torch.float32)
     if layer.cos_sin is not None:
         rotary = layer.cos_sin.shape[1]
         if rotary % 2 or rotary > shape.head_dim:

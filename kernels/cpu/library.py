@@ -43,11 +43,13 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_sample": [P, P, L, L, P, P, P, P, P, N],
     "quire_run_experts": [P, P, P, L, N],
     "quire_decoder_run": [P, P, P, L, P, P, L, P, P, L, P, L, N],
+    "quire_step_run": [P, P, L, P, P, N],
 }  # fmt: skip
 """Functions that give a status."""
 
 MAKERS: dict[str, list[Any]] = {
     "quire_decoder_new": [P, P, L, P],
+    "quire_step_new": [P, P],
     "quire_pack_new": [N, L, L, L, P, N],
 }
 """Functions that give a handle, null when memory runs out."""
@@ -55,6 +57,7 @@ MAKERS: dict[str, list[Any]] = {
 OTHERS: dict[str, tuple[list[Any], Any]] = {
     "quire_free_packed": ([P], None),
     "quire_decoder_free": ([P], None),
+    "quire_step_free": ([P], None),
     "quire_packed_bytes": ([P], L),
     "quire_bind_threads": ([P, N], N),
     "quire_set_switch": ([N, N], N),

@@ -78,7 +78,8 @@ def test_an_entry_is_acknowledged_only_after_the_last_output(gateway: Gateway) -
 
 
 def test_fault_25_an_abort_ends_a_request_and_frees_its_blocks(gateway: Gateway) -> None:
-    gateway.request("gone", [5, 6], max_tokens=240)
+    # Steps that take their time: it mustn't come to its own end before the abort is there.
+    gateway.request("gone", [5, 6], max_tokens=240, logprobs=20, presence_penalty=0.5)
     gateway.wait(lambda: len(gateway.tokens("gone")) > 1)
     gateway.abort("gone")
     gateway.finish("gone")

@@ -140,6 +140,9 @@ PARTS: dict[str, Part] = {
     "decoder": _flag(
         "compiled_decoder", "all layers in one call", "one", refuses=_compiled
     ),
+    "step": _flag(
+        "compiled_step", "a whole decode step in one call", "one", "sampled", refuses=_compiled
+    ),
     "experts": _flag(
         "compiled_experts",
         "experts in one call, and all layers with them",

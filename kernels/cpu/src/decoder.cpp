@@ -9,21 +9,10 @@ namespace {
 // Tokens that go through an MLP together; bounds its buffers for long prompts.
 constexpr int64_t kMlpRows = 512;
 
-struct Batch {
-  int64_t tokens;
-  const int64_t* positions;
-  const DecoderGroup* groups;
-  int64_t num_groups;
-  const int32_t *seq_lens, *starts;
-  int64_t num_seqs;
-  const int64_t* rows;  // of the tokens that go on after the last attention
-  int64_t num_rows;     // -1: all do
-};
-
 // One call: its buffers are laid out once and used by each layer.
 struct Run {
   const Decoder& decoder;
-  const Batch& batch;
+  const DecoderBatch& batch;
   int threads;
   float *residual, *x, *qkv, *attention, *gated, *inner;
   float* other;  // [tokens, hidden]: attention's part of a parallel layer, or what experts give
@@ -47,7 +36,7 @@ Rope rope_of(const Run& run, const DecoderLayer& layer) {
 
 Attention attention_of(const Run& run, const DecoderLayer& layer) {
   const DecoderShape& s = run.shape();
-  const Batch& b = run.batch;
+  const DecoderBatch& b = run.batch;
   const DecoderGroup& group = b.groups[layer.group];
   return Attention{run.qkv, run.qkv_width, kF32, layer.key_cache, layer.value_cache,
                    layer.key_scales, layer.value_scales, s.cache_dtype, s.num_blocks,
@@ -142,7 +131,7 @@ int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
 
 // After the last attention tokens don't meet any more: only those that are wanted go on.
 int64_t keep_rows(Run& run, int64_t tokens) {
-  const Batch& b = run.batch;
+  const DecoderBatch& b = run.batch;
   if (b.num_rows < 0) return tokens;
   const int64_t width = run.shape().hidden, bytes = width * static_cast<int64_t>(sizeof(float));
   for (int64_t i = 0; i < b.num_rows; i++) {
@@ -192,7 +181,7 @@ int run_layers(Run& run, float* out) {
   return kOk;
 }
 
-int check_rows(const Batch& b) {
+int check_rows(const DecoderBatch& b) {
   for (int64_t i = 0; i < b.num_rows; i++) {
     if (b.rows[i] < 0 || b.rows[i] >= b.tokens) return kBadRow;
   }
@@ -208,7 +197,9 @@ const DecoderLayer* layer_to_check(const Decoder& decoder, int64_t group) {
   return found;
 }
 
-int run_decoder(const Decoder& decoder, const Batch& batch, float* residual, float* out,
+}  // namespace
+
+int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residual, float* out,
                 int threads) {
   const DecoderShape& s = decoder.shape;
   const int64_t q = s.q_heads * s.head_size, qkv = q + 2 * s.kv_heads * s.head_size;
@@ -229,7 +220,6 @@ int run_decoder(const Decoder& decoder, const Batch& batch, float* residual, flo
   Run run{decoder,   batch,         threads,   residual,  at(x),      at(all),
           at(attention), at(gated), at(inner), at(other), at(kept_x), at(kept_residual),
           at(kept_other), qkv, q};
-  // Everything that can be refused is, before the first byte of any cache is written.
   int wrong = check_rows(batch);
   for (const DecoderLayer& layer : decoder.layers) {
     if (layer.group >= batch.num_groups) return kBadSequence;
@@ -245,6 +235,8 @@ int run_decoder(const Decoder& decoder, const Batch& batch, float* residual, flo
     decoder.pages[group].prepare(batch.groups[group].slots, batch.tokens, threads);
   return run_layers(run, out);
 }
+
+namespace {
 
 std::vector<KvPages> pages_of(const DecoderShape& s, const std::vector<DecoderLayer>& layers) {
   int64_t groups = 0;
@@ -281,15 +273,13 @@ extern "C" void* quire_decoder_new(const DecoderShape* shape, const DecoderLayer
 
 extern "C" void quire_decoder_free(void* decoder) { delete static_cast<Decoder*>(decoder); }
 
-// residual [tokens, hidden]: the embeddings, overwritten; out [num_rows, hidden], or all tokens
-// when num_rows is -1.
 extern "C" int quire_decoder_run(const void* decoder, float* out, float* residual, int64_t tokens,
                                  const int64_t* positions, const DecoderGroup* groups,
                                  int64_t num_groups, const int32_t* seq_lens,
                                  const int32_t* starts, int64_t num_seqs,
                                  const int64_t* rows, int64_t num_rows, int threads) {
-  const Batch batch{tokens, positions, groups, num_groups, seq_lens, starts, num_seqs, rows,
-                    num_rows};
+  const DecoderBatch batch{tokens, positions, groups, num_groups, seq_lens, starts, num_seqs, rows,
+                           num_rows};
   return guarded([&] {
     return run_decoder(*static_cast<const Decoder*>(decoder), batch, residual, out, threads);
   });

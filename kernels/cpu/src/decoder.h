@@ -59,4 +59,21 @@ struct Decoder {
   mutable std::vector<KvPages> pages;  // of each group; a decoder has one caller at a time
 };
 
+struct DecoderBatch {
+  int64_t tokens;
+  const int64_t* positions;
+  const DecoderGroup* groups;
+  int64_t num_groups;
+  const int32_t *seq_lens, *starts;
+  int64_t num_seqs;
+  const int64_t* rows;  // of the tokens that go on after the last attention
+  int64_t num_rows;     // -1: all do
+};
+
+// residual [tokens, hidden]: the embeddings, overwritten; out [num_rows, hidden], or all tokens
+// when num_rows is -1. Everything that can be refused is, before the first byte of any cache is
+// written.
+int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residual, float* out,
+                int threads);
+
 }  // namespace quire

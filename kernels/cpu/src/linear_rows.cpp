@@ -1,5 +1,6 @@
 // Rows of packed weights as float32: what makes a tied output layer serve as the embedding too.
 #include "linear_int.h"
+#include "ops.h"
 
 namespace quire {
 namespace {
@@ -43,14 +44,8 @@ void unpack_row(const Packed& w, int64_t row, float* out) {
 }
 
 }  // namespace
-}  // namespace quire
 
-using namespace quire;
-
-// out [count, k] float32: the rows `ids` of W.
-extern "C" int quire_linear_rows(const void* packed, float* out, const int64_t* ids, int64_t count,
-                                 int threads) {
-  const Packed& w = *static_cast<const Packed*>(packed);
+int unpack_rows(const Packed& w, float* out, const int64_t* ids, int64_t count, int threads) {
   for (int64_t i = 0; i < count; i++) {
     if (ids[i] < 0 || ids[i] >= w.n) return kBadRow;
   }
@@ -58,4 +53,14 @@ extern "C" int quire_linear_rows(const void* packed, float* out, const int64_t* 
     for (int64_t i = low; i < high; i++) unpack_row(w, ids[i], out + i * w.k);
   });
   return kOk;
+}
+
+}  // namespace quire
+
+using namespace quire;
+
+// out [count, k] float32: the rows `ids` of W.
+extern "C" int quire_linear_rows(const void* packed, float* out, const int64_t* ids, int64_t count,
+                                 int threads) {
+  return unpack_rows(*static_cast<const Packed*>(packed), out, ids, count, threads);
 }

@@ -67,4 +67,21 @@ int paged_attention(const Attention& a, int threads);
 // What paged_attention would refuse.
 int check_attention(const Attention& a);
 
+// out [count, k]: the rows `ids` of W; refuses ids that there aren't.
+int unpack_rows(const Packed& w, float* out, const int64_t* ids, int64_t count, int threads);
+
+// out[r]: the first of row r's largest logits, or -1 when that isn't finite or one is NaN.
+int choose_likeliest(int64_t* out, const float* logits, int64_t rows, int64_t vocab, int threads);
+
+struct Sampling {
+  const float* temperature;  // [rows]; 0: the likeliest
+  const int64_t* top_k;
+  const double *top_p, *min_p;
+  const double* uniforms;  // in [0, 1)
+};
+
+// The same, and a draw where temperature isn't 0.
+int choose_sampled(int64_t* out, const float* logits, int64_t rows, int64_t vocab,
+                   const Sampling& how, int threads);
+
 }  // namespace quire

@@ -93,7 +93,7 @@ int check_rope(const Rope& r) {
 int rope_and_cache(const Rope& r, int threads) {
   if (const int wrong = check_rope(r)) return wrong;
   const int64_t size = r.head_size;
-  const int team = worth(threads, r.tokens * (r.q_heads + r.kv_heads) * size, 8192);
+  const int team = worth(threads, r.tokens * (r.q_heads + r.kv_heads) * size, 2048);
   Layout layout;
   const size_t norms = layout.add(2 * size * sizeof(float));
   const size_t rows = layout.add(team * (size + 16) * sizeof(float));

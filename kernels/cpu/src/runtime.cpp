@@ -18,7 +18,7 @@ struct Block {
   std::unique_ptr<char, Free> memory;
   size_t bytes = 0;
 };
-thread_local Block blocks[4];
+thread_local Block blocks[5];
 }  // namespace
 
 bool is_on(Switch which) { return !turned_off[which].load(std::memory_order_relaxed); }

@@ -8,7 +8,7 @@
 // they don't settle is weighed as a whole.
 #include <vector>
 
-#include "runtime.h"
+#include "ops.h"
 
 namespace quire {
 namespace {
@@ -265,13 +265,8 @@ int64_t sample_row(const Row& row) {
 }
 
 }  // namespace
-}  // namespace quire
 
-using namespace quire;
-
-// out[r] = the first of row r's largest logits, or -1 when that isn't finite or one is NaN.
-extern "C" int quire_argmax(int64_t* out, const float* logits, int64_t rows, int64_t vocab,
-                            int threads) {
+int choose_likeliest(int64_t* out, const float* logits, int64_t rows, int64_t vocab, int threads) {
   deal(worth(threads, rows * vocab, 32768), rows, [&](int64_t r, int) {
     const float* row = logits + r * vocab;
     const float top = maximum(row, vocab);
@@ -281,32 +276,45 @@ extern "C" int quire_argmax(int64_t* out, const float* logits, int64_t rows, int
   return kOk;
 }
 
-// One token for each row: the likeliest where temperature is 0, or -1 where the largest logit isn't
-// finite or one is NaN.
+int choose_sampled(int64_t* out, const float* logits, int64_t rows, int64_t vocab,
+                   const Sampling& how, int threads) {
+  bool failed = false;
+  deal(worth(threads, rows * vocab, 16384), rows, [&](int64_t r, int) {
+    const float* x = logits + r * vocab;
+    const float top = maximum(x, vocab);
+    if (!std::isfinite(top) || holds_nan(x, vocab)) {
+      out[r] = kBroken;
+      return;
+    }
+    if (!(how.temperature[r] > 0)) {
+      out[r] = first_of(x, vocab, top);
+      return;
+    }
+    const Row row{x, vocab, top, static_cast<double>(how.temperature[r]), how.top_p[r],
+                  how.min_p[r], how.uniforms[r], std::max<int64_t>(1, how.top_k[r])};
+    try {
+      out[r] = sample_row(row);
+    } catch (const std::bad_alloc&) {
+      __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    }
+  });
+  return failed ? kNoMemory : kOk;
+}
+
+}  // namespace quire
+
+using namespace quire;
+
+extern "C" int quire_argmax(int64_t* out, const float* logits, int64_t rows, int64_t vocab,
+                            int threads) {
+  return choose_likeliest(out, logits, rows, vocab, threads);
+}
+
 extern "C" int quire_sample(int64_t* out, const float* logits, int64_t rows, int64_t vocab,
                             const float* temperature, const int64_t* top_k, const double* top_p,
                             const double* min_p, const double* uniforms, int threads) {
   return guarded([&] {
-    bool failed = false;
-    deal(worth(threads, rows * vocab, 16384), rows, [&](int64_t r, int) {
-      const float* x = logits + r * vocab;
-      const float top = maximum(x, vocab);
-      if (!std::isfinite(top) || holds_nan(x, vocab)) {
-        out[r] = kBroken;
-        return;
-      }
-      if (!(temperature[r] > 0)) {
-        out[r] = first_of(x, vocab, top);
-        return;
-      }
-      const Row row{x, vocab, top, static_cast<double>(temperature[r]), top_p[r], min_p[r],
-                    uniforms[r], std::max<int64_t>(1, top_k[r])};
-      try {
-        out[r] = sample_row(row);
-      } catch (const std::bad_alloc&) {
-        __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
-      }
-    });
-    return failed ? kNoMemory : kOk;
+    return choose_sampled(out, logits, rows, vocab,
+                          Sampling{temperature, top_k, top_p, min_p, uniforms}, threads);
   });
 }

@@ -1,0 +1,207 @@
+"""A whole decode step in one call gives what its parts give one by one, to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from engine.sampling.uniforms import uniforms
+from kernels.interface import KernelSet, LinearLayer
+from kernels.steps import CompiledStep, StepChoice, StepEnds, StepTables
+from tests.kernels.test_decoder import BLOCK_SIZE, SHAPE, make_layer, norm
+
+VOCAB, LONGEST = 77, 41
+#: Tokens of each row of the tables, and how many of them came with the request.
+LENGTHS, PROMPTS = [9, 1, 40, 16, 33], [3, 1, 40, 10, 2]
+#: Out of order, and without the row in the middle.
+ROWS = [4, 0, 3, 1]
+
+
+def make_tables(groups: int = 1) -> StepTables:
+    blocks = -(-LONGEST // BLOCK_SIZE)
+    tables = [torch.randperm(40)[: len(LENGTHS) * blocks] for _ in range(groups)]
+    lengths = torch.tensor(LENGTHS)
+    return StepTables(
+        tokens=torch.randint(VOCAB, (len(LENGTHS), LONGEST)).int(),
+        block_tables=torch.stack(tables).view(groups, len(LENGTHS), blocks).int(),
+        num_prompt=torch.tensor(PROMPTS),
+        num_tokens=lengths.clone(),
+        num_computed=lengths - 1,
+    )
+
+
+class Model:
+    """Two layers with what is before and after them, and their step over some tables."""
+
+    def __init__(self, kernels: KernelSet, groups: int = 1, **ends: object) -> None:
+        self.kernels, self.tables = kernels, make_tables(groups)
+        layers = [make_layer(kernels, group=index % groups) for index in range(2)]
+        self.caches = [cache for layer in layers for cache in (layer.key_cache, layer.value_cache)]
+        decoder = kernels.compile_decoder(SHAPE, layers, norm(SHAPE.hidden_size))
+        assert decoder is not None
+        self.decoder = decoder
+
+        def table() -> LinearLayer:
+            return kernels.PackedLinear(torch.randn(VOCAB, SHAPE.hidden_size))
+
+        self.ends = StepEnds(**{"embedding": table(), "head": table(), **ends})
+        step = decoder.compile_step(self.ends, self.tables)
+        assert step is not None
+        self.step: CompiledStep = step
+
+    def logits(self, rows: list[int]) -> Tensor:
+        """The parts, one by one; the caches are left as they were."""
+        t, ends = self.tables, self.ends
+        at = t.num_computed[rows]
+        x = ends.embedding.rows(t.tokens[rows, at].long()) * ends.embedding_scale
+        if ends.positions is not None:
+            x = x + ends.positions[at + ends.position_offset]
+        places = [
+            (
+                table[rows, at // BLOCK_SIZE].long() * BLOCK_SIZE + at % BLOCK_SIZE,
+                table[rows].contiguous(),
+            )
+            for table in t.block_tables
+        ]
+        before = [cache.clone() for cache in self.caches]
+        starts = torch.arange(len(rows) + 1).int()
+        hidden = self.decoder(x, at, *places[0], (at + 1).int(), starts, None, places[1:])
+        self.written = [cache.clone() for cache in self.caches]
+        for cache, old in zip(self.caches, before, strict=True):
+            cache.copy_(old)
+        return ends.head(hidden) * ends.logit_scale
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_it_chooses_writes_and_counts(compiled: KernelSet, threads: int, groups: int) -> None:
+    torch.manual_seed(1)
+    learned = torch.randn(50, SHAPE.hidden_size)
+    model = Model(
+        compiled, groups, positions=learned, position_offset=2, embedding_scale=3.0, logit_scale=0.5
+    )
+    expected = compiled.argmax(model.logits(ROWS)).tolist()
+    before = dataclasses.replace(
+        model.tables, tokens=model.tables.tokens.clone(), num_tokens=torch.tensor(LENGTHS)
+    )
+    assert model.step.over(torch.tensor(ROWS), None)() == expected
+    for row, token in zip(ROWS, expected, strict=True):
+        before.tokens[row, LENGTHS[row]] = token
+        before.num_tokens[row] += 1
+    assert torch.equal(model.tables.tokens, before.tokens)
+    assert torch.equal(model.tables.num_tokens, before.num_tokens)
+    assert model.tables.num_computed[ROWS].tolist() == [LENGTHS[row] for row in ROWS]
+    assert model.tables.num_computed[2] == LENGTHS[2] - 1
+    assert all(map(torch.equal, model.caches, model.written))
+
+
+def test_a_row_is_the_same_alone(compiled: KernelSet, threads: int) -> None:
+    torch.manual_seed(2)
+    model = Model(compiled)
+    together = model.step.over(torch.tensor(ROWS), None)()
+    model.tables.num_tokens.copy_(torch.tensor(LENGTHS))
+    model.tables.num_computed.copy_(torch.tensor(LENGTHS) - 1)
+    assert [model.step.over(torch.tensor([row]), None)() for row in ROWS] == [
+        [token] for token in together
+    ]
+
+
+def test_it_draws_with_the_samplers_numbers(compiled: KernelSet, threads: int) -> None:
+    torch.manual_seed(3)
+    model = Model(compiled, logit_scale=0.02)
+    seeds = np.array([2**64 - 1, 5, 2**63 + 12345, 2**40], dtype=np.uint64)
+    choice = StepChoice(
+        torch.tensor([1.0, 0.0, 2.0, 0.7]),
+        torch.tensor([VOCAB, VOCAB, 30, VOCAB]),
+        torch.tensor([1.0, 1.0, 1.0, 0.95]).double(),
+        torch.tensor([0.0, 0.0, 0.0, 0.01]).double(),
+        torch.from_numpy(seeds.view(np.int64)),
+    )
+    run = model.step.over(torch.tensor(ROWS), choice)
+    for _ in range(3):
+        generated = (model.tables.num_tokens - model.tables.num_prompt)[ROWS].numpy()
+        numbers = torch.from_numpy(uniforms(seeds, generated))
+        expected = compiled.sample(
+            model.logits(ROWS),
+            choice.temperature,
+            choice.top_k,
+            choice.top_p,
+            choice.min_p,
+            numbers,
+        )
+        assert run() == expected.tolist()
+
+
+def test_logits_that_are_no_numbers_give_no_token(compiled: KernelSet, threads: int) -> None:
+    torch.manual_seed(4)
+    weight = torch.randn(VOCAB, SHAPE.hidden_size)
+    weight[7] = torch.nan
+    model = Model(compiled, embedding=compiled.PackedLinear(weight))
+    model.tables.tokens[:] = 6
+    model.tables.tokens[3, LENGTHS[3] - 1] = 7
+    before = model.tables.tokens.clone()
+    tokens = model.step.over(torch.tensor(ROWS), None)()
+    assert [token < 0 for token in tokens] == [row == 3 for row in ROWS]
+    assert torch.equal(model.tables.tokens[3], before[3])
+
+
+def nothing_to_compute(tables: StepTables) -> None:
+    tables.num_computed[4] += 1
+
+
+def more_than_one_token(tables: StepTables) -> None:
+    tables.num_computed[4] -= 1
+
+
+def no_room(tables: StepTables) -> None:
+    tables.num_tokens[4], tables.num_computed[4] = LONGEST, LONGEST - 1
+
+
+def no_such_token(tables: StepTables) -> None:
+    tables.tokens[4, LENGTHS[4] - 1] = VOCAB
+
+
+def no_such_block(tables: StepTables) -> None:
+    tables.block_tables[0, 4, 0] = 40
+
+
+@pytest.mark.parametrize(
+    "spoil", [nothing_to_compute, more_than_one_token, no_room, no_such_token, no_such_block]
+)
+def test_it_refuses_what_is_no_decode(
+    compiled: KernelSet, spoil: Callable[[StepTables], None]
+) -> None:
+    model = Model(compiled)
+    spoil(model.tables)
+    before = [tensor.clone() for tensor in (*model.caches, *dataclasses.astuple(model.tables))]
+    with pytest.raises(ValueError, match=r"block|query|row"):
+        model.step.over(torch.tensor(ROWS), None)()
+    after = [*model.caches, *dataclasses.astuple(model.tables)]
+    assert all(map(torch.equal, before, after))
+
+
+def test_it_refuses_rows_and_positions_that_are_not_there(compiled: KernelSet) -> None:
+    model = Model(compiled, positions=torch.randn(30, SHAPE.hidden_size))
+    with pytest.raises(ValueError, match="row"):
+        model.step.over(torch.tensor([5]), None)()
+    with pytest.raises(ValueError, match="position"):
+        model.step.over(torch.tensor([4]), None)()  # stands at 32
+    with pytest.raises(ValueError, match="int64"):
+        model.step.over(torch.tensor([0]).int(), None)
+
+
+def test_it_refuses_what_does_not_go_together(compiled: KernelSet) -> None:
+    model = Model(compiled)
+    with pytest.raises(ValueError, match="head must map"):
+        model.decoder.compile_step(
+            dataclasses.replace(model.ends, head=compiled.PackedLinear(torch.randn(VOCAB, 8))),
+            model.tables,
+        )
+    with pytest.raises(ValueError, match="counts"):
+        model.decoder.compile_step(
+            model.ends, dataclasses.replace(model.tables, num_tokens=torch.zeros(3).long())
+        )
