@@ -1,47 +1,77 @@
 // The microkernel for integer weights.
 #include "linear_int.h"
 
+#include <type_traits>
 #include <utility>
 
 namespace quire {
 namespace {
 
-constexpr int kIntTile = W == 16 ? 8 : W == 8 ? 3 : 4;
+// Most rows at a time: as many as leave registers for weights and for x.
+constexpr int kInt8Tile = W == 16 ? 8 : W == 8 ? 6 : 4;
+#ifdef QUIRE_PAIRS
+constexpr int kInt4Tile = W == 16 ? 8 : 4;
+#else
+constexpr int kInt4Tile = W == 16 ? 8 : W == 8 ? 5 : 4;
+#endif
 // A row's group of x begins with its scale, the start of its sums, and scale * sum(x).
 constexpr int kHead = 3;
+
+constexpr int x_unit(Format format) { return format == kInt8 ? kInt8Unit : 4; }
 
 // sums[r] += quads of one group, for int8 and int4.
 template <int ROWS>
 QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
                            int64_t line_ahead, int64_t group) {
-  for (int64_t i = 0; i < group; i += 4, b += NR * 4, ahead += line_ahead, a++) {
+  constexpr int kBytes = W * kInt8Unit;
+  for (int64_t i = 0; i < group; i += 4, ahead += line_ahead) {
 #pragma GCC unroll 4
     for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
-    const Bytes b0 = load_bytes(b), b1 = load_bytes(b + W * 4);
+#pragma GCC unroll 2
+    for (int unit = 0; unit < 4 / kInt8Unit; unit++, b += 2 * kBytes, a++) {
+      const Bytes b0 = load_bytes(b), b1 = load_bytes(b + kBytes);
 #pragma GCC unroll 16
-    for (int r = 0; r < ROWS; r++) {
-      const Quad x = load_quad(a + r * kRowUnits);
-      sums[r][0] = vdot(sums[r][0], b0, x);
-      sums[r][1] = vdot(sums[r][1], b1, x);
+      for (int r = 0; r < ROWS; r++) dot_row(sums[r], b0, b1, a + r * kRowUnits);
     }
   }
 }
 
+// sums[r] += `count` values of k.
 template <int ROWS>
-QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
-                           int64_t line_ahead, int64_t group) {
-  for (int64_t i = 0; i < group; i += 8, b += NR * 4, ahead += line_ahead, a += 2) {
+QUIRE_INLINE void add_nibbles(vi (&sums)[ROWS][2], const uint32_t*& a, const char*& b,
+                              const char*& ahead, int64_t line_ahead, int64_t count) {
+  for (int64_t i = 0; i < count; i += 8, b += NR * 4, ahead += line_ahead, a += 2) {
 #pragma GCC unroll 4
     for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
     const Nibbles b0 = load_nibbles(b), b1 = load_nibbles(b + W * 4);
 #pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) dot_row(sums[r], b0, b1, a + r * kRowUnits);
+  }
+}
+
+#ifdef QUIRE_PAIRS
+template <int ROWS>
+QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
+                           int64_t line_ahead, int64_t group) {
+  for (int64_t left = group; left > 0; left -= kNibbleRun) {
+    vi words[ROWS][2];
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) words[r][0] = words[r][1] = vset_int(0);
+    add_nibbles(words, a, b, ahead, line_ahead, left < kNibbleRun ? left : kNibbleRun);
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
-      const Quad low = load_quad(a + r * kRowUnits), high = load_quad(a + r * kRowUnits + 1);
-      sums[r][0] = vdot_small(sums[r][0], b0, low, high);
-      sums[r][1] = vdot_small(sums[r][1], b1, low, high);
+      sums[r][0] = widen(sums[r][0], words[r][0]);
+      sums[r][1] = widen(sums[r][1], words[r][1]);
     }
   }
 }
+#else
+template <int ROWS>
+QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
+                           int64_t line_ahead, int64_t group) {
+  add_nibbles(sums, a, b, ahead, line_ahead, group);
+}
+#endif
 
 template <Format FORMAT, int ROWS>
 void int_micro(const MicroCall& call) {
@@ -50,7 +80,7 @@ void int_micro(const MicroCall& call) {
   const char *b = call.b, *ahead = call.ahead;
   const uint32_t* block = call.a;
   const int64_t group = call.group, values = FORMAT == kInt8 ? group * NR : group * NR / 2;
-  const int64_t step_units = kHead + group / 4;
+  const int64_t step_units = kHead + group / x_unit(FORMAT);
   const int64_t step_bytes = values + NR * 2 * (FORMAT == kInt4Min ? 2 : 1);
   const int64_t line_ahead = NR * 4 * call.ahead_step / step_bytes;
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
@@ -93,7 +123,8 @@ void int_micro(const MicroCall& call) {
 }
 
 // Rounds one group of x to int8 and lays it out for the kernel.
-void quantize_x(uint32_t* to, const float* x, int64_t group, int offset) {
+template <Format FORMAT>
+void quantize_x(uint32_t* to, const float* x, int64_t group) {
   vf top = vset(0.0f);
   for_lanes(group, [&](int64_t i, int n) { top = vmax(top, vabs(vload_some(x + i, n))); });
   const float most = vmaximum(top), scale = most / 127.0f;
@@ -102,18 +133,19 @@ void quantize_x(uint32_t* to, const float* x, int64_t group, int offset) {
   for_lanes(group, [&](int64_t i, int n) {
     vstore_some(rounded + i, vround(vload_some(x + i, n) * inverse), n);
   });
-  int8_t q[kMostGroup];
+  using Value = std::conditional_t<x_unit(FORMAT) == 2, int16_t, int8_t>;
+  Value q[kMostGroup];
   int32_t sum = 0;
   for (int64_t i = 0; i < group; i++) {
-    q[i] = static_cast<int8_t>(rounded[i]);
+    q[i] = static_cast<Value>(rounded[i]);
     sum += q[i];
   }
   const float scaled_sum = scale * static_cast<float>(sum);
-  const int32_t start = -offset * sum;
+  const int32_t start = -offset_of(FORMAT) * sum;
   std::memcpy(to, &scale, 4);
   std::memcpy(to + 1, &start, 4);
   std::memcpy(to + 2, &scaled_sum, 4);
-  std::memcpy(to + kHead, q, group);
+  std::memcpy(to + kHead, q, group * sizeof(Value));
 }
 
 template <Format FORMAT>
@@ -124,24 +156,24 @@ void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_
   read_row(values, x, offset, count, dtype);
   std::fill(values + count, values + steps * group, 0.0f);
   for (int64_t i = 0; i < steps; i++) {
-    quantize_x(to + i * (kHead + group / 4), values + i * group, group, offset_of(FORMAT));
+    quantize_x<FORMAT>(to + i * (kHead + group / x_unit(FORMAT)), values + i * group, group);
   }
 }
 
 template <Format FORMAT, size_t... I>
-Kernel make(std::index_sequence<I...>) {
-  return Kernel{kIntTile, 0, {int_micro<FORMAT, I + 1>...}, load_row<FORMAT>};
+Kernel make(int64_t group, std::index_sequence<I...>) {
+  return Kernel{sizeof...(I), kHead + group / x_unit(FORMAT), {int_micro<FORMAT, I + 1>...},
+                load_row<FORMAT>};
 }
 
 }  // namespace
 
 Kernel kernel_int(const Packed& w) {
-  constexpr std::make_index_sequence<kIntTile> tiles{};
-  Kernel kernel = w.format == kInt8   ? make<kInt8>(tiles)
-                  : w.format == kInt4 ? make<kInt4>(tiles)
-                                      : make<kInt4Min>(tiles);
-  kernel.step_units = kHead + w.group / 4;
-  return kernel;
+  constexpr std::make_index_sequence<kInt8Tile> bytes{};
+  constexpr std::make_index_sequence<kInt4Tile> nibbles{};
+  return w.format == kInt8   ? make<kInt8>(w.group, bytes)
+         : w.format == kInt4 ? make<kInt4>(w.group, nibbles)
+                             : make<kInt4Min>(w.group, nibbles);
 }
 
 }  // namespace quire

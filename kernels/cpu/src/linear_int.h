@@ -1,8 +1,8 @@
 // int8 and int4 weights: groups of k share a scale, and x is quantised in the same groups.
 //
-// A step is one group of a panel: its quads of k, [group / 4][NR] four bytes each (int4: two quads in
-// the low and the high nibbles, [group / 8][NR]), then NR scales in f16, then, with minima, NR of
-// those. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
+// A step is one group of a panel: its quads of k, [group / 4][NR] four bytes each (or pairs of k, see
+// kInt8Unit; int4: two quads in the low and the high nibbles, [group / 8][NR]), then NR scales in f16,
+// then, with minima, NR of those. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
 // up for it.
 #pragma once
 

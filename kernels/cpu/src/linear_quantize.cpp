@@ -77,10 +77,9 @@ void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_
   char* out = step + j * 4;
   int64_t values = w.group;
   if (w.format == kInt8) {
-    for (int64_t i = 0; i < w.group; i += 4, out += NR * 4) {
-      uint8_t quad[4];
-      for (int b = 0; b < 4; b++) quad[b] = uint8_t(q[i + b] + kInt8Offset);
-      std::memcpy(out, quad, 4);
+    out = step + j * kInt8Unit;
+    for (int64_t i = 0; i < w.group; i += kInt8Unit, out += NR * kInt8Unit) {
+      for (int b = 0; b < kInt8Unit; b++) out[b] = static_cast<char>(q[i + b] + kInt8Offset);
     }
   } else {
     values = w.group / 2;

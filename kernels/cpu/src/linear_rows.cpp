@@ -20,7 +20,7 @@ void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int6
   for (int64_t i = 0; i < count; i++) {
     int q;
     if (w.format == kInt8) {
-      const uint8_t byte = at<uint8_t>(step, i / 4 * NR * 4 + j * 4 + i % 4);
+      const uint8_t byte = at<uint8_t>(step, (i / kInt8Unit * NR + j) * kInt8Unit + i % kInt8Unit);
       q = kInt8Offset ? byte - kInt8Offset : static_cast<int8_t>(byte);
     } else {
       const uint8_t both = at<uint8_t>(step, i / 8 * NR * 4 + j * 4 + i % 4);

@@ -1,4 +1,5 @@
-// Dot products of weights and signed activations in bytes, four at a time into 32-bit lanes.
+// Dot products of weights and signed activations in bytes, four at a time into 32-bit lanes, or, where
+// no instruction does that, two at a time.
 //
 // int4 weights are unsigned nibbles. int8 weights are stored with an offset, kInt8Offset, that makes
 // them unsigned where the instructions want them so.
@@ -69,52 +70,49 @@ QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
 
 #elif defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
 
-// Bytes are multiplied as magnitude times signed x: 2 * 127 * 127 fits the 16 bits of a pair's sum,
-// as 2 * 255 * 127 would not.
+// Nothing multiplies bytes exactly here: the sum of two products of an unsigned and a signed byte
+// doesn't fit the 16 bits it gets. So int8 weights are widened and multiplied as pairs of 16 bits, as
+// many multiplications as with bytes that are made to fit, and no other instructions than additions.
+// Nibbles fit, a few of them.
+#define QUIRE_PAIRS 1
 constexpr int kInt8Offset = 0;
-struct Bytes {
-  vi signs, magnitudes;
-};
+using Bytes = vi;
 using Quad = vi;
 struct Nibbles {
   vi low, high;
 };
 QUIRE_INLINE Quad load_quad(const uint32_t* p) { return vset_int(int(*p)); }
 #if defined(QUIRE_AVX512)
-QUIRE_INLINE vi load_raw(const char* p) { return _mm512_loadu_si512(p); }
-QUIRE_INLINE Bytes load_bytes(const char* p) { return {load_raw(p), _mm512_abs_epi8(load_raw(p))}; }
-QUIRE_INLINE vi low_nibbles(vi b) { return _mm512_and_si512(b, _mm512_set1_epi8(15)); }
-QUIRE_INLINE vi high_nibbles(vi b) { return low_nibbles(_mm512_srli_epi16(b, 4)); }
-QUIRE_INLINE vi signed_as(vi x, vi signs) {
-  return _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(signs), _mm512_setzero_si512(), x);
+QUIRE_INLINE Bytes load_bytes(const char* p) {
+  return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
 }
-QUIRE_INLINE vi pairs(vi b, vi x) { return _mm512_maddubs_epi16(b, x); }
-QUIRE_INLINE vi add_pairs(vi a, vi b) { return _mm512_add_epi16(a, b); }
-QUIRE_INLINE vi widen(vi sum, vi both) {
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(both, _mm512_set1_epi16(1)));
-}
-#else
-QUIRE_INLINE vi load_raw(const char* p) { return _mm256_loadu_si256((const __m256i*)p); }
-QUIRE_INLINE Bytes load_bytes(const char* p) { return {load_raw(p), _mm256_abs_epi8(load_raw(p))}; }
-QUIRE_INLINE vi low_nibbles(vi b) { return _mm256_and_si256(b, _mm256_set1_epi8(15)); }
-QUIRE_INLINE vi high_nibbles(vi b) { return low_nibbles(_mm256_srli_epi16(b, 4)); }
-QUIRE_INLINE vi signed_as(vi x, vi signs) { return _mm256_sign_epi8(x, signs); }
-QUIRE_INLINE vi pairs(vi b, vi x) { return _mm256_maddubs_epi16(b, x); }
-QUIRE_INLINE vi add_pairs(vi a, vi b) { return _mm256_add_epi16(a, b); }
-QUIRE_INLINE vi widen(vi sum, vi both) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
-}
-#endif
 QUIRE_INLINE Nibbles load_nibbles(const char* p) {
-  const vi both = load_raw(p);
-  return {low_nibbles(both), high_nibbles(both)};
+  const vi both = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+  return {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
 }
 QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
-  return widen(sum, pairs(b.magnitudes, signed_as(x, b.signs)));
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(b, x));
 }
 QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
-  return widen(sum, add_pairs(pairs(b.low, low), pairs(b.high, high)));
+  return _mm512_add_epi16(_mm512_add_epi16(sum, _mm512_maddubs_epi16(b.low, low)),
+                          _mm512_maddubs_epi16(b.high, high));
 }
+QUIRE_INLINE vi widen(vi sum, vi words) { return vdot(sum, words, _mm512_set1_epi16(1)); }
+#else
+QUIRE_INLINE Bytes load_bytes(const char* p) {
+  return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
+}
+QUIRE_INLINE Nibbles load_nibbles(const char* p) {
+  const vi both = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(both, mask), _mm256_and_si256(_mm256_srli_epi16(both, 4), mask)};
+}
+QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(b, x));
+}
+QUIRE_INLINE vi widen(vi sum, vi words) { return vdot(sum, words, _mm256_set1_epi16(1)); }
+#endif
+// Values of k whose products with nibbles are added up in words: 8 sums of two, 8 * 2 * 15 * 127 < 2^15.
+constexpr int64_t kNibbleRun = 32;
 
 #else
 
@@ -141,6 +139,47 @@ QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
   return sum;
 }
 
+#endif
+
+// Values of k in one 32-bit unit of x that meets int8 weights: bytes, or words to go with pairs.
+#ifdef QUIRE_PAIRS
+constexpr int kInt8Unit = 2;
+#else
+constexpr int kInt8Unit = 4;
+#endif
+
+// sums of one row += x at `a` times two vectors of weights.
+#if defined(QUIRE_PAIRS) && defined(QUIRE_AVX2)
+// Sums take all registers but four: left to itself, GCC multiplies ahead and runs out of them.
+QUIRE_INLINE void dot_row(vi (&sums)[2], Bytes b0, Bytes b1, const uint32_t* a) {
+  vi x, y;
+  asm volatile(
+      "vpbroadcastd %6, %2\n vpmaddwd %2, %4, %3\n vpaddd %3, %0, %0\n"
+      "vpmaddwd %2, %5, %2\n vpaddd %2, %1, %1"
+      : "+x"(sums[0]), "+x"(sums[1]), "=&x"(x), "=&x"(y)
+      : "x"(b0), "x"(b1), "m"(*a));
+}
+QUIRE_INLINE void dot_row(vi (&sums)[2], Nibbles b0, Nibbles b1, const uint32_t* a) {
+  vi x, y;
+  asm volatile(
+      "vpbroadcastd %8, %2\n vpmaddubsw %2, %4, %3\n vpaddw %3, %0, %0\n"
+      "vpmaddubsw %2, %6, %2\n vpaddw %2, %1, %1\n"
+      "vpbroadcastd %9, %2\n vpmaddubsw %2, %5, %3\n vpaddw %3, %0, %0\n"
+      "vpmaddubsw %2, %7, %2\n vpaddw %2, %1, %1"
+      : "+x"(sums[0]), "+x"(sums[1]), "=&x"(x), "=&x"(y)
+      : "x"(b0.low), "x"(b0.high), "x"(b1.low), "x"(b1.high), "m"(a[0]), "m"(a[1]));
+}
+#else
+QUIRE_INLINE void dot_row(vi (&sums)[2], Bytes b0, Bytes b1, const uint32_t* a) {
+  const Quad x = load_quad(a);
+  sums[0] = vdot(sums[0], b0, x);
+  sums[1] = vdot(sums[1], b1, x);
+}
+QUIRE_INLINE void dot_row(vi (&sums)[2], Nibbles b0, Nibbles b1, const uint32_t* a) {
+  const Quad low = load_quad(a), high = load_quad(a + 1);
+  sums[0] = vdot_small(sums[0], b0, low, high);
+  sums[1] = vdot_small(sums[1], b1, low, high);
+}
 #endif
 
 }  // namespace quire
