@@ -33,6 +33,7 @@ def main() -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     arguments = take_data_dir(sys.argv)
     try:
+        import django
         from django.core.exceptions import ImproperlyConfigured
         from django.core.management import execute_from_command_line
     except ImportError as error:
@@ -41,6 +42,12 @@ def main() -> None:
             "makes it, `.venv/bin/python manage.py ...` uses it."
         ) from error
     try:
+        if arguments[1:] in ([], ["help"], ["--help"], ["-h"]):
+            django.setup()
+            from config.overview import overview
+
+            print(overview())
+            return
         execute_from_command_line(arguments)
     except ImproperlyConfigured as error:
         raise SystemExit(f"Quire's settings: {error}") from error

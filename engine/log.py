@@ -1,9 +1,12 @@
-"""Logging of the engine: one line a record (`LEVEL MM-DD HH:MM:SS file:line] text`)."""
+"""Logging of the engine: one line a record (`LEVEL MM-DD HH:MM:SS file:line] text`), or JSON."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
+import time
 
 
 class LineFormatter(logging.Formatter):
@@ -19,10 +22,28 @@ class LineFormatter(logging.Formatter):
         return super().formatMessage(record).replace("\n", "\\n").replace("\r", "\\r")
 
 
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, with the gateways' keys: at, level, logger, message, exception."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record as JSON; `at` is UTC in ISO 8601 with milliseconds."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry = {
+            "at": f"{stamp}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
 def configure_logging(level: str = "info") -> None:
-    """Log to standard error."""
+    """Log to standard error, as JSON where `QUIRE_LOG_STYLE` is `json`."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(LineFormatter())
+    as_json = os.environ.get("QUIRE_LOG_STYLE") == "json"
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())

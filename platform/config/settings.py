@@ -114,6 +114,8 @@ AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
 AXES_LOCKOUT_TEMPLATE = "console/locked.html"
 AXES_DISABLE_ACCESS_LOG = True
 AXES_VERBOSE = False
+# Whose address keeps trying is what the log is read for; a name may be a password typed too early.
+AXES_SENSITIVE_PARAMETERS = ["username"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in (

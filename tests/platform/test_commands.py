@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -10,18 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.core.management import CommandError, call_command, load_command_class
+from django.core.management import (
+    CommandError,
+    call_command,
+    get_commands,
+    load_command_class,
+)
 from django.db import connection
 from django.utils import timezone
 
 from catalog import wait
 from catalog.models import Replica, ServedModel
+from config.overview import GROUPS, OTHERS
 from metering.access import UsageRecord, settle
 from metering.models import UsageEntry
 from tenants.authentication import AuthenticationFailed, authenticate
 from tenants.command_options import parse_expiry, parse_span
 from tenants.models import ApiKey, AuditEntry, Role, Tenant
 from tests.platform.conftest import World
+from tests.platform.instance import ROOT, manage
 
 pytestmark = [pytest.mark.django_db]
 
@@ -384,3 +392,19 @@ def test_without_redis_a_command_says_where_it_looked(settings: Any) -> None:
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
     with pytest.raises(CommandError, match="Redis at unix:///nowhere"):
         run("drain_usage")
+
+
+# -- help -------------------------------------------------------------------------------------
+
+
+def test_the_overview_has_every_command_of_ours_once() -> None:
+    ours = {path.parts[-4] for path in ROOT.glob("platform/*/management/commands/[a-z]*.py")}
+    there = sorted(name for name, app in get_commands().items() if app in ours)
+    assert sorted(name for names in GROUPS.values() for name in names) == there
+    assert set(OTHERS) <= get_commands().keys()
+
+
+def test_help_alone_shows_the_overview(tmp_path: Path) -> None:
+    done = manage(tmp_path, "help")
+    assert re.search(r"^  rotate_key +Make a new API key", done.stdout, re.M)
+    assert max(map(len, done.stdout.splitlines())) <= 96
