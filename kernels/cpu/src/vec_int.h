@@ -123,9 +123,11 @@ struct Bytes {
 struct Quad {
   const int8_t* at;
 };
-using Nibbles = Bytes;
+struct Nibbles {
+  const uint8_t* at;
+};
 QUIRE_INLINE Bytes load_bytes(const char* p) { return {reinterpret_cast<const uint8_t*>(p)}; }
-QUIRE_INLINE Nibbles load_nibbles(const char* p) { return load_bytes(p); }
+QUIRE_INLINE Nibbles load_nibbles(const char* p) { return {reinterpret_cast<const uint8_t*>(p)}; }
 QUIRE_INLINE Quad load_quad(const uint32_t* p) { return {reinterpret_cast<const int8_t*>(p)}; }
 QUIRE_INLINE vi vdot(vi sum, Bytes b, Quad x) {
   for (int lane = 0; lane < 4; lane++)
