@@ -18,8 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernels.cpu.errors import CpuKernelsUnavailable
-from kernels.cpu.features import Variant, choose
+from kernels.cpu.errors import CpuKernelsUnavailable, VariantUnavailable
+from kernels.cpu.features import Variant, candidates
 
 SOURCES = Path(__file__).parent / "src"
 # No contraction behind our back: each sum is fused or not as written, alike in every variant of a
@@ -39,11 +39,27 @@ def cache_dir() -> Path:
     return Path(named) if named else Path.home() / ".cache" / "quire"
 
 
+def best_library(isa: str | None = None) -> tuple[Variant, Path, str]:
+    """The first of the `candidates` that can be had, with what `library_for` says of it.
+
+    Raises as `library_for` does for the best of them.
+    """
+    refused: list[VariantUnavailable] = []
+    for variant in candidates(isa):
+        try:
+            return variant, *library_for(variant)
+        except VariantUnavailable as error:
+            refused.append(error)
+            logger.info("no kernels for %s: %s", "+".join(variant.features) or variant.isa, error)
+    raise refused[0]
+
+
 def library_for(variant: Variant) -> tuple[Path, str]:
     """Path of the library for `variant`, compiled if need be, and a word on where it came from.
 
-    Raises `CpuKernelsUnavailable` when there is neither a compiler nor a cached library, when the
-    compiler fails, or when the cache can't be written.
+    Raises `VariantUnavailable` when there is neither a compiler nor a cached library, or when the
+    compiler doesn't know the variant's flags; `CpuKernelsUnavailable` when the compiler fails, or
+    when the cache can't be written.
     """
     stem = f"kernels-{variant.isa}-{_digest(variant)}"
     compiler = find_compiler()
@@ -57,6 +73,7 @@ def library_for(variant: Variant) -> tuple[Path, str]:
         started = time.perf_counter()
         with _locked(target.with_suffix(".lock")):
             if not _trusted(target):  # another process may have built it meanwhile
+                _check_flags(compiler, variant)
                 _compile(compiler, variant, target)
     except OSError as error:
         raise CpuKernelsUnavailable(f"can't build in {cache_dir()}: {error}") from error
@@ -87,7 +104,7 @@ def _prebuilt(stem: str) -> Path:
     """A library that some compiler built from these very sources."""
     found = [path for path in cache_dir().glob(f"{stem}-*.so") if _trusted(path)]
     if not found:
-        raise CpuKernelsUnavailable("there is no C++ compiler (g++, or what CXX names)")
+        raise VariantUnavailable("there is no C++ compiler (g++, or what CXX names)")
     return found[0]
 
 
@@ -106,6 +123,14 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _check_flags(compiler: str, variant: Variant) -> None:
+    """Raise `VariantUnavailable` when the compiler is older than the variant's instructions."""
+    try:
+        _run([compiler, *variant.flags, "-fsyntax-only", "-x", "c++", os.devnull])
+    except CpuKernelsUnavailable as error:
+        raise VariantUnavailable(str(error)) from error
 
 
 def _compile(compiler: str, variant: Variant, target: Path) -> None:
@@ -139,4 +164,4 @@ def _run(command: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    print(*library_for(choose()))
+    print(*best_library()[1:])

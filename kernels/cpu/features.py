@@ -74,3 +74,17 @@ def choose(isa: str | None = None) -> Variant:
         )
     extras = tuple(feature for feature in EXTRAS.get(wanted, ()) if feature in has)
     return Variant(wanted, NEEDS[wanted] + extras)
+
+
+def candidates(isa: str | None = None) -> list[Variant]:
+    """What `choose` chooses, and where that was nobody's wish, lesser variants behind it.
+
+    A compiler or a cache may be older than the CPU and not have the best. Raises as `choose` does.
+    """
+    best = choose(isa)
+    if isa or os.environ.get("QUIRE_CPU_ISA"):
+        return [best]
+    plain = Variant(best.isa, NEEDS[best.isa])
+    has, lesser = cpu_flags(), list(NEEDS)[list(NEEDS).index(best.isa) + 1 :]
+    rest = [choose(name) for name in lesser if has.issuperset(NEEDS[name])]
+    return [best, *([plain] if plain != best else []), *rest]

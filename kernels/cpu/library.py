@@ -10,9 +10,8 @@ from typing import Any
 
 import torch
 
-from kernels.cpu.build import library_for
+from kernels.cpu.build import best_library
 from kernels.cpu.errors import CpuKernelsUnavailable
-from kernels.cpu.features import choose
 from kernels.cpu.switches import PYTHONS, SWITCHES, turned_off
 
 P, N, L, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
@@ -85,8 +84,7 @@ class Library:
         `KernelsUnavailable` for an ISA that this CPU can't run, and for a switch that is neither
         on nor off.
         """
-        variant = choose(isa)
-        path, origin = library_for(variant)
+        variant, path, origin = best_library(isa)
         try:
             handle = ctypes.CDLL(str(path))
         except OSError as error:

@@ -72,7 +72,7 @@ def test_a_damaged_library_costs_only_speed(cache, monkeypatch, caplog):
         path.write_text("not a library")
         return path, "from the cache"
 
-    monkeypatch.setattr("kernels.cpu.library.library_for", damaged)
+    monkeypatch.setattr(build, "library_for", damaged)
     assert "can't be loaded" in works_without_the_library(caplog).why
 
 
@@ -102,6 +102,53 @@ def test_a_library_built_before_needs_no_compiler(tiny, monkeypatch):
     path, _ = build.library_for(variant)
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert build.library_for(variant) == (path, "from the cache")
+
+
+@pytest.fixture
+def old_compiler(tiny, monkeypatch):
+    """A compiler that knows AVX2 and nothing newer, on a CPU that has all."""
+    compiler = tiny.parent / "old"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *avx512*|*avxvnni*) echo unknown option >&2; exit 1;; esac\n'
+        'exec g++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
+    flags = frozenset({*features.NEEDS["avx512"], "avx512_bf16", "avx_vnni"})
+    monkeypatch.setattr(features, "cpu_flags", lambda: flags)
+
+
+def test_a_compiler_older_than_the_cpu_builds_what_it_can(old_compiler):
+    variant, path, how = build.best_library()
+    assert variant.isa == "avx2"
+    assert "kernels-avx2-" in path.name
+    assert how.startswith("built in")
+
+
+def test_a_forced_instruction_set_that_the_compiler_does_not_know_is_refused(old_compiler):
+    with pytest.raises(CpuKernelsUnavailable, match="unknown option"):
+        build.best_library("avx2_vnni")
+
+
+def test_the_best_library_that_was_built_ahead_is_used(tiny, monkeypatch):
+    monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
+    path, _ = build.library_for(features.choose("scalar"))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert build.best_library()[1:] == (path, "from the cache")
+
+
+def test_candidates_go_from_the_best_to_what_runs_anywhere(monkeypatch):
+    monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
+    flags = frozenset({*features.NEEDS["avx512"], "avx512_bf16"})
+    monkeypatch.setattr(features, "cpu_flags", lambda: flags)
+    found = features.candidates()
+    assert [variant.isa for variant in found] == [
+        "avx512", "avx512", "avx512_core", "avx2", "scalar",
+    ]  # fmt: skip
+    assert "avx512_bf16" in found[0].features
+    assert "avx512_bf16" not in found[1].features
+    assert [variant.isa for variant in features.candidates("avx2")] == ["avx2"]
 
 
 def test_a_library_that_others_can_write_is_not_loaded(tiny):
