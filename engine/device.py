@@ -38,4 +38,4 @@ def kernels_for(config: EngineConfig) -> kernels.KernelSet:
     try:
         return kernels.get(resolve_device(config.device), use_compiled=config.cpu_kernels)
     except kernels.KernelsUnavailable as error:
-        raise ConfigError(str(error), param=kernels.FORCED) from error
+        raise ConfigError(str(error), param=error.param) from error

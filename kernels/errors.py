@@ -4,4 +4,12 @@ from __future__ import annotations
 
 
 class KernelsUnavailable(ValueError):
-    """The kernels that are asked for don't exist or can't run here; the message says why."""
+    """The kernels that are asked for don't exist or can't run here; the message says why.
+
+    Attributes:
+        param: the environment variable that asks for them.
+    """
+
+    def __init__(self, message: str, param: str = "QUIRE_KERNELS") -> None:
+        super().__init__(message)
+        self.param = param

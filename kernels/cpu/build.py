@@ -20,6 +20,7 @@ from pathlib import Path
 
 from kernels.cpu.errors import CpuKernelsUnavailable, VariantUnavailable
 from kernels.cpu.features import Variant, candidates
+from kernels.errors import KernelsUnavailable
 
 SOURCES = Path(__file__).parent / "src"
 # No contraction behind our back: each sum is fused or not as written, alike in every variant of a
@@ -29,6 +30,14 @@ FLAGS = (
     "-fno-trapping-math", "-fno-gnu-unique", "-w",
 )  # fmt: skip
 TIMEOUT_S = 300
+SEAL_BYTES = hashlib.sha256().digest_size
+
+SANITIZE = "QUIRE_CPU_SANITIZE"
+SANITIZERS = {
+    "address": ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"),
+    "thread": ("-fsanitize=thread",),
+}
+"""Flags of builds that watch themselves; `python -m tests.kernels.sanitize` runs tests on them."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +45,10 @@ logger = logging.getLogger(__name__)
 def cache_dir() -> Path:
     """QUIRE_CACHE_DIR, or ~/.cache/quire."""
     named = os.environ.get("QUIRE_CACHE_DIR")
-    return Path(named) if named else Path.home() / ".cache" / "quire"
+    try:
+        return Path(named) if named else Path.home() / ".cache" / "quire"
+    except RuntimeError as error:  # a user without a home, as containers have them
+        raise CpuKernelsUnavailable(f"QUIRE_CACHE_DIR is unset: {error}") from error
 
 
 def best_library(isa: str | None = None) -> tuple[Variant, Path, str]:
@@ -68,11 +80,11 @@ def library_for(variant: Variant) -> tuple[Path, str]:
     try:
         version = _run([compiler, "--version"])
         target = cache_dir() / f"{stem}-{_hash(version)}.so"
-        if _trusted(target):
+        if _usable(target):
             return target, "from the cache"
         started = time.perf_counter()
         with _locked(target.with_suffix(".lock")):
-            if not _trusted(target):  # another process may have built it meanwhile
+            if not _usable(target):  # another process may have built it meanwhile
                 _check_flags(compiler, variant)
                 _compile(compiler, variant, target)
     except OSError as error:
@@ -91,9 +103,21 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def flags_for(variant: Variant) -> list[str]:
+    """The compiler's flags. Raises `KernelsUnavailable` for a sanitizer that isn't known."""
+    named = os.environ.get(SANITIZE)
+    if not named:
+        return [*FLAGS, *variant.flags]
+    if named not in SANITIZERS:
+        known = ", ".join(SANITIZERS)
+        raise KernelsUnavailable(f"{SANITIZE} must be one of {known}; got {named!r}.", SANITIZE)
+    watched = ("-O1", "-g", "-fno-omit-frame-pointer", *SANITIZERS[named])
+    return [*FLAGS, *variant.flags, *watched]
+
+
 def _digest(variant: Variant) -> str:
     """Hash of everything but the compiler that the library is made from."""
-    parts = [*FLAGS, *variant.flags]
+    parts = flags_for(variant)
     for path in sorted(SOURCES.iterdir()):
         if path.suffix in (".cpp", ".h"):
             parts += [path.name, path.read_text()]
@@ -102,19 +126,30 @@ def _digest(variant: Variant) -> str:
 
 def _prebuilt(stem: str) -> Path:
     """A library that some compiler built from these very sources."""
-    found = [path for path in cache_dir().glob(f"{stem}-*.so") if _trusted(path)]
+    found = [path for path in cache_dir().glob(f"{stem}-*.so") if _usable(path)]
     if not found:
         raise VariantUnavailable("there is no C++ compiler (g++, or what CXX names)")
     return found[0]
 
 
-def _trusted(path: Path) -> bool:
-    """Whether `path` is a library that nobody else could have put there."""
+def _usable(path: Path) -> bool:
+    """Whether `path` is a library that nobody else could have put there, and whole.
+
+    A full disk or a lost machine leaves files with parts missing, which loading may die of.
+    """
     try:
         status = path.stat()
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
+            return False
+        content = path.read_bytes()
     except OSError:
         return False
-    return status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022
+    return content[-SEAL_BYTES:] == _seal(content[:-SEAL_BYTES])
+
+
+def _seal(content: bytes) -> bytes:
+    """What is written behind a library; loaders look at nothing behind its sections."""
+    return hashlib.sha256(content).digest()
 
 
 @contextmanager
@@ -136,19 +171,27 @@ def _check_flags(compiler: str, variant: Variant) -> None:
 def _compile(compiler: str, variant: Variant, target: Path) -> None:
     """Compile each source on its own, side by side, then link and move into place at once."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        flags = [*FLAGS, *variant.flags]
+        flags = flags_for(variant)
 
         def one(source: Path) -> str:
             made = f"{folder}/{source.stem}.o"
             _run([compiler, *flags, "-c", str(source), "-o", made])
             return made
 
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        with ThreadPoolExecutor(_num_cpus()) as pool:
             objects = list(pool.map(one, sorted(SOURCES.glob("*.cpp"))))
         linked = f"{folder}/library.so"
         _run([compiler, *flags, "-shared", *objects, "-o", linked])
+        with open(linked, "r+b") as file:
+            content = file.read()
+            file.write(_seal(content))
         os.chmod(linked, 0o755)
         os.replace(linked, target)
+
+
+def _num_cpus() -> int:
+    """CPUs that this process may run on: of a machine's many a container may have one."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _run(command: list[str]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kernels.errors import KernelsUnavailable
 
+ISA = "QUIRE_CPU_ISA"
 AVX2 = ("avx2", "fma", "f16c", "bmi2")
 AVX512 = (*AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd")
 NEEDS = {
@@ -60,17 +61,18 @@ def choose(isa: str | None = None) -> Variant:
 
     Raises `KernelsUnavailable` for an unknown name and for one that this CPU can't run.
     """
-    wanted = isa or os.environ.get("QUIRE_CPU_ISA")
+    wanted = isa or os.environ.get(ISA)
     has = cpu_flags()
     able = [name for name, needs in NEEDS.items() if has.issuperset(needs)]
-    if wanted is None:
+    if not wanted:
         wanted = able[0]
     if wanted not in NEEDS:
-        raise KernelsUnavailable(f"QUIRE_CPU_ISA must be one of {', '.join(NEEDS)}; got {wanted!r}")
+        known = ", ".join(NEEDS)
+        raise KernelsUnavailable(f"{ISA} must be one of {known}; got {wanted!r}.", ISA)
     if wanted not in able:
         missing = ", ".join(sorted(set(NEEDS[wanted]) - has))
         raise KernelsUnavailable(
-            f"QUIRE_CPU_ISA is {wanted}, but this {platform.machine()} lacks {missing}"
+            f"{ISA} is {wanted}, but this {platform.machine()} lacks {missing}.", ISA
         )
     extras = tuple(feature for feature in EXTRAS.get(wanted, ()) if feature in has)
     return Variant(wanted, NEEDS[wanted] + extras)

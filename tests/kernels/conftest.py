@@ -1,7 +1,11 @@
-"""Each test of a kernel runs on the reference and on every build that this CPU can run."""
+"""Each test of a kernel runs on the reference and on every build that this CPU can run.
+
+QUIRE_CPU_ISA picks one of the builds.
+"""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import pytest
@@ -12,7 +16,12 @@ from kernels.cpu.features import NEEDS, cpu_flags
 from kernels.interface import KernelSet
 from kernels.reference import ReferenceKernels
 
-RUNNABLE = [isa for isa, needs in NEEDS.items() if cpu_flags().issuperset(needs)]
+WANTED = os.environ.get("QUIRE_CPU_ISA")
+RUNNABLE = [
+    isa
+    for isa, needs in NEEDS.items()
+    if cpu_flags().issuperset(needs) and WANTED in (None, "", isa)
+]
 
 
 @cache

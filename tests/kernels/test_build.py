@@ -13,6 +13,7 @@ import torch
 import kernels
 from kernels.cpu import CpuKernels, CpuKernelsUnavailable, build, features
 from kernels.cpu.library import Library
+from kernels.errors import KernelsUnavailable
 
 
 @pytest.fixture
@@ -159,6 +160,62 @@ def test_a_library_that_others_can_write_is_not_loaded(tiny):
     assert not path.stat().st_mode & 0o022
 
 
+@pytest.mark.parametrize("left", [0, 1, 5000, -1])
+def test_a_library_with_a_part_missing_is_built_anew(tiny, left):
+    """Loading one may end the process: a full disk or a lost machine leaves such files."""
+    path, _ = build.library_for(features.choose("scalar"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:left])
+    assert build.library_for(features.choose("scalar"))[1].startswith("built in")
+    assert path.read_bytes()[-build.SEAL_BYTES :] == build._seal(
+        path.read_bytes()[: -build.SEAL_BYTES]
+    )
+
+
+def test_without_a_compiler_a_part_missing_costs_only_speed(tiny, monkeypatch):
+    path, _ = build.library_for(features.choose("scalar"))
+    path.write_bytes(path.read_bytes()[:5000])
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CpuKernelsUnavailable, match="no C"):
+        build.library_for(features.choose("scalar"))
+
+
+def test_two_processes_at_once_build_once(tiny):
+    script = (
+        "import sys; from pathlib import Path; from kernels.cpu import build, features\n"
+        "build.SOURCES = Path(sys.argv[1])\n"
+        "print(build.library_for(features.choose('scalar'))[1].split()[0])"
+    )
+    command = [sys.executable, "-c", script, str(tiny)]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate()[0].strip() for process in running]
+    assert all(process.returncode == 0 for process in running)
+    assert set(told) <= {"built", "from"}
+    assert len(list(build.cache_dir().glob("*.so"))) == 1
+    assert not list(build.cache_dir().glob("build-*"))
+
+
+def test_a_user_without_a_home_costs_only_speed(cache, monkeypatch, caplog):
+    monkeypatch.delenv("QUIRE_CACHE_DIR")
+
+    def nowhere():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build.Path, "home", nowhere)
+    assert "QUIRE_CACHE_DIR is unset" in works_without_the_library(caplog).why
+
+
+def test_sanitizers_are_builds_of_their_own(tiny, monkeypatch):
+    variant = features.choose("scalar")
+    plain = build.flags_for(variant), build._digest(variant)
+    monkeypatch.setenv(build.SANITIZE, "address")
+    assert "-fsanitize=address,undefined" in build.flags_for(variant)
+    assert build._digest(variant) != plain[1]
+    monkeypatch.setenv(build.SANITIZE, "memory")
+    with pytest.raises(KernelsUnavailable, match="QUIRE_CPU_SANITIZE must be one of"):
+        build.flags_for(variant)
+
+
 def test_a_source_error_leaves_nothing_behind(tiny):
     (tiny / "one.cpp").write_text("this is no C++\n")
     with pytest.raises(CpuKernelsUnavailable, match="failed"):
@@ -193,8 +250,11 @@ def test_an_instruction_set_can_be_forced(monkeypatch):
 
 def test_an_instruction_set_that_cannot_run_is_refused(monkeypatch):
     monkeypatch.setenv("QUIRE_CPU_ISA", "avx1024")
-    with pytest.raises(ValueError, match="must be one of"):
+    with pytest.raises(KernelsUnavailable, match="must be one of") as error:
         features.choose()
+    assert error.value.param == "QUIRE_CPU_ISA"
+    monkeypatch.setenv("QUIRE_CPU_ISA", "")
+    assert features.choose().isa in features.NEEDS
     monkeypatch.setattr(features, "cpu_flags", frozenset)
     with pytest.raises(ValueError, match="lacks"):
         features.choose("avx2")
