@@ -89,6 +89,11 @@ def _ablations(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--only", metavar="NAME,...", help="these parts, as --list names them (default: all)"
     )
+    parser.add_argument(
+        "--loads",
+        metavar="NAME,...",
+        help="these loads of theirs, such as one or many (default: all)",
+    )
     parser.add_argument("--list", action="store_true", help="name parts and loads, measure nothing")
     _count(parser, "--turns", 5, "turns of the two engines for each figure")
     _count(parser, "--num-prompts", 24, "requests of loads with many", at_least=2)

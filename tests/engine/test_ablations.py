@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,9 @@ def test_what_cannot_be_shown_says_why(name: str, facts: Facts, reason: str) -> 
 
 def test_parts_are_chosen_by_name() -> None:
     assert list(chosen("int8, decoder")) == ["int8", "decoder"]
-    assert chosen(None) is PARTS
+    assert chosen(None) == PARTS
+    assert chosen("int8,split-kv", "one") == {"int8": replace(PARTS["int8"], loads=("one",))}
+    with pytest.raises(ConfigError, match="There is no load 'some'; there are one, "):
+        chosen(None, "some")
     with pytest.raises(ConfigError, match="There is no part 'nonsense'; there are kernels, "):
         chosen("int8,nonsense")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from engine.errors import ConfigError
@@ -209,13 +209,25 @@ PARTS: dict[str, Part] = {
 }  # fmt: skip
 
 
-def chosen(names: str | None) -> dict[str, Part]:
-    """The parts that are named, with commas between; all by default. Raises `ConfigError`."""
-    if names is None:
-        return PARTS
-    wanted = [name.strip() for name in names.split(",")]
-    for name in wanted:
-        if name not in PARTS:
-            known = ", ".join(PARTS)
-            raise ConfigError(f"There is no part {name!r}; there are {known}.", param="only")
-    return {name: PARTS[name] for name in wanted}
+def chosen(names: str | None, loads: str | None = None) -> dict[str, Part]:
+    """The parts that are named, with commas between, under the loads that are; all by default.
+
+    Raises `ConfigError` for a name that there isn't.
+    """
+    known = dict.fromkeys(load for part in PARTS.values() for load in part.loads)
+    shown = known if loads is None else _named(loads, known, "load")
+    parts = PARTS if names is None else {name: PARTS[name] for name in _named(names, PARTS, "part")}
+    found = {
+        name: replace(part, loads=tuple(load for load in part.loads if load in shown))
+        for name, part in parts.items()
+    }
+    return {name: part for name, part in found.items() if part.loads}
+
+
+def _named(text: str, known: Collection[str], what: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            there = ", ".join(known)
+            raise ConfigError(f"There is no {what} {name!r}; there are {there}.", param=what)
+    return names

@@ -118,7 +118,7 @@ class Command(BaseCommand):
     def _ablations(self, options: dict[str, Any]) -> None:
         from engine.bench.ablations import loads, parts, turns
 
-        chosen = parts.chosen(options["only"])
+        chosen = parts.chosen(options["only"], options["loads"])
         if options["list"]:
             for name, part in chosen.items():
                 self.stdout.write(
