@@ -86,7 +86,8 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, max_model_len:
     """Raise `ContextLengthExceeded` unless prompt and output fit, naming both numbers."""
     if num_prompt_tokens >= max_model_len:
         raise ContextLengthExceeded(
-            f"The prompt has {num_prompt_tokens} tokens, but the model's context is "
+            # No verb that "prompt" governs: the gateway may call it "messages".
+            f"There are {num_prompt_tokens} tokens in the prompt, but the model's context is "
             f"{max_model_len} tokens and at least one must be left for the output.",
             param="prompt",
         )

@@ -146,8 +146,7 @@ class Supervisor:
                 self._client.fail(
                     flight,
                     EngineUnavailable(
-                        f"No replica serves the model '{flight.model}' at the moment; "
-                        f"waited {limit:g} s."
+                        f"{self._client.fleet.why_unavailable(flight.model)} Waited {limit:g} s."
                     ),
                 )
 

@@ -115,6 +115,14 @@ class Fleet:
         """Live replicas that serve the model, ready or not."""
         return [r for r in self if r.heartbeat.model.name == name]
 
+    def why_unavailable(self, name: str) -> str:
+        """Why nobody answers for the model right now, for its clients."""
+        for replica in self.of_model(name):
+            beat = replica.heartbeat
+            if beat.state == "loading":
+                return f"The model '{name}' is loading ({beat.load_progress:.0%}). Try again soon."
+        return f"No replica serves the model '{name}' at the moment."
+
     def model(self, name: str) -> ModelInfo | None:
         """What is known of a model that is served or was a moment ago."""
         found = self._models.get(name)

@@ -55,7 +55,7 @@ async def find_served(caller: Caller, name: str, *, task: str | None = GENERATE)
     await client.start()
     info = client.fleet.model(card.id)
     if info is None:
-        raise EngineUnavailable(_why_unavailable(card.id))
+        raise EngineUnavailable(client.fleet.why_unavailable(card.id))
     _refuse_if_asleep(client.fleet.of_model(card.id), card.id)
     if task is not None:
         check_task(card.id, info.tasks, task)
@@ -66,11 +66,3 @@ def _refuse_if_asleep(replicas: list[Replica], name: str) -> None:
     """Nobody waits for a model that an operator sent to sleep."""
     if replicas and all(replica.heartbeat.state == "sleeping" for replica in replicas):
         raise EngineSleeping(f"The model '{name}' sleeps until an operator wakes it up.")
-
-
-def _why_unavailable(name: str) -> str:
-    states = [r.heartbeat for r in get_engine_client().fleet.of_model(name)]
-    for beat in states:
-        if beat.state == "loading":
-            return f"The model '{name}' is loading ({beat.load_progress:.0%}). Try again soon."
-    return f"No replica serves the model '{name}' at the moment."

@@ -139,6 +139,19 @@ async def test_without_a_replica_the_wait_ends_with_a_typed_error(
     assert (usage.status, usage.prompt_tokens, usage.completion_tokens) == (503, 0, 0)
 
 
+async def test_who_waited_for_a_model_that_loads_again_is_told_so(
+    gateway: Gateway, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    async with gateway.serving(gateway.fake()):
+        pass
+    async with gateway.serving(gateway.fake(load_seconds=60)):
+        reply = await gateway.client.chat()
+    assert reply.status == 503
+    assert reply.error["message"].startswith("The model 'fake' is loading (")
+    assert reply.error["message"].endswith("Try again soon. Waited 0.3 s.")
+
+
 async def test_a_model_that_no_replica_ever_served_is_refused_at_once(gateway: Gateway) -> None:
     reply = await asyncio.wait_for(gateway.client.chat(), 2)
     assert (reply.status, reply.error["code"]) == (503, "engine_unavailable")
