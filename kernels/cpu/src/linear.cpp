@@ -6,15 +6,22 @@ namespace {
 
 // Rows that are loaded together; more are done in several rounds, each of which reads W again.
 constexpr int64_t kMostRows = 1024;
-// Rows and columns of one piece of work when there are many rows: what of x a panel meets must stay
-// in the L2 cache. The last panels are dealt one by one, so that threads finish together.
-constexpr int64_t kPieceRows = 256;
+// Rows and columns of one piece of work when there are many rows, more or less: what of x meets all
+// panels, one after the other, must stay in the L2 cache. The last panels are dealt one by one, so
+// that threads finish together.
+constexpr int64_t kPieceRows = 128;
+constexpr int64_t kMostPieceRows = kPieceRows + kPieceRows / 2;
 constexpr int64_t kPiecePanels = 4;
 
 // Values of x that a thread loads while another would be woken for as many.
 constexpr int64_t kLoadedEach = 8192;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Pieces that rows are cut into: kMostPieceRows each at most.
+int64_t row_pieces(int64_t rows) {
+  return std::max<int64_t>(1, (rows + kPieceRows / 2 - 1) / kPieceRows);
+}
 
 Kernel kernel_for(const Packed& w, int dtype) {
   switch (w.format) {
@@ -197,10 +204,10 @@ void run_rows(Job& job, const void* x, int64_t stride, int threads) {
               [&](int64_t low, int64_t high) { load_rows(job, x, stride, low, high); });
   const int64_t panel_pieces = job.panel_pieces();
   deal(threads, job.row_pieces * panel_pieces, [&](int64_t piece, int slot) {
-    const int64_t part = piece % job.row_pieces, at = piece / job.row_pieces;
+    const int64_t part = piece / panel_pieces, at = piece % panel_pieces;
     const int64_t from = job.rows * part / job.row_pieces;
     const int64_t to = job.rows * (part + 1) / job.row_pieces;
-    const int64_t next = std::min((piece + threads) / job.row_pieces, panel_pieces - 1);
+    const int64_t next = (piece + threads) % panel_pieces;
     do_piece(job, from, to - from, job.first_group(at), job.first_group(at + 1),
              job.first_group(next), slot);
   });
@@ -226,7 +233,7 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
   const int64_t block_steps = std::max<int64_t>(1, kBlockUnits / kernel.step_units);
   const int64_t blocks = ceil_div(w.steps, block_steps), most = std::min(rows, kMostRows);
   const int team = worth(threads, w.bytes * (1 + rows / 8), 32768);
-  const int64_t piece_rows = std::min(most, kPieceRows);
+  const int64_t piece_rows = std::min(most, kMostPieceRows);
   const int64_t out_row = (gate ? w.n / 2 : w.n) * static_cast<int64_t>(size_of(dtype));
   const int64_t x_row = stride * static_cast<int64_t>(size_of(dtype));
   Layout layout;
@@ -237,7 +244,7 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
     const int64_t count = std::min(most, rows - row);
     Job job{w, kernel, block_steps, blocks, count, reinterpret_cast<uint32_t*>(base + a),
             reinterpret_cast<float*>(base + c), static_cast<char*>(out) + row * out_row,
-            ceil_div(count, kPieceRows), piece_rows, 0, 0, dtype, gate};
+            row_pieces(count), piece_rows, 0, 0, dtype, gate};
     cut_panels(job, team);
     run_rows(job, static_cast<const char*>(x) + row * x_row, stride, team);
   }
