@@ -182,6 +182,14 @@ def test_int8_caches(compiled, threads):
     check(compiled, SHAPE, layers)
 
 
+@pytest.mark.parametrize("rows", [[59, 60], [3, 80, 59], [110]])
+def test_wanted_rows_of_prompts_that_take_several_tiles(compiled, threads, monkeypatch, rows):
+    monkeypatch.setattr("tests.kernels.test_decoder.SEQUENCES", [(60, 60), (1, 40), (50, 64)])
+    torch.manual_seed(4)
+    layers = [make_layer(compiled) for _ in range(2)]
+    check(compiled, SHAPE, layers, torch.tensor(rows))
+
+
 @pytest.mark.parametrize("rows", [[], [0], [30, 0, 30, 9], list(range(31))])
 def test_only_wanted_rows(compiled, threads, rows):
     torch.manual_seed(3)

@@ -17,6 +17,7 @@ void plan_prefill(const Attention& a, int64_t s, Plan* plan) {
   const int64_t queries = a.queries(s), tile = tile_queries(a);
   const int32_t seq = static_cast<int32_t>(s);
   for (int64_t from = (queries - 1) / tile * tile; from >= 0; from -= tile) {
+    if (!a.wants(a.starts[s] + from, a.starts[s] + std::min(queries, from + tile))) continue;
     for (int32_t head = 0; head < a.kv_heads; head++) {
       plan->items.push_back({seq, head, 1, false, from, std::min(queries, from + tile), 0, 0});
     }

@@ -29,7 +29,15 @@ struct Attention {
   const float *alibi, *sinks;  // [q_heads] or null
   void* out;  // [tokens, q_heads, head_size], dense
   int64_t q_heads, kv_heads, head_size;
+  const int64_t* rows = nullptr;  // of the tokens whose results are wanted, in any order
+  int64_t num_rows = -1;          // -1: all
 
+  // Whether any token of [from, to) is wanted; the others' results may be left undone.
+  bool wants(int64_t from, int64_t to) const {
+    bool found = num_rows < 0;
+    for (int64_t i = 0; i < num_rows && !found; i++) found = rows[i] >= from && rows[i] < to;
+    return found;
+  }
   int64_t group() const { return q_heads / kv_heads; }
   int64_t padded() const { return (head_size + W - 1) / W * W; }
   int64_t queries(int64_t seq) const { return starts[seq + 1] - starts[seq]; }

@@ -16,7 +16,7 @@ struct Run {
   int threads;
   float *residual, *x, *qkv, *attention, *gated, *inner;
   float* other;  // [tokens, hidden]: attention's part of a parallel layer, or what experts give
-  float *kept_x, *kept_residual, *kept_other;
+  float *kept_x, *kept_residual, *kept_attention;
   int64_t qkv_width, q_width;
 
   const DecoderShape& shape() const { return decoder.shape; }
@@ -34,7 +34,8 @@ Rope rope_of(const Run& run, const DecoderLayer& layer) {
               s.head_size, s.rotary, s.neox, kF32, s.cache_dtype};
 }
 
-Attention attention_of(const Run& run, const DecoderLayer& layer) {
+// Of the last layer only the queries that are wanted need to be done.
+Attention attention_of(const Run& run, const DecoderLayer& layer, bool last) {
   const DecoderShape& s = run.shape();
   const DecoderBatch& b = run.batch;
   const DecoderGroup& group = b.groups[layer.group];
@@ -42,7 +43,7 @@ Attention attention_of(const Run& run, const DecoderLayer& layer) {
                    layer.key_scales, layer.value_scales, s.cache_dtype, s.num_blocks,
                    s.block_size, group.block_tables, group.table_stride, b.seq_lens, b.starts, b.num_seqs, s.scale, layer.window,
                    s.soft_cap, layer.alibi, layer.sinks, run.attention, s.q_heads, s.kv_heads,
-                   s.head_size};
+                   s.head_size, b.rows, last ? b.num_rows : -1};
 }
 
 // Turns what a block gives into what it adds to the residual.
@@ -86,16 +87,33 @@ void prepare_qkv(const Run& run, const DecoderLayer& layer) {
   });
 }
 
-// From run.x to `out`, which may be the same.
-int attend(const Run& run, const DecoderLayer& layer, float* out) {
+// After the last attention tokens don't meet any more: only those that are wanted go on.
+int64_t keep_rows(Run& run, int64_t tokens) {
+  const DecoderBatch& b = run.batch;
+  if (b.num_rows < 0) return tokens;
+  const auto keep = [&](float*& all, float* kept, int64_t width) {
+    for (int64_t i = 0; i < b.num_rows; i++)
+      std::memcpy(kept + i * width, all + b.rows[i] * width, width * sizeof(float));
+    all = kept;
+  };
+  keep(run.x, run.kept_x, run.shape().hidden);
+  keep(run.residual, run.kept_residual, run.shape().hidden);
+  keep(run.attention, run.kept_attention, run.q_width);
+  return b.num_rows;
+}
+
+// From run.x to `out`, which may be null: run.x. Of the last layer only the rows that are wanted.
+int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* rows) {
   const DecoderShape& s = run.shape();
-  const int64_t tokens = run.batch.tokens;
-  int wrong = linear(*layer.qkv, run.qkv, run.x, s.hidden, tokens, kF32, run.threads);
+  int wrong = linear(*layer.qkv, run.qkv, run.x, s.hidden, *rows, kF32, run.threads);
   if (!wrong) prepare_qkv(run, layer);
   if (!wrong) wrong = rope_and_cache(rope_of(run, layer), run.threads);
-  if (!wrong) wrong = paged_attention(attention_of(run, layer), run.threads);
-  if (!wrong) wrong = linear(*layer.o, out, run.attention, run.q_width, tokens, kF32, run.threads);
-  finish(run, layer.attention_out_norm, out, tokens);
+  if (!wrong) wrong = paged_attention(attention_of(run, layer, last), run.threads);
+  if (wrong) return wrong;
+  if (last) *rows = keep_rows(run, *rows);
+  if (!out) out = run.x;
+  wrong = linear(*layer.o, out, run.attention, run.q_width, *rows, kF32, run.threads);
+  finish(run, layer.attention_out_norm, out, *rows);
   return wrong;
 }
 
@@ -129,25 +147,10 @@ int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
   return wrong;
 }
 
-// After the last attention tokens don't meet any more: only those that are wanted go on.
-int64_t keep_rows(Run& run, int64_t tokens) {
-  const DecoderBatch& b = run.batch;
-  if (b.num_rows < 0) return tokens;
-  const int64_t width = run.shape().hidden, bytes = width * static_cast<int64_t>(sizeof(float));
-  for (int64_t i = 0; i < b.num_rows; i++) {
-    std::memcpy(run.kept_x + i * width, run.x + b.rows[i] * width, bytes);
-    std::memcpy(run.kept_residual + i * width, run.residual + b.rows[i] * width, bytes);
-    std::memcpy(run.kept_other + i * width, run.other + b.rows[i] * width, bytes);
-  }
-  run.x = run.kept_x, run.residual = run.kept_residual, run.other = run.kept_other;
-  return b.num_rows;
-}
-
 // residual += attention(norm(residual)); residual += mlp(norm(residual)).
 int run_sequential(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) {
   const DecoderShape& s = run.shape();
-  if (const int wrong = attend(run, layer, run.x)) return wrong;
-  if (last) *rows = keep_rows(run, *rows);
+  if (const int wrong = attend(run, layer, nullptr, last, rows)) return wrong;
   add_norm(layer.mlp_norm, run.x, run.x, run.residual, *rows, s.hidden, s.eps, run.threads);
   return feed_forward(run, layer, *rows);
 }
@@ -155,8 +158,7 @@ int run_sequential(Run& run, const DecoderLayer& layer, bool last, int64_t* rows
 // residual += attention(norm(residual)) + mlp(norm'(residual)); norm' may be the same norm.
 int run_parallel(Run& run, const DecoderLayer& layer, bool last, int64_t* rows) {
   const DecoderShape& s = run.shape();
-  if (const int wrong = attend(run, layer, run.other)) return wrong;
-  if (last) *rows = keep_rows(run, *rows);
+  if (const int wrong = attend(run, layer, run.other, last, rows)) return wrong;
   if (layer.mlp_norm.kind != kNoNorm)
     norm(layer.mlp_norm, run.x, run.residual, *rows, s.hidden, s.eps, run.threads);
   const int wrong = feed_forward(run, layer, *rows);
@@ -213,13 +215,13 @@ int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residu
   const size_t inner = layout.add(mlp_rows * s.inner * sizeof(float));
   const size_t kept_x = layout.add(kept * s.hidden * sizeof(float));
   const size_t kept_residual = layout.add(kept * s.hidden * sizeof(float));
-  const size_t kept_other = layout.add(kept * s.hidden * sizeof(float));
+  const size_t kept_attention = layout.add(kept * q * sizeof(float));
   const size_t other = layout.add(batch.tokens * s.hidden * sizeof(float));
   char* base = Scratch::get(2, layout.total());
   auto at = [&](size_t offset) { return reinterpret_cast<float*>(base + offset); };
   Run run{decoder,   batch,         threads,   residual,  at(x),      at(all),
           at(attention), at(gated), at(inner), at(other), at(kept_x), at(kept_residual),
-          at(kept_other), qkv, q};
+          at(kept_attention), qkv, q};
   int wrong = check_rows(batch);
   for (const DecoderLayer& layer : decoder.layers) {
     if (layer.group >= batch.num_groups) return kBadSequence;
@@ -227,7 +229,7 @@ int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residu
   for (int64_t group = 0; group < batch.num_groups && !wrong; group++) {
     if (const DecoderLayer* layer = layer_to_check(decoder, group)) {
       wrong = check_rope(rope_of(run, *layer));
-      if (!wrong) wrong = check_attention(attention_of(run, *layer));
+      if (!wrong) wrong = check_attention(attention_of(run, *layer, false));
     }
   }
   if (wrong) return wrong;
