@@ -73,8 +73,11 @@ class GGUFFiles:
 
 def _check_part(header: Header, part: int, count: int) -> None:
     said = header.metadata.get("split.count", 0)
-    if (count > 1 or said) and (said, header.metadata.get("split.no")) != (count, part):
+    if not isinstance(said, int):
+        raise broken("split.count is no number")
+    number = header.metadata.get("split.no")
+    number = number if isinstance(number, int) else None
+    if (count > 1 or said) and (said, number) != (count, part):
         if count == 1 and said == 1:
             return
-        number = header.metadata.get("split.no")
         raise broken(f"it is part {number} of {said}, and not part {part} of {count}")

@@ -100,8 +100,11 @@ class Vocabulary:
         return index
 
     def says(self, key: str, default: bool) -> bool:
-        """A switch."""
-        return bool(self._metadata.get(f"tokenizer.ggml.{key}", default))
+        """A switch. Raises `ModelLoadError` for what is neither true nor false."""
+        value = self._metadata.get(f"tokenizer.ggml.{key}", default)
+        if not isinstance(value, (bool, int)):
+            raise broken(f"tokenizer.ggml.{key} is neither true nor false")
+        return bool(value)
 
     @property
     def added(self) -> Iterable[AddedToken]:
@@ -115,7 +118,7 @@ def make_tokenizer(header: Header) -> tokenizers.Tokenizer:
     """The tokenizer. Raises `ModelLoadError` for a kind that isn't known."""
     vocabulary = Vocabulary(header)
     kind = header.metadata.get("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
+    if not isinstance(kind, str) or kind not in ("gpt2", "llama"):
         raise ModelLoadError(
             f"tokenizer.ggml.model is {kind!r}; gpt2 and llama are read. "
             "Name the model's tokenizer folder with --tokenizer.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import struct
 from pathlib import Path
@@ -12,7 +13,7 @@ from gguf import GGMLQuantizationType as Kind
 from engine.errors import ModelLoadError
 from engine.models.gguf.config import make_config
 from engine.models.gguf.folder import find_gguf, gguf_folder
-from engine.models.gguf.reader import read_header
+from engine.models.gguf.reader import Header, read_header
 from engine.models.gguf.tokenizer import make_tokenizer
 from engine.models.gguf.weights import GGUFWeights
 from tests.engine.gguf.files import everywhere, write_gguf
@@ -131,6 +132,40 @@ def test_a_part_without_the_others_is_refused(tmp_path: Path) -> None:
     part.write_bytes(b"GGUF")
     with pytest.raises(ModelLoadError, match=r"m-00002-of-00003\.gguf isn't there"):
         find_gguf(part)
+
+
+LISTS = {"a list of numbers": struct.pack("<IIQII", 9, 4, 2, 1, 1), "no list": b"\x09" + bytes(15)}
+
+
+@pytest.mark.parametrize("value", LISTS.values(), ids=LISTS)
+@pytest.mark.parametrize(
+    "key",
+    [
+        "split.count", "split.no", "general.architecture", "general.alignment",
+        "llama.block_count", "llama.rope.scaling.type", "tokenizer.ggml.model",
+        "tokenizer.ggml.pre", "tokenizer.ggml.tokens", "tokenizer.ggml.token_type",
+        "tokenizer.ggml.merges", "tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id",
+        "tokenizer.chat_template",
+    ],
+)  # fmt: skip
+def test_fault_40_lists_where_none_belong(
+    key: str, value: bytes, sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused or make no difference."""
+    monkeypatch.setattr("engine.models.gguf.folder.cache_dir", lambda: tmp_path / "cache")
+    (made,) = (
+        read_header(header(text(key) + value)).metadata.values()
+        if key != ("general.alignment")
+        else ([1, 1],)
+    )
+
+    def changed(buffer: object) -> Header:
+        found = read_header(buffer)
+        return Header({**found.metadata, key: made}, found.tensors)
+
+    monkeypatch.setattr("engine.models.gguf.parts.read_header", changed)
+    with contextlib.suppress(ModelLoadError):
+        gguf_folder(sound)
 
 
 def test_other_architectures_are_refused_by_name() -> None:
