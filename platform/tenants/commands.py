@@ -94,6 +94,8 @@ def explain_database(error: Exception) -> NoReturn:
     place = default["NAME"]
     if default.get("HOST"):
         place = f"{default['NAME']} at {default['HOST']}:{default['PORT'] or 5432}"
+    if "disk is full" in text or "no space left" in text:
+        raise CommandError(f"The disk of the database {place} is full: make room there.") from error
     raise CommandError(
         f"The database {place} can't be used: {sentence(error)} "
         "Does it run, and is DATABASE_URL right?"

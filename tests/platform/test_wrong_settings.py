@@ -56,6 +56,11 @@ def test_a_database_that_is_away_is_told_with_where_to_look() -> None:
         explain_database(OperationalError("gone"))
 
 
+def test_fault_30_a_full_disk_is_told_as_one() -> None:
+    with pytest.raises(CommandError, match=r"is full: make room there\.$"):
+        explain_database(OperationalError("database or disk is full"))
+
+
 def test_a_wrong_setting_ends_a_command_with_one_line(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "manage.py", "list_models"],
