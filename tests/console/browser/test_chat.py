@@ -155,6 +155,17 @@ def test_copying_gives_the_source(open_page: Open) -> None:
     assert page.evaluate("navigator.clipboard.readText()") == "x = 1"
 
 
+def test_an_error_without_an_answer_can_be_tried_again_and_not_copied(
+    playground: PlaygroundPage,
+) -> None:
+    error = {"message": "Away.", "type": "server_error", "param": None, "code": "x"}
+    answer = playground.finished(playground.play(error=error))
+    expect(answer.get_by_role("button", name="Answer again")).to_be_attached()
+    expect(answer.locator(".turn-tools button[hidden]")).to_have_count(1)
+    cut_off = playground.finished(playground.play(text="as far as it came", error=error))
+    expect(cut_off.locator(".turn-tools button[hidden]")).to_have_count(0)
+
+
 def test_the_page_follows_the_answer_until_the_reader_scrolls_up(
     playground: PlaygroundPage,
 ) -> None:

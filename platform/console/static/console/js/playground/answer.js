@@ -23,10 +23,10 @@ export class AnswerView {
     this.prose = el("div", { class: "prose", dir: "auto" });
     this.figures = el("p", { class: "colophon" });
     this.errors = el("div", { class: "turn-error" });
-    const copy = tool("copy", "Copy the answer", () => copyFrom(copy, turn.text));
+    this.copy = tool("copy", "Copy the answer", () => copyFrom(this.copy, turn.text));
     const again = tool("again", "Answer again", () => actions.again());
     again.classList.add("only-last");
-    this.tools = el("div", { class: "turn-tools" }, copy, again);
+    this.tools = el("div", { class: "turn-tools" }, this.copy, again);
     this.who = el("h2", { class: "turn-who" }, turn.model ?? "Answer");
     this.element = el(
       "article",
@@ -77,6 +77,7 @@ export class AnswerView {
     const waiting = turn.state === "streaming" && turn.text === "" && !turn.reasoning;
     this.element.dataset.state = waiting ? "waiting" : turn.state;
     this.element.setAttribute("aria-busy", String(turn.state === "streaming"));
+    this.copy.hidden = turn.text === ""; // an error alone is nothing to take along
     this.figures.replaceChildren(...figures(turn));
     const actions = turn.error ? this.actions.errorActions(turn.error) : [];
     this.errors.replaceChildren(...(turn.error ? [errorNotice(turn.error, actions)] : []));
