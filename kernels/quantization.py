@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from kernels.layers import Integers
+from kernels.layers import Integers
 
 GROUP_SIZES = {"int8": 128, "int4": 32}
 """Neighbours of a row that share a scale, by default."""
@@ -64,6 +62,16 @@ def check_integers(
     low, high = (-127, 127) if bits == 8 else (0, 15)
     if values.numel() and (int(values.min()) < low or int(values.max()) > high):
         raise ValueError(f"values of {bits} bits must lie in [{low}, {high}]")
+
+
+def check_whole(
+    values: Tensor, scales: Tensor, minima: Tensor | None, bits: int
+) -> tuple[int, int]:
+    """The shape of an integer weight; raises ValueError unless its parts fit each other."""
+    group, shape = group_of(values, scales), (values.shape[0], values.shape[1])
+    check_integer_groups(shape, bits, group, minima is not None)
+    check_integers(Integers(values, scales, minima), shape[1], bits, group, minima is not None)
+    return shape
 
 
 def check_piece(piece: Tensor, shape: tuple[int, int]) -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from inference.parsing.literals import first_of, is_beginning, may_begin
-from inference.parsing.parts import Part, joined
+from inference.parsing.machine import StateMachine
+from inference.parsing.parts import Part
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Marks:
     close: str
 
 
-class ReasoningParser:
-    """Splits one output into reasoning and content; how it is cut into pieces changes nothing.
+class ReasoningParser(StateMachine):
+    """Splits one output into parts of the kinds "reasoning" and "content".
 
     White space next to a tag belongs to neither.
 
@@ -46,11 +47,8 @@ class ReasoningParser:
     assumed: ClassVar[bool] = False
 
     def __init__(self, inside: bool | None = None) -> None:
-        self._held = ""
-        self._ended = False
+        super().__init__(self._content if inside is False else self._begin)
         self._trim = True
-        self._out: list[Part] = []
-        self._state = self._content if inside is False else self._begin
         self._assumed = self.assumed if inside is None else inside
 
     @classmethod
@@ -67,22 +65,6 @@ class ReasoningParser:
         may be that of required calls.
         """
         return Marks(cls.ends, cls.starts[0] if cls.starts else "", cls.ends[0])
-
-    def push(self, text: str) -> list[Part]:
-        """What is certain after this text: parts of kind "reasoning" and "content"."""
-        self._held += text
-        return self._run()
-
-    def flush(self) -> list[Part]:
-        """The rest, now that the text has ended."""
-        self._ended = True
-        return self._run()
-
-    def _run(self) -> list[Part]:
-        while self._state():
-            pass
-        out, self._out = self._out, []
-        return joined(out)
 
     def _begin(self) -> bool:
         """Nothing has come yet: a start tag, or already what stands inside or after it."""

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, Literal
 from inference.parsing.call_object import CallObject
 from inference.parsing.json_scan import ValueScanner
 from inference.parsing.literals import first_of, may_begin
-from inference.parsing.parts import Part, joined
+from inference.parsing.machine import StateMachine
+from inference.parsing.parts import Part
 from inference.tools.layout import Layout
 
 #: What stands between a call's opening and its arguments is shorter, or it is no call.
@@ -30,14 +31,11 @@ class ToolFunction:
     strict: bool = False
 
 
-class ToolParser:
-    """Takes one output's text apart; how it is cut into pieces changes nothing.
+class ToolParser(StateMachine):
+    """Takes one output's text apart into content and calls.
 
     Arguments come out as the model writes them. Nothing is lost: what begins like a call and isn't
     one comes out as content. White space right before and right after a call belongs to neither.
-
-    A subclass sets `_state` to a method that takes what it can from `_held`, and returns whether
-    there may be more to take. `_ended` tells that no more text will come.
 
     Attributes:
         name: in settings. template_marks: texts, all of which a chat template writes whose models
@@ -52,31 +50,13 @@ class ToolParser:
     layout: ClassVar[Layout]
 
     def __init__(self, functions: Sequence[ToolFunction] = ()) -> None:
+        super().__init__(self._text)
         self.functions = {function.name: function for function in functions}
-        self._held = self._gap = ""
-        self._ended = False
+        self._gap = ""
         self._after_call = False
         self._num_calls = 0
-        self._out: list[Part] = []
-        self._state: Callable[[], bool] = self._text
         self._object: CallObject | None = None
         self._scanner = ValueScanner()
-
-    def push(self, text: str) -> list[Part]:
-        """What is certain after this text."""
-        self._held += text
-        return self._run()
-
-    def flush(self) -> list[Part]:
-        """The rest, now that the text has ended."""
-        self._ended = True
-        return self._run()
-
-    def _run(self) -> list[Part]:
-        while self._state():
-            pass
-        out, self._out = self._out, []
-        return joined(out)
 
     # -- states ------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.interface import Integers, LinearLayer
-from kernels.quantization import check_integer_groups, check_integers, group_of, group_size_for
+from kernels.interface import LinearLayer
+from kernels.quantization import check_whole, group_size_for
 from kernels.reference.quantization import dequantize, quantize
 
 
@@ -60,7 +60,5 @@ def integer_linear(
     bits: int,
 ) -> ReferenceLinear:
     """See `KernelSet.IntegerLinear`."""
-    group, shape = group_of(values, scales), (values.shape[0], values.shape[1])
-    check_integer_groups(shape, bits, group, minima is not None)
-    check_integers(Integers(values, scales, minima), shape[1], bits, group, minima is not None)
+    check_whole(values, scales, minima, bits)
     return ReferenceLinear(dequantize(values, scales, minima, bits), bias)

@@ -10,9 +10,7 @@ from torch import Tensor
 from kernels.errors import KernelsUnavailable
 from kernels.interface import Integers, KernelSet, LinearLayer
 from kernels.quantization import (
-    check_integer_groups,
-    check_integers,
-    group_of,
+    check_whole,
     group_size_for,
     stacked,
 )
@@ -122,9 +120,7 @@ class TritonKernels(KernelSet):
         bits: int,
     ) -> LinearLayer:
         """See `KernelSet.IntegerLinear`."""
-        group, shape = group_of(values, scales), (values.shape[0], values.shape[1])
-        check_integer_groups(shape, bits, group, minima is not None)
-        check_integers(Integers(values, scales, minima), shape[1], bits, group, minima is not None)
+        shape = check_whole(values, scales, minima, bits)
         there = [None if x is None else x.to(self.device) for x in (values, scales, minima, bias)]
         kind = Int8Linear if bits == 8 else Int4Linear
         return kind(Integers(*there[:3]), shape[1], there[3])  # type: ignore[arg-type]
