@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.options import add_flag, checked
+from engine.options import option as _option
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 MODEL_IMPLS = ("auto", "quire", "transformers")
@@ -28,11 +29,6 @@ POLICIES = ("fair", "fcfs", "priority")
 KV_DTYPES = (
     "auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2",
 )  # fmt: skip
-
-
-def _option(default: Any, help: str, **extra: Any) -> Any:
-    """A dataclass field that is also a command-line flag; `choices`, `low`, `high` are checked."""
-    return field(default=default, metadata={"help": help, **extra})
 
 
 @dataclass(kw_only=True)
@@ -228,7 +224,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
-            self._check(spec)
+            setattr(self, spec.name, checked(spec, getattr(self, spec.name)))
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
             limit = self.max_model_len
             if limit is not None and self.max_num_batched_tokens < limit:
@@ -242,40 +238,6 @@ class EngineConfig:
         ):
             # A small explicit budget with the default number of sequences: the budget wins.
             self.max_num_seqs = self.max_num_batched_tokens
-
-    def _check(self, spec: dataclasses.Field[Any]) -> None:
-        """Raise `ConfigError` unless the field's value has its type and lies in its range."""
-        name, value, meta = spec.name, getattr(self, spec.name), spec.metadata
-        optional = "None" in str(spec.type)
-        if value is None and optional:
-            return
-        kind = _kind(str(spec.type))
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-            setattr(self, name, value)
-        wrong = not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)
-        if wrong:
-            raise ConfigError(f"{name} must be {kind.__name__}, got {value!r}.", param=name)
-        if kind is list:
-            self._check_numbers(name, value, meta["low"], meta["high"])
-            return
-        choices, low, high = meta.get("choices"), meta.get("low"), meta.get("high")
-        if choices and value not in choices:
-            known = ", ".join(str(choice) for choice in choices)
-            raise ConfigError(f"{name} must be one of {known}; got {value!r}.", param=name)
-        if (low is not None and not value >= low) or (high is not None and not value <= high):
-            bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
-            raise ConfigError(f"{name} must be {bounds}, got {value!r}.", param=name)
-
-    @staticmethod
-    def _check_numbers(name: str, values: list[Any], low: int, high: int) -> None:
-        """Raise `ConfigError` unless these are whole numbers from `low` to `high`, at least one."""
-        for value in values or [None]:
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or not low <= value <= high:
-                raise ConfigError(
-                    f"{name} must be whole numbers in [{low}, {high}], got {value!r}.", param=name
-                )
 
     @property
     def kept_seats(self) -> int:
@@ -318,45 +280,10 @@ class EngineConfig:
         }
 
 
-def _kind(annotation: str) -> type:
-    """The plain type behind an annotation such as `int | None`."""
-    head = annotation.split("|")[0].split("[")[0].strip()
-    kinds = {"str": str, "bool": bool, "int": int, "float": float, "dict": dict, "list": list}
-    return kinds[head]
-
-
-def _json_object(text: str) -> dict[str, Any]:
-    """A JSON object from a flag's text."""
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise argparse.ArgumentTypeError("must be a JSON object")
-    return value
-
-
 def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = frozenset()) -> None:
     """One flag a setting, `--like-this`; booleans also take `--no-like-this`; `-O2` as vLLM's."""
     group = parser.add_argument_group("engine settings")
     for spec in dataclasses.fields(EngineConfig):
         if spec.name in skip:
             continue
-        flag = "--" + spec.name.replace("_", "-")
-        kind = _kind(str(spec.type))
-        text = spec.metadata["help"].replace("%", "%%")
-        if spec.default not in (None, ""):
-            text += f" (default: {spec.default})"
-        options: dict[str, Any] = {"dest": spec.name, "default": None, "help": text}
-        if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
-        elif spec.metadata.get("json"):
-            options |= {"type": _json_object, "metavar": "JSON"}
-        elif kind is list:
-            options |= {"type": int, "nargs": "+", "metavar": "N"}
-        else:
-            options |= {"type": kind, "choices": spec.metadata.get("choices")}
-            if options["choices"] is None:
-                options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
-        short = [spec.metadata["short"]] if "short" in spec.metadata else []
-        group.add_argument(*short, flag, **options)
+        add_flag(group, spec)

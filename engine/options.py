@@ -1,0 +1,91 @@
+"""Settings that are fields of a dataclass and flags of a command line at once. Torch-free."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from dataclasses import field
+from typing import Any
+
+from engine.errors import ConfigError
+
+
+def option(default: Any, help: str, **extra: Any) -> Any:
+    """A dataclass field that is also a command-line flag; `choices`, `low`, `high` are checked."""
+    return field(default=default, metadata={"help": help, **extra})
+
+
+def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
+    """A field's value, whole numbers made floats where these belong.
+
+    Raises `ConfigError` unless it has the field's type and lies in its range.
+    """
+    name, meta, kind = spec.name, spec.metadata, kind_of(str(spec.type))
+    if value is None and "None" in str(spec.type):
+        return None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} must be {kind.__name__}, got {value!r}.", param=name)
+    if isinstance(value, list):
+        _check_numbers(name, value, meta["low"], meta["high"])
+        return value
+    choices, low, high = meta.get("choices"), meta.get("low"), meta.get("high")
+    if choices and value not in choices:
+        known = ", ".join(str(choice) for choice in choices)
+        raise ConfigError(f"{name} must be one of {known}; got {value!r}.", param=name)
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ConfigError(f"{name} must be {bounds}, got {value!r}.", param=name)
+    return value
+
+
+def _check_numbers(name: str, values: list[Any], low: int, high: int) -> None:
+    """Raise `ConfigError` unless these are whole numbers from `low` to `high`, at least one."""
+    for value in values or [None]:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not low <= value <= high:
+            raise ConfigError(
+                f"{name} must be whole numbers in [{low}, {high}], got {value!r}.", param=name
+            )
+
+
+def kind_of(annotation: str) -> type:
+    """The plain type behind an annotation such as `int | None`."""
+    head = annotation.split("|")[0].split("[")[0].strip()
+    kinds = {"str": str, "bool": bool, "int": int, "float": float, "dict": dict, "list": list}
+    return kinds[head]
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """A JSON object from a flag's text."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
+
+
+def add_flag(group: argparse._ArgumentGroup, spec: dataclasses.Field[Any]) -> None:
+    """A field's flag, `--like-this`; a boolean's also takes `--no-like-this`."""
+    flag = "--" + spec.name.replace("_", "-")
+    kind = kind_of(str(spec.type))
+    text = spec.metadata["help"].replace("%", "%%")
+    if spec.default not in (None, ""):
+        text += f" (default: {spec.default})"
+    options: dict[str, Any] = {"dest": spec.name, "default": None, "help": text}
+    if kind is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif spec.metadata.get("json"):
+        options |= {"type": _json_object, "metavar": "JSON"}
+    elif kind is list:
+        options |= {"type": int, "nargs": "+", "metavar": "N"}
+    else:
+        options |= {"type": kind, "choices": spec.metadata.get("choices")}
+        if options["choices"] is None:
+            options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+    short = [spec.metadata["short"]] if "short" in spec.metadata else []
+    group.add_argument(*short, flag, **options)
