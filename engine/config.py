@@ -95,6 +95,12 @@ class EngineConfig:
     cpu_kvcache_space: float | None = _option(
         None, "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4", low=0.0001
     )
+    kv_cache_map_ahead: int = _option(
+        512,
+        "MiB of KV cache whose pages a serving replica on a CPU has mapped before they are needed, "
+        "when cores are idle; 0: none",
+        low=0,
+    )
     num_gpu_blocks_override: int | None = _option(
         None, "exactly this many KV blocks, whatever the memory", low=1
     )

@@ -42,6 +42,7 @@ def warm_up(core: EngineCore) -> None:
     core.reset_prefix_cache()
     core.scheduler.kv.accounts.forget_idle()
     core.reset_stats()
+    core.executor.map_ahead()
 
 
 def _sets_share(core: EngineCore) -> bool:

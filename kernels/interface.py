@@ -113,6 +113,12 @@ class KernelSet(LinearMaker):
         Its pages are mapped when they are first written: an idle cache costs nothing.
         """
 
+    def map_pages(self, cache: Tensor) -> None:  # noqa: B027
+        """Have the pages of a contiguous part of a KV cache mapped now, without changing it.
+
+        May run in a thread of its own while others use the cache, or do nothing.
+        """
+
     @abstractmethod
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x [T, H] / rms(x) * weight [H]."""

@@ -15,6 +15,7 @@ from engine.device import kernels_for
 from engine.errors import ConfigError
 from engine.executor.memory import num_counted_blocks, num_cpu_blocks
 from engine.executor.outcome import Launched, Outcome
+from engine.executor.pages_ahead import PagesAhead
 from engine.executor.sleep import Sleeper, give_back_memory
 from engine.executor.step_thread import StepThread
 from engine.executor.threads import Threads
@@ -81,6 +82,8 @@ class SingleExecutor:
         self._kv_dtype = kv_dtype
         self._thread: StepThread | None = None
         self._sleeper = Sleeper(self.loaded, config, self.device)
+        self._pages: PagesAhead | None = None
+        self._maps_ahead = False
         self._runner = self._allocate()
 
     def _allocate(self) -> ModelRunner | PoolingRunner:
@@ -95,7 +98,18 @@ class SingleExecutor:
             config.block_size,
             len(self.layout.groups),
         )
+        if self._maps_ahead:
+            self.map_ahead()
         return self._make_runner(batch, config)
+
+    def map_ahead(self) -> None:
+        """From now on, map pages of a CPU's KV cache before they are needed."""
+        self._maps_ahead = True
+        model, ahead = self.loaded.model, self._config.kv_cache_map_ahead << 20
+        if ahead and self.device.type == "cpu" and isinstance(model, NativeDecoder):
+            caches = {id(kept): kept for cache in model.kv_caches for kept in cache}
+            tensors = [kept for kept in caches.values() if kept is not None]
+            self._pages = PagesAhead(self._ops, tensors, ahead)
 
     @property
     def asleep(self) -> bool:
@@ -111,6 +125,9 @@ class SingleExecutor:
         self.check_sleep()
         # Graphs and their buffers go with the runner: they hold addresses of what goes.
         self._runner = cast(Any, None)
+        if self._pages is not None:
+            self._pages.close()
+            self._pages = None
         self._sleeper.sleep(level)
 
     def wake_up(self, tags: Collection[str]) -> None:
@@ -131,6 +148,8 @@ class SingleExecutor:
         """Run one step. Raises whatever the model raises; the batch stays usable."""
         if not self._begun:
             self._begin()
+        if self._pages is not None:
+            self._pages.note(plan)
         return self._runner.execute(plan)
 
     def prepare(self, plan: StepPlan) -> None:
@@ -147,6 +166,8 @@ class SingleExecutor:
         if self._thread is None:
             self._thread = StepThread()
         runner: Any = self._runner  # one kind of runner or the other, its inputs its own
+        if self._pages is not None:
+            self._pages.note(plan)
 
         def prepare() -> Callable[[], StepResult]:
             return partial(self._run, plan, runner.prepare(plan))

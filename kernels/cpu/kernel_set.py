@@ -150,6 +150,12 @@ class CpuKernels(KernelSet):
         """See `KernelSet.new_kv_cache`."""
         return lazy_zeros(shape, dtype)
 
+    def map_pages(self, cache: Tensor) -> None:
+        """See `KernelSet.map_pages`."""
+        if not cache.is_contiguous():
+            raise ValueError(f"the cache must be contiguous, got {describe(cache)}")
+        self._library.map_pages(cache.data_ptr(), cache.nbytes)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See `KernelSet.rms_norm`."""
         if not x.is_contiguous():

@@ -60,6 +60,7 @@ OTHERS: dict[str, tuple[list[Any], Any]] = {
     "quire_packed_bytes": ([P], L),
     "quire_bind_threads": ([P, N], N),
     "quire_set_switch": ([N, N], N),
+    "quire_map_pages": ([P, L], None),
 }
 """Other functions."""
 

@@ -97,6 +97,13 @@ int quire_has_vnni() {
   return 0;
 #endif
 }
+// Has the system map the pages of `bytes` bytes now. Others may write there meanwhile: adding nothing
+// atomically counts as writing, and loses nothing of theirs.
+void quire_map_pages(void* memory, int64_t bytes) {
+  auto* at = static_cast<unsigned char*>(memory);
+  for (int64_t i = 0; i < bytes; i += 4096) __atomic_fetch_add(at + i, 0, __ATOMIC_RELAXED);
+  if (bytes > 0) __atomic_fetch_add(at + bytes - 1, 0, __ATOMIC_RELAXED);
+}
 // Does nothing: what a call costs.
 int quire_nothing(const void*, const void*, int64_t, int64_t, float, int) { return 0; }
 }

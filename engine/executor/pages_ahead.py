@@ -1,0 +1,101 @@
+"""Maps the pages of a KV cache before its blocks are written.
+
+A cache's memory is taken when it's first written, and the system clears each page then: 0.5 to
+4 ms for a huge page, in the middle of a step for which streams wait. A thread does it before, while
+no step is run: beside one it would cost that step as much.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from engine.scheduler.plan import StepPlan
+from kernels import KernelSet
+
+log = logging.getLogger(__name__)
+
+_MIB = 1 << 20
+#: Bytes of each tensor that are mapped at a time: a huge page.
+_PIECE = 2 * _MIB
+#: A step may follow another one so soon.
+_PAUSE_S = 0.2
+
+
+class PagesAhead:
+    """Keeps some memory mapped beyond the highest block that was ever handed out.
+
+    Blocks that were never used go in the order of their ids, so what is beyond is used next.
+    """
+
+    def __init__(self, ops: KernelSet, caches: Iterable[Tensor], ahead: int) -> None:
+        """`caches`: [num_blocks, ...] each; `ahead`: bytes of them, all together."""
+        self._ops, self._caches = ops, list(caches)
+        self._num_blocks = min((len(cache) for cache in self._caches), default=0)
+        block_bytes = [cache.nbytes // len(cache) for cache in self._caches if len(cache)]
+        self._ahead = ahead // max(1, sum(block_bytes))
+        self._piece = max(1, _PIECE // max(block_bytes, default=_PIECE))
+        self._mapped = self._wanted = 0
+        self._noted_at = 0.0
+        self._wake = threading.Event()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="kv-pages", daemon=True)
+        self._want(self._ahead)
+        self._thread.start()
+
+    def note(self, plan: StepPlan) -> None:
+        """A step is about to be run, for which blocks were handed out."""
+        self._noted_at = time.monotonic()
+        tables = [new.block_ids for new in plan.new]
+        tables += [table for _, table in plan.new_blocks]
+        highest = max((block for groups in tables for ids in groups for block in ids), default=-1)
+        if highest + self._ahead >= self._wanted:
+            self._want(highest + 1 + self._ahead)
+
+    def close(self) -> None:
+        """Map no more, and let the caches go."""
+        self._closed = True
+        self._wake.set()
+        self._thread.join()
+        self._caches.clear()
+
+    def _want(self, blocks: int) -> None:
+        blocks = min(blocks, self._num_blocks)
+        if blocks > self._wanted:
+            self._wanted = blocks
+            self._wake.set()
+
+    def _run(self) -> None:
+        _run_when_idle()
+        while not self._closed:
+            self._wake.wait()
+            self._wake.clear()
+            while self._mapped < self._wanted and not self._closed:
+                self._map_piece()
+            if self._mapped == self._num_blocks:
+                return
+
+    def _map_piece(self) -> None:
+        last = min(self._mapped + self._piece, self._wanted)
+        for cache in self._caches:
+            while time.monotonic() - self._noted_at < _PAUSE_S and not self._closed:
+                time.sleep(_PAUSE_S)
+            if self._closed:
+                return
+            self._ops.map_pages(cache[self._mapped : last])
+        self._mapped = last
+
+
+def _run_when_idle() -> None:
+    """Give every other thread of the machine precedence over the calling one."""
+    if not hasattr(os, "SCHED_IDLE"):
+        return
+    try:
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    except OSError as error:
+        log.debug("KV pages are mapped at a normal priority (%s)", error)

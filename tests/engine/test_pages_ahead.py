@@ -1,0 +1,121 @@
+"""A KV cache's pages are mapped before its blocks are handed out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.executor.pages_ahead import PagesAhead
+from engine.scheduler.plan import NewSequence, StepPlan
+from engine.warmup import warm_up
+from kernels.reference import ReferenceKernels
+
+BLOCK_BYTES = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def at_normal_priority(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lest tests wait for an idle core."""
+    monkeypatch.setattr("engine.executor.pages_ahead._run_when_idle", lambda: None)
+    monkeypatch.setattr("engine.executor.pages_ahead._PAUSE_S", 0.01)
+
+
+class Mapped(ReferenceKernels):
+    """Notes how many blocks were mapped, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks: list[int] = []
+
+    def map_pages(self, cache: torch.Tensor) -> None:
+        self.blocks += cache[:, 0].tolist()
+
+
+@pytest.fixture
+def ops() -> Mapped:
+    return Mapped()
+
+
+@pytest.fixture
+def pages(ops: Mapped) -> Iterator[PagesAhead]:
+    cache = torch.zeros(40, BLOCK_BYTES, dtype=torch.uint8)
+    cache[:, 0] = torch.arange(40)
+    pages = PagesAhead(ops, [cache], 10 * BLOCK_BYTES)
+    yield pages
+    pages.close()
+
+
+def plan(*new_blocks: int) -> StepPlan:
+    """A step in which a running sequence gets blocks."""
+    return StepPlan(1, new_blocks=[(0, [list(new_blocks)])])
+
+
+def reached(ops: Mapped, count: int) -> bool:
+    """Whether so many blocks become mapped, and no more."""
+    deadline = time.monotonic() + 30
+    while len(ops.blocks) < count and time.monotonic() < deadline:
+        time.sleep(0.002)
+    time.sleep(0.01)
+    return ops.blocks == list(range(count))
+
+
+def test_some_are_mapped_at_once_and_more_as_blocks_are_handed_out(
+    ops: Mapped, pages: PagesAhead
+) -> None:
+    assert reached(ops, 10)
+    pages.note(plan(3, 1))
+    assert reached(ops, 14)
+    pages.note(plan(2))
+    assert reached(ops, 14)
+    pages.note(plan(35))
+    assert reached(ops, 40)
+
+
+def test_a_new_sequence_counts(ops: Mapped, pages: PagesAhead) -> None:
+    one = StepPlan(1)
+    one.new.append(NewSequence.__new__(NewSequence))
+    one.new[0].block_ids = [[5], [7]]
+    pages.note(one)
+    assert reached(ops, 18)
+
+
+def test_nothing_is_mapped_between_steps(
+    ops: Mapped, pages: PagesAhead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert reached(ops, 10)
+    monkeypatch.setattr("engine.executor.pages_ahead._PAUSE_S", 60.0)
+    monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(0.01))
+    pages.note(plan(3))
+    assert reached(ops, 10)
+    pages._noted_at -= 61
+    assert reached(ops, 14)
+
+
+def test_the_thread_ends_with_its_work(ops: Mapped, pages: PagesAhead) -> None:
+    pages.note(plan(39))
+    pages._thread.join(30)
+    assert not pages._thread.is_alive()
+    assert ops.blocks == list(range(40))
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_replica_maps_what_it_is_told(model_folder: Callable[[str], Path], ahead: int) -> None:
+    folder = str(model_folder("llama"))
+    core = EngineCore(
+        EngineConfig(model=folder, num_gpu_blocks_override=50, kv_cache_map_ahead=ahead)
+    )
+    names = [thread.name for thread in threading.enumerate()]
+    warm_up(core)
+    pages = core.executor._pages
+    assert (pages is not None) is bool(ahead)
+    if pages is not None:
+        pages.close()
+        pages._thread.join()
+    assert [thread.name for thread in threading.enumerate()] == names
