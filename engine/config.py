@@ -135,8 +135,14 @@ class EngineConfig:
     prefill_full_share_at: int = _option(
         64,
         "sequences that decode in a step from which on prompts get all of these 0.09 s; with fewer "
-        "they get their part, at least a sixth, more when many prompts wait; 0: always all",
+        "they get their part, more when many prompts wait; 0: always all",
         low=0,
+    )
+    prefill_least_tokens: int = _option(
+        72,
+        "tokens that such a step is filled up to with prompts, decodes included, though few "
+        "sequences decode, if that doesn't take 0.09 s",
+        low=1,
     )
     long_prefill_token_threshold: int = _option(
         0, "most prompt tokens of one request in one step; 0: the budget", low=0

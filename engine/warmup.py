@@ -37,7 +37,10 @@ def warm_up(core: EngineCore) -> None:
         _run(core, prompt, output, temperature)
     if _sets_share(core):
         seconds = _seconds_per_token(core, room - 1)
-        core.scheduler.share = PrefillShare(1, core.config.prefill_full_share_at)
+        config = core.config
+        core.scheduler.share = PrefillShare(
+            1, config.prefill_full_share_at, config.prefill_least_tokens
+        )
         core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES)
     core.reset_prefix_cache()
     core.scheduler.kv.accounts.forget_idle()

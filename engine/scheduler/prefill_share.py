@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The part of `most` that prompts always get, and no fewer tokens than these.
-_LEAST_PART, _LEAST_TOKENS = 6, 64
 #: Prompt tokens that wait are computed in about as many steps, if the most allows it.
 _STEPS_FOR_ALL = 32
 
@@ -21,11 +19,14 @@ class PrefillShare:
     Attributes:
         most: never more, which bounds how long a step takes.
         full_at: with so many sequences that decode in a step, prompts get `most`; with fewer their
-            part of it, at least a sixth and 64 tokens. 0: always `most`.
+            part of it, though they fill the step up to `least`. 0: always `most`.
+        least: tokens of a step, those that decode included; few more take nearly as long as few
+            less, for products go by whole tiles of rows.
     """
 
     most: int
     full_at: int = 0
+    least: int = 72
 
     def of(self, num_decodes: int, num_waiting_tokens: int) -> int:
         """The share of a step.
@@ -38,5 +39,21 @@ class PrefillShare:
             return self.most
         by_decodes = self.most * num_decodes // self.full_at
         by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
-        least = max(_LEAST_TOKENS, self.most // _LEAST_PART)
+        least = max(self.least - num_decodes, self.least // 4, 1)
         return min(self.most, max(by_decodes, by_prompts, least))
+
+    def chunk(self, wanted: int, left: int) -> int:
+        """Tokens of a prompt in a step that has room for some of them.
+
+        Where the share follows the load, a prompt goes in parts of one size, and up to an eighth
+        more than there's room for where that spares a step: one for the last few tokens alone
+        takes time as well.
+
+        Args:
+            wanted: tokens of the prompt that are still to be computed.
+            left: of the step's share.
+        """
+        if wanted <= left or left <= 0 or not self.full_at:
+            return max(0, min(wanted, left))
+        steps = -(-(8 * wanted - left) // (8 * left))
+        return -(-wanted // steps)

@@ -338,4 +338,5 @@ class Scheduler:
         """Tokens of a prompt that may be computed in this step."""
         if not self.config.enable_chunked_prefill:
             return min(wanted, draft.budget)
-        return min(wanted, draft.budget, self.chunk_limit, draft.prefill_left)
+        most = min(wanted, draft.budget, self.chunk_limit)
+        return min(most, self.share.chunk(wanted, draft.prefill_left))

@@ -19,21 +19,19 @@ def decoding(driver: Driver, count: int) -> None:
 
 def test_a_step_holds_more_prompt_tokens_the_more_sequences_decode() -> None:
     share = PrefillShare(most=320, full_at=32)
-    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 32, 64)] == [64, 80, 200, 320, 320]
+    assert [share.of(decodes, 100) for decodes in (1, 8, 20, 32, 64)] == [71, 80, 200, 320, 320]
 
 
 def test_many_waiting_prompts_get_a_larger_share_up_to_the_most() -> None:
     share = PrefillShare(most=320, full_at=32)
-    assert [share.of(1, tokens) for tokens in (0, 1000, 6400, 100_000)] == [64, 64, 200, 320]
+    assert [share.of(1, tokens) for tokens in (0, 1000, 6400, 100_000)] == [71, 71, 200, 320]
 
 
 def test_a_share_is_never_empty_nor_more_than_the_most() -> None:
-    assert [PrefillShare(most, full_at=32).of(1, 0) for most in (1, 63, 384, 600)] == [
-        1,
-        63,
-        64,
-        100,
-    ]
+    assert [PrefillShare(most, full_at=32).of(1, 0) for most in (1, 63, 384)] == [1, 63, 71]
+    assert PrefillShare(384, full_at=32, least=160).of(8, 0) == 152
+    assert PrefillShare(10_000, full_at=2000, least=160).of(158, 0) == 790
+    assert PrefillShare(100, full_at=2000, least=160).of(158, 0) == 40
 
 
 def test_without_a_number_of_decodes_the_share_is_always_the_most() -> None:
@@ -43,8 +41,40 @@ def test_without_a_number_of_decodes_the_share_is_always_the_most() -> None:
 def test_prompts_beside_decodes_are_dealt_the_share() -> None:
     driver = Driver(1000, 512, prefill_share=PrefillShare(320, full_at=32))
     decoding(driver, 12)
-    driver.add(list(range(2000, 2400)))
+    driver.add(list(range(2000, 2480)))
     assert driver.step().num_scheduled == [1] * 12 + [120]
+
+
+def test_a_prompt_goes_in_parts_of_one_size_that_are_an_eighth_larger_at_most() -> None:
+    share = PrefillShare(320, full_at=32)
+    assert [share.chunk(wanted, 96) for wanted in (96, 108, 109, 300, 320, 2000)] == [
+        96,
+        108,
+        55,
+        100,
+        80,
+        96,
+    ]
+    for wanted in range(1, 2000):
+        assert 0 < share.chunk(wanted, 96) <= min(wanted, 108)
+
+
+def test_a_prompt_never_takes_more_than_a_share_that_was_told() -> None:
+    assert [PrefillShare(96).chunk(wanted, 96) for wanted in (95, 97, 120)] == [95, 96, 96]
+
+
+@pytest.mark.parametrize("left", [0, -24])
+def test_nothing_is_left_of_a_share_that_is_used_up(left: int) -> None:
+    assert PrefillShare(320, full_at=32).chunk(50, left) == 0
+
+
+def test_a_prompts_last_tokens_need_no_step_of_their_own() -> None:
+    driver = Driver(1000, 512, prefill_share=PrefillShare(320, full_at=32, least=96))
+    decoding(driver, 2)
+    driver.add(list(range(2000, 2105)))
+    driver.add(list(range(3000, 3104)))
+    assert driver.step().num_scheduled == [1, 1, 105]
+    assert driver.step().num_scheduled == [1, 1, 1, 104]
 
 
 def test_a_backlog_of_prompts_raises_the_share() -> None:
