@@ -113,7 +113,7 @@ class KernelSet(LinearMaker):
         Its pages are mapped when they are first written: an idle cache costs nothing.
         """
 
-    def map_pages(self, cache: Tensor) -> None:  # noqa: B027
+    def map_pages(self, cache: Tensor) -> None:
         """Have the pages of a contiguous part of a KV cache mapped now, without changing it.
 
         May run in a thread of its own while others use the cache, or do nothing.

@@ -57,12 +57,12 @@ class PagesAhead:
         if highest + self._ahead >= self._wanted:
             self._want(highest + 1 + self._ahead)
 
-    def close(self) -> None:
-        """Map no more, and let the caches go."""
+    def close(self, *, wait_s: float = 1.0) -> None:
+        """Map no more, and let the caches go once the thread does."""
         self._closed = True
         self._wake.set()
-        self._thread.join()
-        self._caches.clear()
+        self._thread.join(wait_s)
+        self._caches = []
 
     def _want(self, blocks: int) -> None:
         blocks = min(blocks, self._num_blocks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, cast
@@ -110,6 +111,7 @@ class SingleExecutor:
             caches = {id(kept): kept for cache in model.kv_caches for kept in cache}
             tensors = [kept for kept in caches.values() if kept is not None]
             self._pages = PagesAhead(self._ops, tensors, ahead)
+            weakref.finalize(self, self._pages.close, wait_s=0.0)
 
     @property
     def asleep(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -76,6 +77,21 @@ def test_some_are_mapped_at_once_and_more_as_blocks_are_handed_out(
     assert reached(ops, 14)
     pages.note(plan(35))
     assert reached(ops, 40)
+
+
+def test_the_thread_ends_with_its_executor(model_folder: Callable[[str], Path]) -> None:
+    folder = str(model_folder("llama"))
+    core = EngineCore(
+        EngineConfig(model=folder, num_gpu_blocks_override=20_000, kv_cache_map_ahead=1)
+    )
+    warm_up(core)
+    pages = core.executor._pages
+    assert pages is not None
+    assert pages._thread.is_alive()
+    del core
+    gc.collect()
+    pages._thread.join(30)
+    assert not pages._thread.is_alive()
 
 
 def test_a_new_sequence_counts(ops: Mapped, pages: PagesAhead) -> None:
