@@ -6,7 +6,6 @@ heartbeat says how it is. SIGTERM drains: nothing new is read, what runs is fini
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import queue
@@ -20,30 +19,29 @@ from collections import OrderedDict
 from types import FrameType
 
 import redis
-from tqdm import tqdm
 
 from engine import protocol
-from engine.config import EngineConfig, add_cli_args
+from engine.config import EngineConfig
 from engine.core import EngineCore
 from engine.errors import ConfigError, QuireError
 from engine.log import configure_logging
-from engine.pooling.requests import pooling_info, tasks_of
 from engine.protocol import (
     AbortRequest,
     Control,
     ControlReply,
     EngineRequest,
-    ErrorInfo,
     Heartbeat,
-    ModelInfo,
     OutboxBatch,
     TokenDelta,
 )
+from engine.serving.arguments import parse_args
 from engine.serving.heartbeat import HeartbeatWriter
 from engine.serving.inbox import InboxReader
+from engine.serving.load import load_core
+from engine.serving.model_info import model_info
 from engine.serving.outbox import OutboxWriter, StepOutput
+from engine.serving.refusal import refusal
 from engine.serving.stats_log import StatsLog
-from engine.warmup import warm_up
 
 log = logging.getLogger("engine.service")
 
@@ -107,46 +105,10 @@ class EngineService:
         self._reader.stop()
 
     def _load(self) -> EngineCore:
-        started = time.perf_counter()
-        with tqdm(desc="Loading weights", unit="layer", disable=None, file=sys.stderr) as bar:
+        def progress(part: float) -> None:
+            self.progress, self.progress_at = part, time.time()
 
-            def progress(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-                self.progress = done / total
-                self.progress_at = time.time()
-
-            core = EngineCore(self.config, progress)
-        warm_up(core)
-        loaded, scheduler = core.loaded, core.scheduler
-        tokens = scheduler.capacity_tokens
-        log.info(
-            "Model %s: %s, %.1f M parameters, dtype %s, context %d, loaded in %.2f s",
-            self.config.name,
-            loaded.spec.architecture,
-            loaded.spec.num_parameters / 1e6,
-            str(loaded.dtype).removeprefix("torch."),
-            loaded.max_model_len,
-            loaded.load_seconds,
-        )
-        if loaded.runs_whole_prompts:
-            budget = core.executor.token_budget
-            log.info("No KV cache: prompts run whole; token budget %d a step", budget)
-        else:
-            log.info(
-                "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d "
-                "tokens a request: %.1fx; token budget %d a step, %d of it for prompts while "
-                "others decode",
-                core.executor.num_blocks,
-                self.config.block_size,
-                tokens,
-                loaded.max_model_len,
-                scheduler.concurrency(loaded.max_model_len),
-                core.executor.token_budget,
-                min(scheduler.share.most, core.executor.token_budget),
-            )
-        log.info("Ready after %.2f s", time.perf_counter() - started)
-        return core
+        return load_core(self.config, progress)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -197,26 +159,8 @@ class EngineService:
         try:
             core.add_request(message, on_done=lambda: self._output.done.append(entry_id))
         except QuireError as error:
-            self._refuse(message, error)
+            self._deliver(refusal(message, error))
             self._output.done.append(entry_id)
-
-    def _refuse(self, message: EngineRequest, error: QuireError) -> None:
-        """Answer a request that can't run with its typed error, for every output."""
-        info = ErrorInfo(
-            message=error.message,
-            status=error.status,
-            error_type=error.error_type,
-            code=error.code,
-            param=error.param,
-        )
-        self._deliver(
-            [
-                TokenDelta(
-                    request_id=message.request_id, index=index, finish_reason="error", error=info
-                )
-                for index in range(message.sampling.num_sequences)
-            ]
-        )
 
     def _control(self, core: EngineCore, message: Control) -> None:
         """An operator's command; answered when a gateway asked."""
@@ -300,7 +244,7 @@ class EngineService:
             replica_id=self.replica_id,
             incarnation=self.incarnation,
             state=self.state,
-            model=self._model_info(core),
+            model=model_info(self.config, core),
             at=time.time(),
             progress_at=self.progress_at,
             pid=os.getpid(),
@@ -310,61 +254,10 @@ class EngineService:
             stats=core.snapshot() if core else protocol.EngineStats(),
         )
 
-    def _model_info(self, core: EngineCore | None) -> ModelInfo:
-        config = self.config
-        if core is None:
-            return ModelInfo(
-                name=config.name, path=config.model, max_model_len=0, vocab_size=0, dtype=""
-            )
-        loaded = core.loaded
-        return ModelInfo(
-            name=config.name,
-            path=str(loaded.tokenizer_folder),
-            max_model_len=loaded.max_model_len,
-            vocab_size=loaded.spec.vocab_size,
-            dtype=str(loaded.dtype).removeprefix("torch."),
-            max_logprobs=config.max_logprobs,
-            kv_capacity_tokens=(0 if loaded.runs_whole_prompts else core.scheduler.capacity_tokens),
-            eos_token_ids=list(loaded.eos_token_ids),
-            default_sampling=loaded.default_sampling,
-            tool_call_parser=config.tool_call_parser or "",
-            reasoning_parser=config.reasoning_parser or "",
-            tasks=tasks_of(loaded),
-            pooling=pooling_info(loaded),
-        )
-
 
 def _no_memory(error: MemoryError) -> str:
     """What to tell of an allocation that failed."""
     return f"there isn't enough memory: {error}" if str(error) else "there isn't enough memory"
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The process's command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m engine.service", description="Run one engine replica."
-    )
-    parser.add_argument("--replica-id", required=True, help="unique name of this replica")
-    parser.add_argument(
-        "--redis-url",
-        default=os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0"),
-        help="where requests come from (default: REDIS_URL or %(default)s)",
-    )
-    parser.add_argument(
-        "--key-prefix", default=protocol.KEY_PREFIX, help="of all keys (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--drain-timeout",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="seconds that running requests get after SIGTERM (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--log-level", default="info", choices=("debug", "info", "warning", "error")
-    )
-    add_cli_args(parser)
-    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:

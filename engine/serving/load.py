@@ -1,0 +1,63 @@
+"""A replica's engine, loaded and warmed up, with a bar and a log of what it is."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable
+
+from tqdm import tqdm
+
+from engine.config import EngineConfig
+from engine.core import EngineCore
+from engine.warmup import warm_up
+
+log = logging.getLogger("engine.service")
+
+
+def load_core(config: EngineConfig, note: Callable[[float], None]) -> EngineCore:
+    """The engine; `note` is called with the loaded part of its weights, up to 1, now and then."""
+    started = time.perf_counter()
+    with tqdm(desc="Loading weights", unit="layer", disable=None, file=sys.stderr) as bar:
+
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
+            note(done / total)
+
+        core = EngineCore(config, progress)
+    warm_up(core)
+    _describe(core)
+    log.info("Ready after %.2f s", time.perf_counter() - started)
+    return core
+
+
+def _describe(core: EngineCore) -> None:
+    """Log the model and its KV cache."""
+    loaded, scheduler = core.loaded, core.scheduler
+    log.info(
+        "Model %s: %s, %.1f M parameters, dtype %s, context %d, loaded in %.2f s",
+        core.config.name,
+        loaded.spec.architecture,
+        loaded.spec.num_parameters / 1e6,
+        str(loaded.dtype).removeprefix("torch."),
+        loaded.max_model_len,
+        loaded.load_seconds,
+    )
+    if loaded.runs_whole_prompts:
+        budget = core.executor.token_budget
+        log.info("No KV cache: prompts run whole; token budget %d a step", budget)
+    else:
+        log.info(
+            "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d "
+            "tokens a request: %.1fx; token budget %d a step, %d of it for prompts while "
+            "others decode",
+            core.executor.num_blocks,
+            core.config.block_size,
+            scheduler.capacity_tokens,
+            loaded.max_model_len,
+            scheduler.concurrency(loaded.max_model_len),
+            core.executor.token_budget,
+            min(scheduler.share.most, core.executor.token_budget),
+        )
