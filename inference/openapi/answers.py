@@ -270,55 +270,6 @@ class Text(Answer):
     prompt: str
 
 
-class Health(Answer):
-    """How the installation is."""
-
-    status: Literal["ok", "unhealthy"]
-    reasons: list[str]
-    models: dict[str, Any]
-
-
-class Status(Answer):
-    """This process answers."""
-
-    status: Literal["ok"]
-
-
-class Version(Answer):
-    """Which Quire this is."""
-
-    version: str
-
-
-class Told(Answer):
-    """What each replica said to a command."""
-
-    ok: bool
-    replicas: dict[str, Any]
-
-
-class IsSleeping(Answer):
-    """Whether any replica sleeps, and each of them."""
-
-    is_sleeping: bool
-    replicas: dict[str, bool]
-
-
-class Load(Answer):
-    """Requests that run or wait."""
-
-    server_load: int
-    replicas: dict[str, Any]
-
-
-class ServerInfo(Answer):
-    """What runs here."""
-
-    version: str
-    gateway: dict[str, Any]
-    replicas: dict[str, Any]
-
-
 class PooledList(Answer):
     """What the model made of each text."""
 

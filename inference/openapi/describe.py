@@ -21,7 +21,7 @@ from inference.openai.chat_batch import ChatBatchView
 from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
 from inference.openai.schemas import ChatBatchRequest, ChatRequest, CompletionRequest
-from inference.openapi import answers
+from inference.openapi import answers, service_answers
 from inference.openapi.operations import KEY, PAGE, PUBLIC, READ, UPLOAD, WRITE, errors, operation
 from inference.ops import MetricsView, VersionView
 from inference.pooling import schemas as pooled
@@ -180,31 +180,31 @@ VIEWS: dict[Any, dict[str, Any]] = {
     HealthView: {
         "get": operation(
             "Service",
-            answers.Health,
+            service_answers.Health,
             statuses=PUBLIC[:-1],
-            extra={(503, "application/json"): answers.Health},
+            extra={(503, "application/json"): service_answers.Health},
         )
     },
     PingView: {
-        "get": operation("Service", answers.Status, statuses=PUBLIC),
-        "post": operation("Service", answers.Status, statuses=PUBLIC),
+        "get": operation("Service", service_answers.Status, statuses=PUBLIC),
+        "post": operation("Service", service_answers.Status, statuses=PUBLIC),
     },
-    VersionView: {"get": operation("Service", answers.Version, statuses=PUBLIC)},
+    VersionView: {"get": operation("Service", service_answers.Version, statuses=PUBLIC)},
     MetricsView: {"get": operation("Service", OpenApiTypes.STR, statuses=PUBLIC, extra=TEXT)},
     operator.ResetPrefixCacheView: {
         "post": operation(
             "Operator",
-            answers.Told,
+            service_answers.Told,
             statuses=WRITE,
-            extra={(503, "application/json"): answers.Told},
+            extra={(503, "application/json"): service_answers.Told},
         ),
     },
     sleep.SleepView: {
         "post": operation(
             "Operator",
-            answers.Told,
+            service_answers.Told,
             statuses=WRITE,
-            extra={(503, "application/json"): answers.Told},
+            extra={(503, "application/json"): service_answers.Told},
             parameters=(
                 OpenApiParameter("level", int, enum=list(SLEEP_LEVELS), default=1),
                 MODEL_OF_REPLICAS,
@@ -214,9 +214,9 @@ VIEWS: dict[Any, dict[str, Any]] = {
     sleep.WakeUpView: {
         "post": operation(
             "Operator",
-            answers.Told,
+            service_answers.Told,
             statuses=WRITE,
-            extra={(503, "application/json"): answers.Told},
+            extra={(503, "application/json"): service_answers.Told},
             parameters=(
                 OpenApiParameter("tags", str, enum=list(SLEEP_TAGS), many=True),
                 MODEL_OF_REPLICAS,
@@ -226,13 +226,13 @@ VIEWS: dict[Any, dict[str, Any]] = {
     sleep.IsSleepingView: {
         "get": operation(
             "Operator",
-            answers.IsSleeping,
+            service_answers.IsSleeping,
             statuses=FOUND,
             parameters=(MODEL_OF_REPLICAS,),
         )
     },
-    operator.LoadView: {"get": operation("Operator", answers.Load)},
-    operator.ServerInfoView: {"get": operation("Operator", answers.ServerInfo)},
+    operator.LoadView: {"get": operation("Operator", service_answers.Load)},
+    operator.ServerInfoView: {"get": operation("Operator", service_answers.ServerInfo)},
 }
 
 
