@@ -148,6 +148,14 @@ void quantize_x(uint32_t* to, const float* x, int64_t group) {
   std::memcpy(to + kHead, q, group * sizeof(Value));
 }
 
+// What no integer stands for makes its group's sums NaN, as it would in floats.
+void spoil(uint32_t* to, const float* x, int64_t group) {
+  if (all_finite(x, group)) return;
+  const float nan = NAN;
+  std::memcpy(to, &nan, 4);
+  std::memcpy(to + 2, &nan, 4);
+}
+
 template <Format FORMAT>
 void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps, int dtype,
               int64_t group) {
@@ -155,9 +163,12 @@ void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_
   float values[4 * kBlockUnits + kMostGroup];
   read_row(values, x, offset, count, dtype);
   std::fill(values + count, values + steps * group, 0.0f);
+  const int64_t units = kHead + group / x_unit(FORMAT);
   for (int64_t i = 0; i < steps; i++) {
-    quantize_x<FORMAT>(to + i * (kHead + group / x_unit(FORMAT)), values + i * group, group);
+    quantize_x<FORMAT>(to + i * units, values + i * group, group);
   }
+  if (all_finite(values, count)) return;
+  for (int64_t i = 0; i < steps; i++) spoil(to + i * units, values + i * group, group);
 }
 
 template <Format FORMAT, size_t... I>

@@ -56,7 +56,7 @@ Scale quantize_int4(const float* x, int64_t count, int8_t* q) {
       break;
     }
   }
-  float best = INFINITY, chosen = 0;
+  float best = INFINITY, chosen = NAN;  // stays where no scale is finite
   for (int step = -4; step <= 10; step++) {
     const float scale = as_stored(top / (-8.0f + 0.1f * static_cast<float>(step)));
     const float error = error_of(x, count, scale);
@@ -69,6 +69,10 @@ Scale quantize_int4(const float* x, int64_t count, int8_t* q) {
 }  // namespace
 
 Scale quantize_group(Format format, const float* x, int64_t count, int8_t* q) {
+  if (!all_finite(x, count)) {
+    std::fill(q, q + count, int8_t{0});
+    return {NAN, 0};  // shows in what is computed with it, as it would in floats
+  }
   return format == kInt8 ? quantize_int8(x, count, q) : quantize_int4(x, count, q);
 }
 

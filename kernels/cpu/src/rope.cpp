@@ -55,6 +55,11 @@ void store(const Rope& r, void* cache, float* scales, int64_t at, const float* r
   for_lanes(r.head_size, [&](int64_t i, int n) { top = vmax(top, vabs(vload_some(row + i, n))); });
   const float most = vmaximum(top), inverse = most > 0 ? 127.0f / most : 0.0f;
   int8_t* to = static_cast<int8_t*>(cache) + at * r.head_size;
+  if (!all_finite(row, r.head_size)) {
+    std::memset(to, 0, r.head_size);
+    scales[at] = NAN;  // no integer stands for it: the scale says so
+    return;
+  }
   for (int64_t i = 0; i < r.head_size; i++) to[i] = int8_t(std::nearbyint(row[i] * inverse));
   scales[at] = most / 127.0f;
 }

@@ -138,4 +138,11 @@ QUIRE_INLINE void vstore_some(T* p, vf x, int n) {
   }
 }
 
+// Whether no value is NaN or infinite: maxima overlook NaN.
+inline bool all_finite(const float* x, int64_t count) {
+  vf off = vset(0.0f);
+  for_lanes(count, [&](int64_t i, int n) { off = vfma(vload_some(x + i, n), vset(0.0f), off); });
+  return vsum(off) == 0.0f;
+}
+
 }  // namespace quire

@@ -1,0 +1,155 @@
+"""Shapes that fill nothing, and values that are no numbers: what they spoil is theirs alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.kernels import oracle
+from tests.kernels.batches import make_batch
+from tests.kernels.test_attention import check
+from tests.kernels.test_linear import product
+from tests.kernels.test_rope import Step, table
+from tests.kernels.test_sampling import settings
+from tests.kernels.tolerance import assert_close
+
+EDGES = [(1, 1), (1, 127), (1, 128), (1, 129), (1, 255), (1, 256), (1, 257), (3, 130), (130, 131)]
+FORMATS = [
+    (torch.float32, None), (torch.bfloat16, None), (torch.float16, None),
+    (torch.float32, "int8"), (torch.float32, "int4"),
+]  # fmt: skip
+
+
+# -- shapes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "size", "block_size"),
+    [
+        (5, 1, 40, 7), (7, 7, 112, 128), (6, 2, 192, 1), (15, 3, 24, 64), (7, 1, 80, 16),
+        (12, 4, 256, 5),
+    ],
+)  # fmt: skip
+def test_edges_of_chunks_tiles_and_blocks(compiled, heads, kv_heads, size, block_size):
+    shape = {"heads": heads, "kv_heads": kv_heads, "size": size, "block_size": block_size}
+    check(compiled, make_batch(EDGES, seed=size, **shape))
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), FORMATS, ids=str)
+def test_any_number_of_rows(compiled, dtype, quantization):
+    """Beside float64: the rows of every number from 1 to 130 are those of the largest."""
+    torch.manual_seed(13)
+    weight, x = torch.randn(37, 213).to(dtype), torch.randn(130, 213)
+    layer = compiled.PackedLinear(weight, quantization=quantization)
+    whole, expected = layer(x), product(x, weight)
+    off = {None: 1e-5, "int8": 0.012, "int4": 0.11}[quantization]
+    assert float((whole - expected).norm() / expected.norm()) < off
+    for rows in range(1, 130):
+        assert torch.equal(layer(x[:rows]), whole[:rows])
+
+
+def test_the_last_of_many_positions(compiled):
+    step, cos_sin = Step(3, 2, 1, 16), table(1 << 17, 16)
+    step.positions = torch.tensor([(1 << 17) - 1, 0, 99_999])
+    expected = oracle.rope(step.q, step.positions, cos_sin, True)
+    step.run(compiled, cos_sin)
+    assert_close(step.q, expected, torch.float32)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_groups_of_zeros_beside_outliers(compiled, quantization):
+    weight = torch.zeros(20, 96)
+    weight[3, 40], weight[7, 64:] = 1e4, 1e-3
+    x = torch.randint(-127, 128, (5, 96)).float()
+    x[:, ::32] = 127  # nothing is lost by rounding x
+    x[2] = 0
+    got = compiled.PackedLinear(weight, quantization=quantization, group_size=32)(x)
+    expected = product(x, weight).float()
+    assert not got[2].any()
+    torch.testing.assert_close(got[:, 3], expected[:, 3], rtol=0.002, atol=1.0)
+    torch.testing.assert_close(got[:, 7], expected[:, 7], rtol=0.01, atol=1e-4)
+    assert not got[:, [c for c in range(20) if c not in (3, 7)]].any()
+
+
+# -- values that are no numbers -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(("dtype", "quantization"), FORMATS, ids=str)
+def test_a_row_that_is_no_numbers_shows_and_spoils_no_other(compiled, dtype, quantization, bad):
+    torch.manual_seed(14)
+    layer = compiled.PackedLinear(torch.randn(70, 300).to(dtype), quantization=quantization)
+    x = torch.randn(20, 300)
+    clean = layer(x)
+    x[7, 290] = bad
+    got = layer(x)
+    assert not torch.isfinite(got[7]).any()
+    assert torch.equal(layer(x[7:8]).isfinite(), got[7:8].isfinite())
+    others = [row for row in range(20) if row != 7]
+    assert torch.equal(got[others], clean[others])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_that_are_no_numbers_show(compiled, quantization, bad):
+    weight = torch.randn(70, 300)
+    weight[3, 5], weight[69, 299] = bad, bad
+    got = compiled.PackedLinear(weight, quantization=quantization)(torch.randn(2, 300))
+    assert not torch.isfinite(got[:, [3, 69]]).any()
+    assert torch.isfinite(got).sum() == 2 * 68
+
+
+def test_weights_too_large_for_their_scale_show(compiled):
+    weight = torch.randn(40, 64)
+    weight[9, 9] = 1e7  # / 8 is more than float16 holds
+    got = compiled.PackedLinear(weight, quantization="int4")(torch.randn(2, 64))
+    assert not torch.isfinite(got[:, 9]).any()
+    assert torch.isfinite(got).sum() == 2 * 39
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_keys_and_values_that_are_no_numbers_stay_in_their_sequence(compiled, cache_dtype, bad):
+    """From the write to the cache to the result; a sequence's earlier tokens may notice."""
+    heads, size, block = 2, 40, 8
+    tokens = torch.randn(12, 3 * heads, size)
+    tokens[5, heads, 3], tokens[5, 2 * heads, 3] = bad, bad
+    q, k, v = (part.contiguous() for part in tokens.split(heads, 1))
+    caches = [torch.zeros((4, heads, block, size), dtype=cache_dtype) for _ in range(2)]
+    scales = [torch.zeros((4, heads, block)) for _ in range(2)]
+    of_scales = (
+        {"key_scales": scales[0], "value_scales": scales[1]} if cache_dtype == torch.int8 else {}
+    )
+    slots = torch.tensor([0, 1, 2, 3, 8, 9, 16, 17, 18, 24, 25, 26])
+    compiled.rope_and_cache(q, k, v, torch.zeros(12).long(), None, *caches, slots, **of_scales)
+    got = compiled.paged_attention(
+        q, *caches,
+        block_tables=torch.tensor([[0], [1], [2], [3]], dtype=torch.int32),
+        seq_lens=torch.tensor([4, 2, 3, 3], dtype=torch.int32),
+        query_start_loc=torch.tensor([0, 4, 6, 9, 12], dtype=torch.int32),
+        scale=size**-0.5, **of_scales,
+    )  # fmt: skip
+    assert not torch.isfinite(got[5, 0]).all()
+    others = [row for row in range(12) if row not in (4, 5)]
+    assert torch.isfinite(got[others]).all()
+
+
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-8, 1e30])
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 5}], ids=str)
+def test_extreme_temperatures(kernels, temperature, options):
+    logits = torch.randn(6, 3000)
+    tokens = kernels.sample(logits, **settings(6, temperature=temperature, **options))
+    assert (tokens >= 0).all()
+    if temperature < 1:
+        assert torch.equal(tokens, logits.argmax(-1))
+
+
+@pytest.mark.parametrize("options", [{}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_k": 5}], ids=str)
+def test_logits_as_far_apart_as_they_can_be(kernels, options):
+    logits = torch.full((3, 1000), -3e38)
+    logits[:, 5] = 3e38
+    logits[2] = -math.inf
+    logits[2, 5] = -3e38
+    assert kernels.sample(logits, **settings(3, **options)).tolist() == [5, 5, 5]
