@@ -9,11 +9,12 @@ CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
-.PHONY: up install test test-slow lint format bench clean help
+.PHONY: up install test test-slow sanitize lint format bench clean help
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
 	@echo "make test            install, then lint and run all tests"
+	@echo "make sanitize        the CPU kernels' tests, watched for stray memory accesses and races"
 	@echo "make lint            ruff, mypy, import contracts"
 	@echo "make bench [ARGS=..] measure latency and throughput here"
 	@echo "make clean           remove the virtual environment and caches (data in .quire/ stays)"
@@ -30,6 +31,10 @@ test: $(VENV)/.installed-test $(VENV)/.installed-clients lint
 test-slow: $(VENV)/.installed-test
 	deploy/system-packages.sh test
 	$(BIN)/python -m pytest -m slow $(TESTS) $(ARGS)
+
+sanitize: $(VENV)/.installed-test
+	$(BIN)/python -m tests.kernels.sanitize address
+	$(BIN)/python -m tests.kernels.sanitize thread
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
