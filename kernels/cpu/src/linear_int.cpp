@@ -122,6 +122,35 @@ void int_micro(const MicroCall& call) {
   store_sums(call, acc);
 }
 
+// q = x * inverse, rounded; gives the sum of q. A group is a multiple of 16.
+template <class Value>
+int32_t round_group(Value* q, const float* x, int64_t group, vf inverse) {
+#if defined(QUIRE_AVX512)
+  vi sum = vset_int(0);
+  for (int64_t i = 0; i < group; i += W) {
+    const vi rounded = _mm512_cvtps_epi32(vload(x + i) * inverse);
+    sum = _mm512_add_epi32(sum, rounded);
+    if (sizeof(Value) == 1) {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), _mm512_cvtepi32_epi8(rounded));
+    } else {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + i), _mm512_cvtepi32_epi16(rounded));
+    }
+  }
+  return _mm512_reduce_add_epi32(sum);
+#else
+  float rounded[kMostGroup];
+  for_lanes(group, [&](int64_t i, int n) {
+    vstore_some(rounded + i, vround(vload_some(x + i, n) * inverse), n);
+  });
+  int32_t sum = 0;
+  for (int64_t i = 0; i < group; i++) {
+    q[i] = static_cast<Value>(rounded[i]);
+    sum += q[i];
+  }
+  return sum;
+#endif
+}
+
 // Rounds one group of x to int8 and lays it out for the kernel.
 template <Format FORMAT>
 void quantize_x(uint32_t* to, const float* x, int64_t group) {
@@ -129,17 +158,9 @@ void quantize_x(uint32_t* to, const float* x, int64_t group) {
   for_lanes(group, [&](int64_t i, int n) { top = vmax(top, vabs(vload_some(x + i, n))); });
   const float most = vmaximum(top), scale = most / 127.0f;
   const vf inverse = vset(most > 0 ? 127.0f / most : 0.0f);
-  float rounded[kMostGroup];
-  for_lanes(group, [&](int64_t i, int n) {
-    vstore_some(rounded + i, vround(vload_some(x + i, n) * inverse), n);
-  });
   using Value = std::conditional_t<x_unit(FORMAT) == 2, int16_t, int8_t>;
   Value q[kMostGroup];
-  int32_t sum = 0;
-  for (int64_t i = 0; i < group; i++) {
-    q[i] = static_cast<Value>(rounded[i]);
-    sum += q[i];
-  }
+  const int32_t sum = round_group(q, x, group, inverse);
   const float scaled_sum = scale * static_cast<float>(sum);
   const int32_t start = -offset_of(FORMAT) * sum;
   std::memcpy(to, &scale, 4);
