@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import hashlib
 import logging
@@ -71,25 +72,38 @@ def library_for(variant: Variant) -> tuple[Path, str]:
 
     Raises `VariantUnavailable` when there is neither a compiler nor a cached library, or when the
     compiler doesn't know the variant's flags; `CpuKernelsUnavailable` when the compiler fails, or
-    when the cache can't be written.
+    when nothing can be written. Where only the cache can't be, the library is this process's own.
     """
     stem = f"kernels-{variant.isa}-{_digest(variant)}"
     compiler = find_compiler()
     if compiler is None:
         return _prebuilt(stem), "from the cache"
+    started = time.perf_counter()
     try:
-        version = _run([compiler, "--version"])
-        target = cache_dir() / f"{stem}-{_hash(version)}.so"
+        target = cache_dir() / f"{stem}-{_hash(_run([compiler, '--version']))}.so"
         if _usable(target):
             return target, "from the cache"
-        started = time.perf_counter()
         with _locked(target.with_suffix(".lock")):
             if not _usable(target):  # another process may have built it meanwhile
                 _check_flags(compiler, variant)
                 _compile(compiler, variant, target)
     except OSError as error:
-        raise CpuKernelsUnavailable(f"can't build in {cache_dir()}: {error}") from error
+        logger.warning("can't keep kernels in %s: %s; each start builds them", cache_dir(), error)
+        target = _build_for_now(compiler, variant)
     return target, f"built in {time.perf_counter() - started:.1f} s"
+
+
+def _build_for_now(compiler: str, variant: Variant) -> Path:
+    """A library that ends with this process. Raises as `library_for` does."""
+    try:
+        folder = tempfile.mkdtemp(prefix="quire-kernels-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        target = Path(folder) / f"{variant.isa}.so"
+        _check_flags(compiler, variant)
+        _compile(compiler, variant, target)
+    except OSError as error:
+        raise CpuKernelsUnavailable(f"can't build in {tempfile.gettempdir()}: {error}") from error
+    return target
 
 
 def find_compiler() -> str | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 import torch
@@ -61,9 +63,18 @@ def test_a_missing_compiler_costs_only_speed(cache, monkeypatch, caplog):
     assert "no C++ compiler" in works_without_the_library(caplog).why
 
 
-def test_a_cache_that_cannot_be_written_costs_only_speed(cache, monkeypatch, caplog):
+def test_where_the_cache_cannot_be_written_a_process_builds_for_itself(cache, tiny, monkeypatch):
     (cache / "file").write_text("")
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(cache / "file" / "below"))
+    path, how = build.library_for(features.choose("scalar"))
+    assert how.startswith("built in")
+    assert ctypes.CDLL(str(path)).one() == 2
+
+
+def test_a_machine_that_cannot_be_written_at_all_costs_only_speed(cache, monkeypatch, caplog):
+    (cache / "file").write_text("")
+    monkeypatch.setenv("QUIRE_CACHE_DIR", str(cache / "file" / "below"))
+    monkeypatch.setattr(tempfile, "tempdir", str(cache / "file"))
     assert "can't build" in works_without_the_library(caplog).why
 
 
