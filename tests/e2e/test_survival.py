@@ -23,15 +23,16 @@ SECONDS = float(os.environ.get("QUIRE_TEST_STRESS_SECONDS", "60"))
 
 
 def replica_of(product: Product) -> Gateway:
-    """A protocol-level connection to the product's only replica."""
+    """A protocol-level connection to the replica of the product's first model."""
     url = socket_url(product.data_dir)
     prefix = protocol.KEY_PREFIX
     ids = redis.Redis.from_url(url).smembers(protocol.replicas_key(prefix))
     for replica_id in ids:
         gateway = Gateway(url, prefix, replica_id.decode())
-        if gateway.heartbeat() is not None:
+        heartbeat = gateway.heartbeat()
+        if heartbeat is not None and heartbeat.model.name == product.model:
             return gateway
-    raise RuntimeError(f"No live replica among {ids}.")
+    raise RuntimeError(f"No live replica of {product.model} among {ids}.")
 
 
 async def one_stream(client: httpx.AsyncClient, product: Product, rng: random.Random) -> bool:
