@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 #: Prompt tokens that wait are computed in about as many steps, if the most allows it.
 _STEPS_FOR_ALL = 32
+#: Sequences that decode beside which `PrefillShare.least` is meant; beside more it grows with them.
+_LEAST_BESIDE = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +22,9 @@ class PrefillShare:
         most: never more, which bounds how long a step takes.
         full_at: with so many sequences that decode in a step, prompts get `most`; with fewer their
             part of it, though they fill the step up to `least`. 0: always `most`.
-        least: tokens of a step, those that decode included; few more take nearly as long as few
-            less, for products go by whole tiles of rows.
+        least: tokens of a step, those that decode included, where up to 9 sequences decode, and in
+            proportion where more do; few more take nearly as long as few less, for products go by
+            whole tiles of rows.
     """
 
     most: int
@@ -39,7 +42,8 @@ class PrefillShare:
             return self.most
         by_decodes = self.most * num_decodes // self.full_at
         by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
-        least = max(self.least - num_decodes, self.least // 4, 1)
+        filled = self.least * max(num_decodes, _LEAST_BESIDE) // _LEAST_BESIDE
+        least = max(filled - num_decodes, 1)
         return min(self.most, max(by_decodes, by_prompts, least))
 
     def chunk(self, wanted: int, left: int) -> int:

@@ -30,8 +30,13 @@ def test_many_waiting_prompts_get_a_larger_share_up_to_the_most() -> None:
 def test_a_share_is_never_empty_nor_more_than_the_most() -> None:
     assert [PrefillShare(most, full_at=32).of(1, 0) for most in (1, 63, 384)] == [1, 63, 71]
     assert PrefillShare(384, full_at=32, least=160).of(8, 0) == 152
-    assert PrefillShare(10_000, full_at=2000, least=160).of(158, 0) == 790
-    assert PrefillShare(100, full_at=2000, least=160).of(158, 0) == 40
+    assert PrefillShare(100, full_at=2000, least=160).of(158, 0) == 100
+
+
+def test_the_least_grows_with_the_sequences_that_decode() -> None:
+    share = PrefillShare(1000, full_at=2000, least=72)
+    assert [share.of(decodes, 0) for decodes in (1, 9, 18, 32, 200)] == [71, 63, 126, 224, 1000]
+    assert PrefillShare(1000, full_at=2000, least=9).of(32, 0) == 16  # their part of the most
 
 
 def test_without_a_number_of_decodes_the_share_is_always_the_most() -> None:
