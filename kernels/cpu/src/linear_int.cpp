@@ -122,13 +122,16 @@ void int_micro(const MicroCall& call) {
   store_sums(call, acc);
 }
 
+// Within what 8 bits hold. x * inverse is, unless x isn't finite: a maximum takes NaN for the bound.
+QUIRE_INLINE vf bounded(vf x) { return vmin(vmax(x, vset(-127.0f)), vset(127.0f)); }
+
 // q = x * inverse, rounded; gives the sum of q. A group is a multiple of 16.
 template <class Value>
 int32_t round_group(Value* q, const float* x, int64_t group, vf inverse) {
 #if defined(QUIRE_AVX512)
   vi sum = vset_int(0);
   for (int64_t i = 0; i < group; i += W) {
-    const vi rounded = _mm512_cvtps_epi32(vload(x + i) * inverse);
+    const vi rounded = _mm512_cvtps_epi32(bounded(vload(x + i) * inverse));
     sum = _mm512_add_epi32(sum, rounded);
     if (sizeof(Value) == 1) {
       _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), _mm512_cvtepi32_epi8(rounded));
@@ -140,7 +143,7 @@ int32_t round_group(Value* q, const float* x, int64_t group, vf inverse) {
 #else
   float rounded[kMostGroup];
   for_lanes(group, [&](int64_t i, int n) {
-    vstore_some(rounded + i, vround(vload_some(x + i, n) * inverse), n);
+    vstore_some(rounded + i, vround(bounded(vload_some(x + i, n) * inverse)), n);
   });
   int32_t sum = 0;
   for (int64_t i = 0; i < group; i++) {
