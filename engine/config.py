@@ -152,6 +152,12 @@ class EngineConfig:
         "order of the waiting queue; fair: shares between tenants, by their weights",
         choices=POLICIES,
     )
+    prompt_overtaking: float = _option(
+        4.0,
+        "under the fair policy a tenant's shorter prompts go ahead of longer ones that wait, until "
+        "so many times the tokens of the longer one were started since it came; 0: by arrival",
+        low=0.0,
+    )
     device: str = _option("auto", "where the model runs", choices=DEVICES)
     attention_backend: str | None = _option(
         None,

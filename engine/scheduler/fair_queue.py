@@ -9,6 +9,10 @@ have saved up service: its counter is lifted to the smallest one among those tha
 
 For two tenants of equal weight that both have requests waiting all the time, the service that they
 got differs by at most 2 * max(PROMPT_COST * longest prompt, OUTPUT_COST * tokens in the KV pool).
+
+Within a tenant the earliest due date goes first, and short prompts are due soon. The shortest job
+first gives the least mean wait (Smith, "Various Optimizers for Single-Stage Production", 1956), but
+starves the long ones; a due date in proportion to the prompt doesn't.
 """
 
 from __future__ import annotations
@@ -23,13 +27,18 @@ OUTPUT_COST = 2.0
 
 
 class FairQueue(WaitingQueue):
-    """Smaller `priority` first; within a priority, tenants by their counters; within a tenant FCFS.
-
-    With one tenant this is FCFS.
+    """Smaller `priority` first; within a priority, tenants by their counters; within a tenant by
+    when they are due.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, overtaking: float = 0.0) -> None:
+        """`overtaking`: a sequence is due when, since it came, so many times its own prompt tokens
+        were started; 0: within a tenant first come, first served.
+        """
         super().__init__()
+        self._overtaking = overtaking
+        #: Prompt tokens of all that were started: the clock of due dates.
+        self._started_tokens = 0
         #: Tenant -> service so far over weight, in weighted tokens.
         self.counters: dict[str, float] = {}
         #: The counter of whoever was served last: where a tenant starts when nobody waits.
@@ -41,6 +50,7 @@ class FairQueue(WaitingQueue):
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         """A sequence starts and will compute `num_tokens` of its prompt."""
+        self._started_tokens += num_tokens
         self._charge(sequence, PROMPT_COST * num_tokens)
 
     def charge_output(self, sequence: Sequence) -> None:
@@ -56,7 +66,10 @@ class FairQueue(WaitingQueue):
 
     def _place(self, sequence: Sequence, preempted: bool) -> Place:
         priority = sequence.request.priority
-        return (priority, 0, sequence.seq_id) if preempted else (priority, 1, self._pushed)
+        if preempted:
+            return (priority, 0, sequence.seq_id)
+        due = self._started_tokens + int(self._overtaking * sequence.num_queued_tokens)
+        return (priority, 1, due if self._overtaking else 0, self._pushed)
 
     def _rank(self, tenant: str, place: Place) -> tuple[float, ...]:
         return (place[0], self.counters.get(tenant, 0.0), *place[1:])

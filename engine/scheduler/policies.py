@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from engine.config import EngineConfig
 from engine.scheduler.fair_queue import FairQueue
 from engine.scheduler.queue import FCFSQueue, PriorityQueue, WaitingQueue
 
-_QUEUES: dict[str, type[WaitingQueue]] = {
-    "fair": FairQueue,
-    "fcfs": FCFSQueue,
-    "priority": PriorityQueue,
-}
 
-
-def make_queue(policy: str) -> WaitingQueue:
-    """A new queue; `EngineConfig` has checked the name."""
-    return _QUEUES[policy]()
+def make_queue(config: EngineConfig) -> WaitingQueue:
+    """A new queue; the configuration has checked the policy's name."""
+    match config.scheduling_policy:
+        case "fair":
+            return FairQueue(config.prompt_overtaking)
+        case "priority":
+            return PriorityQueue()
+        case _:
+            return FCFSQueue()

@@ -24,7 +24,7 @@ class WaitingQueue(ABC):
     def __init__(self) -> None:
         self._count = 0
         self._pushed = 0
-        #: Tokens that all that wait had when they were queued.
+        #: Tokens that all that wait were to compute when they were queued.
         self.num_tokens = 0
         self._lines: dict[str, list[tuple[Place, Sequence]]] = {}
         self._order = LazyHeap()
@@ -60,18 +60,18 @@ class WaitingQueue(ABC):
 
     # -- coming and going ---------------------------------------------------------------------
 
-    def push(self, sequence: Sequence) -> None:
-        """Queue a new sequence."""
-        self._push(sequence, preempted=False)
+    def push(self, sequence: Sequence, num_cached_tokens: int = 0) -> None:
+        """Queue a new sequence, of whose tokens so many would hit the prefix cache by now."""
+        self._push(sequence, sequence.num_tokens - num_cached_tokens, preempted=False)
 
     def push_back(self, sequence: Sequence) -> None:
         """Queue a preempted sequence ahead of those that never ran."""
-        self._push(sequence, preempted=True)
+        self._push(sequence, sequence.num_tokens, preempted=True)
 
-    def _push(self, sequence: Sequence, *, preempted: bool) -> None:
+    def _push(self, sequence: Sequence, num_tokens: int, *, preempted: bool) -> None:
         self._count += 1
         self._pushed += 1
-        sequence.num_queued_tokens = sequence.num_tokens
+        sequence.num_queued_tokens = num_tokens
         self.num_tokens += sequence.num_queued_tokens
         place, tenant = self._place(sequence, preempted), sequence.request.message.tenant
         line = self._lines.get(tenant)

@@ -47,7 +47,7 @@ class Scheduler:
         self.kv = make_manager(layout, num_blocks, config.block_size, config.enable_prefix_caching)
         #: The longest sequence that can ever run.
         self.capacity_tokens = self.kv.capacity(num_blocks, self.most_at_once, max_model_len)
-        self.waiting = make_queue(config.scheduling_policy)
+        self.waiting = make_queue(config)
         self.running: list[Sequence] = []
         self._admitter = Admitter(self)
         self._max_model_len = max_model_len
@@ -77,7 +77,8 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.note_tenant(sequence.request.message).sequences += 1
-        self.waiting.push(sequence)
+        cached = len(self.kv.find_cached_prefix(sequence)[0]) * self.kv.block_size
+        self.waiting.push(sequence, cached)
 
     def note_tenant(self, message: EngineRequest) -> Account:
         """Take over what a request says of its tenant's share of the pool."""

@@ -74,7 +74,7 @@ class Sequence:
     first_token_at: float = 0.0
     #: Whether steps may be planned with tokens that are still being sampled.
     looks_ahead: bool = False
-    #: Tokens that it had when it was queued last.
+    #: Tokens that it was to compute when it was queued last.
     num_queued_tokens: int = 0
     #: How many tokens after the known ones the steps being run will sample.
     num_placeholders: int = 0

@@ -76,9 +76,9 @@ def test_nothing_is_left_of_a_share_that_is_used_up(left: int) -> None:
 def test_a_prompts_last_tokens_need_no_step_of_their_own() -> None:
     driver = Driver(1000, 512, prefill_share=PrefillShare(320, full_at=32, least=96))
     decoding(driver, 2)
-    driver.add(list(range(2000, 2105)))
+    driver.add(list(range(2000, 2104)))
     driver.add(list(range(3000, 3104)))
-    assert driver.step().num_scheduled == [1, 1, 105]
+    assert driver.step().num_scheduled == [1, 1, 104]
     assert driver.step().num_scheduled == [1, 1, 1, 104]
 
 
