@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file
 
 from engine.models.gguf.names import expert_of, gguf_name
+from tests.engine.gguf.quantizer import K_WRITERS, fitting, k_quantized
 
 KindOf = Callable[[str], Kind]
 
@@ -42,7 +43,7 @@ def write_gguf(
         if value.ndim == 1:
             writer.add_tensor(stored, value)
             continue
-        kind = kind_of(stored)
+        kind = fitting(kind_of(stored), value.shape[-1])
         writer.add_tensor(stored, quantized(value, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -69,11 +70,13 @@ def _with_experts_together(tensors: dict[str, torch.Tensor]) -> dict[str, torch.
 
 
 def quantized(value: np.ndarray, kind: Kind) -> np.ndarray:
-    """Rows as `kind`; K-quants, which the package can't write, get random blocks of their size."""
+    """Rows as `kind`; K-quants that neither the package nor we can write get random blocks."""
     if kind == Kind.F32:
         return value
     if kind == Kind.F16:
         return value.astype(np.float16)
+    if kind in K_WRITERS:
+        return k_quantized(value, kind)
     try:
         return gguf.quants.quantize(value, kind)
     except NotImplementedError:

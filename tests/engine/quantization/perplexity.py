@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 import torch
 
 from engine import LLM, SamplingParams
 
+DEMO = Path(__file__).parents[3] / "demo" / "model"
 TEXT = Path(__file__).with_name("held_out.jsonl")
 SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
 
@@ -33,3 +35,12 @@ def perplexity(llm: LLM) -> float:
                 result.prompt_logprobs[position][result.prompt_token_ids[position]].logprob
             )
     return math.exp(-torch.tensor(scores, dtype=torch.float64).mean().item())
+
+
+@cache
+def demo_perplexity(quantization: str | None = None, compiled: bool = True) -> float:
+    """Of the demo model as its folder holds it."""
+    llm = LLM(
+        str(DEMO), quantization=quantization, cpu_kernels=compiled, num_gpu_blocks_override=500
+    )
+    return perplexity(llm)

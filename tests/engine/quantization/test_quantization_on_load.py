@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,32 +20,24 @@ from engine.quantization.matrix import DenseMatrix
 from engine.quantization.scratch import Scratch
 from engine.quantization.stack import Stack
 from kernels.reference import ReferenceKernels
-from tests.engine.quantization.perplexity import perplexity
+from tests.engine.quantization.perplexity import demo_perplexity
 
 ROOT = Path(__file__).parents[3]
-DEMO = ROOT / "demo" / "model"
 MEMORY = "tests.engine.quantization.load_in_a_process"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 Folder = Callable[[str], Path]
 
 
-@cache
-def scored(quantization: str | None, compiled: bool = True) -> float:
-    """Perplexity of the demo model."""
-    llm = LLM(
-        str(DEMO), quantization=quantization, cpu_kernels=compiled, num_gpu_blocks_override=500
-    )
-    return perplexity(llm)
-
-
 @pytest.mark.parametrize(("quantization", "most"), [("int8", 0.005), ("int4", 0.04)])
 def test_perplexity_stays_near_that_of_bfloat16(quantization: str, most: float) -> None:
-    assert scored(quantization) == pytest.approx(scored(None), rel=most)
+    assert demo_perplexity(quantization) == pytest.approx(demo_perplexity(), rel=most)
 
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_without_a_compiler_the_results_are_as_good(quantization: str) -> None:
-    assert scored(quantization, compiled=False) == pytest.approx(scored(quantization), rel=0.005)
+    assert demo_perplexity(quantization, compiled=False) == pytest.approx(
+        demo_perplexity(quantization), rel=0.005
+    )
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-rope3", "qwen3"])
