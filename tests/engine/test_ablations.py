@@ -56,7 +56,10 @@ def test_every_part_names_settings_and_loads_that_there_are() -> None:
 
 
 @pytest.mark.parametrize("name", LOADS)
-def test_each_load_gives_a_figure(name: str, model_folder: Folder) -> None:
+def test_each_load_gives_a_figure(
+    name: str, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.bench.ablations.loads._REST_S", 0.0)
     core = EngineCore(EngineConfig(**settings(model_folder("llama"))))
     load = LOADS[name]
     assert load.run(core, SMALL, 1) > 0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.bench.offline import run_jobs
-from engine.bench.statistics import percentile
+from engine.bench.statistics import mean, percentile
 from engine.bench.workload import Job, random_jobs
 from engine.core import EngineCore
 
@@ -17,7 +18,7 @@ class Sizes:
     """How much there is to do.
 
     Attributes:
-        prompts: requests of "many", "shared" and "beside".
+        prompts: requests of loads with several.
         output_len: tokens that a single stream generates.
         context: tokens of the long prompt of "long", if the model takes so many.
     """
@@ -50,7 +51,9 @@ class Load(NamedTuple):
 _SHORT = (8, 8)
 _SHARED_TOKENS = 512
 _PROMPT_TOKENS = 512
+_BURST_TOKENS = (16, 1024)
 _STREAMS = 8
+_REST_S = 1.0
 
 
 def _jobs(
@@ -106,10 +109,40 @@ def _shared(core: EngineCore, sizes: Sizes, seed: int) -> float:
     return len(jobs) / float(run_jobs(core, jobs, at_once=_STREAMS)["seconds"])
 
 
-def _beside(core: EngineCore, sizes: Sizes, seed: int) -> float:
+def _streams(core: EngineCore, sizes: Sizes, seed: int) -> dict[str, Any]:
+    """Some streams, and others that follow as they end."""
     jobs = _jobs(core, sizes.prompts, (128, 512), (64, 128), seed)
     core.reset_prefix_cache()
-    return percentile(run_jobs(core, jobs, at_once=_STREAMS)["itl"], 99) * 1000
+    return run_jobs(core, jobs, at_once=_STREAMS)
+
+
+def _beside(core: EngineCore, sizes: Sizes, seed: int) -> float:
+    return percentile(_streams(core, sizes, seed)["itl"], 99) * 1000
+
+
+def _first(core: EngineCore, sizes: Sizes, seed: int) -> float:
+    return percentile(_streams(core, sizes, seed)["ttft"], 50) * 1000
+
+
+def _rested(core: EngineCore, sizes: Sizes, seed: int) -> float:
+    # Blocks that were never used go first: as long as there are some, each turn comes to new pages.
+    time.sleep(_REST_S)
+    return max(_streams(core, sizes, seed)["steps"]) * 1000
+
+
+def _burst(core: EngineCore, sizes: Sizes, seed: int) -> list[float]:
+    """When the first tokens came, in seconds."""
+    jobs = _jobs(core, sizes.prompts, _BURST_TOKENS, (8, 8), seed)
+    core.reset_prefix_cache()
+    return list(run_jobs(core, jobs)["ttft"])
+
+
+def _burst_median(core: EngineCore, sizes: Sizes, seed: int) -> float:
+    return percentile(_burst(core, sizes, seed), 50) * 1000
+
+
+def _burst_mean(core: EngineCore, sizes: Sizes, seed: int) -> float:
+    return mean(_burst(core, sizes, seed)) * 1000
 
 
 LOADS = {
@@ -123,6 +156,30 @@ LOADS = {
         f"{_STREAMS} streams that others follow, gaps between tokens, p99",
         "ms",
         _beside,
+        less_is_better=True,
+    ),
+    "first": Load(
+        f"{_STREAMS} streams that others follow, first tokens, median",
+        "ms",
+        _first,
+        less_is_better=True,
+    ),
+    "rested": Load(
+        f"{_STREAMS} streams after a second's rest, on blocks that nobody has used, longest step",
+        "ms",
+        _rested,
+        less_is_better=True,
+    ),
+    "burst": Load(
+        f"prompts of {_BURST_TOKENS[0]} to {_BURST_TOKENS[1]} tokens at once, first tokens, median",
+        "ms",
+        _burst_median,
+        less_is_better=True,
+    ),
+    "burst-mean": Load(
+        "such a burst, first tokens, mean",
+        "ms",
+        _burst_mean,
         less_is_better=True,
     ),
 }

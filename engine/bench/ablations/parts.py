@@ -183,7 +183,14 @@ PARTS: dict[str, Part] = {
     "heads-together": _variable("HEADS_TOGETHER", "KV read block by block, all heads", "long"),
     "even-tiles": _variable("EVEN_TILES", "a product's rows in even tiles", "many"),
     "shared-pages": _variable("SHARED_PAGES", "small matrices in huge pages", "one", "many"),
-    "kv-ahead": _variable("KV_AHEAD", "new pages of the KV cache mapped ahead", "beside", "many"),
+    "kv-ahead": _variable("KV_AHEAD", "new pages of the KV cache mapped ahead", "rested", "many"),
+    "map-ahead": Part(
+        "pages of the KV cache mapped while a replica is idle",
+        "--kv-cache-map-ahead 0",
+        ("rested",),
+        without={"kv_cache_map_ahead": 0},
+        refuses=_compiled,
+    ),
     "last-rows": _variable("LAST_ROWS", "only wanted tokens after the last attention", "prompt"),
     "binding": Part(
         "threads kept apart, each on a CPU",
@@ -204,6 +211,18 @@ PARTS: dict[str, Part] = {
         "--prefill-full-share-at 0",
         ("beside", "many"),
         without={"prefill_full_share_at": 0},
+    ),
+    "prefill-least": Part(
+        "steps of few decodes filled up with prompts",
+        "--prefill-least-tokens 1",
+        ("first", "beside"),
+        without={"prefill_least_tokens": 1},
+    ),
+    "overtaking": Part(
+        "short prompts ahead of long ones, for a bounded time",
+        "--prompt-overtaking 0",
+        ("burst", "burst-mean"),
+        without={"prompt_overtaking": 0.0},
     ),
     "prefix-caching": _flag("enable_prefix_caching", "KV of shared prefixes reused", "shared"),
 }  # fmt: skip
