@@ -23,6 +23,9 @@ SWITCHES = {
     "EVEN_TILES": "the rows of a product cut into tiles of about the same number",
     "SHARED_PAGES": "matrices of weights side by side, so that small ones lie in huge pages too",
     "KV_AHEAD": "new huge pages of the KV cache mapped by all threads, a little before their use",
+    "SHARED_LOADING": "the rows of a product's input loaded by all threads; off: by one",
+    "ROW_PIECES": "many rows in pieces of about 128 that stay in the L2 cache; off: all together",
+    "WIDE_ROUNDING": "activations rounded to 8 bits 16 at a time with AVX-512; off: one by one",
     "LAST_ROWS": "after the last attention only tokens whose logits are wanted",
 }
 """The C++ library's own first, in the order of `Switch` in switches.h; then those of Python."""

@@ -117,6 +117,8 @@ def test_gains_are_the_medians_of_turns() -> None:
         ("rounding", Facts("cpu-avx512", "float32", None, False, True), "aren't bfloat16"),
         ("rounding", Facts("cpu-avx2", "bfloat16", None, False, True), "never round"),
         ("vnni-bf16", Facts("cpu-avx512", "float32", None, False, True), "neither"),
+        ("wide-rounding", Facts("cpu-avx512", "float32", None, False, True), "aren't quantised"),
+        ("wide-rounding", Facts("cpu-avx2", "float32", "int8", False, True), "nothing wider"),
         ("prefetch", Facts("reference", "float32", None, False, True), "reference kernels"),
     ],
 )

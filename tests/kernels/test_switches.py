@@ -40,8 +40,10 @@ def test_products_are_the_same(compiled: CpuKernels, threads: int, switch: str) 
         compiled.PackedLinear(torch.randn(500, 300), torch.randn(500)),
         compiled.PackedLinear(torch.randn(500, 300).bfloat16(), round_inputs=True),
         compiled.PackedLinear(torch.randn(500, 300), quantization="int8"),
+        compiled.PackedLinear(torch.randn(500, 300), quantization="int4"),
     ]
     inputs = [torch.randn(rows, 300) for rows in (1, 5, 300)]
+    inputs[1][0, 0], inputs[1][0, 299] = 1e30, -1e-40
     before = [layer(x) for layer in layers for x in inputs]
     compiled.library.turn(switch, on=False)
     after = [layer(x) for layer in layers for x in inputs]

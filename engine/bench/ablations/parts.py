@@ -61,6 +61,12 @@ def _with_pairs(facts: Facts) -> str:
     return "" if facts.kernels == "cpu-avx512" else f"{facts.kernels} kernels never round them"
 
 
+def _with_rounding(facts: Facts) -> str:
+    if facts.quantization is None:
+        return "the weights aren't quantised (--quantization int8)"
+    return _on_avx512(facts)
+
+
 def _with_integers(facts: Facts) -> str:
     if facts.quantization is None and facts.dtype != "bfloat16":
         return "the weights are neither bfloat16 nor quantised"
@@ -190,6 +196,14 @@ PARTS: dict[str, Part] = {
         ("rested",),
         without={"kv_cache_map_ahead": 0},
         refuses=_compiled,
+    ),
+    "shared-loading": _variable("SHARED_LOADING", "a product's rows loaded by all threads", "many"),
+    "row-pieces": _variable(
+        "ROW_PIECES", "rows in pieces that stay in the L2 cache", "prompt", "many"
+    ),
+    "wide-rounding": _variable(
+        "WIDE_ROUNDING", "activations rounded to 8 bits 16 at a time", "prompt", "many",
+        refuses=_with_rounding,
     ),
     "last-rows": _variable("LAST_ROWS", "only wanted tokens after the last attention", "prompt"),
     "binding": Part(

@@ -18,9 +18,9 @@ constexpr int64_t kLoadedEach = 8192;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Pieces that rows are cut into: kMostPieceRows each at most.
-int64_t row_pieces(int64_t rows) {
-  return std::max<int64_t>(1, (rows + kPieceRows / 2 - 1) / kPieceRows);
+// Pieces that rows are cut into: of kMostPieceRows each at most, or one of all.
+int64_t row_pieces(int64_t rows, bool cut) {
+  return cut ? std::max<int64_t>(1, (rows + kPieceRows / 2 - 1) / kPieceRows) : 1;
 }
 
 Kernel kernel_for(const Packed& w, int dtype) {
@@ -200,7 +200,8 @@ int64_t panels_for_few_rows(const Packed& w, int threads) {
 
 void run_rows(Job& job, const void* x, int64_t stride, int threads) {
   const Packed& w = job.w;
-  deal_ranges(worth(threads, job.rows * w.k, kLoadedEach), job.rows, 1,
+  const int loading = is_on(kSharedLoading) ? worth(threads, job.rows * w.k, kLoadedEach) : 1;
+  deal_ranges(loading, job.rows, 1,
               [&](int64_t low, int64_t high) { load_rows(job, x, stride, low, high); });
   const int64_t panel_pieces = job.panel_pieces();
   deal(threads, job.row_pieces * panel_pieces, [&](int64_t piece, int slot) {
@@ -233,7 +234,8 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
   const int64_t block_steps = std::max<int64_t>(1, kBlockUnits / kernel.step_units);
   const int64_t blocks = ceil_div(w.steps, block_steps), most = std::min(rows, kMostRows);
   const int team = worth(threads, w.bytes * (1 + rows / 8), 32768);
-  const int64_t piece_rows = std::min(most, kMostPieceRows);
+  const bool cut = is_on(kRowPieces);
+  const int64_t piece_rows = cut ? std::min(most, kMostPieceRows) : most;
   const int64_t out_row = (gate ? w.n / 2 : w.n) * static_cast<int64_t>(size_of(dtype));
   const int64_t x_row = stride * static_cast<int64_t>(size_of(dtype));
   Layout layout;
@@ -244,7 +246,7 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
     const int64_t count = std::min(most, rows - row);
     Job job{w, kernel, block_steps, blocks, count, reinterpret_cast<uint32_t*>(base + a),
             reinterpret_cast<float*>(base + c), static_cast<char*>(out) + row * out_row,
-            row_pieces(count), piece_rows, 0, 0, dtype, gate};
+            row_pieces(count, cut), piece_rows, 0, 0, dtype, gate};
     cut_panels(job, team);
     run_rows(job, static_cast<const char*>(x) + row * x_row, stride, team);
   }

@@ -125,10 +125,27 @@ void int_micro(const MicroCall& call) {
 // Within what 8 bits hold. x * inverse is, unless x isn't finite: a maximum takes NaN for the bound.
 QUIRE_INLINE vf bounded(vf x) { return vmin(vmax(x, vset(-127.0f)), vset(127.0f)); }
 
-// q = x * inverse, rounded; gives the sum of q. A group is a multiple of 16.
+// q = x * inverse, rounded; gives the sum of q.
+template <class Value>
+int32_t round_each(Value* q, const float* x, int64_t group, vf inverse) {
+  float rounded[kMostGroup];
+  for_lanes(group, [&](int64_t i, int n) {
+    vstore_some(rounded + i, vround(bounded(vload_some(x + i, n) * inverse)), n);
+  });
+  int32_t sum = 0;
+  for (int64_t i = 0; i < group; i++) {
+    q[i] = static_cast<Value>(rounded[i]);
+    sum += q[i];
+  }
+  return sum;
+}
+
+// What round_each does, a vector at a time where there are instructions for it. A group is a
+// multiple of 16.
 template <class Value>
 int32_t round_group(Value* q, const float* x, int64_t group, vf inverse) {
 #if defined(QUIRE_AVX512)
+  if (!is_on(kWideRounding)) return round_each(q, x, group, inverse);
   vi sum = vset_int(0);
   for (int64_t i = 0; i < group; i += W) {
     const vi rounded = _mm512_cvtps_epi32(bounded(vload(x + i) * inverse));
@@ -141,16 +158,7 @@ int32_t round_group(Value* q, const float* x, int64_t group, vf inverse) {
   }
   return _mm512_reduce_add_epi32(sum);
 #else
-  float rounded[kMostGroup];
-  for_lanes(group, [&](int64_t i, int n) {
-    vstore_some(rounded + i, vround(bounded(vload_some(x + i, n) * inverse)), n);
-  });
-  int32_t sum = 0;
-  for (int64_t i = 0; i < group; i++) {
-    q[i] = static_cast<Value>(rounded[i]);
-    sum += q[i];
-  }
-  return sum;
+  return round_each(q, x, group, inverse);
 #endif
 }
 

@@ -16,6 +16,9 @@ enum Switch : int {
   kEvenTiles,
   kSharedPages,
   kKvAhead,
+  kSharedLoading,
+  kRowPieces,
+  kWideRounding,
   kSwitches,
 };
 
