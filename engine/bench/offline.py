@@ -89,6 +89,7 @@ def latency(
     totals: list[float] = []
     decode: list[float] = []
     ttft: list[float] = []
+    itl: list[float] = []
     for seed in range(repeats + warmups):
         core.reset_prefix_cache()
         lengths = (input_len, input_len), (output_len, output_len)
@@ -97,6 +98,7 @@ def latency(
             continue
         totals.append(found["seconds"])
         ttft += found["ttft"]
+        itl += found["itl"]
         decode.append(percentile(found["itl"], 50))
     step = percentile(decode, 50)
     kv = core.executor.kv_bytes_per_token * batch_size * (input_len + output_len / 2)
@@ -109,6 +111,8 @@ def latency(
         "repeats": repeats,
         **spread_ms("latency", totals),
         **spread_ms("ttft", ttft),
+        **spread_ms("itl", itl),
+        "output_tok_s": round(batch_size * output_len / percentile(totals, 50), 2),
         "decode_step_p50_ms": round(step * 1000, 3),
         "decode_tok_s": round(batch_size / step, 2),
         "decode_gb_s": round(moved / step / 1e9, 2),

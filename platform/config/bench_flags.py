@@ -26,6 +26,12 @@ def add_forms(parser: ArgumentParser) -> None:
 
 
 def _latency(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Run one batch from its prompts to its last token, some times, and print how long that "
+        "took, time to the first token (ttft) and between tokens (itl), and how many tokens a "
+        "second it decodes, with the bytes of weights and KV cache that it reads for them as a "
+        "part of the memory bandwidth measured in the same run."
+    )
     _count(parser, "--batch-size", 1, "sequences that run together")
     _count(parser, "--input-len", 32, "tokens of each prompt")
     _count(parser, "--output-len", 128, "tokens to generate", at_least=2)
@@ -35,11 +41,22 @@ def _latency(parser: ArgumentParser) -> None:
 
 
 def _throughput(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Submit all requests at once and print output and total tokens a second, the arithmetic "
+        "as a part of the float32 matrix-product rate measured in the same run (sgemm), time to "
+        "the first token (ttft), between tokens (itl) and of the engine's steps."
+    )
     _workload(parser)
     _engine(parser)
 
 
 def _serve(parser: ArgumentParser) -> None:
+    parser.description = (
+        "Send streamed completions of random prompts to a running server, ours or another "
+        "OpenAI-compatible one, and print output tokens a second, time to the first token (ttft), "
+        "between tokens (itl, and its mean for each request: tpot) and of whole requests (e2e), "
+        "as the client sees them."
+    )
     parser.add_argument(
         "--url",
         "--base-url",
@@ -73,7 +90,7 @@ def _serve(parser: ArgumentParser) -> None:
         type=_AtLeast(8),
         default=2048,
         metavar="N",
-        help="prompts are random token ids below this (default: %(default)s)",
+        help="prompts are random token ids below this, at most the model's (default: %(default)s)",
     )
     _workload(parser, "--random-input-len", "--random-output-len", "--seed")
     _json(parser)
@@ -82,9 +99,11 @@ def _serve(parser: ArgumentParser) -> None:
 def _ablations(parser: ArgumentParser) -> None:
     parser.description = (
         "Run the model with each optimisation and without it: two engines, each in a process of "
-        "its own, take turns. A gain is how many times as good the figure is with the part, the "
-        "median of the turns' and their lowest and highest. What a model or a machine doesn't "
-        "have is skipped, with the reason."
+        "its own, take turns. A gain is how many times as good the figure is with the part: the "
+        "median of the turns', and their lowest and highest; where these lie on both sides of 1, "
+        "it is noise. What a model or a machine doesn't have is skipped, with the reason: some "
+        "parts need --dtype bfloat16 or --quantization int8. With a small model a part takes 10 s "
+        "to a minute."
     )
     parser.add_argument(
         "--only", metavar="NAME,...", help="these parts, as --list names them (default: all)"

@@ -16,6 +16,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from engine.bench import http_load
+from engine.bench.ceilings import Ceilings
 from engine.bench.http_load import Sample
 
 KEY = "secret"
@@ -161,3 +162,58 @@ def test_a_failure_halfway_is_counted(monkeypatch: pytest.MonkeyPatch, server: s
     monkeypatch.setattr(http_load, "_request", broken)
     with pytest.raises(CommandError, match="All requests failed: IncompleteReadError"):
         bench("serve", "--url", server, "--model", "tiny", "--num-prompts", "2", "--api-key", KEY)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's limits, not measured."""
+    monkeypatch.setattr("engine.bench.ceilings.measure", lambda: Ceilings(1e10, 1e11))
+
+
+ENGINE = ("--num-gpu-blocks-override", "64", "--num-threads", "1", "--max-model-len", "128")
+
+
+@pytest.mark.parametrize(
+    ("args", "rate", "percent"),
+    [
+        (
+            ("latency", "--input-len", "4", "--output-len", "3", "--repeats", "1"),
+            "decode_tok_s",
+            "decode_bandwidth_percent",
+        ),
+        (
+            ("throughput", "--num-prompts", "2", "--input-len", "4-8", "--output-len", "3"),
+            "output_tok_s",
+            "sgemm_percent",
+        ),
+    ],
+)
+def test_figures_come_with_their_limit_and_percentiles(
+    args: tuple[str, ...], rate: str, percent: str, quick: None, tmp_path: Path
+) -> None:
+    out = tmp_path / "figures.json"
+    said = bench(*args, *ENGINE, "--json", str(out))
+    row = json.loads(out.read_text())
+    assert row["benchmark"] == args[0]
+    assert row[rate] > 0
+    assert row[percent] > 0
+    for name in ("ttft", "itl"):
+        assert 0 < row[f"{name}_p50_ms"] <= row[f"{name}_p99_ms"]
+        assert f"{name}_p99_ms" in said
+
+
+@pytest.mark.parametrize("form", ["latency", "throughput"])
+def test_lengths_beyond_the_context_are_told_with_their_flags(form: str, quick: None) -> None:
+    lengths = ("--input-len", "100", "--output-len", "29")
+    with pytest.raises(
+        CommandError, match=r"outputs of 29 tokens \(--input-len, --output-len\) .* context of 128"
+    ):
+        bench(form, *lengths, *ENGINE)
+
+
+def test_a_table_of_gains_names_its_engine(tmp_path: Path) -> None:
+    out = tmp_path / "figures.json"
+    said = bench("ablations", "--only", "experts", *ENGINE, "--json", str(out))
+    row = json.loads(out.read_text())
+    assert f"{row['weights']}, {row['kernels']}\n" in said
+    assert "experts          skipped: " in said

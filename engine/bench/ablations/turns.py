@@ -9,7 +9,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -126,13 +126,18 @@ class Row:
 
 
 def compare(
-    parts: Mapping[str, Part], config: Mapping[str, Any], sizes: Sizes, turns: int
+    parts: Mapping[str, Part],
+    config: Mapping[str, Any],
+    sizes: Sizes,
+    turns: int,
+    started: Callable[[Facts], None] = lambda facts: None,
 ) -> Iterator[Row]:
-    """The rows of each part, as they are there.
+    """The rows of each part, as they are there; `started` is told what the engine says of itself.
 
     Raises `WorkerFailed` when the engine doesn't start as `config` says.
     """
     with Worker(config, sizes) as plain:
+        started(plain.facts)
         for name, part in parts.items():
             if reason := part.refuses(plain.facts):
                 yield Row(name, skipped=reason)

@@ -49,6 +49,7 @@ class Command(BaseCommand):
         from engine.bench import ceilings, offline
 
         core = self._core(options)
+        self._check_lengths(core, options["input_len"], options["output_len"])
         most = core.config.max_num_seqs
         if options["batch_size"] > most:
             raise CommandError(
@@ -70,6 +71,7 @@ class Command(BaseCommand):
         from engine.bench import ceilings, offline, workload
 
         core = self._core(options)
+        self._check_lengths(core, options["input_len"][1], options["output_len"][1])
         jobs = workload.random_jobs(
             options["num_prompts"],
             core.loaded.spec.vocab_size,
@@ -130,9 +132,16 @@ class Command(BaseCommand):
         sizes = loads.Sizes(options["num_prompts"], options["output_len"], options["context"])
         header = ("part", "load", "unit", "with", "without", "gain", "low to high")
         line = "{:<16} {:<8} {:<10} {:>9} {:>9} {:>6} {:>14}  {}".format
-        self.stdout.write(line(*header, "switch"))
-        for row in turns.compare(chosen, self._settings(options), sizes, options["turns"]):
-            figures = row.figures(chosen[row.part].switch)
+        of: dict[str, Any] = {"model": options["model"]}
+
+        def started(facts: parts.Facts) -> None:
+            of.update(weights=facts.quantization or facts.dtype, kernels=facts.kernels)
+            self.stdout.write("Without further flags: " + ", ".join(of.values()))
+            self.stdout.write(line(*header, "switch"))
+
+        told = self._settings(options)
+        for row in turns.compare(chosen, told, sizes, options["turns"], started):
+            figures = of | row.figures(chosen[row.part].switch)
             if row.skipped:
                 self.stdout.write(f"{row.part:<16} skipped: {row.skipped}")
             else:
@@ -155,6 +164,15 @@ class Command(BaseCommand):
                 "torch sees no CUDA device; `python -m kernels.bench` times the CPU's kernels."
             )
         gpu.run_kernels(self.stdout.write)
+
+    def _check_lengths(self, core: Any, prompt: int, output: int) -> None:
+        """Say which flags to change, before anything runs, where requests don't fit the context."""
+        most = core.loaded.max_model_len
+        if prompt + output > most:
+            raise CommandError(
+                f"Prompts of {prompt} and outputs of {output} tokens (--input-len, --output-len) "
+                f"don't fit the model's context of {most}."
+            )
 
     def _settings(self, options: dict[str, Any]) -> dict[str, Any]:
         """The engine's settings that were given, checked."""
