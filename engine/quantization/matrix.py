@@ -27,7 +27,7 @@ class Matrix(Protocol):
 
     Attributes:
         shape: (N, K).
-        row_bytes: what a row of floats takes.
+        row_bytes: what a row takes while it's read.
         quantized: it is kept in few bits.
         integers: the kernels' format that takes it as it is; None: none does.
     """

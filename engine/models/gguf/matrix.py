@@ -13,6 +13,8 @@ from engine.quantization.matrix import Rows
 from kernels.interface import Integers
 
 _FLOATS = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch.bfloat16}
+#: What reading a value of a quantised block takes for a while: nibbles, integers and floats.
+_READ_BYTES = 16
 
 
 class GGUFMatrix:
@@ -23,7 +25,7 @@ class GGUFMatrix:
     ) -> None:
         block = types.BLOCKS[info.kind]
         self.shape = shape
-        self.row_bytes = shape[1] * (4 if info.kind in READERS else block.nbytes)
+        self.row_bytes = shape[1] * (_READ_BYTES if info.kind in READERS else block.nbytes)
         self.quantized = info.kind in READERS
         self.integers = FORMATS.get(info.kind)
         self._kind, self._order = info.kind, order

@@ -14,10 +14,13 @@ from engine.models.gguf.matrix import GGUFMatrix
 from engine.models.gguf.names import expert_of, gguf_name
 from engine.models.gguf.parts import GGUFFiles
 from engine.models.gguf.reader import TensorInfo
+from engine.models.heap import trim_heap
 from engine.quantization.matrix import Matrix
 
 #: Of the tokenizer and of rotary embedding, which config.json has.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+#: Each costs as much as reading one or two pieces.
+_RELEASES_A_TRIM = 16
 
 
 class GGUFWeights:
@@ -31,6 +34,7 @@ class GGUFWeights:
         self._architecture = architecture_of(header)
         self._heads = heads_of(header)
         self._read: set[str] = set()
+        self._releases = 0
 
     def __contains__(self, name: str) -> bool:
         whole, _ = expert_of(name)
@@ -100,6 +104,9 @@ class GGUFWeights:
     def release(self) -> None:
         """Give back the memory of what has been read; tensors stay valid."""
         self._files.release()
+        self._releases += 1
+        if self._releases % _RELEASES_A_TRIM == 0:
+            trim_heap()
 
     def unread(self) -> list[str]:
         """Names that nobody asked for."""
@@ -108,3 +115,4 @@ class GGUFWeights:
     def close(self) -> None:
         """Let the file go; tensors that are still held keep it."""
         self._tensors = {}
+        trim_heap()

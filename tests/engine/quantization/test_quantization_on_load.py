@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
@@ -22,8 +18,6 @@ from engine.quantization.stack import Stack
 from kernels.reference import ReferenceKernels
 from tests.engine.quantization.perplexity import demo_perplexity
 
-ROOT = Path(__file__).parents[3]
-MEMORY = "tests.engine.quantization.load_in_a_process"
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 Folder = Callable[[str], Path]
 
@@ -109,48 +103,6 @@ def test_a_stack_in_another_order() -> None:
 
 
 # -- memory ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def middling(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of 100 million parameters, all zero: 210 MB in bfloat16."""
-    folder = tmp_path_factory.mktemp("middling")
-    hidden, inner, layers, vocab = 1024, 2816, 8, 8192
-    config = {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocab,
-        "hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers,
-        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 256,
-        "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "dtype": "bfloat16",
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    shapes = {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden)}
-    for layer in range(layers):
-        at = f"model.layers.{layer}."
-        for name, rows in (("q", hidden), ("k", 256), ("v", 256), ("o", hidden)):
-            shapes[f"{at}self_attn.{name}_proj"] = (rows, hidden)
-        shapes |= {f"{at}mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
-        shapes[f"{at}mlp.down_proj"] = (hidden, inner)
-        shapes |= {f"{at}{name}_layernorm": (hidden,) for name in ("input", "post_attention")}
-    shapes["model.norm"] = (hidden,)
-    tensors = {f"{k}.weight": torch.zeros(v, dtype=torch.bfloat16) for k, v in shapes.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("weights", ["auto", "float32", "int8", "int4"])
-def test_a_load_needs_little_more_memory_than_its_weights(weights: str, middling: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", MEMORY, str(middling), weights],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    # The interpreter itself comes and goes by a few megabytes.
-    assert told["peak"] < 1.15 * told["weights"] + (6 << 20)
 
 
 def test_pieces_are_joined_and_converted_in_one_buffer() -> None:

@@ -1,0 +1,58 @@
+"""A load needs little more memory than what it leaves behind, whatever it reads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Kind
+
+from tests.engine.load_memory.checkpoints import write_checkpoint, write_gguf_file
+
+ROOT = Path(__file__).parents[3]
+SAFETENSORS = {
+    "bfloat16": {"dtype": "bfloat16"},
+    "float16": {"dtype": "float16"},
+    "float32": {"dtype": "float32"},
+    "shards": {"dtype": "bfloat16", "shards": 5},
+    "tied": {"dtype": "bfloat16", "tied": True},
+}
+GGUF = {
+    "F16": (Kind.F16,), "BF16": (Kind.BF16,), "Q8_0": (Kind.Q8_0,), "Q4_0": (Kind.Q4_0,),
+    "Q4_K_M": (Kind.Q4_K, Kind.Q6_K), "Q6_K": (Kind.Q6_K,), "Q5_K": (Kind.Q5_K,),
+}  # fmt: skip
+LOADS = [
+    ("bfloat16", "auto"), ("bfloat16", "float32"), ("bfloat16", "float16"), ("bfloat16", "int8"),
+    ("bfloat16", "int4"), ("float16", "auto"), ("float16", "float32"), ("float16", "bfloat16"),
+    ("float16", "int8"), ("float32", "auto"), ("float32", "bfloat16"), ("float32", "int4"),
+    ("shards", "auto"), ("shards", "float32"), ("shards", "int8"), ("tied", "auto"),
+    ("tied", "float32"), ("tied", "int4"), *((name, "auto") for name in GGUF), ("F16", "float32"),
+    ("Q8_0", "int4"),
+]  # fmt: skip
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], dict[str, int]]:
+    """Bytes of each of the loads."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    models = {name: write_checkpoint(folder / name, **how) for name, how in SAFETENSORS.items()}
+    models |= {name: write_gguf_file(folder / f"{name}.gguf", *how) for name, how in GGUF.items()}
+    named = [part for model, weights in LOADS for part in (str(models[model]), weights)]
+    command = [sys.executable, "-m", "tests.engine.load_memory.measure", *named]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(zip(LOADS, lines, strict=True))
+
+
+@pytest.mark.parametrize("load", LOADS, ids=lambda load: f"{load[0]}-as-{load[1]}")
+def test_a_load_needs_little_more_memory_than_its_weights(
+    load: tuple[str, str], measured: dict[tuple[str, str], dict[str, int]]
+) -> None:
+    told = measured[load]
+    # The interpreter itself comes and goes by a few megabytes.
+    assert told["peak"] < 1.15 * told["weights"] + (6 << 20)
