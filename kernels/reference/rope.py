@@ -57,6 +57,10 @@ def write_to_cache(x: Tensor, cache: Tensor, scales: Tensor | None, slot_mapping
     block, offset = slots // cache.shape[2], slots % cache.shape[2]
     if scales is not None:
         scale = wide(x).abs().amax(-1) / 127
-        scales[block, :, offset] = scale.to(scales.dtype)
-        x = (wide(x) * torch.where(scale > 0, 1 / scale, 0.0)[..., None]).round()
+        finite = scale.isfinite()
+        # No integer stands for what isn't finite: the scale says so.
+        scales[block, :, offset] = torch.where(finite, scale, torch.nan).to(scales.dtype)
+        inverse = 1 / scale
+        kept = (finite & inverse.isfinite())[..., None]
+        x = torch.where(kept, wide(x) * inverse[..., None], 0.0).round()
     cache[block, :, offset] = x.to(cache.dtype)

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 import pytest
 import torch
 
+from kernels.cpu.experts import ACTIVATIONS
+from kernels.interface import KernelSet
+from kernels.layers import ActivationSpec, ExpertLayers
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.test_attention import check
@@ -134,6 +140,103 @@ def test_keys_and_values_that_are_no_numbers_stay_in_their_sequence(compiled, ca
     assert not torch.isfinite(got[5, 0]).all()
     others = [row for row in range(12) if row not in (4, 5)]
     assert torch.isfinite(got[others]).all()
+
+
+@dataclass
+class Rows:
+    """Decoding sequences and prompts side by side: who sees which token of the KV, by row."""
+
+    q: torch.Tensor
+    caches: list[torch.Tensor]
+    tables: torch.Tensor
+    lengths: list[int]
+    queries: list[int]
+    options: dict[str, Any]
+
+    def run(self, kernels: KernelSet) -> torch.Tensor:
+        starts = [0, *accumulate(self.queries)]
+        return kernels.paged_attention(
+            self.q, *self.caches,
+            block_tables=self.tables,
+            seq_lens=torch.tensor(self.lengths, dtype=torch.int32),
+            query_start_loc=torch.tensor(starts, dtype=torch.int32),
+            scale=self.q.shape[2] ** -0.5, **self.options,
+        )  # fmt: skip
+
+    def that_see(self, sequence: int, token: int, window: int = 0) -> list[int]:
+        first, count = sum(self.queries[:sequence]), self.queries[sequence]
+        at = {first + i: self.lengths[sequence] - count + i for i in range(count)}
+        return [row for row, p in at.items() if p >= token and (not window or p - window < token)]
+
+
+def make_rows(cache_dtype: torch.dtype, size: int = 40, block: int = 8, **options: Any) -> Rows:
+    torch.manual_seed(size)
+    lengths, queries = [300, 40, 33, 5], [1, 40, 9, 1]
+    widest = -(-max(lengths) // block)
+    tables = torch.arange(4 * widest, dtype=torch.int32).view(4, widest)
+    shape = (4 * widest, 2, block, size)
+    if cache_dtype == torch.int8:
+        caches = [torch.randint(-127, 128, shape, dtype=torch.int8) for _ in range(2)]
+        scales = [torch.rand(shape[:3]) * 0.02 for _ in range(2)]
+        options |= {"key_scales": scales[0], "value_scales": scales[1]}
+    else:
+        caches = [torch.randn(shape).to(cache_dtype) for _ in range(2)]
+    return Rows(torch.randn(sum(queries), 6, size), caches, tables, lengths, queries, options)
+
+
+@pytest.mark.parametrize("window", [0, 12])
+@pytest.mark.parametrize("which", ["key", "value"])
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("sequence", "token"), [(0, 3), (0, 295), (1, 17), (2, 30), (3, 0)])
+def test_a_nan_in_the_cache_reaches_the_rows_that_see_it_and_no_other(
+    compiled, cache_dtype, which, sequence, token, window
+):
+    rows = make_rows(cache_dtype, sliding_window=window)
+    clean = rows.run(compiled)
+    slot = int(rows.tables[sequence, token // 8]), 1, token % 8
+    if cache_dtype == torch.int8:
+        rows.options[f"{which}_scales"][slot] = math.nan
+    else:
+        rows.caches[which == "value"][(*slot, 5)] = math.nan
+    got = rows.run(compiled)
+    seen = rows.that_see(sequence, token, window)
+    others = [row for row in range(len(clean)) if row not in seen]
+    assert torch.isfinite(clean).all()
+    assert got[seen][:, 3:].isnan().flatten(1).any(1).all()  # query heads of the second KV head
+    assert torch.equal(got[seen][:, :3], clean[seen][:, :3])
+    torch.testing.assert_close(got[others], clean[others], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 20.0}, {"sinks": torch.zeros(6)}], ids=str)
+def test_a_query_that_is_no_number_shows_in_its_row_alone(kernels, options):
+    rows = make_rows(torch.float32, **options)
+    clean = rows.run(kernels)
+    for row in (0, 11, 45, 50):
+        rows.q[row, 4, 39] = math.nan
+    got = rows.run(kernels)
+    bad = [0, 11, 45, 50]
+    assert got[bad, 4].isnan().all()
+    clean[bad, 4] = math.nan
+    torch.testing.assert_close(got, clean, rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("half", [0, 1], ids=["gate", "up"])
+@pytest.mark.parametrize("name", sorted(ACTIVATIONS))
+def test_activations_show_nan(compiled, name, half):
+    weight = torch.eye(48).repeat(2, 1)
+    weight[48 * half + 5, 0] = math.nan
+    pack = compiled.PackedLinear
+    experts = ExpertLayers(
+        router=pack(torch.zeros(1, 48)),
+        gate_up=[pack(weight)],
+        down=[pack(torch.eye(48))],
+        top_k=1,
+        softmax_first=True,
+        renormalize=False,
+        activation=ActivationSpec(name, limit=7.0, alpha=1.7),
+    )
+    got = compiled.compile_experts(experts)(torch.randn(4, 48))
+    assert got.isnan().any(1).all()
 
 
 @pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-8, 1e30])

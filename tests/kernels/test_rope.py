@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 import torch
 
@@ -94,6 +97,48 @@ def test_an_int8_cache(kernels):
             off = step.cached(cache, token) * of[:, None] - written[token]
             assert (off.abs() <= of[:, None] * 0.501).all()
         assert int((scale != 7.0).sum()) == 4 * 2
+
+
+def as_int8(row: torch.Tensor) -> tuple[np.ndarray, np.float32]:
+    """A row's integers, the even one of two neighbours, and its scale, in float32's own steps."""
+    x = row.numpy()
+    most = np.abs(x).max()
+    if not np.isfinite(most):
+        return np.zeros(len(x), np.int8), np.float32(np.nan)
+    inverse = np.float32(127) / most if most > 1e-36 else np.float32(0)
+    return np.rint(x * inverse).astype(np.int8), most / np.float32(127)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 15, 16, 17, 31, 33, 40, 80, 96, 112, 127, 256])
+def test_an_int8_cache_holds_the_same_bytes_whatever_the_width_of_a_vector(compiled, size):
+    step = Step(12, 2, 2, size, torch.float32, torch.int8)
+    rows = step.k
+    rows[0, 0] = 0
+    rows[1, 0], rows[1, 1] = 3e38, 1e-40  # the largest, and one whose 1 / scale is infinite
+    rows[2, 0, -1], rows[2, 1, 0] = math.nan, math.inf
+    rows[3, 0, size // 2], rows[3, 1, -1] = -math.inf, math.nan
+    rows[4, 0] = torch.arange(size) - size / 2  # halves: as near to one integer as to the next
+    rows[4, 0, 0], rows[4, 1] = 127, torch.where(torch.arange(size) % 2 > 0, -0.5, 127.0)
+    scales = [torch.full((9, 2, 8), 7.0) for _ in range(2)]
+    expected = [[as_int8(row) for row in token] for token in rows]
+    step.run(compiled, None, key_scales=scales[0], value_scales=scales[1])
+    for token, of in enumerate(expected):
+        slot = int(step.slots[token])
+        for head, (integers, scale) in enumerate(of):
+            assert np.array_equal(step.cached(step.keys, token)[head].numpy(), integers)
+            got = scales[0][slot // 8, head, slot % 8].numpy()
+            assert np.array_equal(got, scale, equal_nan=True)
+
+
+def test_the_reference_tells_of_what_no_integer_stands_for(kernels):
+    step = Step(3, 2, 1, 40, torch.float32, torch.int8)
+    step.v[0, 0, 7], step.v[1] = math.nan, 1e-40
+    scales = [torch.full((9, 1, 8), 7.0) for _ in range(2)]
+    step.run(kernels, None, key_scales=scales[0], value_scales=scales[1])
+    assert not step.cached(step.values, 0).any()
+    assert not step.cached(step.values, 1).any()
+    written = [scales[1][slot // 8, 0, slot % 8] for slot in step.slots.tolist()]
+    assert [math.isnan(scale) for scale in written] == [True, False, False]
 
 
 def test_without_a_table_nothing_turns(kernels):

@@ -98,11 +98,12 @@ void load_keys(const Tile& t, int64_t begin, int64_t count) {
   }
 }
 
-// Values as panels of NR columns: [panel][token][column].
+// Values as panels of NR columns: [panel][token][column]. Gives whether all of them are finite.
 template <class T>
-void load_values(const Tile& t, int64_t begin, int64_t count) {
+bool load_values(const Tile& t, int64_t begin, int64_t count) {
   const Attention& a = t.a;
   const T* cache = static_cast<const T*>(a.value_cache);
+  vf off = vset(0.0f);
   for (int64_t j = 0; j < count; j++) {
     const int64_t row = row_of(t, begin + j, begin + count);
     const T* from = cache + (row < 0 ? 0 : row) * a.head_size;
@@ -112,8 +113,10 @@ void load_values(const Tile& t, int64_t begin, int64_t count) {
       vf x = left <= 0 ? vset(0.0f) : left >= W ? vload(from + d) : vload_n(from + d, int(left));
       if (a.value_scales) x = x * scale;
       vstore(t.values + d / NR * kTile * NR + j * NR + d % NR, x);
+      off = vfma(x, vset(0.0f), off);
     }
   }
+  return vsum(off) == 0.0f;
 }
 
 // Columns of the tile that some of the rows [r, r + rows) see, as [low, high).
@@ -163,9 +166,11 @@ void weigh_row(const Tile& t, int64_t r, int64_t begin, int64_t count) {
   t.weight[r] = t.weight[r] * t.decay[r] + weigh_scores(row + low, high - low, top);
 }
 
-void multiply_values(const Tile& t, int64_t begin, int64_t count, bool first) {
-  for (int64_t r = 0; r < t.rows; r += MR) {
-    const int64_t rows = std::min<int64_t>(MR, t.rows - r);
+// `together` rows share a product, in which those that don't see a value weigh it 0: one at a time
+// where some value is NaN or infinite, which 0 doesn't hide.
+void multiply_values(const Tile& t, int64_t begin, int64_t count, bool first, int64_t together) {
+  for (int64_t r = 0; r < t.rows; r += together) {
+    const int64_t rows = std::min<int64_t>(together, t.rows - r);
     int64_t low, high;
     seen_columns(t, r, rows, begin, count, &low, &high);
     const Micro micro = micro_f32_for(static_cast<int>(rows));
@@ -211,15 +216,14 @@ void prefill_item(const Attention& a, const Item& item, char* scratch) {
   const int64_t end = t.from + count, low = t.seen / kTile * kTile;
   for (int64_t begin = low; begin < end; begin += kTile) {
     const int64_t tokens = std::min(kTile, end - begin);
-    with_cache(a.cache_dtype, [&](auto* tag) {
+    const int finite = with_cache(a.cache_dtype, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
       load_keys<T>(t, begin, tokens);
-      load_values<T>(t, begin, tokens);
-      return 0;
+      return load_values<T>(t, begin, tokens) ? 1 : 0;
     });
     multiply_keys(t, begin, tokens);
     for (int64_t r = 0; r < t.rows; r++) weigh_row(t, r, begin, tokens);
-    multiply_values(t, begin, tokens, begin == low);
+    multiply_values(t, begin, tokens, begin == low, finite ? MR : 1);
   }
   store(t, first_token);
 }

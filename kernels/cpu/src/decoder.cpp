@@ -81,7 +81,7 @@ void prepare_qkv(const Run& run, const DecoderLayer& layer) {
       if (s.clip_qkv == 0) continue;
       const vf most = vset(s.clip_qkv), least = vset(-s.clip_qkv);
       for_lanes(run.qkv_width, [&](int64_t i, int n) {
-        vstore_some(q + i, vmin(vmax(vload_some(q + i, n), least), most), n);
+        vstore_some(q + i, vmin(most, vmax(least, vload_some(q + i, n))), n);
       });
     }
   });

@@ -26,8 +26,8 @@ template <int GATE>
 QUIRE_INLINE vf act(vf x) {
   if (GATE == kSilu) return x / (vset(1.0f) + vexp(vset(0.0f) - x));
   if (GATE == kGelu) return vset(0.5f) * x * (vset(1.0f) + verf(x * vset(0.70710678118654752f)));
-  if (GATE == kRelu) return vmax(x, vset(0.0f));
-  if (GATE == kRelu2) return vmax(x, vset(0.0f)) * vmax(x, vset(0.0f));
+  if (GATE == kRelu) return vmax(vset(0.0f), x);
+  if (GATE == kRelu2) return vmax(vset(0.0f), x) * vmax(vset(0.0f), x);
   const vf cubed = vfma(x * x, vset(0.044715f * 0.79788456080286536f), vset(0.79788456080286536f));
   return vset(0.5f) * x * (vset(1.0f) + vtanh(x * cubed));
 }
@@ -45,8 +45,8 @@ struct Gated {
   template <int GATE>
   static QUIRE_INLINE vf of(vf x, vf up, const Activation& how) {
     if (GATE != kSwigluClamped) return act<GATE>(x) * up;
-    const vf limit = vset(how.limit), gate = vmin(x, limit);
-    const vf shifted = vmin(vmax(up, vset(-how.limit)), limit) + vset(1.0f);
+    const vf limit = vset(how.limit), gate = vmin(limit, x);
+    const vf shifted = vmin(limit, vmax(vset(-how.limit), up)) + vset(1.0f);
     return shifted * gate / (vset(1.0f) + vexp(vset(0.0f) - gate * vset(how.alpha)));
   }
 };

@@ -1,4 +1,6 @@
 // QK norm, rotary embedding and the write to the paged KV cache, a token at a time.
+#include <limits>
+
 #include "ops.h"
 
 namespace quire {
@@ -51,17 +53,22 @@ void store(const Rope& r, void* cache, float* scales, int64_t at, const float* r
     write_row(cache, at * r.head_size, row, r.head_size, r.cache_dtype);
     return;
   }
-  vf top = vset(0.0f);
-  for_lanes(r.head_size, [&](int64_t i, int n) { top = vmax(top, vabs(vload_some(row + i, n))); });
-  const float most = vmaximum(top), inverse = most > 0 ? 127.0f / most : 0.0f;
+  vf top = vset(0.0f), off = vset(0.0f);  // off: NaN beside a value that is no number
+  for_lanes(r.head_size, [&](int64_t i, int n) {
+    const vf x = vload_some(row + i, n);
+    top = vmax(top, vabs(x)), off = vfma(x, vset(0.0f), off);
+  });
+  const bool finite = vsum(off) == 0.0f;
+  const float most = vmaximum(top);
+  // Values so small that 1 / scale is infinite are as good as zeros.
+  const bool some = finite && most > 127.0f / std::numeric_limits<float>::max();
+  const vf inverse = vset(some ? 127.0f / most : 0.0f);
   int8_t* to = static_cast<int8_t*>(cache) + at * r.head_size;
-  if (!all_finite(row, r.head_size)) {
-    std::memset(to, 0, r.head_size);
-    scales[at] = NAN;  // no integer stands for it: the scale says so
-    return;
-  }
-  for (int64_t i = 0; i < r.head_size; i++) to[i] = int8_t(std::nearbyint(row[i] * inverse));
-  scales[at] = most / 127.0f;
+  for_lanes(r.head_size, [&](int64_t i, int n) {
+    vstore_some(to + i, some ? vload_some(row + i, n) * inverse : vset(0.0f), n);
+  });
+  // No integer stands for what isn't finite: the scale says so.
+  scales[at] = finite ? most / 127.0f : NAN;
 }
 
 void do_token(const Rope& r, int64_t t, const float* q_norm, const float* k_norm, float* row) {

@@ -6,6 +6,7 @@
 //
 // Filters look at the largest logits first, which settles nearly all rows of a trained model; what
 // they don't settle is weighed as a whole.
+#include <limits>
 #include <vector>
 
 #include "ops.h"
@@ -125,7 +126,10 @@ struct Whole {
 
 // Weights of the tokens that min-p leaves; gives their sum.
 double weigh(const Row& row, Whole* whole) {
-  const vf top = vset(row.top), scale = vset(static_cast<float>(1.0 / row.temperature));
+  // Finite, since infinity times the likeliest one's 0 is no number.
+  constexpr double kMost = std::numeric_limits<float>::max();
+  const vf top = vset(row.top);
+  const vf scale = vset(static_cast<float>(std::min(kMost, 1.0 / row.temperature)));
   const vf least = vset(static_cast<float>(row.min_p));
   whole->weights.resize(row.vocab);
   double total = 0;

@@ -1,5 +1,9 @@
 // One float vector of W lanes for each instruction set; kernels are written against this alone.
 //
+// vmax and vmin of NaN and a number give the second one, in each instruction set: what may be NaN, and
+// is to stay so, comes second. To int8 stores round, to the nearest and of two the even one; values
+// must lie within -127 to 127.
+//
 // The build's -march flags choose: 16 lanes with AVX-512, 8 with AVX2, 4 elsewhere (GCC lowers its
 // vector extension to SSE2 or NEON). Values stored as bf16, f16 or int8 are float32 in registers.
 #pragma once
@@ -57,6 +61,11 @@ QUIRE_INLINE f16 from_float<f16>(float x) {
   std::memcpy(&out.bits, &half, 2);
   return out;
 }
+// |x| of at most 127.
+template <>
+QUIRE_INLINE int8_t from_float<int8_t>(float x) {
+  return static_cast<int8_t>(std::nearbyint(x));
+}
 template <>
 QUIRE_INLINE bf16 from_float<bf16>(float x) {
   uint32_t bits;
@@ -83,10 +92,11 @@ constexpr int NR = 2 * W;
 
 // ---- functions in terms of the above ------------------------------------------------------------
 
-// e^x to 2 units in the last place; 0 below -87.33 (and for -inf), so that masked scores vanish.
+// e^x to 2 units in the last place; 0 below -87.33 (and for -inf), so that masked scores vanish; NaN
+// of NaN.
 QUIRE_INLINE vf vexp(vf x) {
   const vf low = vset(-87.33f);
-  const vf clamped = vmin(vmax(x, low), vset(88.72f));
+  const vf clamped = vmin(vset(88.72f), vmax(low, x));
   const vf n = vround(clamped * vset(1.44269504088896341f));
   vf r = vfma(n, vset(-0.693359375f), clamped);
   r = vfma(n, vset(2.12194440e-4f), r);

@@ -56,6 +56,12 @@ QUIRE_INLINE __m128i narrow_f16(vf x) {
 QUIRE_INLINE void vstore(float* p, vf x) { _mm256_storeu_ps(p, x); }
 QUIRE_INLINE void vstore(bf16* p, vf x) { _mm_storeu_si128((__m128i*)p, narrow_bf16(x)); }
 QUIRE_INLINE void vstore(f16* p, vf x) { _mm_storeu_si128((__m128i*)p, narrow_f16(x)); }
+QUIRE_INLINE void vstore(int8_t* p, vf x) {
+  const __m256i whole = _mm256_cvtps_epi32(x);
+  const __m128i words =
+      _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+}
 QUIRE_INLINE void vstore_n(float* p, vf x, int n) { _mm256_maskstore_ps(p, first(n), x); }
 template <class T>
 QUIRE_INLINE void vstore_n(T* p, vf x, int n) {

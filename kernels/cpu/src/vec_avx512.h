@@ -59,6 +59,12 @@ QUIRE_INLINE __m256i narrow_f16(vf x) {
 QUIRE_INLINE void vstore(float* p, vf x) { _mm512_storeu_ps(p, x); }
 QUIRE_INLINE void vstore(bf16* p, vf x) { _mm256_storeu_si256((__m256i*)p, narrow_bf16(x)); }
 QUIRE_INLINE void vstore(f16* p, vf x) { _mm256_storeu_si256((__m256i*)p, narrow_f16(x)); }
+QUIRE_INLINE void vstore(int8_t* p, vf x) {
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+QUIRE_INLINE void vstore_n(int8_t* p, vf x, int n) {
+  _mm512_mask_cvtsepi32_storeu_epi8(p, first(n), _mm512_cvtps_epi32(x));
+}
 QUIRE_INLINE void vstore_n(float* p, vf x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
 QUIRE_INLINE void vstore_n(bf16* p, vf x, int n) {
   _mm256_mask_storeu_epi16(p, first(n), narrow_bf16(x));

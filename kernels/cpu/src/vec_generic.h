@@ -61,7 +61,7 @@ QUIRE_INLINE vf vround(vf x) {
 }
 QUIRE_INLINE vf vscale2(vf x, vf n) {
   return each([&](int i) {
-    const int32_t whole = static_cast<int32_t>(n[i]), half = whole >> 1;
+    const int32_t whole = n[i] == n[i] ? static_cast<int32_t>(n[i]) : 0, half = whole >> 1;
     const int32_t bits[2] = {(half + 127) << 23, (whole - half + 127) << 23};
     float power[2];
     std::memcpy(power, bits, 8);
