@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from kernels.cpu.errors import CpuKernelsUnavailable, VariantUnavailable
 from kernels.cpu.features import Variant, candidates
+from kernels.cpu.workplace import workplace
 from kernels.errors import KernelsUnavailable
 
 SOURCES = Path(__file__).parent / "src"
@@ -30,7 +32,9 @@ FLAGS = (
     "-std=c++17", "-O3", "-fPIC", "-pthread", "-ffp-contract=off", "-fno-math-errno",
     "-fno-trapping-math", "-fno-gnu-unique", "-w",
 )  # fmt: skip
-TIMEOUT_S = 300
+TIMEOUT = "QUIRE_CPU_BUILD_TIMEOUT"
+DEFAULT_TIMEOUT_S = 1800.0
+"""For each source: seconds on an idle machine, half an hour of turns on a very busy one."""
 SEAL_BYTES = hashlib.sha256().digest_size
 
 SANITIZE = "QUIRE_CPU_SANITIZE"
@@ -184,8 +188,11 @@ def _check_flags(compiler: str, variant: Variant) -> None:
 
 def _compile(compiler: str, variant: Variant, target: Path) -> None:
     """Compile each source on its own, side by side, then link and move into place at once."""
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix="build-") as folder:
-        flags = flags_for(variant)
+    flags = flags_for(variant)
+    logger.info(
+        "building the CPU kernels for %s, once: seconds, or minutes on a busy machine", variant.isa
+    )
+    with workplace(target.parent) as folder:
 
         def one(source: Path) -> str:
             made = f"{folder}/{source.stem}.o"
@@ -203,6 +210,18 @@ def _compile(compiler: str, variant: Variant, target: Path) -> None:
         os.replace(linked, target)
 
 
+def timeout_s() -> float:
+    """How long a compiler may take. Raises `KernelsUnavailable` for what is no positive number."""
+    named = os.environ.get(TIMEOUT)
+    try:
+        wanted = float(named) if named else DEFAULT_TIMEOUT_S
+    except ValueError:
+        wanted = 0.0
+    if not 0 < wanted < threading.TIMEOUT_MAX:
+        raise KernelsUnavailable(f"{TIMEOUT} must be a number of seconds; got {named!r}.", TIMEOUT)
+    return wanted
+
+
 def _num_cpus() -> int:
     """CPUs that this process may run on: of a machine's many a container may have one."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -210,10 +229,14 @@ def _num_cpus() -> int:
 
 def _run(command: list[str]) -> str:
     """Standard output of `command`; raises `CpuKernelsUnavailable` with its words when it fails."""
+    limit = timeout_s()
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired as error:
-        raise CpuKernelsUnavailable(f"{command[0]} took over {TIMEOUT_S} s") from error
+        raise CpuKernelsUnavailable(
+            f"{command[0]} wasn't done after {limit:g} s with {Path(command[-1]).stem}; the next "
+            f"start tries again, and {TIMEOUT} sets how long it may take"
+        ) from error
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "no message").splitlines()
         raise CpuKernelsUnavailable(f"{command[0]} failed ({done.returncode}): {said[0]}")

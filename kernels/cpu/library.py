@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from kernels.cpu.build import best_library
 from kernels.cpu.errors import CpuKernelsUnavailable
 from kernels.cpu.switches import PYTHONS, SWITCHES, turned_off
 
@@ -85,6 +84,8 @@ class Library:
         `KernelsUnavailable` for an ISA that this CPU can't run, and for a switch that is neither
         on nor off.
         """
+        from kernels.cpu.build import best_library  # late: `python -m` runs that module anew
+
         variant, path, origin = best_library(isa)
         try:
             handle = ctypes.CDLL(str(path))

@@ -8,12 +8,14 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 import kernels
-from kernels.cpu import CpuKernels, CpuKernelsUnavailable, build, features
+from kernels.cpu import CpuKernels, CpuKernelsUnavailable, build, features, workplace
 from kernels.cpu.library import Library
 from kernels.errors import KernelsUnavailable
 
@@ -280,3 +282,77 @@ def test_it_can_be_built_ahead_of_time(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     (built,) = tmp_path.glob("kernels-*.so")
     assert done.stdout.startswith(f"{built} built in")
+    assert not done.stderr
+
+
+def left_over(folder, *, hours):
+    """A folder as a killed build leaves it."""
+    folder.mkdir()
+    (folder / "one.o").write_text("")
+    then = time.time() - hours * 3600
+    for path in (folder / "one.o", folder):
+        os.utime(path, (then, then))
+
+
+def test_what_killed_builds_left_goes_with_the_next_one(tiny):
+    cache = build.cache_dir()
+    left_over(cache / "build-old", hours=2)
+    left_over(cache / "build-new", hours=0.5)
+    left_over(cache / "build-written-to", hours=2)
+    (cache / "build-written-to" / "two.o").write_text("")
+    (cache / "build-link").symlink_to(tiny)
+    os.utime(cache / "build-link", (1, 1), follow_symlinks=False)
+    build.library_for(features.choose("scalar"))
+    left = {path.name for path in cache.glob("build-*")}
+    assert left == {"build-new", "build-written-to", "build-link"}
+    assert list(tiny.iterdir())
+
+
+def test_a_running_builds_folder_stays_however_old_it_is(cache):
+    script = (
+        "import sys; from pathlib import Path; from kernels.cpu.workplace import workplace\n"
+        "with workplace(Path(sys.argv[1])) as folder: print(folder, flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", script, str(cache)]
+    running = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+    folder = Path(running.stdout.readline().strip())
+
+    def look_two_hours_later():
+        then = time.time() - 7200
+        for path in (*folder.iterdir(), folder):
+            os.utime(path, (then, then))
+        workplace.remove_stale(cache)
+        return folder.exists()
+
+    try:
+        assert look_two_hours_later()
+    finally:
+        running.kill()
+        running.communicate()
+    assert not look_two_hours_later()
+
+
+def test_a_compiler_that_takes_too_long_costs_only_speed_and_says_so(cache, monkeypatch, caplog):
+    slow = cache / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("CXX", str(slow))
+    monkeypatch.setenv("QUIRE_CPU_BUILD_TIMEOUT", "0.1")
+    why = works_without_the_library(caplog).why
+    assert "wasn't done after 0.1 s" in why
+    assert "QUIRE_CPU_BUILD_TIMEOUT sets how long" in caplog.text
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-1", "nan", "inf", "1e300"])
+def test_a_time_that_is_none_is_refused_by_name(monkeypatch, value):
+    monkeypatch.setenv("QUIRE_CPU_BUILD_TIMEOUT", value)
+    with pytest.raises(KernelsUnavailable, match="must be a number of seconds") as error:
+        build.timeout_s()
+    assert error.value.param == "QUIRE_CPU_BUILD_TIMEOUT"
+
+
+def test_the_log_says_that_kernels_are_being_built(tiny, caplog):
+    caplog.set_level(logging.INFO)
+    build.library_for(features.choose("scalar"))
+    assert "building the CPU kernels for scalar" in caplog.text
