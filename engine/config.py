@@ -141,7 +141,7 @@ class EngineConfig:
     prefill_least_tokens: int = _option(
         72,
         "tokens that such a step is filled up to with prompts, decodes included, where up to 9 "
-        "sequences decode, and in proportion where more do, if that doesn't take 0.09 s",
+        "sequences decode, if that doesn't take 0.09 s, and in proportion where more do even so",
         low=1,
     )
     long_prefill_token_threshold: int = _option(

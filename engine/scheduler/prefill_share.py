@@ -19,12 +19,15 @@ class PrefillShare:
     """Prompt tokens of one step in which others decode.
 
     Attributes:
-        most: never more, which bounds how long a step takes.
+        most: what a step takes that is longer by as much as streams should notice. No bound where
+            so many sequences decode that prompts would come in faster than they are computed.
         full_at: with so many sequences that decode in a step, prompts get `most`; with fewer their
             part of it, though they fill the step up to `least`. 0: always `most`.
-        least: tokens of a step, those that decode included, where up to 9 sequences decode, and in
-            proportion where more do; few more take nearly as long as few less, for products go by
-            whole tiles of rows.
+        least: tokens of a step, those that decode included, where up to 9 sequences decode; few
+            more take nearly as long as few less, for products go by whole tiles of rows. And 8
+            (with 72) for each that decodes, be it more than `most`: a request brings some prompt
+            tokens for each that it decodes, and if a step takes in fewer, prompts wait the longer
+            the more wait, for the decodes of others who came before them.
     """
 
     most: int
@@ -42,9 +45,9 @@ class PrefillShare:
             return self.most
         by_decodes = self.most * num_decodes // self.full_at
         by_prompts = num_waiting_tokens // _STEPS_FOR_ALL
-        filled = self.least * max(num_decodes, _LEAST_BESIDE) // _LEAST_BESIDE
-        least = max(filled - num_decodes, 1)
-        return min(self.most, max(by_decodes, by_prompts, least))
+        filled = max(self.least - num_decodes, 1)
+        sustained = self.least * num_decodes // _LEAST_BESIDE - num_decodes
+        return max(min(self.most, max(by_decodes, by_prompts, filled)), sustained)
 
     def chunk(self, wanted: int, left: int) -> int:
         """Tokens of a prompt in a step that has room for some of them.
