@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from engine.errors import InvalidRequest, ModelLoadError
+from engine.errors import InvalidRequest
 from engine.sampling_params import SamplingParams
+from engine.text.files import parse_object, read_text
 
 log = logging.getLogger(__name__)
 
@@ -22,11 +22,7 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
     if not path.exists():
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} can't be read: {error}.", param="model") from error
-    return value if isinstance(value, dict) else {}
+    return parse_object(read_text(path), path)
 
 
 def eos_ids(generation: dict[str, Any], further: Iterable[int | None], vocab: int) -> list[int]:

@@ -100,6 +100,17 @@ def build_model(order: Order) -> Built:
     return _native(order)
 
 
+def refuse_unknown(order: Order) -> None:
+    """Raise `ModelLoadError` for an architecture that nothing here runs; reads no weights."""
+    folder, raw, config = order.folder, order.raw, order.config
+    if ModelRegistry.find(raw) is not None or is_known(raw):
+        return
+    if pooling_settings(config, folder, raw) is None:
+        from engine.models.bridge.source import Source
+
+        Source(folder, raw, config.trust_remote_code, dummy=True)
+
+
 def _bridged_instead(order: Order, refused: ModelLoadError) -> Built:
     """A native architecture with a setting that only `transformers` does, if it does."""
     try:

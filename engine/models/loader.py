@@ -14,7 +14,7 @@ import torch
 from engine.config import EngineConfig
 from engine.errors import ConfigError, ModelLoadError
 from engine.generation_config import eos_ids, read_generation_config, sampling_defaults
-from engine.models.builders import Built, Order, build_model
+from engine.models.builders import Built, Order, build_model, refuse_unknown
 from engine.models.decoder import NativeDecoder
 from engine.models.gguf.folder import SUFFIX, find_gguf, gguf_folder
 from engine.models.interface import EngineModel, ModelSpec
@@ -61,9 +61,14 @@ def load_model(config: EngineConfig, progress: Callable[[int, int], None]) -> Lo
     raw = with_overrides(read_config(folder), config)
     _refuse_custom_code(raw, config, folder)
     generation = read_generation_config(folder)
-    files = tokenizer_folder(config, folder)
-    tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
-    built = build_model(Order(folder, raw, config, progress))
+    order = Order(folder, raw, config, progress)
+    try:
+        files = tokenizer_folder(config, folder)
+        tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
+    except ModelLoadError:
+        refuse_unknown(order)  # which would be why it can't be read, and matters more
+        raise
+    built = build_model(order)
     spec = built.spec
     _measure_kv_scales(built, config, tokenizer)
     return LoadedModel(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from engine.errors import BadModelConfig, ModelLoadError
 from engine.models.families import gemma, gpt, layernorm, llama, moe, olmo, remote
 from engine.models.families.family import Config, Family, SpecBuilder, common_fields
 from engine.models.spec import DecoderSpec
+from engine.text.files import parse_object, read_text
 
 _FAMILIES: dict[str, Family] = {
     **llama.FAMILIES,
@@ -36,15 +36,7 @@ _POSITIVE = (
 def read_config(folder: str | Path) -> dict[str, Any]:
     """A model folder's config.json. Raises `ModelLoadError` if it's missing or no object."""
     path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        reason = f"{path} can't be read: {error.strerror or error}."
-        raise ModelLoadError(reason, param="model") from error
-    except (ValueError, RecursionError) as error:
-        raise ModelLoadError(f"{path} is no JSON: {error}.", param="model") from error
-    if not isinstance(config, dict):
-        raise ModelLoadError(f"{path} must hold a JSON object.", param="model")
+    config = parse_object(read_text(path), path)
     names = config.get("architectures") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ModelLoadError(f"{path}: architectures must be a list of names.", param="model")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from engine.errors import ModelLoadError
-from engine.text.files import parse_object, read_text
+from engine.errors import InvalidRequest, ModelLoadError
+from engine.text.files import parse_object, read_text, shortened
 from engine.text.tokenizer_settings import TokenizerSettings
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -22,6 +25,13 @@ CONVERTIBLE_FILES = (
     "vocab.json",
     "vocab.txt",
 )
+_SUBWORD_PREFIX = re.compile(
+    r'"continuing_subword_prefix"\s*:\s*"[^"]|\\u00[4-7]'  # or its name in another spelling
+)
+#: Ids up to that many times the tokens, and more, are used by models with gaps.
+_SPARSE, _MOST_UNUSED = 4, 1 << 16
+#: What Rust's panics become in Python: no `Exception`, and a class that can't be imported.
+_PANIC = "PanicException"
 
 
 def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokenizer:
@@ -33,17 +43,86 @@ def load_backend(folder: Path, settings: TokenizerSettings) -> tokenizers.Tokeni
     if not folder.is_dir():
         raise ModelLoadError(f"{folder} is no folder.", param="model")
     path = folder / TOKENIZER_FILE
-    if not path.is_file():
+    if not path.exists():
         found = [name for name in CONVERTIBLE_FILES if (folder / name).is_file()]
         hint = f" {found[0]} is there: it must be converted first." if found else ""
         raise ModelLoadError(f"{path} is missing.{hint}", param="model")
     text = read_text(path)
-    try:
+    _check_merges(text, path)
+    with _naming(path, text):
         backend = tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing narrower
+        _check_ids(backend, path)
+        backend = declare_tokens(backend, settings)
+        backend.encode("")  # looks up what is put around every text
+        return backend
+
+
+@contextmanager
+def _naming(path: Path, text: str) -> Iterator[None]:
+    """The library's failures as `ModelLoadError`; it raises nothing narrow, and may panic."""
+    try:
+        yield
+    except ModelLoadError:
+        raise
+    except BaseException as error:
+        if not _is_library_error(error):
+            raise
         parse_object(text, path)
-        raise ModelLoadError(f"{path} is no tokenizer: {error}.", param="model") from error
-    return declare_tokens(backend, settings)
+        raise ModelLoadError(
+            f"{path} is no tokenizer: {shortened(error)}.", param="model"
+        ) from error
+
+
+def _is_library_error(error: BaseException) -> bool:
+    return isinstance(error, Exception) or type(error).__name__ == _PANIC
+
+
+def encode(
+    backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool
+) -> tokenizers.Encoding:
+    """The tokens of a text. Raises `InvalidRequest` where the tokenizer has none for it."""
+    try:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if not _is_library_error(error):
+            raise
+        raise InvalidRequest(
+            f"The model's tokenizer can't read the text: {shortened(error)}.", param="prompt"
+        ) from error
+
+
+def _check_merges(text: str, path: Path) -> None:
+    """Refuse merges that don't have the prefix which the library cuts off without looking.
+
+    Where that falls within a character, the library ends the process.
+    """
+    if _SUBWORD_PREFIX.search(text) is None:
+        return
+    model = parse_object(text, path).get("model")
+    prefix = model.get("continuing_subword_prefix") if isinstance(model, dict) else None
+    merges = model.get("merges") if isinstance(model, dict) else None
+    if not isinstance(prefix, str) or not isinstance(merges, list):
+        return
+    for merge in merges:
+        second = merge.partition(" ")[2] if isinstance(merge, str) else merge[-1:]
+        second = second[0] if isinstance(second, list) and second else second
+        if isinstance(second, str) and not second.startswith(prefix):
+            raise ModelLoadError(
+                f"{path}: the merge {shortened(merge)} lacks continuing_subword_prefix "
+                f"{shortened(prefix)}.",
+                param="model",
+            )
+
+
+def _check_ids(backend: tokenizers.Tokenizer, path: Path) -> None:
+    """Refuse ids so far apart that lists of all ids below them would fill the memory."""
+    ids = backend.get_vocab().values()
+    most = _SPARSE * len(ids) + _MOST_UNUSED
+    if max(ids, default=0) > most:
+        raise ModelLoadError(
+            f"{path}: the largest id, {max(ids)}, is far beyond its {len(ids)} tokens.",
+            param="model",
+        )
 
 
 def declare_tokens(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import tokenizers
 
 from engine.errors import InvalidRequest
+from engine.text.backend import encode
 
 
 class Parts(NamedTuple):
@@ -31,8 +32,8 @@ def encode_parts(
 
     Raises `InvalidRequest` when the special tokens alone are over the limit.
     """
-    one = backend.encode(first, add_special_tokens=False)
-    two = None if second is None else backend.encode(second, add_special_tokens=False)
+    one = encode(backend, first, add_special_tokens=False)
+    two = None if second is None else encode(backend, second, add_special_tokens=False)
     if limit is not None:
         special = backend.num_special_tokens_to_add(two is not None) if add_special_tokens else 0
         room = limit - special

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import tokenizers
 
 from engine.errors import InvalidRequest
-from engine.text.backend import load_backend, plain_copy
+from engine.text.backend import encode, load_backend, plain_copy
 from engine.text.parts import Parts, encode_parts
 from engine.text.pieces import ByteRules, byte_rules
 from engine.text.tokenizer_settings import TokenizerSettings, read_settings
@@ -97,7 +97,7 @@ class Tokenizer:
             )
         text = without_surrogates(text)
         if parse_special:
-            return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            return encode(self._backend, text, add_special_tokens=add_special_tokens).ids
         ids = self.encode_plain(text)
         return self._wrap(ids) if add_special_tokens else ids
 
@@ -118,7 +118,7 @@ class Tokenizer:
 
         `inside`: the text goes on after something else, so it gets no start-of-text prefix space.
         """
-        encoding = self._plain_backend(inside).encode(text, add_special_tokens=False)
+        encoding = encode(self._plain_backend(inside), text, add_special_tokens=False)
         ids: list[int] = encoding.ids
         forged = next((k for k, token in enumerate(ids) if token in self._never_plain), None)
         if forged is None:
@@ -149,7 +149,7 @@ class Tokenizer:
 
     def _wrap(self, ids: list[int]) -> list[int]:
         """`ids` between the special tokens that the model expects around a text."""
-        probe = self._backend.encode("a", add_special_tokens=True)
+        probe = encode(self._backend, "a", add_special_tokens=True)
         mask = probe.special_tokens_mask
         first = mask.index(0) if 0 in mask else len(mask)
         last = len(mask) - mask[::-1].index(0) if 0 in mask else len(mask)

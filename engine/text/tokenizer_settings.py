@@ -12,7 +12,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from engine.errors import ModelLoadError
-from engine.text.files import read_object, read_text
+from engine.text.files import read_object, read_text, shortened
 
 CONFIG_FILE = "tokenizer_config.json"
 STANDARD_TOKENS = (
@@ -59,9 +59,9 @@ def read_settings(folder: Path) -> TokenizerSettings:
         _read_special_tokens(settings, config)
         settings.chat_templates = _read_templates(folder, config)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise ModelLoadError(f"{config_path} has a malformed entry: {error}.", param="model") from (
-            error
-        )
+        raise ModelLoadError(
+            f"{config_path} has a malformed entry: {shortened(error)}.", param="model"
+        ) from error
     return settings
 
 
@@ -111,7 +111,7 @@ def _read_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
         elif isinstance(source, list):
             templates |= {str(entry["name"]): str(entry["template"]) for entry in source}
     path = folder / "chat_template.jinja"
-    if path.is_file():
+    if path.exists():
         templates["default"] = read_text(path)
     for extra in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[extra.stem] = read_text(extra)

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.config import EngineConfig
-from engine.errors import QuireError
+from engine.errors import ModelLoadError, QuireError
 from engine.models.loader import load_model
 from tests.engine.models import make_model
 
@@ -56,6 +56,36 @@ SIZES = (
 @pytest.mark.parametrize("name", SIZES)
 def test_fault_40_sizes_that_cannot_be(folder: Path, name: str, value: Any) -> None:
     refused(change(folder, **{name: value}))
+
+
+@pytest.mark.parametrize("tokenizer", ["whole", "gone", "broken"])
+def test_a_type_of_model_that_nobody_knows_is_named_whatever_its_tokenizer(
+    folder: Path, tokenizer: str
+) -> None:
+    change(folder, model_type="quux", architectures=["QuuxForCausalLM"])
+    (folder / "tokenizer.json").unlink(missing_ok=True)
+    if tokenizer == "broken":
+        (folder / "tokenizer.json").write_text("{}")
+    config = EngineConfig(
+        model=str(folder), cpu_kernels=False, skip_tokenizer_init=tokenizer == "whole"
+    )
+    with pytest.raises(ModelLoadError, match="QuuxForCausalLM isn't supported") as error:
+        load_model(config, lambda done, total: None)
+    assert "tokenizer" not in str(error.value)
+
+
+def test_a_broken_tokenizer_of_a_known_model_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{}")
+    config = EngineConfig(model=str(folder), cpu_kernels=False)
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json is no tokenizer"):
+        load_model(config, lambda done, total: None)
+
+
+@pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
+def test_fault_30_files_that_never_end(folder: Path, file: str) -> None:
+    (folder / file).unlink(missing_ok=True)
+    os.mkfifo(folder / file)
+    assert f"{file} is no file" in str(refused(folder))
 
 
 def test_fault_40_zero_heads(folder: Path) -> None:
