@@ -26,6 +26,7 @@ SWITCHES = {
     "SHARED_LOADING": "the rows of a product's input loaded by all threads; off: by one",
     "ROW_PIECES": "many rows in pieces of about 128 that stay in the L2 cache; off: all together",
     "WIDE_ROUNDING": "activations rounded to 8 bits 16 at a time with AVX-512; off: one by one",
+    "OWN_RUNS": "few rows: each thread in a run of panels of its own first; off: piece by piece",
     "LAST_ROWS": "after the last attention only tokens whose logits are wanted",
 }
 """The C++ library's own first, in the order of `Switch` in switches.h; then those of Python."""

@@ -76,6 +76,11 @@ def _one(core: EngineCore, sizes: Sizes, seed: int) -> float:
     return _decode_rate(core, _jobs(core, 1, _SHORT, (sizes.output_len,) * 2, seed))
 
 
+def _eight(core: EngineCore, sizes: Sizes, seed: int) -> float:
+    jobs = _jobs(core, _STREAMS, _SHORT, (sizes.output_len,) * 2, seed)
+    return _STREAMS * _decode_rate(core, jobs)
+
+
 def _sampled(core: EngineCore, sizes: Sizes, seed: int) -> float:
     jobs = _jobs(core, 1, _SHORT, (sizes.output_len,) * 2, seed)
     return _decode_rate(core, jobs, temperature=0.8, top_p=0.9)
@@ -147,6 +152,7 @@ def _burst_mean(core: EngineCore, sizes: Sizes, seed: int) -> float:
 
 LOADS = {
     "one": Load("one stream, short prompt, greedy", "tok/s", _one),
+    "eight": Load(f"{_STREAMS} streams, short prompts, greedy", "tok/s", _eight),
     "sampled": Load("one stream, temperature 0.8, top_p 0.9", "tok/s", _sampled),
     "long": Load("one stream behind a long prompt", "tok/s", _long),
     "many": Load("many requests at once, output tokens", "tok/s", _many),

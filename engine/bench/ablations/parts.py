@@ -147,7 +147,7 @@ PARTS: dict[str, Part] = {
         "compiled_decoder", "all layers in one call", "one", refuses=_compiled
     ),
     "step": _flag(
-        "compiled_step", "a whole decode step in one call", "one", "sampled", refuses=_compiled
+        "compiled_step", "a whole decode step in one call", "one", "eight", refuses=_compiled
     ),
     "experts": _flag(
         "compiled_experts",
@@ -180,9 +180,13 @@ PARTS: dict[str, Part] = {
         "FUSED_GATE", "both halves of a gated MLP in one product", "one", "many",
         refuses=_with_gates,
     ),
-    "prefetch": _variable("PREFETCH", "weights and KV fetched ahead", "one", "long", "many"),
+    "prefetch": _variable(
+        "PREFETCH", "weights and KV fetched ahead", "one", "eight", "long", "many"
+    ),
     "huge-pages": _variable("HUGE_PAGES", "memory in huge pages", "one", "long", "many"),
-    "dealing": _variable("DEALING", "work dealt to whichever thread is free", "one", "many"),
+    "dealing": _variable(
+        "DEALING", "work dealt to whichever thread is free", "one", "eight", "many"
+    ),
     "single-panels": _variable("SINGLE_PANELS", "a product's last panels one by one", "many"),
     "spinning": _variable("SPINNING", "idle threads look for work before they sleep", "one"),
     "split-kv": _variable("SPLIT_KV", "a sequence's KV split over threads", "long"),
@@ -196,6 +200,9 @@ PARTS: dict[str, Part] = {
         ("rested",),
         without={"kv_cache_map_ahead": 0},
         refuses=_compiled,
+    ),
+    "own-runs": _variable(
+        "OWN_RUNS", "each thread in a run of weights of its own, few rows", "one", "eight"
     ),
     "shared-loading": _variable("SHARED_LOADING", "a product's rows loaded by all threads", "many"),
     "row-pieces": _variable(

@@ -1,5 +1,6 @@
 // Deals the work of a linear layer: rows of x are loaded once, then panels times tiles of rows.
 #include "linear.h"
+#include "runs.h"
 
 namespace quire {
 namespace {
@@ -203,15 +204,21 @@ void run_rows(Job& job, const void* x, int64_t stride, int threads) {
   const int loading = is_on(kSharedLoading) ? worth(threads, job.rows * w.k, kLoadedEach) : 1;
   deal_ranges(loading, job.rows, 1,
               [&](int64_t low, int64_t high) { load_rows(job, x, stride, low, high); });
-  const int64_t panel_pieces = job.panel_pieces();
-  deal(threads, job.row_pieces * panel_pieces, [&](int64_t piece, int slot) {
+  const int64_t panel_pieces = job.panel_pieces(), pieces = job.row_pieces * panel_pieces;
+  const auto one = [&](int64_t piece, int slot) {
     const int64_t part = piece / panel_pieces, at = piece % panel_pieces;
     const int64_t from = job.rows * part / job.row_pieces;
     const int64_t to = job.rows * (part + 1) / job.row_pieces;
     const int64_t next = (piece + threads) % panel_pieces;
     do_piece(job, from, to - from, job.first_group(at), job.first_group(at + 1),
              job.first_group(next), slot);
-  });
+  };
+  // With few rows pieces are alike and follow each other in memory; with many the last are small.
+  if (job.rows <= job.kernel.tile) {
+    deal_runs(threads, pieces, one);
+  } else {
+    deal(threads, pieces, one);
+  }
 }
 
 // How the panels are cut: into pieces of some, and single ones to end with.

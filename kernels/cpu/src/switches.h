@@ -19,6 +19,7 @@ enum Switch : int {
   kSharedLoading,
   kRowPieces,
   kWideRounding,
+  kOwnRuns,
   kSwitches,
 };
 

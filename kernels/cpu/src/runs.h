@@ -1,0 +1,73 @@
+// Dealing of pieces that lie side by side in memory and take about as long as each other.
+//
+// Each thread takes the pieces of a run of its own one after the other, so that what it reads goes on
+// where it left off, and claims cost it nothing while nobody else wants any. Then it takes what is
+// left of others' runs, from their ends: whoever is late holds nothing up (work stealing; Blumofe and
+// Leiserson, "Scheduling Multithreaded Computations by Work Stealing", 1999).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "pool.h"
+#include "switches.h"
+
+namespace quire {
+
+class Runs {
+ public:
+  static constexpr int kMost = 64;  // threads
+  static constexpr int64_t kMostPieces = int64_t{1} << 31;
+
+  Runs(int threads, int64_t pieces) : threads_(threads) {
+    for (int64_t i = 0; i < threads; i++) {
+      const uint64_t from = pieces * i / threads, to = pieces * (i + 1) / threads;
+      runs_[i].left.store(to << 32 | from, std::memory_order_relaxed);
+    }
+  }
+
+  // A piece that is now the caller's, of its own run `own` while there are any; -1 where none are.
+  int64_t take(int64_t own) {
+    for (int64_t i = 0; i < threads_; i++) {
+      const int64_t piece = take_of(runs_[(own + i) % threads_], i == 0);
+      if (piece >= 0) return piece;
+    }
+    return -1;
+  }
+
+ private:
+  struct alignas(64) Run {
+    std::atomic<uint64_t> left;  // end << 32 | first
+  };
+
+  static int64_t take_of(Run& run, bool first) {
+    uint64_t left = run.left.load(std::memory_order_relaxed);
+    for (;;) {
+      const auto from = static_cast<uint32_t>(left), to = static_cast<uint32_t>(left >> 32);
+      if (from >= to) return -1;
+      const uint64_t rest = first ? left + 1 : left - (uint64_t{1} << 32);
+      // What the pieces read was written before they were dealt, and who waits for them waits for
+      // the pool.
+      if (run.left.compare_exchange_weak(left, rest, std::memory_order_relaxed))
+        return first ? from : to - 1;
+    }
+  }
+
+  int64_t threads_;
+  Run runs_[kMost];
+};
+
+// What deal() does, in runs.
+template <class F>
+void deal_runs(int threads, int64_t pieces, F&& f) {
+  const bool fits = threads > 1 && threads <= Runs::kMost && pieces < Runs::kMostPieces;
+  if (!fits || pieces <= threads || !is_on(kOwnRuns) || !is_on(kDealing)) {
+    return deal(threads, pieces, f);
+  }
+  Runs runs(threads, pieces);
+  deal(threads, threads, [&](int64_t own, int slot) {
+    for (int64_t piece; (piece = runs.take(own)) >= 0;) f(piece, slot);
+  });
+}
+
+}  // namespace quire
