@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ConfigError
-from engine.options import add_flag, checked
-from engine.options import option as _option
+from engine.options import Settings, add_flag, checked, option
 
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 MODEL_IMPLS = ("auto", "quire", "transformers")
@@ -32,151 +30,149 @@ KV_DTYPES = (
 
 
 @dataclass(kw_only=True)
-class EngineConfig:
+class EngineConfig(Settings):
     """Settings of one replica. Raises `ConfigError` (with `param`) when one is out of its range."""
 
-    model: str = _option("", "model folder, or hub id when a hub is in reach")
-    tokenizer: str | None = _option(None, "tokenizer folder; default: the model's")
-    skip_tokenizer_init: bool = _option(False, "load no tokenizer; prompts must be token ids")
-    served_model_name: str | None = _option(None, "name that clients use; default: the model's")
-    trust_remote_code: bool = _option(False, "run Python code that a model folder brings")
-    model_impl: str = _option(
+    model: str = option("", "model folder, or hub id when a hub is in reach")
+    tokenizer: str | None = option(None, "tokenizer folder; default: the model's")
+    skip_tokenizer_init: bool = option(False, "load no tokenizer; prompts must be token ids")
+    served_model_name: str | None = option(None, "name that clients use; default: the model's")
+    trust_remote_code: bool = option(False, "run Python code that a model folder brings")
+    model_impl: str = option(
         "auto",
         "who runs the model: the native decoder (quire), the Transformers bridge, or the first "
         "that can",
         choices=MODEL_IMPLS,
     )
-    hf_overrides: dict[str, Any] | None = _option(  # noqa: RUF009
+    hf_overrides: dict[str, Any] | None = option(  # noqa: RUF009
         None, "JSON that is put over the model's config.json", json=True
     )
-    revision: str | None = _option(None, "branch, tag or commit on the hub")
-    download_dir: str | None = _option(None, "where downloads go; default: the hub's cache")
-    runner: str = _option(
+    revision: str | None = option(None, "branch, tag or commit on the hub")
+    download_dir: str | None = option(None, "where downloads go; default: the hub's cache")
+    runner: str = option(
         "auto",
         "generate text, or give vectors, labels and scores; auto: by the model",
         choices=RUNNERS,
     )
-    convert: str = _option(
-        "auto", "adapt a model that wasn't made for pooling", choices=CONVERSIONS
-    )
-    pooler_config: dict[str, Any] | None = _option(  # noqa: RUF009
+    convert: str = option("auto", "adapt a model that wasn't made for pooling", choices=CONVERSIONS)
+    pooler_config: dict[str, Any] | None = option(  # noqa: RUF009
         None,
         "JSON: pooling_type (CLS, LAST, MEAN), use_activation, dimensions of a pooling model",
         json=True,
     )
-    load_format: str = _option("auto", "how weights are read", choices=LOAD_FORMATS)
-    dtype: str = _option(
+    load_format: str = option("auto", "how weights are read", choices=LOAD_FORMATS)
+    dtype: str = option(
         "auto",
         "of the weights (activations are float32 on a CPU); auto: the checkpoint's",
         choices=DTYPES,
     )
-    quantization: str | None = _option(
+    quantization: str | None = option(
         None,
         "round the weights to 8 or 4 bits while they load (fp8: on a GPU); default: as the "
         "checkpoint has them",
         choices=QUANTIZATIONS,
     )
-    kv_cache_dtype: str = _option("auto", "KV cache; auto: the model's", choices=KV_DTYPES)
-    calculate_kv_scales: bool = _option(
+    kv_cache_dtype: str = option("auto", "KV cache; auto: the model's", choices=KV_DTYPES)
+    calculate_kv_scales: bool = option(
         False,
         "measure the scales of an fp8 KV cache on a sample text at load, where the checkpoint has "
         "none; otherwise they are 1",
     )
-    max_model_len: int | None = _option(None, "context length; default: the model's", low=1)
-    block_size: int = _option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
-    enable_prefix_caching: bool = _option(True, "reuse the KV blocks of shared prefixes")
-    disable_hybrid_kv_cache_manager: bool = _option(
+    max_model_len: int | None = option(None, "context length; default: the model's", low=1)
+    block_size: int = option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of shared prefixes")
+    disable_hybrid_kv_cache_manager: bool = option(
         False, "keep all KV blocks of sliding-window layers, as of any other layer"
     )
-    disable_sliding_window: bool = _option(
+    disable_sliding_window: bool = option(
         False, "attend to everything and cap the context to the window"
     )
-    seed: int = _option(0, "seed of requests that bring none", low=0)
-    cpu_kvcache_space: float | None = _option(
+    seed: int = option(0, "seed of requests that bring none", low=0)
+    cpu_kvcache_space: float | None = option(
         None, "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4", low=0.0001
     )
-    kv_cache_map_ahead: int = _option(
+    kv_cache_map_ahead: int = option(
         512,
         "MiB of KV cache whose pages a serving replica on a CPU has mapped before they are needed, "
         "when cores are idle; 0: none",
         low=0,
     )
-    num_gpu_blocks_override: int | None = _option(
+    num_gpu_blocks_override: int | None = option(
         None, "exactly this many KV blocks, whatever the memory", low=1
     )
-    max_num_batched_tokens: int | None = _option(
+    max_num_batched_tokens: int | None = option(
         None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
     )
-    max_num_seqs: int = _option(256, "most sequences in one step", low=1, high=65536)
-    async_scheduling: bool | None = _option(
+    max_num_seqs: int = option(256, "most sequences in one step", low=1, high=65536)
+    async_scheduling: bool | None = option(
         None,
         "plan a step and deliver the one before while one is being run; default: on a GPU; on a "
         "CPU the model needs the cores itself",
     )
-    kept_seats_fraction: float = _option(
+    kept_seats_fraction: float = option(
         1 / 16,
         "part of max_num_seqs that tenants over their share leave to others who were here in the "
         "last ten minutes, so that these start at once (fair policy)",
         low=0.0,
         high=0.5,
     )
-    max_waiting: int = _option(16384, "most queued requests; more are refused with 429", low=1)
-    enable_prompt_embeds: bool = _option(
+    max_waiting: int = option(16384, "most queued requests; more are refused with 429", low=1)
+    enable_prompt_embeds: bool = option(
         False, "take prompts as embedding vectors (offline); trusted callers only"
     )
-    max_logprobs: int = _option(20, "most logprobs a request may ask for", low=0, high=1000)
-    enable_chunked_prefill: bool = _option(True, "split long prompts over steps")
-    prefill_tokens_beside_decodes: int | None = _option(
+    max_logprobs: int = option(20, "most logprobs a request may ask for", low=0, high=1000)
+    enable_chunked_prefill: bool = option(True, "split long prompts over steps")
+    prefill_tokens_beside_decodes: int | None = option(
         None,
         "most prompt tokens of one step in which others decode, so that streams don't stutter; "
         "0: the budget; default: when serving on a CPU by the load, at most 0.09 s of work; else 0",
         low=0,
     )
-    prefill_full_share_at: int = _option(
+    prefill_full_share_at: int = option(
         64,
         "sequences that decode in a step from which on prompts get all of these 0.09 s; with fewer "
         "they get their part, more when many prompts wait; 0: always all",
         low=0,
     )
-    prefill_least_tokens: int = _option(
+    prefill_least_tokens: int = option(
         72,
         "tokens that such a step is filled up to with prompts, decodes included, where up to 9 "
         "sequences decode, if that doesn't take 0.09 s, and in proportion where more do even so",
         low=1,
     )
-    long_prefill_token_threshold: int = _option(
+    long_prefill_token_threshold: int = option(
         0, "most prompt tokens of one request in one step; 0: the budget", low=0
     )
-    scheduling_policy: str = _option(
+    scheduling_policy: str = option(
         "fair",
         "order of the waiting queue; fair: shares between tenants, by their weights",
         choices=POLICIES,
     )
-    prompt_overtaking: float = _option(
+    prompt_overtaking: float = option(
         4.0,
         "under the fair policy a tenant's shorter prompts go ahead of longer ones that wait, until "
         "so many times the tokens of the longer one were started since it came; 0: by arrival",
         low=0.0,
     )
-    device: str = _option("auto", "where the model runs", choices=DEVICES)
-    attention_backend: str | None = _option(
+    device: str = option("auto", "where the model runs", choices=DEVICES)
+    attention_backend: str | None = option(
         None,
         "what computes attention, see docs/attention-backends.md; default: the first that fits",
     )
-    enforce_eager: bool = _option(False, "no CUDA graphs on a GPU")
-    cudagraph_mode: str | None = _option(
+    enforce_eager: bool = option(False, "no CUDA graphs on a GPU")
+    cudagraph_mode: str | None = option(
         None,
         "what is captured in CUDA graphs on a GPU; default: by the optimization level",
         choices=CUDAGRAPH_MODES,
     )
-    cudagraph_capture_sizes: list[int] | None = _option(  # noqa: RUF009
+    cudagraph_capture_sizes: list[int] | None = option(  # noqa: RUF009
         None,
         "numbers of tokens that CUDA graphs are captured for; default: by max_num_seqs; no more "
         "than fit the memory kept for graphs",
         low=1,
         high=8192,
     )
-    optimization_level: int = _option(
+    optimization_level: int = option(
         2,
         "start-up time against speed on a GPU: the default of cudagraph_mode; 0: NONE, 1: "
         "PIECEWISE, 2: FULL_AND_PIECEWISE, 3: as 2",
@@ -184,61 +180,61 @@ class EngineConfig:
         low=0,
         high=3,
     )
-    gpu_memory_utilization: float = _option(
+    gpu_memory_utilization: float = option(
         0.9, "part of a GPU's memory that weights, activations and KV cache may take", low=0.01,
         high=1.0,
     )  # fmt: skip
-    split_mixed_batches: bool = _option(
+    split_mixed_batches: bool = option(
         True,
         "on a GPU, attend to sequences that decode beside prompts by a kernel call of their own",
     )
-    enable_sleep_mode: bool = _option(
+    enable_sleep_mode: bool = option(
         False, "an operator may send the model to sleep, which gives its memory back for a while"
     )
-    num_threads: int | None = _option(None, "CPU threads of the engine; default: all cores", low=1)
-    cpu_threads_bind: str = _option(
+    num_threads: int | None = option(None, "CPU threads of the engine; default: all cores", low=1)
+    cpu_threads_bind: str = option(
         "auto",
         "CPUs of the engine's threads, one each, such as 0-3,8; auto: the pool keeps them apart; "
         "nobind: the system decides",
     )
-    cpu_kernels: bool = _option(True, "use the compiled CPU kernels; off: plain torch")
-    compiled_decoder: bool = _option(
+    cpu_kernels: bool = option(True, "use the compiled CPU kernels; off: plain torch")
+    compiled_decoder: bool = option(
         True, "run a model's layers in one call where the kernels can; off: one by one"
     )
-    compiled_experts: bool = _option(
+    compiled_experts: bool = option(
         True,
         "on a CPU, run a mixture of experts in one call where the kernels can; off: expert by "
         "expert, and then layer by layer",
     )
-    round_activations: bool = _option(
+    round_activations: bool = option(
         True,
         "multiply bfloat16 weights with activations rounded to bfloat16, as such a model was "
         "trained, where the CPU has instructions for it; off: with float32",
     )
-    compiled_sampling: bool = _option(
+    compiled_sampling: bool = option(
         True, "choose tokens with the compiled CPU kernels; off: with torch"
     )
-    compiled_step: bool = _option(
+    compiled_step: bool = option(
         True,
         "where sequences only decode, run embedding, layers, output layer and choice in one call "
         "of the compiled CPU kernels; off: one after the other",
     )
-    rope_scaling: dict[str, Any] | None = _option(  # noqa: RUF009
+    rope_scaling: dict[str, Any] | None = option(  # noqa: RUF009
         None, "JSON that replaces the model's", json=True
     )
-    rope_theta: float | None = _option(None, "replaces the model's rope_theta", low=1.0)
-    generation_config: str = _option(
+    rope_theta: float | None = option(None, "replaces the model's rope_theta", low=1.0)
+    generation_config: str = option(
         "auto",
         "auto: sampling defaults of the model's generation_config.json; vllm: none",
         choices=("auto", "vllm"),
     )
-    tool_call_parser: str | None = _option(
+    tool_call_parser: str | None = option(
         None, "how gateways read tool calls; default: told by the chat template"
     )
-    reasoning_parser: str | None = _option(
+    reasoning_parser: str | None = option(
         None, "how gateways find reasoning; none: not at all; default: told by the chat template"
     )
-    disable_log_stats: bool = _option(False, "no periodic line of statistics")
+    disable_log_stats: bool = option(False, "no periodic line of statistics")
 
     def __post_init__(self) -> None:
         for spec in dataclasses.fields(self):
@@ -272,30 +268,6 @@ class EngineConfig:
     def name(self) -> str:
         """The name clients use."""
         return self.served_model_name or self.model
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> EngineConfig:
-        """From settings or JSON. An unknown key is refused by its name."""
-        known = {spec.name for spec in dataclasses.fields(cls)}
-        for key in values:
-            if key not in known:
-                raise ConfigError(f"{key} is no engine setting.", param=str(key))
-        return cls(**values)
-
-    @classmethod
-    def from_cli_args(cls, args: argparse.Namespace) -> EngineConfig:
-        """From parsed flags; what the parser didn't set keeps its default."""
-        known = {spec.name for spec in dataclasses.fields(cls)}
-        given = {k: v for k, v in vars(args).items() if k in known and v is not None}
-        return cls(**given)
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Only what differs from the defaults; `from_mapping` takes it back."""
-        return {
-            spec.name: getattr(self, spec.name)
-            for spec in dataclasses.fields(self)
-            if getattr(self, spec.name) != spec.default
-        }
 
 
 def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = frozenset()) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from dataclasses import field
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from engine.errors import ConfigError
 
@@ -14,6 +15,35 @@ from engine.errors import ConfigError
 def option(default: Any, help: str, **extra: Any) -> Any:
     """A dataclass field that is also a command-line flag; `choices`, `low`, `high` are checked."""
     return field(default=default, metadata={"help": help, **extra})
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """A dataclass of options, made from whatever holds them."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """From settings or JSON. An unknown key is refused by its name."""
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"{key} is no engine setting.", param=str(key))
+        return cls(**values)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """From parsed flags; what the parser didn't set keeps its default."""
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        given = {k: v for k, v in vars(args).items() if k in known and v is not None}
+        return cls(**given)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Only what differs from the defaults; `from_mapping` takes it back."""
+        return {
+            spec.name: getattr(self, spec.name)
+            for spec in dataclasses.fields(self)
+            if getattr(self, spec.name) != spec.default
+        }
 
 
 def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
