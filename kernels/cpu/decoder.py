@@ -100,7 +100,7 @@ class CpuDecoder(CompiledDecoder):
             raise MemoryError("no memory for the decoder's table of layers")
         self._handle, self._run, self._library = handle, library.decoder_run, library
         self._skips_rows = is_on("LAST_ROWS")
-        weakref.finalize(self, library.decoder_free, handle)
+        weakref.finalize(self, library.decoder_free, handle).atexit = False  # as of layers
 
     def __call__(
         self,

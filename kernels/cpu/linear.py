@@ -36,7 +36,8 @@ class CpuLinear(LinearLayer):
         self.out_features, self.in_features = out_features, k
         self.nbytes = library.packed_bytes(handle)
         self._linear, self._rows = library.linear, library.linear_rows
-        weakref.finalize(self, library.free_packed, handle)
+        # Not at exit: a thread of a process that ends may be in the middle of a product.
+        weakref.finalize(self, library.free_packed, handle).atexit = False
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""

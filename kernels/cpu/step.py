@@ -69,7 +69,7 @@ class CpuStep(CompiledStep):
         if not handle:
             raise MemoryError("no memory for the description of a step")
         self._handle, self._run = handle, library.step_run
-        self._free = weakref.finalize(self, library.step_free, handle)
+        weakref.finalize(self, library.step_free, handle).atexit = False  # as of layers
 
     def over(self, rows: Tensor, choice: StepChoice | None) -> Callable[[], list[int]]:
         """See `CompiledStep.over`."""
