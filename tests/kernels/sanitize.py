@@ -22,7 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNTIMES = {"address": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 TESTS = {
     "address": ["tests/kernels", "--ignore=tests/kernels/triton"],
-    "thread": [f"tests/kernels/test_{name}.py" for name in ("threads", "linear", "decoder")],
+    "thread": [
+        f"tests/kernels/test_{name}.py"
+        for name in ("threads", "linear", "decoder", "step", "attention")
+    ],
 }
 OPTIONS = {
     # Python and torch keep what they need until the end.
