@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from engine.errors import ConfigError
 from engine.models.context import AttentionContext
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import NewSequence, StepPlan
@@ -51,6 +52,8 @@ class RunningBatch:
     a sequence that left is used again one step later.
 
     There is a block table for each of `num_groups` KV cache groups, all of the same length.
+
+    Raises `ConfigError` where the tables are larger than the system's memory may ever be.
     """
 
     def __init__(
@@ -60,10 +63,17 @@ class RunningBatch:
         #: Put sequences with one token before those with several.
         self.decodes_first = False
         num_rows = 2 * max_num_seqs
-        # Zero pages are only mapped when written, so a long max_model_len costs nothing by itself.
-        self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
         max_blocks = -(-max_model_len // block_size)
-        self.block_tables = np.zeros((num_groups, num_rows, max_blocks), dtype=np.int32)
+        try:
+            # Zero pages are only mapped when written, so a long max_model_len costs nothing itself.
+            self.tokens = np.zeros((num_rows, max_model_len + 1), dtype=np.int32)
+            self.block_tables = np.zeros((num_groups, num_rows, max_blocks), dtype=np.int32)
+        except (MemoryError, ValueError) as error:
+            raise ConfigError(
+                f"The system has no room for tables of max_num_seqs ({max_num_seqs}) sequences of "
+                f"max_model_len ({max_model_len}) tokens: {error}.",
+                param="max_num_seqs",
+            ) from error
         self.num_blocks = np.zeros(num_rows, dtype=np.int64)
         #: Counts a token that is being sampled as if it were there.
         self.num_tokens = np.zeros(num_rows, dtype=np.int64)

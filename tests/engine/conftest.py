@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernels.cpu import CpuKernels, CpuKernelsUnavailable
 from tests.engine.models import Oracle, make_model
 
 
@@ -15,6 +16,15 @@ from tests.engine.models import Oracle, make_model
 def one_thread() -> None:
     """Tiny models gain nothing from threads, and on a busy machine waiting for them costs much."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def compiler() -> None:
+    """Without one there is nothing compiled to test."""
+    try:
+        CpuKernels()
+    except CpuKernelsUnavailable as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import pytest
 from engine import LLM, SamplingParams
 from engine.errors import ConfigError
 from engine.models.decoder import NativeDecoder
-from kernels.cpu import CpuKernels, CpuKernelsUnavailable
 from kernels.cpu.features import cpu_flags
 from tests.engine.models import FAMILIES, Oracle
 from tests.engine.test_token_equality import OUTPUT, make, mixed_prompts, run
@@ -20,13 +19,7 @@ Folder = Callable[[str], Path]
 PROMPTS = mixed_prompts(12)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiler() -> None:
-    """Without one there is nothing compiled to test."""
-    try:
-        CpuKernels()
-    except CpuKernelsUnavailable as error:
-        pytest.skip(str(error))
+pytestmark = pytest.mark.usefixtures("compiler")
 
 
 def is_compiled(llm: LLM) -> bool:
