@@ -89,7 +89,10 @@ class EngineConfig(Settings):
     )
     seed: int = option(0, "seed of requests that bring none", low=0)
     cpu_kvcache_space: float | None = option(
-        None, "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4", low=0.0001
+        None,
+        "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4",
+        low=0.0001,
+        high=1048576.0,
     )
     kv_cache_map_ahead: int = option(
         512,
@@ -98,7 +101,7 @@ class EngineConfig(Settings):
         low=0,
     )
     num_gpu_blocks_override: int | None = option(
-        None, "exactly this many KV blocks, whatever the memory", low=1
+        None, "exactly this many KV blocks, whatever the memory", low=1, high=1 << 24
     )
     max_num_batched_tokens: int | None = option(
         None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
@@ -191,7 +194,9 @@ class EngineConfig(Settings):
     enable_sleep_mode: bool = option(
         False, "an operator may send the model to sleep, which gives its memory back for a while"
     )
-    num_threads: int | None = option(None, "CPU threads of the engine; default: all cores", low=1)
+    num_threads: int | None = option(
+        None, "CPU threads of the engine; default: all cores", low=1, high=4096
+    )
     cpu_threads_bind: str = option(
         "auto",
         "CPUs of the engine's threads, one each, such as 0-3,8; auto: the pool keeps them apart; "

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.errors import ConfigError
 from kernels import KernelSet
 
 
@@ -44,9 +45,18 @@ class KVScales:
 
 
 def new_cache(ops: KernelSet, shape: tuple[int, int, int, int], dtype: torch.dtype) -> LayerCache:
-    """An empty cache; its pages are mapped when they are first written."""
-    keys, values = ops.new_kv_cache(shape, dtype), ops.new_kv_cache(shape, dtype)
-    if dtype != torch.int8:
-        return LayerCache(keys, values)
-    scales = [ops.new_kv_cache(shape[:3], torch.float32) for _ in range(2)]
-    return LayerCache(keys, values, *scales)
+    """An empty cache; its pages are mapped when they are first written.
+
+    Raises `ConfigError` where the system hasn't got so much memory.
+    """
+    try:
+        keys, values = ops.new_kv_cache(shape, dtype), ops.new_kv_cache(shape, dtype)
+        if dtype != torch.int8:
+            return LayerCache(keys, values)
+        scales = [ops.new_kv_cache(shape[:3], torch.float32) for _ in range(2)]
+        return LayerCache(keys, values, *scales)
+    except MemoryError as error:
+        raise ConfigError(
+            f"No room for a KV cache of {shape[0]} blocks of {shape[2]} tokens: {error}.",
+            param="num_gpu_blocks_override",
+        ) from error

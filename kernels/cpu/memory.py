@@ -16,11 +16,16 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
     A cache is read block after block in any order: with small pages nearly every block costs an
     address translation, which a decode step of many sequences feels.
+
+    Raises MemoryError for more than the system may ever have.
     """
     size = math.prod(shape) * dtype.itemsize
     if not size:
         return torch.zeros(shape, dtype=dtype)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"the system doesn't give {size} bytes: {error}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE if is_on("HUGE_PAGES") else mmap.MADV_NOHUGEPAGE)
     # The tensor holds on to the mapping, which goes when the last view of it does.

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.errors import ConfigError
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.batch import RunningBatch
 from engine.worker.decode import DecodeSteps
 from tests.engine.models import FAMILIES, Oracle
 from tests.engine.test_token_equality import OUTPUT, make, mixed_prompts, run
@@ -114,9 +112,3 @@ def test_a_larger_step_runs_part_by_part(
     monkeypatch.setattr(llm.core.executor._runner._decodes, "_most", 3)
     assert run(llm, PROMPTS) == expected
     assert not any(taken)
-
-
-def test_tables_beyond_all_memory_are_refused_by_the_settings_that_ask_for_them() -> None:
-    with pytest.raises(ConfigError, match=r"max_num_seqs \(65536\) sequences") as error:
-        RunningBatch(65536, 1 << 40, 16)
-    assert error.value.param == "max_num_seqs"

@@ -48,3 +48,9 @@ def test_others_may_write_meanwhile(compiled):
 def test_only_whole_blocks_are_mapped(compiled):
     with pytest.raises(ValueError, match="contiguous"):
         compiled.map_pages(torch.zeros(4, 4).t())
+
+
+@pytest.mark.parametrize("blocks", [1 << 45, 1 << 70])
+def test_more_than_any_machine_has_is_refused(kernels, blocks):
+    with pytest.raises(MemoryError, match="the system doesn't give"):
+        kernels.new_kv_cache((blocks, 1, 16, 64), torch.float32)
