@@ -21,12 +21,15 @@ class Scratch:
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
     def joined(self, pieces: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-        """`pieces` [n, K] over each other, in `dtype` or one that holds all, until the next call.
+        """`pieces` [n, K] over each other, until the next call.
+
+        In `dtype`, by default one that holds all of them, but for 64 bits, which no kernel takes.
 
         What is one piece of that dtype already, or isn't in the CPU's memory, isn't copied here.
         """
         only = len(pieces) == 1
         dtype = dtype or reduce(torch.promote_types, (piece.dtype for piece in pieces))
+        dtype = torch.float32 if dtype == torch.float64 else dtype
         if any(piece.device.type != "cpu" for piece in pieces):
             return pieces[0] if only else torch.cat(list(pieces))
         if only and pieces[0].dtype == dtype:

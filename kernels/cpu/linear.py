@@ -51,8 +51,11 @@ class CpuLinear(LinearLayer):
             raise ValueError(f"out {list(out.shape)} must be [{rows}, {self.out_features}] as x")
         elif not out.is_contiguous():
             raise ValueError("out must be contiguous")
+        kind = DTYPES.get(x.dtype)
+        if kind is None:
+            raise ValueError(f"x must be float32, bfloat16 or float16, not {x.dtype}")
         status = self._linear(
-            self.handle, out.data_ptr(), x.data_ptr(), stride, rows, DTYPES[x.dtype], num_threads()
+            self.handle, out.data_ptr(), x.data_ptr(), stride, rows, kind, num_threads()
         )
         if status:
             check(status)

@@ -293,3 +293,9 @@ def test_weights_side_by_side_go_back_one_by_one(compiled):
     assert loaded > 40 * 2**20
     assert left < loaded - 30 * 2**20
     assert_close(kept(x), product(x, weights[3]), x.dtype, slack=8.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
+def test_a_dtype_that_no_kernel_takes_is_refused(compiled, dtype):
+    with pytest.raises(ValueError, match="must be float32, bfloat16 or float16"):
+        compiled.PackedLinear(torch.randn(8, 16))(torch.ones(2, 16, dtype=dtype))

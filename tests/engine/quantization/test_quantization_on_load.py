@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine.config import EngineConfig
@@ -51,6 +53,22 @@ def test_any_native_checkpoint_runs_and_batches_like_alone(
     for prompt, tokens in zip(prompts, together, strict=True):
         alone = llm.generate([prompt], GREEDY, use_tqdm=False)[0]
         assert alone.outputs[0].token_ids == tokens
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_weights_of_64_bits_are_rounded_as_those_of_32(
+    quantization: str | None, model_folder: Folder, tmp_path: Path
+) -> None:
+    """Also where one layer is made of tensors of several types."""
+    folder = shutil.copytree(model_folder("llama"), tmp_path / "m")
+    tokens = []
+    for wide in ("nothing", "q_proj", "weight"):
+        tensors = load_file(model_folder("llama") / "model.safetensors")
+        tensors = {k: v.double() if wide in k else v for k, v in tensors.items()}
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        llm = LLM(str(folder), quantization=quantization, num_gpu_blocks_override=8)
+        tokens.append(llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False)[0].outputs[0].token_ids)
+    assert tokens[0] == tokens[1] == tokens[2]
 
 
 def test_the_layers_are_small_and_the_tables_stay_in_eight_bits(model_folder: Folder) -> None:
