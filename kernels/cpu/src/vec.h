@@ -92,12 +92,15 @@ constexpr int NR = 2 * W;
 
 // ---- functions in terms of the above ------------------------------------------------------------
 
-// e^x to 2 units in the last place; 0 below -87.33 (and for -inf), so that masked scores vanish; NaN
-// of NaN.
+// e^x to 2 units in the last place; 0 below -87.33 (and for -inf), so that masked scores vanish;
+// from 88 on e^88; NaN of NaN.
 QUIRE_INLINE vf vexp(vf x) {
   const vf low = vset(-87.33f);
-  const vf clamped = vmin(vset(88.72f), vmax(low, x));
-  const vf n = vround(clamped * vset(1.44269504088896341f));
+  const vf clamped = vmin(vset(88.0f), vmax(low, x));  // in this order NaN stays
+  // Adding 1.5 * 2^23 leaves a whole number, which stands in the sum's last bits too.
+  const vf magic = vset(12582912.0f);
+  const vf shifted = vfma(clamped, vset(1.44269504088896341f), magic);
+  const vf n = shifted - magic;
   vf r = vfma(n, vset(-0.693359375f), clamped);
   r = vfma(n, vset(2.12194440e-4f), r);
   vf p = vset(1.9875691500e-4f);
@@ -107,7 +110,7 @@ QUIRE_INLINE vf vexp(vf x) {
   p = vfma(p, r, vset(1.6666665459e-1f));
   p = vfma(p, r, vset(5.0000001201e-1f));
   p = vfma(p, r * r, r) + vset(1.0f);
-  return vzero_below(vscale2(p, n), x, low);
+  return vzero_below(vscale2(p, n, shifted), x, low);
 }
 
 QUIRE_INLINE vf vtanh(vf x) {

@@ -76,14 +76,10 @@ QUIRE_INLINE vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
 QUIRE_INLINE vf vround(vf x) {
   return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-// x * 2^n in two steps: 2^128 is no float.
-QUIRE_INLINE vf vscale2(vf x, vf n) {
-  const __m256i whole = _mm256_cvtps_epi32(n);
-  const __m256i half = _mm256_srai_epi32(whole, 1);
-  auto power = [](__m256i e) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(e, _mm256_set1_epi32(127)), 23));
-  };
-  return x * power(half) * power(_mm256_sub_epi32(whole, half));
+// x * 2^n for -126 <= n <= 127, which the last bits of `shifted` are too.
+QUIRE_INLINE vf vscale2(vf x, vf, vf shifted) {
+  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
+  return x * _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)));
 }
 QUIRE_INLINE vf vzero_below(vf x, vf y, vf low) {
   return _mm256_and_ps(_mm256_cmp_ps(y, low, _CMP_NLT_UQ), x);

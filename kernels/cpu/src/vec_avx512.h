@@ -79,7 +79,8 @@ QUIRE_INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 QUIRE_INLINE vf vround(vf x) {
   return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
-QUIRE_INLINE vf vscale2(vf x, vf n) { return _mm512_scalef_ps(x, n); }
+// x * 2^n; other variants find n in the last bits of `shifted`.
+QUIRE_INLINE vf vscale2(vf x, vf n, vf) { return _mm512_scalef_ps(x, n); }
 QUIRE_INLINE vf vzero_below(vf x, vf y, vf low) {
   return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(y, low, _CMP_NLT_UQ), x);
 }

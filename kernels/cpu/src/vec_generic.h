@@ -59,13 +59,16 @@ QUIRE_INLINE vf vround(vf x) {
   const vf magic = vset(12582912.0f);
   return (x + magic) - magic;
 }
-QUIRE_INLINE vf vscale2(vf x, vf n) {
+// x * 2^n for -126 <= n <= 127, which the last bits of `shifted` are too.
+QUIRE_INLINE vf vscale2(vf x, vf, vf shifted) {
   return each([&](int i) {
-    const int32_t whole = n[i] == n[i] ? static_cast<int32_t>(n[i]) : 0, half = whole >> 1;
-    const int32_t bits[2] = {(half + 127) << 23, (whole - half + 127) << 23};
-    float power[2];
-    std::memcpy(power, bits, 8);
-    return x[i] * power[0] * power[1];
+    const float last = shifted[i];
+    uint32_t bits;
+    std::memcpy(&bits, &last, 4);
+    bits = (bits + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, 4);
+    return x[i] * power;
   });
 }
 QUIRE_INLINE vf vzero_below(vf x, vf y, vf low) {
