@@ -140,9 +140,14 @@ def test_a_decoded_row_does_not_depend_on_its_batch(compiled, threads):
         assert torch.equal(compiled.paged_attention(**alone)[0], whole[row])
 
 
-def test_a_prompt_gives_the_same_however_it_is_cut(compiled):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sliding_window": 70}, {"soft_cap": 3.0, "alibi_slopes": torch.linspace(0.1, 0.6, 6)}],
+    ids=lambda options: "+".join(options),
+)
+def test_a_prompt_gives_the_same_however_it_is_cut(compiled, options):
     whole = make_batch([(300, 300)], heads=6, kv_heads=2)
-    expected = compiled.paged_attention(**whole.arguments())
+    expected = compiled.paged_attention(**whole.arguments(), **options)
     for cut in (2, 130, 255):
         parts = []
         for begin, end in ((0, cut), (cut, 300)):
@@ -150,7 +155,7 @@ def test_a_prompt_gives_the_same_however_it_is_cut(compiled):
             part["q"] = whole.q[begin:end]
             part["seq_lens"] = torch.tensor([end], dtype=torch.int32)
             part["query_start_loc"] = torch.tensor([0, end - begin], dtype=torch.int32)
-            parts.append(compiled.paged_attention(**part))
+            parts.append(compiled.paged_attention(**part, **options))
         assert torch.equal(torch.cat(parts), expected)
 
 

@@ -12,6 +12,11 @@ namespace {
 constexpr int64_t kRows = W == 16 ? 112 : W == 8 ? 96 : 64;
 static_assert(kTile == kDepth, "scores are the A of the second product");
 
+// Columns of a tile of KV, as [low, high).
+struct Range {
+  int64_t low, high;
+};
+
 struct Tile {
   const Attention& a;
   int64_t seq, head, group;
@@ -21,9 +26,16 @@ struct Tile {
   int64_t depth;  // blocks of kDepth in a head
   int64_t panels; // panels of NR columns in a head
   int64_t ldo;    // panels * NR
-  float *q, *scores, *keys, *values, *out, *top, *weight, *decay;
+  float *q, *scores, *keys, *values, *out, *top, *weight, *decay, *sums;
+  Range* ranges;    // what of the KV at hand the rows [0, MR), [MR, 2 MR), ... see, all together
+  int64_t* places;  // where its tokens lie in the caches; -1 where no query sees one
 
   int64_t position(int64_t row) const { return from + row / group; }
+  // Columns, of `count` tokens from `begin` on, that some of the queries from `first` to `last` see.
+  Range seen_by(int64_t first, int64_t last, int64_t begin, int64_t count) const {
+    return {std::max<int64_t>(0, a.first_seen(first) - begin),
+            std::max<int64_t>(0, std::min(count, last + 1 - begin))};
+  }
 };
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
@@ -39,41 +51,67 @@ size_t lay_out(const Attention& a, Tile* tile, char* base) {
       layout.add(kTile * a.padded() * sizeof(float)), layout.add(kTile * ldo * sizeof(float)),
       layout.add(rows * ldo * sizeof(float)),         layout.add(rows * sizeof(float)),
       layout.add(rows * sizeof(float)),               layout.add(rows * sizeof(float)),
+      layout.add(rows * sizeof(float)),
   };
+  const size_t ranges = layout.add((rows + MR - 1) / MR * sizeof(Range));
+  const size_t places = layout.add(kTile * sizeof(int64_t));
   if (tile) {
-    float** parts[] = {&tile->q,   &tile->scores, &tile->keys,   &tile->values,
-                       &tile->out, &tile->top,    &tile->weight, &tile->decay};
-    for (int i = 0; i < 8; i++) *parts[i] = reinterpret_cast<float*>(base + at[i]);
+    float** parts[] = {&tile->q,   &tile->scores, &tile->keys,  &tile->values, &tile->out,
+                       &tile->top, &tile->weight, &tile->decay, &tile->sums};
+    for (int i = 0; i < 9; i++) *parts[i] = reinterpret_cast<float*>(base + at[i]);
+    tile->ranges = reinterpret_cast<Range*>(base + ranges);
+    tile->places = reinterpret_cast<int64_t*>(base + places);
     tile->depth = depth, tile->ldo = ldo, tile->panels = ldo / NR;
   }
   return layout.total();
 }
 
 // Queries, scaled, as [depth][row][LDA].
+template <class T>
 void load_queries(const Tile& t, int64_t first_token) {
   const Attention& a = t.a;
-  for (int64_t r = 0; r < t.rows; r++) {
-    const int64_t token = first_token + r / t.group, head = t.head * t.group + r % t.group;
-    for (int64_t block = 0; block < t.depth; block++) {
-      const int64_t d = block * kDepth, n = std::min<int64_t>(kDepth, a.head_size - d);
-      float* row = t.q + (block * most_rows(a) + r) * LDA;
-      read_row(row, a.q, token * a.q_stride + head * a.head_size + d, n, a.dtype);
-      for_lanes(n, [&](int64_t i, int lanes) {
-        vstore_some(row + i, vload_some(row + i, lanes) * vset(a.scale), lanes);
-      });
+  const int64_t size = a.head_size, block_rows = most_rows(a) * LDA;
+  const T* token = static_cast<const T*>(a.q) + first_token * a.q_stride + t.head * t.group * size;
+  const vf scale = vset(a.scale);
+  float* row = t.q;
+  for (int64_t r = 0; r < t.rows; token += a.q_stride) {
+    const T* q = token;
+    for (const int64_t end = r + t.group; r < end; r++, q += size, row += LDA) {
+      for (int64_t block = 0, d = 0; d < size; block++, d += kDepth) {
+        float* to = row + block * block_rows;
+        for_lanes(std::min<int64_t>(kDepth, size - d), [&](int64_t i, int lanes) {
+          vstore_some(to + i, vload_some(q + d + i, lanes) * scale, lanes);
+        });
+      }
     }
   }
 }
 
-// Where a token of the tile's KV lies in the caches; -1 when no query of the tile sees it. Blocks
-// that have left the window may be anyone's by now, so they aren't looked at.
-int64_t row_of(const Tile& t, int64_t token, int64_t end) {
-  return token < t.seen || token >= end ? -1 : t.a.row(t.seq, t.head, token);
+// Finds the KV of `count` tokens from `begin` on. Blocks that have left the window may be anyone's
+// by now, so they aren't looked at.
+void find_places(const Tile& t, int64_t begin, int64_t count) {
+  const Attention& a = t.a;
+  const int64_t first = std::max<int64_t>(0, t.seen - begin);
+  std::fill(t.places, t.places + std::min(first, kTile), int64_t{-1});
+  for (int64_t i = first; i < count;) {
+    const int64_t left = a.block_size - (begin + i) % a.block_size;
+    int64_t place = a.row(t.seq, t.head, begin + i);
+    for (const int64_t end = std::min(count, i + left); i < end; i++) t.places[i] = place++;
+  }
+  std::fill(t.places + count, t.places + kTile, int64_t{-1});
 }
 
-// `count` keys from token `begin` on, as panels of NR tokens: [panel][d][token].
+// What each MR rows see of it.
+void find_ranges(const Tile& t, int64_t begin, int64_t count) {
+  for (int64_t r = 0; r < t.rows; r += MR) {
+    const int64_t last = std::min<int64_t>(r + MR, t.rows) - 1;
+    t.ranges[r / MR] = t.seen_by(t.position(r), t.position(last), begin, count);
+  }
+}
+
+// `count` keys as panels of NR tokens: [panel][d][token].
 template <class T>
-void load_keys(const Tile& t, int64_t begin, int64_t count) {
+void load_keys(const Tile& t, int64_t count) {
   const Attention& a = t.a;
   const T* cache = static_cast<const T*>(a.key_cache);
   const int64_t size = a.head_size, padded = a.padded();
@@ -81,7 +119,7 @@ void load_keys(const Tile& t, int64_t begin, int64_t count) {
     const T* rows[W];
     vf scales[W];
     for (int i = 0; i < W; i++) {
-      const int64_t row = row_of(t, begin + j + i, begin + count);
+      const int64_t row = t.places[j + i];
       rows[i] = row < 0 ? nullptr : cache + row * size;
       scales[i] = vset(row < 0 || !a.key_scales ? 1.0f : a.key_scales[row]);
     }
@@ -100,40 +138,35 @@ void load_keys(const Tile& t, int64_t begin, int64_t count) {
 
 // Values as panels of NR columns: [panel][token][column]. Gives whether all of them are finite.
 template <class T>
-bool load_values(const Tile& t, int64_t begin, int64_t count) {
+bool load_values(const Tile& t, int64_t count) {
   const Attention& a = t.a;
   const T* cache = static_cast<const T*>(a.value_cache);
-  vf off = vset(0.0f);
+  vf off[2] = {vset(0.0f), vset(0.0f)};
   for (int64_t j = 0; j < count; j++) {
-    const int64_t row = row_of(t, begin + j, begin + count);
+    const int64_t row = t.places[j];
     const T* from = cache + (row < 0 ? 0 : row) * a.head_size;
     const vf scale = vset(row >= 0 && a.value_scales ? a.value_scales[row] : 1.0f);
-    for (int64_t d = 0; d < t.ldo; d += W) {
-      const int64_t left = row < 0 ? 0 : a.head_size - d;
-      vf x = left <= 0 ? vset(0.0f) : left >= W ? vload(from + d) : vload_n(from + d, int(left));
-      if (a.value_scales) x = x * scale;
-      vstore(t.values + d / NR * kTile * NR + j * NR + d % NR, x);
-      off = vfma(x, vset(0.0f), off);
+    for (int64_t panel = 0; panel < t.ldo; panel += NR) {
+#pragma GCC unroll 2
+      for (int half = 0; half < 2; half++) {
+        const int64_t d = panel + half * W, left = row < 0 ? 0 : a.head_size - d;
+        vf x = left <= 0 ? vset(0.0f) : left >= W ? vload(from + d) : vload_n(from + d, int(left));
+        if (a.value_scales) x = x * scale;
+        vstore(t.values + panel * kTile + j * NR + half * W, x);
+        off[half] = vfma(x, vset(0.0f), off[half]);
+      }
     }
   }
-  return vsum(off) == 0.0f;
+  return vsum(off[0] + off[1]) == 0.0f;
 }
 
-// Columns of the tile that some of the rows [r, r + rows) see, as [low, high).
-void seen_columns(const Tile& t, int64_t r, int64_t rows, int64_t begin, int64_t count,
-                  int64_t* low, int64_t* high) {
-  *low = std::max<int64_t>(0, t.a.first_seen(t.position(r)) - begin);
-  *high = std::max<int64_t>(0, std::min(count, t.position(r + rows - 1) + 1 - begin));
-}
-
-void multiply_keys(const Tile& t, int64_t begin, int64_t count) {
+void multiply_keys(const Tile& t, int64_t count) {
   const int64_t size = t.a.head_size, padded = t.a.padded();
   for (int64_t j = 0; j < count; j += NR) {
     for (int64_t r = 0; r < t.rows; r += MR) {
       const int64_t rows = std::min<int64_t>(MR, t.rows - r);
-      int64_t low, high;
-      seen_columns(t, r, rows, begin, count, &low, &high);
-      if (j + NR <= low || j >= high) continue;
+      const Range& seen = t.ranges[r / MR];
+      if (j + NR <= seen.low || j >= seen.high) continue;
       const Micro micro = micro_f32_for(static_cast<int>(rows));
       for (int64_t block = 0; block < t.depth; block++) {
         const int64_t d = block * kDepth;
@@ -145,56 +178,99 @@ void multiply_keys(const Tile& t, int64_t begin, int64_t count) {
   }
 }
 
-// Scores -> weights of one row; weights outside of what the row sees become 0.
-void weigh_row(const Tile& t, int64_t r, int64_t begin, int64_t count) {
-  const int64_t position = t.position(r);
-  const int64_t low = std::max<int64_t>(0, t.a.first_seen(position) - begin);
-  const int64_t high = std::min(count, position + 1 - begin);
+// Scores -> weights of one row that sees the columns `own`, in whole vectors; what is beyond `own`,
+// as far as the rows beside it see it, gets the weight 0.
+void weigh_row(const Tile& t, int64_t r, const Range& own, int64_t begin, int64_t position) {
+  const Attention& a = t.a;
+  const Range& all = t.ranges[r / MR];
   float* row = t.scores + r * LDA;
-  if (low >= high) {
-    std::fill(row, row + count, 0.0f);
-    t.decay[r] = 1.0f;
+  t.decay[r] = t.sums[r] = 0.0f;
+  if (own.low >= own.high) {
+    if (all.low < all.high) std::fill(row + all.low, row + all.high, 0.0f);
     return;
   }
-  std::fill(row, row + low, 0.0f);
-  std::fill(row + high, row + count, 0.0f);
-  const float seen = finish_scores(t.a, t.head * t.group + r % t.group, row + low, high - low,
-                                   begin + low - position);
-  const float top = std::max(t.top[r], seen);
-  t.decay[r] = std::exp(t.top[r] - top);
+  if (a.soft_cap > 0 || a.alibi) {
+    finish_scores(a, t.head * t.group + r % t.group, row + own.low, own.high - own.low,
+                  begin + own.low - position);
+  }
+  const int64_t from = own.low / W * W, to = round_up(own.high, W);
+  const vf none = vset(-INFINITY);
+  if (from < own.low) std::fill(row + from, row + own.low, -INFINITY);
+  if (to > own.high) {
+    vstore(row + to - W, vfill(vload(row + to - W), static_cast<int>(own.high % W), -INFINITY));
+  }
+  vf most = none, other = none;
+  int64_t i = from;
+  for (; i + 2 * W <= to; i += 2 * W) {
+    most = vmax(most, vload(row + i));
+    other = vmax(other, vload(row + i + W));
+  }
+  if (i < to) most = vmax(most, vload(row + i));
+  const float top = std::max(t.top[r], vmaximum(vmax(most, other)));
+  t.decay[r] = t.top[r] - top;
   t.top[r] = top;
-  t.weight[r] = t.weight[r] * t.decay[r] + weigh_scores(row + low, high - low, top);
+  vf sum = vset(0.0f);
+  const vf shift = vset(top);
+  for (i = from; i < to; i += W) {
+    const vf x = vexp(vload(row + i) - shift);
+    vstore(row + i, x);
+    sum = sum + x;
+  }
+  t.sums[r] = vsum(sum);
+  if (all.low < from) std::fill(row + all.low, row + from, 0.0f);
+  if (all.high > to) std::fill(row + to, row + all.high, 0.0f);
 }
 
-// `together` rows share a product, in which those that don't see a value weigh it 0: one at a time
-// where some value is NaN or infinite, which 0 doesn't hide.
-void multiply_values(const Tile& t, int64_t begin, int64_t count, bool first, int64_t together) {
+void weigh_rows(const Tile& t, int64_t begin, int64_t count) {
+  for (int64_t r = 0, position = t.from; r < t.rows; position++) {
+    const Range own = t.seen_by(position, position, begin, count);
+    for (const int64_t end = r + t.group; r < end; r++) weigh_row(t, r, own, begin, position);
+  }
+  for_lanes(t.rows, [&](int64_t r, int n) {
+    const vf decay = vexp(vload_some(t.decay + r, n));
+    vstore_some(t.decay + r, decay, n);
+    vstore_some(t.weight + r, vfma(vload_some(t.weight + r, n), decay, vload_some(t.sums + r, n)),
+                n);
+  });
+}
+
+// MR rows share a product, in which those that don't see a value weigh it 0: one at a time unless all
+// values are `finite`, for 0 doesn't hide others.
+void multiply_values(const Tile& t, int64_t begin, int64_t count, bool first, bool finite) {
+  const int64_t together = finite ? MR : 1;
   for (int64_t r = 0; r < t.rows; r += together) {
-    const int64_t rows = std::min<int64_t>(together, t.rows - r);
-    int64_t low, high;
-    seen_columns(t, r, rows, begin, count, &low, &high);
+    const int64_t rows = std::min<int64_t>(together, t.rows - r), position = t.position(r);
+    const Range seen = finite ? t.ranges[r / MR] : t.seen_by(position, position, begin, count);
     const Micro micro = micro_f32_for(static_cast<int>(rows));
     for (int64_t p = 0; p < t.panels; p++) {
-      micro(t.scores + r * LDA + low, t.values + (p * kTile + low) * NR,
-            std::max<int64_t>(0, high - low), t.out + r * t.ldo + p * NR, t.ldo,
+      micro(t.scores + r * LDA + seen.low, t.values + (p * kTile + seen.low) * NR,
+            std::max<int64_t>(0, seen.high - seen.low), t.out + r * t.ldo + p * NR, t.ldo,
             first ? Old::kDrop : Old::kScale, t.decay + r);
     }
   }
 }
 
+// What the sums of row r, of query head `head`, are multiplied by in the end.
+float inverse_weight(const Tile& t, int64_t r, int64_t head) {
+  const float* sinks = t.a.sinks;
+  if (!sinks) return 1.0f / t.weight[r];
+  const float top = std::max(t.top[r], sinks[head]), decay = std::exp(t.top[r] - top);
+  return decay / (t.weight[r] * decay + std::exp(sinks[head] - top));
+}
+
+template <class T>
 void store(const Tile& t, int64_t first_token) {
   const Attention& a = t.a;
-  for (int64_t r = 0; r < t.rows; r++) {
-    const int64_t token = first_token + r / t.group, head = t.head * t.group + r % t.group;
-    float scale = 1.0f / t.weight[r];
-    if (a.sinks) {
-      const float top = std::max(t.top[r], a.sinks[head]);
-      const float decay = std::exp(t.top[r] - top);
-      scale = decay / (t.weight[r] * decay + std::exp(a.sinks[head] - top));
+  const int64_t size = a.head_size, first = t.head * t.group;
+  T* token = static_cast<T*>(a.out) + (first_token * a.q_heads + first) * size;
+  const float* row = t.out;
+  for (int64_t r = 0; r < t.rows; token += a.q_heads * size) {
+    for (int64_t h = 0; h < t.group; h++, r++, row += t.ldo) {
+      const vf scale = vset(inverse_weight(t, r, first + h));
+      for_lanes(size, [&](int64_t i, int lanes) {
+        vstore_some(token + h * size + i, vload(row + i) * scale, lanes);
+      });
     }
-    float* row = t.out + r * t.ldo;
-    for (int64_t d = 0; d < t.ldo; d += W) vstore(row + d, vload(row + d) * vset(scale));
-    write_row(a.out, (token * a.q_heads + head) * a.head_size, row, a.head_size, a.dtype);
   }
 }
 
@@ -208,24 +284,34 @@ void prefill_item(const Attention& a, const Item& item, char* scratch) {
   const int64_t offset = a.seq_lens[item.seq] - a.queries(item.seq);
   const int64_t count = item.to - item.from, first_token = a.starts[item.seq] + item.from;
   Tile t{a, item.seq, item.head, a.group(), offset + item.from, count * a.group(),
-         a.first_seen(offset + item.from), 0, 0, 0, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+         a.first_seen(offset + item.from)};
   lay_out(a, &t, scratch);
-  load_queries(t, first_token);
+  const auto queries = [&](auto* tag) {
+    load_queries<std::remove_pointer_t<decltype(tag)>>(t, first_token);
+    return 0;
+  };
+  with_float(a.dtype, queries);
   std::fill(t.top, t.top + t.rows, -INFINITY);
   std::fill(t.weight, t.weight + t.rows, 0.0f);
   const int64_t end = t.from + count, low = t.seen / kTile * kTile;
   for (int64_t begin = low; begin < end; begin += kTile) {
     const int64_t tokens = std::min(kTile, end - begin);
-    const int finite = with_cache(a.cache_dtype, [&](auto* tag) {
+    find_places(t, begin, tokens);
+    find_ranges(t, begin, tokens);
+    const bool finite = with_cache(a.cache_dtype, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
-      load_keys<T>(t, begin, tokens);
-      return load_values<T>(t, begin, tokens) ? 1 : 0;
+      load_keys<T>(t, tokens);
+      return load_values<T>(t, tokens) ? 1 : 0;
     });
-    multiply_keys(t, begin, tokens);
-    for (int64_t r = 0; r < t.rows; r++) weigh_row(t, r, begin, tokens);
-    multiply_values(t, begin, tokens, begin == low, finite ? MR : 1);
+    multiply_keys(t, tokens);
+    weigh_rows(t, begin, tokens);
+    multiply_values(t, begin, tokens, begin == low, finite);
   }
-  store(t, first_token);
+  const auto results = [&](auto* tag) {
+    store<std::remove_pointer_t<decltype(tag)>>(t, first_token);
+    return 0;
+  };
+  with_float(a.dtype, results);
 }
 
 }  // namespace quire
