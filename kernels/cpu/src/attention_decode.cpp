@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kHeads = 4;                // query heads in registers at a time
 constexpr int kSums = W == 16 ? 16 : 8;  // scores in registers at a time
+constexpr int kSumsOfThree = 12;         // likewise, of three heads
 constexpr int64_t kBytesAhead = 8192;
 
 // A run of tokens that lie in one block, under the item's first head. Those of the next head begin
@@ -140,7 +141,7 @@ QUIRE_INLINE void over_heads(int64_t group, F&& f) {
 template <class T, int HEADS>
 void score_span(const Attention& a, const Spans& spans, const char* next, const float* q,
                 const char* keys, int64_t count, float* scores) {
-  constexpr int kTokens = HEADS == 3 ? kSums / 4 : kSums / HEADS;
+  constexpr int kTokens = HEADS == 3 ? kSumsOfThree / 3 : kSums / HEADS;
   const int64_t ld = a.padded(), size = a.head_size;
   const T* k = reinterpret_cast<const T*>(keys);
   int64_t t = 0;
@@ -164,15 +165,14 @@ void sum_columns(const Attention& a, const Spans& spans, const char* next, const
     for (int c = 0; c < COLS; c++) acc[h][c] = vload(sums + h * ld + c * W);
   for (int64_t t = 0; t < count; t++, v += size) {
     spans.fetch(next, t, 1);
-    vf x[COLS];
+    vf by[HEADS];
 #pragma GCC unroll 16
-    for (int c = 0; c < COLS - 1; c++) x[c] = vload(v + c * W);
-    x[COLS - 1] = vload_some(v + (COLS - 1) * W, n);
+    for (int h = 0; h < HEADS; h++) by[h] = vset(weights[h * kChunk + t]);
 #pragma GCC unroll 16
-    for (int h = 0; h < HEADS; h++) {
-      const vf by = vset(weights[h * kChunk + t]);
+    for (int c = 0; c < COLS; c++) {
+      const vf x = c + 1 < COLS ? vload(v + c * W) : vload_some(v + c * W, n);
 #pragma GCC unroll 16
-      for (int c = 0; c < COLS; c++) acc[h][c] = vfma(by, x[c], acc[h][c]);
+      for (int h = 0; h < HEADS; h++) acc[h][c] = vfma(by[h], x, acc[h][c]);
     }
   }
 #pragma GCC unroll 16
@@ -184,7 +184,7 @@ void sum_columns(const Attention& a, const Spans& spans, const char* next, const
 template <class T, int HEADS>
 void sum_span(const Attention& a, const Spans& spans, const char* next, const char* values,
               const float* weights, int64_t count, float* sums) {
-  constexpr int kCols = W == 16 ? (HEADS > 2 ? 4 : 8) : 2;
+  constexpr int kCols = W == 16 ? (HEADS > 2 ? 4 : 8) : HEADS > 3 ? 2 : 4;
   const T* v = reinterpret_cast<const T*>(values);
   const int64_t size = a.head_size;
   int64_t d = 0;
