@@ -24,7 +24,7 @@ SWITCHES = {
     "SHARED_PAGES": "matrices of weights side by side, so that small ones lie in huge pages too",
     "KV_AHEAD": "new huge pages of the KV cache mapped by all threads, a little before their use",
     "SHARED_LOADING": "the rows of a product's input loaded by all threads; off: by one",
-    "ROW_PIECES": "many rows in pieces of about 128 that stay in the L2 cache; off: all together",
+    "ROW_PIECES": "many rows in pieces that stay in the L2 cache; off: all together",
     "WIDE_ROUNDING": "activations rounded to 8 bits 16 at a time with AVX-512; off: one by one",
     "OWN_RUNS": "few rows: each thread in a run of panels of its own first; off: piece by piece",
     "LAST_ROWS": "after the last attention only tokens whose logits are wanted",

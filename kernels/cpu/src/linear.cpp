@@ -7,11 +7,12 @@ namespace {
 
 // Rows that are loaded together; more are done in several rounds, each of which reads W again.
 constexpr int64_t kMostRows = 1024;
-// Rows and columns of one piece of work when there are many rows, more or less: what of x meets all
-// panels, one after the other, must stay in the L2 cache. The last panels are dealt one by one, so
-// that threads finish together.
-constexpr int64_t kPieceRows = 128;
-constexpr int64_t kMostPieceRows = kPieceRows + kPieceRows / 2;
+// Bytes of x, rows and panels of one piece of work when there are many rows, more or less: what of x
+// meets all panels, one after the other, must stay in the L2 cache. Fewer rows than kLeastPieceRows
+// aren't worth that all panels are read again. The last panels are dealt one by one, so that threads
+// finish together.
+constexpr int64_t kPieceBytes = 768 << 10;
+constexpr int64_t kLeastPieceRows = 128;
 constexpr int64_t kPiecePanels = 4;
 
 // Values of x that a thread loads while another would be woken for as many.
@@ -19,9 +20,15 @@ constexpr int64_t kLoadedEach = 8192;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Pieces that rows are cut into: of kMostPieceRows each at most, or one of all.
-int64_t row_pieces(int64_t rows, bool cut) {
-  return cut ? std::max<int64_t>(1, (rows + kPieceRows / 2 - 1) / kPieceRows) : 1;
+// Rows of a piece, more or less, where one takes `row_bytes` of x; all of them where none is cut.
+int64_t rows_of_piece(int64_t row_bytes) {
+  if (!is_on(kRowPieces)) return kMostRows;
+  return std::min(kMostRows, std::max(kLeastPieceRows, kPieceBytes / row_bytes));
+}
+
+// Pieces that rows are cut into, of `piece` and a half each at most.
+int64_t row_pieces(int64_t rows, int64_t piece) {
+  return std::max<int64_t>(1, (rows + piece / 2 - 1) / piece);
 }
 
 Kernel kernel_for(const Packed& w, int dtype) {
@@ -241,8 +248,8 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
   const int64_t block_steps = std::max<int64_t>(1, kBlockUnits / kernel.step_units);
   const int64_t blocks = ceil_div(w.steps, block_steps), most = std::min(rows, kMostRows);
   const int team = worth(threads, w.bytes * (1 + rows / 8), 32768);
-  const bool cut = is_on(kRowPieces);
-  const int64_t piece_rows = cut ? std::min(most, kMostPieceRows) : most;
+  const int64_t piece = rows_of_piece(blocks * kRowUnits * static_cast<int64_t>(sizeof(uint32_t)));
+  const int64_t piece_rows = std::min(most, piece + piece / 2);
   const int64_t out_row = (gate ? w.n / 2 : w.n) * static_cast<int64_t>(size_of(dtype));
   const int64_t x_row = stride * static_cast<int64_t>(size_of(dtype));
   Layout layout;
@@ -253,7 +260,7 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
     const int64_t count = std::min(most, rows - row);
     Job job{w, kernel, block_steps, blocks, count, reinterpret_cast<uint32_t*>(base + a),
             reinterpret_cast<float*>(base + c), static_cast<char*>(out) + row * out_row,
-            row_pieces(count, cut), piece_rows, 0, 0, dtype, gate};
+            row_pieces(count, piece), piece_rows, 0, 0, dtype, gate};
     cut_panels(job, team);
     run_rows(job, static_cast<const char*>(x) + row * x_row, stride, team);
   }
