@@ -20,7 +20,7 @@ from engine.quantization.matrix import Matrix
 #: Of the tokenizer and of rotary embedding, which config.json has.
 _IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 #: Each costs as much as reading one or two pieces.
-_RELEASES_A_TRIM = 16
+_RELEASES_A_TRIM = 32
 
 
 class GGUFWeights:
