@@ -13,7 +13,7 @@ from engine.quantization.matrix import Rows
 from kernels.interface import Integers
 
 _FLOATS = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch.bfloat16}
-#: What reading a value of a quantised block takes for a while: nibbles, integers, floats and copies.
+#: What reading a value of a quantised block takes for a while: integers, floats, copies of both.
 _READ_BYTES = 32
 
 
