@@ -154,7 +154,7 @@ class EngineConfig(Settings):
     prompt_overtaking: float = option(
         4.0,
         "under the fair policy a tenant's shorter prompts go ahead of longer ones that wait, until "
-        "so many times the tokens of the longer one were started since it came; 0: by arrival",
+        "so many times the longer one's tokens were served since it came; 0: by arrival",
         low=0.0,
     )
     device: str = option("auto", "where the model runs", choices=DEVICES)

@@ -32,13 +32,14 @@ class FairQueue(WaitingQueue):
     """
 
     def __init__(self, overtaking: float = 0.0) -> None:
-        """`overtaking`: a sequence is due when, since it came, so many times its own prompt tokens
-        were started; 0: within a tenant first come, first served.
+        """`overtaking`: a sequence is due when, since it came, so many tokens for each of its own
+        prompt were served, to prompts or as output; 0: within a tenant first come, first served.
         """
         super().__init__()
         self._overtaking = overtaking
-        #: Prompt tokens of all that were started: the clock of due dates.
-        self._started_tokens = 0
+        #: Prompt tokens of all that were started, and output tokens: the clock of due dates. With
+        #: prompts alone it would hardly move where they wait for seats of those that decode.
+        self._served_tokens = 0
         #: Tenant -> service so far over weight, in weighted tokens.
         self.counters: dict[str, float] = {}
         #: The counter of whoever was served last: where a tenant starts when nobody waits.
@@ -50,11 +51,12 @@ class FairQueue(WaitingQueue):
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
         """A sequence starts and will compute `num_tokens` of its prompt."""
-        self._started_tokens += num_tokens
+        self._served_tokens += num_tokens
         self._charge(sequence, PROMPT_COST * num_tokens)
 
     def charge_output(self, sequence: Sequence) -> None:
         """A sequence got one output token."""
+        self._served_tokens += 1
         self._charge(sequence, OUTPUT_COST)
 
     def _charge(self, sequence: Sequence, cost: float) -> None:
@@ -68,7 +70,7 @@ class FairQueue(WaitingQueue):
         priority = sequence.request.priority
         if preempted:
             return (priority, 0, sequence.seq_id)
-        due = self._started_tokens + int(self._overtaking * sequence.num_queued_tokens)
+        due = self._served_tokens + int(self._overtaking * sequence.num_queued_tokens)
         return (priority, 1, due if self._overtaking else 0, self._pushed)
 
     def _rank(self, tenant: str, place: Place) -> tuple[float, ...]:

@@ -19,8 +19,8 @@ class PrefillShare:
     """Prompt tokens of one step in which others decode.
 
     Attributes:
-        most: what a step takes that is longer by as much as streams should notice. No bound where
-            so many sequences decode that prompts would come in faster than they are computed.
+        most: bounds how long a step takes, except that each sequence that decodes brings prompts
+            some tokens all the same: see `least`.
         full_at: with so many sequences that decode in a step, prompts get `most`; with fewer their
             part of it, though they fill the step up to `least`. 0: always `most`.
         least: tokens of a step, those that decode included, where up to 9 sequences decode; few
