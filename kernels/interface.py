@@ -15,29 +15,31 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
+from kernels.experts import ExpertsOneByOne
 from kernels.layers import (
     NO_NORM,
     PIECE_ROWS,
     ActivationSpec,
     CompiledDecoder,
-    CompiledExperts,
     DecoderLayerWeights,
     DecoderShape,
     ExpertLayers,
     HeadNormWeights,
     Integers,
     LinearLayer,
+    MixtureOfExperts,
     NormWeights,
 )
-from kernels.logits import LogitEdits
+from kernels.logits import LogitEdits, TopLogprobs
 from kernels.packing import LinearMaker
 
 __all__ = [
     "NO_NORM",
     "PIECE_ROWS",
     "ActivationSpec",
+    "AttentionArgs",
     "CompiledDecoder",
-    "CompiledExperts",
     "DecoderLayerWeights",
     "DecoderShape",
     "ExpertLayers",
@@ -45,6 +47,7 @@ __all__ = [
     "Integers",
     "KernelSet",
     "LinearLayer",
+    "MixtureOfExperts",
     "NormWeights",
 ]
 
@@ -59,6 +62,10 @@ class KernelSet(LinearMaker):
 
     attention_backend: str = ""
     """What computes its attention, by its name in `kernels.attention`; "": its own."""
+    has_own_attention: bool = True
+    """Whether its attention runs unless a backend is asked for by name; else one is chosen."""
+    compute_capability: int | None = None
+    """Of an NVIDIA GPU: 90 for 9.0; None elsewhere."""
     fuses_experts: bool = False
     """Whether `route` and `fused_experts` are there."""
     edits: LogitEdits | None = None
@@ -87,13 +94,12 @@ class KernelSet(LinearMaker):
         """How many threads the operations run on."""
         return torch.get_num_threads()
 
-    def compile_experts(self, experts: ExpertLayers) -> CompiledExperts | None:
-        """A mixture of experts that runs in one call, where this set has one; else None.
+    def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
+        """A mixture of experts: in one call where this set has one, else expert by expert.
 
-        The linear layers must be of this set. Raises ValueError for weights that don't fit
-        together.
+        The linear layers must be of this set. Raises ValueError for what doesn't fit together.
         """
-        return None
+        return ExpertsOneByOne(self, experts)
 
     def compile_decoder(
         self, shape: DecoderShape, layers: list[DecoderLayerWeights], final_norm: NormWeights
@@ -157,34 +163,10 @@ class KernelSet(LinearMaker):
         """
 
     @abstractmethod
-    def paged_attention(
-        self,
-        q: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        seq_lens: Tensor,
-        query_start_loc: Tensor,
-        scale: float,
-        sliding_window: int = 0,
-        soft_cap: float = 0.0,
-        alibi_slopes: Tensor | None = None,
-        sinks: Tensor | None = None,
-        out: Tensor | None = None,
-        key_scales: Tensor | None = None,
-        value_scales: Tensor | None = None,
-    ) -> Tensor:
+    def paged_attention(self, args: AttentionArgs) -> Tensor:
         """Causal attention of ragged queries over paged keys and values; gives [T, Hq, D].
 
-        q [T, Hq, D], any stride between tokens; caches [num_blocks, Hk, block_size, D];
-        block_tables int32 [S, max_blocks]; seq_lens int32 [S], tokens in the cache, those of this
-        step included; query_start_loc int32 [S + 1]: sequence s owns the queries
-        [query_start_loc[s], query_start_loc[s + 1]), which are its last tokens.
-
-        A query sees itself and the sliding_window - 1 tokens before it (0: all). Scores are
-        scale * q.k, then soft_cap * tanh(score / soft_cap), then + slope of the head [Hq] *
-        (key position - query position). sinks [Hq] are logits that take part in the softmax and
-        bring no value. int8 caches come with their scales, as for `rope_and_cache`.
+        int8 caches come with their scales, as for `rope_and_cache`.
         """
 
     @abstractmethod
@@ -230,6 +212,12 @@ class KernelSet(LinearMaker):
 
         -1 where the largest isn't finite, or one is NaN.
         """
+
+    def top_logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> TopLogprobs | None:
+        """Log probabilities of tokens int64 [R] and of the k likeliest of float32 logits
+        [R, vocab]; k at most vocab. None: these kernels have no such call.
+        """
+        return None
 
     @abstractmethod
     def sample(

@@ -35,6 +35,10 @@ class LinearLayer(ABC):
         With this a tied output layer serves as the embedding too, and is kept once.
         """
 
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that it is made of, by name; none where its memory isn't torch's."""
+        return {}
+
 
 PIECE_ROWS = 32
 """Pieces of a weight hold a multiple of so many of its rows."""
@@ -117,18 +121,22 @@ class ExpertLayers:
     shared_gate: LinearLayer | None = None
 
 
-class CompiledExperts(ABC):
-    """A mixture of experts in one call."""
+class MixtureOfExperts(ABC):
+    """`ExpertLayers` as one function."""
 
     nbytes: int
     """Bytes that a pass over one token reads."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
-        """float32 [T, H] -> [T, H]: the weighted sum of what the chosen experts give.
+        """[T, H] -> [T, H]: the weighted sum of what the chosen experts give.
 
         A token's result doesn't depend on the others.
         """
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that it is made of, by name; none where its memory isn't torch's."""
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +203,7 @@ class DecoderLayerWeights:
     mlp_norm: NormWeights
     gate_up: LinearLayer | None = None
     down: LinearLayer | None = None
-    experts: CompiledExperts | None = None
+    experts: MixtureOfExperts | None = None
     mlp_out_norm: NormWeights = NO_NORM
     group: int = 0
 

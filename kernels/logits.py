@@ -9,8 +9,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
+
+
+class TopLogprobs(NamedTuple):
+    """Log probabilities of a row's chosen token and of its k likeliest, best first.
+
+    Attributes:
+        ids: int64 [R, 1 + k], the chosen token first.
+        values: float32 [R, 1 + k]; NaN throughout a row whose largest logit isn't finite, or that
+            has a NaN.
+        ranks: int64 [R, 1 + k]; 1: the likeliest; equal logits share the best rank.
+        normalizers: float32 [R], each row's logsumexp; NaN as in `values`.
+    """
+
+    ids: Tensor
+    values: Tensor
+    ranks: Tensor
+    normalizers: Tensor
 
 
 @dataclass(slots=True)

@@ -66,11 +66,15 @@ class CompiledStep(ABC):
     """Steps over some tables."""
 
     @abstractmethod
-    def over(self, rows: Tensor, choice: StepChoice | None) -> Callable[[], list[int]]:
+    def over(
+        self, rows: Tensor, choice: StepChoice | None, logits: Tensor | None = None
+    ) -> Callable[[], list[int]]:
         """What runs a step of the sequences in `rows`, int64 [n], as often as it is called.
 
-        choice None: each takes its likeliest token. A call gives the new tokens, -1 where the
-        logits are no numbers to choose by. Tokens and counts are moved on in the tables. It raises
-        ValueError, and changes nothing, where a row doesn't decode: its tokens but one are
-        computed, and there is room in the tables for one more.
+        Of the last m rows no token is chosen: `logits`, float32 [m, vocab], gets their logits, and
+        the caller chooses, writes the token and counts it. None: m is 0. For the n - m others,
+        choice None means that each takes its likeliest token. A call gives their new tokens, -1
+        where the logits are no numbers to choose by. Tokens and counts are moved on in the tables.
+        It raises ValueError, and changes nothing, where a row doesn't decode: its tokens but one
+        are computed, and there is room in the tables for one more.
         """

@@ -1,14 +1,23 @@
 """Which implementation of attention runs: a registry of backends that say what they can do."""
 
+from kernels.attention.args import AttentionArgs
 from kernels.attention.backend import AttentionBackend, AttentionNeed, GraphSupport
-from kernels.attention.registry import BACKENDS, NoAttentionBackend, get_backend, select_backend
+from kernels.attention.registry import (
+    BACKENDS,
+    NoAttentionBackend,
+    get_backend,
+    register_backend,
+    select_backend,
+)
 
 __all__ = [
     "BACKENDS",
+    "AttentionArgs",
     "AttentionBackend",
     "AttentionNeed",
     "GraphSupport",
     "NoAttentionBackend",
     "get_backend",
+    "register_backend",
     "select_backend",
 ]

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-Forward = Callable[..., Tensor]
+from kernels.attention.args import AttentionArgs
+
+Forward = Callable[[AttentionArgs], Tensor]
 """`KernelSet.paged_attention`."""
 
 
@@ -59,6 +61,7 @@ class AttentionBackend:
         block_sizes: allowed ones; () with `block_multiple` otherwise.
         head_sizes: allowed ones; (): any up to `most_head_size`.
         package: what must be installed; "": nothing more than torch.
+        gpu_package: the same on a GPU alone.
         load: gives the function, importing what it needs.
     """
 
@@ -80,6 +83,7 @@ class AttentionBackend:
     capability: tuple[int, int] = (0, 999)
     graphs: GraphSupport = GraphSupport.NEVER
     package: str = ""
+    gpu_package: str = ""
 
     def refusals(self, need: AttentionNeed) -> list[str]:
         """Why this backend can't do it; empty when it can."""
@@ -103,8 +107,10 @@ class AttentionBackend:
             low, high = self.capability
             if not low <= need.capability <= high:
                 found.append(f"compute capability {need.capability / 10} not supported")
-        if self.package and importlib.util.find_spec(self.package) is None:
-            found.append(f"{self.package} is not installed")
+        on_gpu = self.gpu_package if need.device == "cuda" else ""
+        for package in filter(None, (self.package, on_gpu)):
+            if importlib.util.find_spec(package) is None:
+                found.append(f"{package} is not installed")
         return found
 
     def _takes_cache(self, need: AttentionNeed) -> bool:

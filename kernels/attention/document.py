@@ -60,8 +60,12 @@ def _row(backend: AttentionBackend) -> tuple[str, ...]:
         ", ".join(backend.attention_types),
         _range(backend),
         backend.graphs.name,
-        f"`{backend.package}`" if backend.package else "",
+        f"`{backend.package}`" if backend.package else _gpu_package(backend),
     )
+
+
+def _gpu_package(backend: AttentionBackend) -> str:
+    return f"on cuda `{backend.gpu_package}`" if backend.gpu_package else ""
 
 
 def page() -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
 from kernels.attention.pages import gather
 
 
@@ -19,29 +20,15 @@ def _flex(kind: str) -> Any:
     return torch.compile(flex_attention, dynamic=True) if kind == "cuda" else flex_attention
 
 
-def paged_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    out: Tensor | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-) -> Tensor:
+def paged_attention(args: AttentionArgs) -> Tensor:
     """See `KernelSet.paged_attention`; without sinks and quantised caches."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    if sinks is not None or key_scales is not None or value_scales is not None:
+    if args.sinks is not None or args.key_scales is not None or args.value_scales is not None:
         raise ValueError("FLEX_ATTENTION does neither sinks nor quantised caches")
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    found = gather(key_cache, value_cache, block_tables, seq_lens, query_start_loc, q.dtype)
+    q, window, cap, slopes = args.q, args.sliding_window, args.soft_cap, args.alibi_slopes
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if args.out is None else args.out
+    found = gather(args)
     if not len(q):
         return out
     made = {"device": q.device, "dtype": torch.int32}
@@ -51,16 +38,16 @@ def paged_attention(
     def visible(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
         distance = key_place[key] - place[query]
         seen = (owner[query] == key_owner[key]) & (distance <= 0)
-        return seen & (distance > -sliding_window) if sliding_window > 0 else seen
+        return seen & (distance > -window) if window > 0 else seen
 
     def adjust(score: Tensor, b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        if soft_cap > 0:
-            score = soft_cap * torch.tanh(score / soft_cap)
-        if alibi_slopes is not None:
-            score = score + alibi_slopes[h] * (key_place[key] - place[query])
+        if cap > 0:
+            score = cap * torch.tanh(score / cap)
+        if slopes is not None:
+            score = score + slopes[h] * (key_place[key] - place[query])
         return score
 
-    changed = soft_cap > 0 or alibi_slopes is not None
+    changed = cap > 0 or slopes is not None
     mask = create_block_mask(
         visible, None, None, len(q), len(found.keys), device=str(q.device)
     )  # fmt: skip
@@ -70,8 +57,8 @@ def paged_attention(
         found.values.transpose(0, 1)[None],
         score_mod=adjust if changed else None,
         block_mask=mask,
-        scale=scale,
-        enable_gqa=q.shape[1] != key_cache.shape[1],
+        scale=args.scale,
+        enable_gqa=q.shape[1] != args.key_cache.shape[1],
     )
     return out.copy_(result[0].transpose(0, 1))
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
+
 WORKSPACE_BYTES = 128 << 20
 
 
@@ -20,49 +22,35 @@ def _wrapper(device: torch.device) -> Any:
     return BatchPrefillWithPagedKVCacheWrapper(space, kv_layout="HND")
 
 
-def paged_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-    out: Tensor | None = None,
-    key_scales: Tensor | None = None,
-    value_scales: Tensor | None = None,
-) -> Tensor:
+def paged_attention(args: AttentionArgs) -> Tensor:
     """See `KernelSet.paged_attention`; without ALiBi, sinks and quantised caches.
 
     Plans each call anew, which waits for the lengths.
     """
-    if not (alibi_slopes is sinks is key_scales is value_scales is None):
+    if not (args.alibi_slopes is args.sinks is args.key_scales is args.value_scales is None):
         raise ValueError("FLASHINFER does neither ALiBi, sinks nor quantised caches")
-    page = key_cache.shape[2]
-    lengths = seq_lens.cpu()
+    q, tables, window = args.q, args.block_tables, args.sliding_window
+    _, kv_heads, page, _ = args.key_cache.shape
+    lengths = args.seq_lens.cpu()
     blocks = (lengths + page - 1) // page
     starts = torch.cat((torch.zeros(1, dtype=torch.int32), blocks.cumsum(0).int()))
-    ids = [table[:n] for table, n in zip(block_tables, blocks.tolist(), strict=True)]
+    ids = [table[:n] for table, n in zip(tables, blocks.tolist(), strict=True)]
     wrapper = _wrapper(q.device)
     wrapper.plan(
-        query_start_loc.cpu(),
+        args.query_start_loc.cpu(),
         starts,
-        torch.cat(ids) if ids else block_tables.new_empty(0),
+        torch.cat(ids) if ids else tables.new_empty(0),
         ((lengths - 1) % page + 1).int(),
         q.shape[1],
-        key_cache.shape[1],
+        kv_heads,
         q.shape[2],
         page,
         causal=True,
-        sm_scale=scale,
-        window_left=sliding_window - 1 if sliding_window > 0 else -1,
-        logits_soft_cap=soft_cap or None,
+        sm_scale=args.scale,
+        window_left=window - 1 if window > 0 else -1,
+        logits_soft_cap=args.soft_cap or None,
         q_data_type=q.dtype,
-        kv_data_type=key_cache.dtype,
+        kv_data_type=args.key_cache.dtype,
     )
-    result = wrapper.run(q, (key_cache, value_cache))
-    return result if out is None else out.copy_(result)
+    result = wrapper.run(q, (args.key_cache, args.value_cache))
+    return result if args.out is None else args.out.copy_(result)

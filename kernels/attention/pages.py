@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
+
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
@@ -24,19 +26,13 @@ class Gathered:
     queries: list[int]
 
 
-def gather(
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    dtype: torch.dtype,
-) -> Gathered:
-    """Copy keys and values in `dtype`; waits for the lengths. Shapes as for `paged_attention`."""
+def gather(args: AttentionArgs) -> Gathered:
+    """Copy keys and values in the queries' dtype; waits for the lengths."""
+    key_cache, value_cache, dtype = args.key_cache, args.value_cache, args.q.dtype
     page = key_cache.shape[2]
-    lengths, starts = seq_lens.tolist(), query_start_loc.tolist()
+    lengths, starts = args.seq_lens.tolist(), args.query_start_loc.tolist()
     blocks, offsets = [], []
-    for table, length in zip(block_tables, lengths, strict=True):
+    for table, length in zip(args.block_tables, lengths, strict=True):
         at = torch.arange(length, device=table.device)
         blocks.append(table[at // page].long())
         offsets.append(at % page)

@@ -82,6 +82,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             load=lambda: _from("kernels.attention.flex"),
             kv_dtypes=("auto", "bf16", "fp16", "fp32"),
             sinks=False,
+            gpu_package="triton",
         ),
         AttentionBackend(
             name="TORCH_SDPA",
@@ -107,6 +108,20 @@ PRIORITY: dict[str, tuple[str, ...]] = {
     "cpu": ("CPU_ATTN", "TORCH_SDPA", "FLEX_ATTENTION"),
 }
 """In which order backends are tried, by device."""
+
+
+def register_backend(backend: AttentionBackend) -> None:
+    """Add a backend, tried after the others of its devices.
+
+    Raises ValueError where its name is taken by another one.
+    """
+    if BACKENDS.get(backend.name, backend) is not backend:
+        raise ValueError(f"There is an attention backend {backend.name!r} already.")
+    BACKENDS[backend.name] = backend
+    for device in backend.devices:
+        tried = PRIORITY.get(device, ())
+        if backend.name not in tried:
+            PRIORITY[device] = (*tried, backend.name)
 
 
 def get_backend(name: str) -> AttentionBackend:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
 from kernels.bench.timing import Run
 from kernels.interface import KernelSet, LinearLayer
 
@@ -107,7 +108,7 @@ def _attention(
         f"{len(sequences)} x {n} of {length}, {heads}/{kv_heads} x {size}",
         {
             "quire": lambda _: kernels.paged_attention(
-                q, caches[0], caches[1], tables, lengths, starts, size**-0.5
+                AttentionArgs(q, caches[0], caches[1], tables, lengths, starts, size**-0.5)
             ),
             "torch": _sdpa(q, sequences, kv_heads, dtype),
         },

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
 from kernels.bench.gpu_case import GpuCase, compare
 from kernels.bench.gpu_edit_cases import edit_cases
 from kernels.bench.gpu_layer_cases import layer_cases
@@ -63,12 +64,12 @@ def attention_case(
 
     def check() -> None:
         q, keys, values, tables, lengths, _ = batch
-        got = kernels.paged_attention(*batch, scale)[:queries]
+        got = kernels.paged_attention(AttentionArgs(*batch, scale))[:queries]
         starts = torch.tensor([0, queries], dtype=torch.int32, device=q.device)
         own, theirs = _pages(keys, tables[0]), _pages(values, tables[0])
         in_order = torch.arange(tables.shape[1], dtype=torch.int32, device=q.device)[None]
         expected = ReferenceKernels.paged_attention(
-            q[:queries].float(), own, theirs, in_order, lengths[:1], starts, scale
+            AttentionArgs(q[:queries].float(), own, theirs, in_order, lengths[:1], starts, scale)
         )
         compare(got, expected, 1e-2)
 
@@ -78,7 +79,7 @@ def attention_case(
     return GpuCase(
         name,
         f"{sequences} x {queries} of {length}, {heads}/{kv_heads} x {size}, page {page}",
-        lambda: kernels.paged_attention(*batch, scale, out=out),
+        lambda: kernels.paged_attention(AttentionArgs(*batch, scale, out=out)),
         check,
         bytes=sequences * length * 2 * kv_heads * size * width if decode else 0,
         flops=0 if decode else 4 * heads * size * seen,
@@ -254,12 +255,13 @@ def all_cases(kernels: KernelSet, small: bool = False) -> Iterator[GpuCase]:
         yield from layer_cases(kernels, small=True)
         return
     fp8 = torch.float8_e4m3fn
-    yield attention_case(kernels, "decode", 64, 1, 8192, 0.85)
+    yield attention_case(kernels, "decode", 64, 1, 8192, 0.9)
     yield attention_case(kernels, "decode", 1, 1, 8192, 0.0)
     yield attention_case(kernels, "decode, 4 tokens", 64, 4, 8192, 0.0)
+    yield attention_case(kernels, "decode, 8 tokens", 64, 8, 8192, 0.0)
     yield attention_case(kernels, "decode", 64, 1, 8192, 0.0, page=64)
     yield attention_case(kernels, "decode, e4m3 KV", 64, 1, 8192, 0.0, cache_dtype=fp8)
-    yield attention_case(kernels, "prefill", 1, 8192, 8192, 0.60)
+    yield attention_case(kernels, "prefill", 1, 8192, 8192, 0.75)
     yield attention_case(kernels, "chunked prefill", 1, 2048, 16384, 0.0)
     yield from sampling_cases(kernels, 256, 128_256)
     yield from edit_cases(kernels, 256, 128_256)

@@ -66,10 +66,20 @@ def lora_case(kernels: KernelSet, rows: int, shape: tuple[int, int], rank: int =
     )  # fmt: skip
 
 
+LAYERS = {
+    "QKV": (6144, 4096),
+    "output": (4096, 4096),
+    "gate and up": (28672, 4096),
+    "down": (4096, 14336),
+}
+"""[N, K] of the products of a layer of Llama 3 8B."""
+
+
 def layer_cases(kernels: KernelSet, small: bool = False) -> Iterator[GpuCase]:
-    """Every kind of layer for one row, a batch and a prompt."""
-    shape = (48, 64) if small else (14336, 4096)
-    for rows in (3,) if small else (1, 64, 4096):
-        for quantization in (None, *kernels.quantizations):
-            yield linear_case(kernels, quantization, rows, shape)
-    yield lora_case(kernels, 5 if small else 64, shape)
+    """All products of a layer for one row, batches and a prompt."""
+    shapes = {"small": (48, 64)} if small else LAYERS
+    for rows in (3,) if small else (1, 16, 64, 4096):
+        for shape in shapes.values():
+            for quantization in (None, *kernels.quantizations):
+                yield linear_case(kernels, quantization, rows, shape)
+    yield lora_case(kernels, 5 if small else 64, (48, 64) if small else (4096, 4096))

@@ -17,6 +17,7 @@ from kernels.checks import (
 from kernels.cpu.library import DTYPES
 
 __all__ = [
+    "address",
     "check_caches",
     "check_logits",
     "check_norms",
@@ -28,6 +29,11 @@ __all__ = [
     "per_head",
     "token_stride",
 ]
+
+
+def address(x: Tensor | None) -> int | None:
+    """Where a tensor's values begin."""
+    return None if x is None else x.data_ptr()
 
 
 def check_scales(

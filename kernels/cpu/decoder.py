@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kernels.cpu.checks import check_dense
-from kernels.cpu.experts import Activation, CpuExperts, activation_of, handle_of
+from kernels.ablations import is_on
+from kernels.cpu import structs as c
+from kernels.cpu.checks import address, check_dense
+from kernels.cpu.experts import CpuExperts, activation_of, handle_of
 from kernels.cpu.library import CACHE_DTYPES, Library, check
 from kernels.cpu.step import CpuStep
-from kernels.cpu.switches import is_on
 from kernels.cpu.threads import num_threads
 from kernels.interface import (
     ActivationSpec,
@@ -26,56 +27,6 @@ from kernels.interface import (
 from kernels.steps import CompiledStep, StepEnds, StepTables
 
 NORMS = {"rms": 0, "layer": 1, "none": 2}
-L, N, F, P = ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
-
-
-class _Norm(ctypes.Structure):
-    """`Norm` of ops.h."""
-
-    _fields_ = [("weight", P), ("bias", P), ("kind", L)]
-
-
-class _HeadNorm(ctypes.Structure):
-    """`HeadNorm` of decoder.h."""
-
-    _fields_ = [("weight", P), ("bias", P), ("stride", L)]
-
-
-class _Shape(ctypes.Structure):
-    """`DecoderShape` of decoder.h."""
-
-    _fields_ = [
-        *((name, L) for name in ("hidden", "q_heads", "kv_heads", "head_size", "inner")),
-        *((name, L) for name in ("num_blocks", "block_size", "max_position", "rotary")),
-        *((name, F) for name in ("eps", "scale", "soft_cap", "residual_scale")),
-        *((name, N) for name in ("cache_dtype", "neox", "gated", "parallel")),
-        ("act", Activation),
-        ("clip_qkv", F),
-    ]
-
-
-class _Layer(ctypes.Structure):
-    """`DecoderLayer` of decoder.h."""
-
-    _fields_ = [
-        ("input_norm", _Norm),
-        *((name, P) for name in ("qkv", "q_norm", "k_norm", "q_full_norm", "k_full_norm")),
-        *((name, _HeadNorm) for name in ("q_head_norm", "k_head_norm")),
-        *((name, P) for name in ("cos_sin", "key_cache", "value_cache", "key_scales")),
-        ("value_scales", P),
-        ("window", L),
-        *((name, P) for name in ("alibi", "sinks", "o")),
-        *((name, _Norm) for name in ("attention_out_norm", "mlp_norm")),
-        *((name, P) for name in ("gate_up", "down", "experts")),
-        ("mlp_out_norm", _Norm),
-        ("group", L),
-    ]
-
-
-class _Group(ctypes.Structure):
-    """`DecoderGroup` of decoder.h."""
-
-    _fields_ = [("slots", P), ("block_tables", P), ("table_stride", L)]
 
 
 class CpuDecoder(CompiledDecoder):
@@ -91,7 +42,7 @@ class CpuDecoder(CompiledDecoder):
         _check(shape, layers)
         self.hidden_size = shape.hidden_size
         self._kept = (layers, final_norm)
-        table = (_Layer * len(layers))(*(_layer(shape, layer) for layer in layers))
+        table = (c.DecoderLayer * len(layers))(*(_layer(shape, layer) for layer in layers))
         last = _norm("final_norm", final_norm, shape.hidden_size)
         handle = library.decoder_new(
             ctypes.byref(_shape(shape, layers)), table, len(layers), ctypes.byref(last)
@@ -99,7 +50,7 @@ class CpuDecoder(CompiledDecoder):
         if not handle:
             raise MemoryError("no memory for the decoder's table of layers")
         self._handle, self._run, self._library = handle, library.decoder_run, library
-        self._skips_rows = is_on("LAST_ROWS")
+        self._skips_rows = is_on("last-rows")
         weakref.finalize(self, library.decoder_free, handle).atexit = False  # as of layers
 
     def __call__(
@@ -117,7 +68,7 @@ class CpuDecoder(CompiledDecoder):
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
         check_dense("hidden", hidden, (tokens, self.hidden_size), torch.float32)
         check_dense("positions", positions, (tokens,), torch.int64)
-        groups = (_Group * (1 + len(others)))()
+        groups = (c.DecoderGroup * (1 + len(others)))()
         for group, (slots, tables) in zip(groups, ((slot_mapping, block_tables), *others)):
             check_dense("slot_mapping", slots, (tokens,), torch.int64)
             check_dense("block_tables", tables, (sequences, tables.shape[-1]), torch.int32)
@@ -147,18 +98,33 @@ class CpuDecoder(CompiledDecoder):
         return CpuStep(self._library, (self._handle, self), self.hidden_size, ends, tables)
 
 
-def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> _Shape:
+def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderShape:
     cache = layers[0].key_cache
     blocks, _, block_size, _ = cache.shape
     table = _rotary_table(layers)
     most, rotary = (0, 0) if table is None else table.shape
     act = ActivationSpec(shape.activation, shape.activation_limit, shape.activation_alpha)
-    return _Shape(
-        shape.hidden_size, shape.num_heads, shape.num_kv_heads, shape.head_dim,
-        shape.intermediate_size, blocks, block_size, most, rotary, shape.norm_eps, shape.scale,
-        shape.soft_cap, shape.residual_scale, CACHE_DTYPES[cache.dtype], shape.neox, shape.gated,
-        shape.parallel, activation_of(act), shape.clip_qkv,
-    )  # fmt: skip
+    return c.DecoderShape(
+        hidden=shape.hidden_size,
+        q_heads=shape.num_heads,
+        kv_heads=shape.num_kv_heads,
+        head_size=shape.head_dim,
+        inner=shape.intermediate_size,
+        num_blocks=blocks,
+        block_size=block_size,
+        max_position=most,
+        rotary=rotary,
+        eps=shape.norm_eps,
+        scale=shape.scale,
+        soft_cap=shape.soft_cap,
+        residual_scale=shape.residual_scale,
+        cache_dtype=CACHE_DTYPES[cache.dtype],
+        neox=shape.neox,
+        gated=shape.gated,
+        parallel=shape.parallel,
+        act=activation_of(act),
+        clip_qkv=shape.clip_qkv,
+    )
 
 
 def _at(name: str, x: Tensor | None, size: int) -> int | None:
@@ -169,47 +135,54 @@ def _at(name: str, x: Tensor | None, size: int) -> int | None:
     return x.data_ptr()
 
 
-def _norm(name: str, norm: NormWeights, width: int) -> _Norm:
+def _norm(name: str, norm: NormWeights, width: int) -> c.Norm:
     if norm.kind not in NORMS or (norm.kind == "rms" and norm.weight is None):
         raise ValueError(f"{name} must be one of {', '.join(NORMS)}, and RMS has a weight")
-    return _Norm(
-        _at(name, norm.weight, width), _at(name, norm.bias, width), NORMS[norm.kind]
-    )  # fmt: skip
+    weight, bias = _at(name, norm.weight, width), _at(name, norm.bias, width)
+    return c.Norm(weight=weight, bias=bias, kind=NORMS[norm.kind])
 
 
-def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -> _HeadNorm:
+def _head_norm(name: str, norm: HeadNormWeights | None, heads: int, size: int) -> c.HeadNorm:
     if norm is None:
-        return _HeadNorm(None, None, 0)
+        return c.HeadNorm(weight=None, bias=None, stride=0)
     rows = norm.weight.shape[0]
     if rows not in (1, heads):
         raise ValueError(f"{name} must have 1 or {heads} rows")
     check_dense(name, norm.weight, (rows, size), torch.float32)
     stride = size if rows > 1 else 0
-    return _HeadNorm(norm.weight.data_ptr(), _at(name, norm.bias, size), stride)
+    bias = _at(name, norm.bias, size)
+    return c.HeadNorm(weight=norm.weight.data_ptr(), bias=bias, stride=stride)
 
 
-def _layer(shape: DecoderShape, layer: DecoderLayerWeights) -> _Layer:
-    def at(x: Tensor | None) -> int | None:
-        return None if x is None else x.data_ptr()
-
+def _layer(shape: DecoderShape, layer: DecoderLayerWeights) -> c.DecoderLayer:
     hidden, size, inner = shape.hidden_size, shape.head_dim, shape.intermediate_size
     q, kv = shape.num_heads * size, shape.num_kv_heads * size
-    return _Layer(
-        _norm("input_norm", layer.input_norm, hidden),
-        handle_of("qkv", layer.qkv, (hidden, q + 2 * kv)),
-        _at("q_norm", layer.q_norm, size), _at("k_norm", layer.k_norm, size),
-        _at("q_full_norm", layer.q_full_norm, q), _at("k_full_norm", layer.k_full_norm, kv),
-        _head_norm("q_head_norm", layer.q_head_norm, shape.num_heads, size),
-        _head_norm("k_head_norm", layer.k_head_norm, shape.num_kv_heads, size),
-        at(layer.cos_sin), at(layer.key_cache), at(layer.value_cache), at(layer.key_scales),
-        at(layer.value_scales), layer.sliding_window, _at("alibi", layer.alibi, shape.num_heads),
-        _at("sinks", layer.sinks, shape.num_heads), handle_of("o", layer.o, (q, hidden)),
-        _norm("attention_out_norm", layer.attention_out_norm, hidden),
-        _norm("mlp_norm", layer.mlp_norm, hidden),
-        handle_of("gate_up", layer.gate_up, (hidden, inner * (2 if shape.gated else 1))),
-        handle_of("down", layer.down, (inner, hidden)), _experts(shape, layer),
-        _norm("mlp_out_norm", layer.mlp_out_norm, hidden), layer.group,
-    )  # fmt: skip
+    return c.DecoderLayer(
+        input_norm=_norm("input_norm", layer.input_norm, hidden),
+        qkv=handle_of("qkv", layer.qkv, (hidden, q + 2 * kv)),
+        q_norm=_at("q_norm", layer.q_norm, size),
+        k_norm=_at("k_norm", layer.k_norm, size),
+        q_full_norm=_at("q_full_norm", layer.q_full_norm, q),
+        k_full_norm=_at("k_full_norm", layer.k_full_norm, kv),
+        q_head_norm=_head_norm("q_head_norm", layer.q_head_norm, shape.num_heads, size),
+        k_head_norm=_head_norm("k_head_norm", layer.k_head_norm, shape.num_kv_heads, size),
+        cos_sin=address(layer.cos_sin),
+        key_cache=address(layer.key_cache),
+        value_cache=address(layer.value_cache),
+        key_scales=address(layer.key_scales),
+        value_scales=address(layer.value_scales),
+        window=layer.sliding_window,
+        alibi=_at("alibi", layer.alibi, shape.num_heads),
+        sinks=_at("sinks", layer.sinks, shape.num_heads),
+        o=handle_of("o", layer.o, (q, hidden)),
+        attention_out_norm=_norm("attention_out_norm", layer.attention_out_norm, hidden),
+        mlp_norm=_norm("mlp_norm", layer.mlp_norm, hidden),
+        gate_up=handle_of("gate_up", layer.gate_up, (hidden, inner * (2 if shape.gated else 1))),
+        down=handle_of("down", layer.down, (inner, hidden)),
+        experts=_experts(shape, layer),
+        mlp_out_norm=_norm("mlp_out_norm", layer.mlp_out_norm, hidden),
+        group=layer.group,
+    )
 
 
 def _experts(shape: DecoderShape, layer: DecoderLayerWeights) -> int | None:

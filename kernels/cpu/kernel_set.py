@@ -6,12 +6,16 @@ those that keep C++ from reading or writing outside of a tensor.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
+from kernels.cpu import structs as c
 from kernels.cpu.checks import (
+    address,
     check_caches,
     check_logits,
     check_norms,
@@ -36,7 +40,6 @@ from kernels.cpu.memory import lazy_zeros
 from kernels.cpu.threads import bind_threads, leave_threads, num_threads, use_threads
 from kernels.interface import (
     CompiledDecoder,
-    CompiledExperts,
     DecoderLayerWeights,
     DecoderShape,
     ExpertLayers,
@@ -45,6 +48,7 @@ from kernels.interface import (
     LinearLayer,
     NormWeights,
 )
+from kernels.logits import TopLogprobs
 
 GELU = {"none": 1, "tanh": 2}
 
@@ -61,6 +65,7 @@ class CpuKernels(KernelSet):
         self._rope_and_cache = library.rope_and_cache
         self._paged_attention = library.paged_attention
         self._argmax, self._sample = library.argmax, library.sample
+        self._top_logprobs = library.top_logprobs
 
     @property
     def library(self) -> Library:
@@ -136,7 +141,7 @@ class CpuKernels(KernelSet):
             self._library, shape, pieces, bias, bits, group_size, with_minima
         )
 
-    def compile_experts(self, experts: ExpertLayers) -> CompiledExperts:
+    def compile_experts(self, experts: ExpertLayers) -> CpuExperts:
         """See `KernelSet.compile_experts`."""
         return CpuExperts(self._library, experts)
 
@@ -243,62 +248,85 @@ class CpuKernels(KernelSet):
         check_vector("slot_mapping", slot_mapping, tokens, torch.int64)
         most, rotary = check_rotary(cos_sin, size)
         norm_dtype = check_norms(q_norm_weight, k_norm_weight, size)
-        status = self._rope_and_cache(
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), token_stride(q), token_stride(k),
-            token_stride(v), positions.data_ptr(),
-            None if cos_sin is None else cos_sin.data_ptr(), most, key_cache.data_ptr(),
-            value_cache.data_ptr(), *scales, slot_mapping.data_ptr(), blocks * block_size,
-            block_size,
-            None if q_norm_weight is None else q_norm_weight.data_ptr(),
-            None if k_norm_weight is None else k_norm_weight.data_ptr(), norm_dtype, eps, tokens,
-            q_heads, kv_heads, size, rotary, neox, DTYPES[q.dtype], CACHE_DTYPES[key_cache.dtype],
-            num_threads(),
-        )  # fmt: skip
-        if status:
+        args = c.RopeArgs(
+            q=q.data_ptr(),
+            k=k.data_ptr(),
+            v=v.data_ptr(),
+            q_stride=token_stride(q),
+            k_stride=token_stride(k),
+            v_stride=token_stride(v),
+            tokens=tokens,
+            q_heads=q_heads,
+            kv_heads=kv_heads,
+            head_size=size,
+            positions=positions.data_ptr(),
+            cos_sin=address(cos_sin),
+            max_position=most,
+            rotary=rotary,
+            key_cache=key_cache.data_ptr(),
+            value_cache=value_cache.data_ptr(),
+            key_scales=scales[0],
+            value_scales=scales[1],
+            num_blocks=blocks,
+            block_size=block_size,
+            slots=slot_mapping.data_ptr(),
+            q_norm=address(q_norm_weight),
+            k_norm=address(k_norm_weight),
+            eps=eps,
+            norm_dtype=norm_dtype,
+            neox=neox,
+            dtype=DTYPES[q.dtype],
+            cache_dtype=CACHE_DTYPES[key_cache.dtype],
+        )
+        if status := self._rope_and_cache(ctypes.byref(args), num_threads()):
             check(status)
 
-    def paged_attention(
-        self,
-        q: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        seq_lens: Tensor,
-        query_start_loc: Tensor,
-        scale: float,
-        sliding_window: int = 0,
-        soft_cap: float = 0.0,
-        alibi_slopes: Tensor | None = None,
-        sinks: Tensor | None = None,
-        out: Tensor | None = None,
-        key_scales: Tensor | None = None,
-        value_scales: Tensor | None = None,
-    ) -> Tensor:
+    def paged_attention(self, args: AttentionArgs) -> Tensor:
         """See `KernelSet.paged_attention`."""
+        q, key_cache, tables, out = args.q, args.key_cache, args.block_tables, args.out
         tokens, q_heads, size = q.shape
-        blocks, kv_heads, block_size, _ = check_caches(key_cache, value_cache, size)
-        scales = check_scales(key_cache, key_scales, value_scales)
+        blocks, kv_heads, block_size, _ = check_caches(key_cache, args.value_cache, size)
+        scales = check_scales(key_cache, args.key_scales, args.value_scales)
         if q_heads % kv_heads:
             raise ValueError(f"{q_heads} query heads don't share {kv_heads} key/value heads")
-        sequences = block_tables.shape[0]
-        check_vector("seq_lens", seq_lens, sequences, torch.int32)
-        check_vector("query_start_loc", query_start_loc, sequences + 1, torch.int32)
-        if block_tables.dtype != torch.int32 or not block_tables.is_contiguous():
+        sequences = tables.shape[0]
+        check_vector("seq_lens", args.seq_lens, sequences, torch.int32)
+        check_vector("query_start_loc", args.query_start_loc, sequences + 1, torch.int32)
+        if tables.dtype != torch.int32 or not tables.is_contiguous():
             raise ValueError("block_tables must be contiguous int32")
         if out is None:
             out = torch.empty((tokens, q_heads, size), dtype=q.dtype)
         elif out.shape != q.shape or out.dtype != q.dtype or not out.is_contiguous():
             raise ValueError(f"out {describe(out)} must be contiguous and like q {describe(q)}")
-        status = self._paged_attention(
-            out.data_ptr(), q.data_ptr(), token_stride(q), DTYPES[q.dtype],
-            key_cache.data_ptr(), value_cache.data_ptr(), *scales,
-            CACHE_DTYPES[key_cache.dtype], blocks, block_size, block_tables.data_ptr(),
-            block_tables.shape[1], seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
-            tokens, scale, sliding_window, soft_cap,
-            per_head("alibi_slopes", alibi_slopes, q_heads),
-            per_head("sinks", sinks, q_heads), q_heads, kv_heads, size, num_threads(),
-        )  # fmt: skip
-        if status:
+        given = c.AttentionArgs(
+            q=q.data_ptr(),
+            out=out.data_ptr(),
+            q_stride=token_stride(q),
+            tokens=tokens,
+            q_heads=q_heads,
+            kv_heads=kv_heads,
+            head_size=size,
+            key_cache=key_cache.data_ptr(),
+            value_cache=args.value_cache.data_ptr(),
+            key_scales=scales[0],
+            value_scales=scales[1],
+            num_blocks=blocks,
+            block_size=block_size,
+            block_tables=tables.data_ptr(),
+            table_stride=tables.shape[1],
+            seq_lens=args.seq_lens.data_ptr(),
+            starts=args.query_start_loc.data_ptr(),
+            num_seqs=sequences,
+            alibi=per_head("alibi_slopes", args.alibi_slopes, q_heads),
+            sinks=per_head("sinks", args.sinks, q_heads),
+            window=args.sliding_window,
+            scale=args.scale,
+            soft_cap=args.soft_cap,
+            dtype=DTYPES[q.dtype],
+            cache_dtype=CACHE_DTYPES[key_cache.dtype],
+            num_rows=-1,
+        )
+        if status := self._paged_attention(ctypes.byref(given), num_threads()):
             check(status)
         return out
 
@@ -336,3 +364,20 @@ class CpuKernels(KernelSet):
         if status:
             check(status)
         return out
+
+    def top_logprobs(self, logits: Tensor, tokens: Tensor, k: int) -> TopLogprobs:
+        """See `KernelSet.top_logprobs`."""
+        rows, vocab = check_logits(logits)
+        check_vector("tokens", tokens, rows, torch.int64)
+        if not 0 <= k <= vocab:
+            raise ValueError(f"k ({k}) must lie in 0 to {vocab}")
+        ids = torch.empty((rows, 1 + k), dtype=torch.int64)
+        values, ranks = torch.empty((rows, 1 + k)), torch.empty_like(ids)
+        normalizers = torch.empty(rows)
+        status = self._top_logprobs(
+            ids.data_ptr(), values.data_ptr(), ranks.data_ptr(), normalizers.data_ptr(),
+            logits.data_ptr(), rows, vocab, tokens.data_ptr(), k, num_threads(),
+        )  # fmt: skip
+        if status:
+            check(status)
+        return TopLogprobs(ids, values, ranks, normalizers)

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from kernels.ablations import OF_THE_LIBRARY, turned_off
 from kernels.cpu.errors import CpuKernelsUnavailable
-from kernels.cpu.switches import PYTHONS, SWITCHES, turned_off
+from kernels.cpu.structs import check_structs
 
 P, N, L, F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 
@@ -24,12 +25,8 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_rms_norm": [P, P, P, L, L, F, N, N, N],
     "quire_add_rms_norm": [P, P, P, P, L, L, F, N, N, N],
     "quire_gate_and_mul": [P, P, L, L, N, N, N],
-    "quire_rope_and_cache": [
-        P, P, P, L, L, L, P, P, L, P, P, P, P, P, L, L, P, P, N, F, L, L, L, L, L, N, N, N, N,
-    ],
-    "quire_paged_attention": [
-        P, P, L, N, P, P, P, P, N, L, L, P, L, P, P, L, L, F, L, F, P, P, L, L, L, N,
-    ],
+    "quire_rope_and_cache": [P, N],
+    "quire_paged_attention": [P, N],
     "quire_linear": [P, P, P, L, L, N, N],
     "quire_linear_rows": [P, P, P, L, N],
     "quire_pack_rows": [P, L, L, P, L, N, N],
@@ -39,9 +36,10 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_multiply": [L, N],
     "quire_argmax": [P, P, L, L, N],
     "quire_sample": [P, P, L, L, P, P, P, P, P, N],
+    "quire_top_logprobs": [P, P, P, P, P, L, L, P, L, N],
     "quire_run_experts": [P, P, P, L, N],
     "quire_decoder_run": [P, P, P, L, P, P, L, P, P, L, P, L, N],
-    "quire_step_run": [P, P, L, P, P, N],
+    "quire_step_run": [P, P, L, L, P, P, P, N],
 }  # fmt: skip
 """Functions that give a status."""
 
@@ -58,7 +56,7 @@ OTHERS: dict[str, tuple[list[Any], Any]] = {
     "quire_step_free": ([P], None),
     "quire_packed_bytes": ([P], L),
     "quire_bind_threads": ([P, N], N),
-    "quire_set_switch": ([N, N], N),
+    "quire_set_switch": ([ctypes.c_char_p, N], N),
     "quire_map_pages": ([P, L], None),
 }
 """Other functions."""
@@ -81,8 +79,8 @@ class Library:
     def __init__(self, isa: str | None = None) -> None:
         """Raises `CpuKernelsUnavailable` where nothing can be built or loaded.
 
-        `KernelsUnavailable` for an ISA that this CPU can't run, and for a switch that is neither
-        on nor off.
+        `KernelsUnavailable` for an ISA that this CPU can't run, and for a name that isn't one of
+        `kernels.ablations`; `StructMismatch` for a library that Python's structs don't fit.
         """
         from kernels.cpu.build import best_library  # late: `python -m` runs that module anew
 
@@ -94,6 +92,8 @@ class Library:
         self.isa, self.path = variant.isa, path
         self.vector_bits = VECTOR_BITS[variant.isa]
         self.description = f"{'+'.join(variant.features) or 'no vector flags'}, {origin}, {path}"
+        self._bind(handle, "quire_structs", [], ctypes.c_char_p)
+        check_structs(self.structs().decode())
         for name, types in SIGNATURES.items():
             self._bind(handle, name, types, ctypes.c_int)
         for name, types in MAKERS.items():
@@ -103,14 +103,14 @@ class Library:
         if handle.quire_vector_bits() != VECTOR_BITS[variant.isa]:
             raise CpuKernelsUnavailable(f"{path} was not compiled for {variant.isa}")
         off = turned_off()
-        for name in off:
-            self.turn(name, on=False)
+        for name in OF_THE_LIBRARY:
+            self.turn(name, on=name not in off)
         if off:
-            self.description += f"; without {', '.join(name.lower() for name in off)}"
+            self.description += f"; without {', '.join(off)}"
 
     def turn(self, name: str, *, on: bool) -> None:
-        """Turn one of the C++ library's `SWITCHES` on or off, for everyone in this process."""
-        if name not in PYTHONS and self.set_switch(list(SWITCHES).index(name), on):
+        """Turn one of `OF_THE_LIBRARY` on or off, for everyone in this process."""
+        if self.set_switch(name.encode(), on):
             raise ValueError(f"{self.path} has no switch {name}")
 
     def _bind(self, handle: ctypes.CDLL, name: str, types: list[Any], result: Any) -> None:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kernels.cpu.checks import address
 from kernels.cpu.library import DTYPES, Library, check
 from kernels.cpu.threads import num_threads
 from kernels.interface import Integers, LinearLayer
@@ -126,7 +127,7 @@ def streamed_integer_linear(
         values, scales = piece.values.contiguous(), piece.scales.float().contiguous()
         minima = None if piece.minima is None else piece.minima.float().contiguous()
         status = library.pack_integer_rows(
-            layer.handle, first, len(values), values.data_ptr(), scales.data_ptr(), _at(minima),
+            layer.handle, first, len(values), values.data_ptr(), scales.data_ptr(), address(minima),
             num_threads(),
         )  # fmt: skip
         if status:
@@ -178,7 +179,7 @@ def _room(
     """A layer whose weights are still to come."""
     kept = _bias(bias, shape[0])
     return CpuLinear(
-        library, library.pack_new(kind, *shape, group, _at(kept), round_inputs), *shape
+        library, library.pack_new(kind, *shape, group, address(kept), round_inputs), *shape
     )
 
 
@@ -206,7 +207,3 @@ def _bias(bias: Tensor | None, rows: int) -> Tensor | None:
     if bias.shape != (rows,):
         raise ValueError(f"bias {list(bias.shape)} must be [{rows}]")
     return bias.float().contiguous()
-
-
-def _at(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()

@@ -25,6 +25,7 @@ class ReferenceKernels(KernelSet):
     def __init__(self, why: str = "asked for", device: torch.device | str = "cpu") -> None:
         self.why = why
         self.device = torch.device(device)
+        self.has_own_attention = self.device.type == "cpu"
 
     def use_threads(
         self, count: int, cpus: Sequence[int] | None = None, *, spread: bool = True

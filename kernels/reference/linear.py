@@ -44,6 +44,11 @@ class ReferenceLinear(LinearLayer):
         result = torch.nn.functional.linear(x.to(weight.dtype), weight, bias)
         return result.to(x.dtype) if out is None else out.copy_(result)
 
+    def tensors(self) -> dict[str, Tensor]:
+        """See `LinearLayer.tensors`."""
+        held = {"weight": self.weight, "bias": self.bias}
+        return {name: tensor for name, tensor in held.items() if tensor is not None}
+
     def rows(self, ids: Tensor) -> Tensor:
         """See `LinearLayer.rows`."""
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.out_features:

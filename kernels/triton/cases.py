@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
 from kernels.logits import PenalisedRows, TokenTable
 from kernels.triton import attention, grouped, norm, rope, sampling
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
@@ -55,10 +56,19 @@ def paged(
             "alibi_slopes": empty(heads[0]),
         }  # fmt: skip
     attention.paged_attention(
-        empty(sequences * queries, heads[0], size, dtype=dtype), kv, kv,
-        ints(sequences, 8192 // page), ints(sequences), ints(sequences + 1), size**-0.5,
-        key_scales=scale, value_scales=scale, **more,
-    )  # fmt: skip
+        AttentionArgs(
+            empty(sequences * queries, heads[0], size, dtype=dtype),
+            kv,
+            kv,
+            ints(sequences, 8192 // page),
+            ints(sequences),
+            ints(sequences + 1),
+            size**-0.5,
+            key_scales=scale,
+            value_scales=scale,
+            **more,
+        ),
+    )
 
 
 def rotary(dtype: torch.dtype, cache: torch.dtype, scales: str, *, norms: bool, neox: bool) -> None:
@@ -132,12 +142,17 @@ CASES: dict[str, Case] = {
     "decode bf16 head 128": lambda: paged(64, 1),
     "decode bf16 head 128, one sequence": lambda: paged(1, 1),
     "decode bf16 head 128, 4 tokens": lambda: paged(64, 4),
+    "decode bf16 head 128, 8 tokens": lambda: paged(64, 8),
     "decode bf16 head 256, all features": lambda: paged(64, 1, size=256, features=True),
     "decode bf16 head 128, page 128": lambda: paged(64, 1, page=128),
     "decode bf16, e4m3 KV, a scale": lambda: paged(64, 1, cache=E4M3, scales="tensor"),
     "decode fp16, e5m2 KV": lambda: paged(64, 1, dtype=F16, cache=E5M2),
     "decode bf16, int8 KV": lambda: paged(64, 1, cache=torch.int8, scales="token"),
     "decode fp32": lambda: paged(64, 1, dtype=F32),
+    "decode bf16 head 128, groups of 48": lambda: paged(64, 1, heads=(48, 1)),
+    "decode bf16 head 64, groups of 71": lambda: paged(64, 1, size=64, heads=(71, 1)),
+    "decode bf16 head 128, groups of 128": lambda: paged(64, 1, heads=(128, 1)),
+    "prefill bf16 head 128, groups of 128": lambda: paged(1, 8192, heads=(128, 1)),
     "prefill bf16 head 64": lambda: paged(1, 8192, size=64),
     "prefill bf16 head 128": lambda: paged(1, 8192),
     "prefill bf16 head 256": lambda: paged(1, 8192, size=256),
@@ -174,6 +189,7 @@ CORE = (
     "experts bf16, decode",
     "int8 product, decode",
     "int4 product, decode",
+    "int4 product, 64 rows",
     "fp8 product, decode",
 )
 """Cases that between them launch every kernel once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -9,27 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
-from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
-TYPES = {
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float8_e4m3fn: "fp8e4nv",
-    torch.float8_e5m2: "fp8e5",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.bool: "i1",
-}
-_LAUNCH_OPTIONS = ("num_warps", "num_stages", "maxnreg")
+from kernels.triton.sass import Code, programs_a_processor, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +25,9 @@ class Compiled:
     Attributes:
         registers: a thread; local: bytes a thread of spilled registers and local arrays;
             shared: bytes a program.
+        programs: that run on one processor side by side.
+        waits: of the main loop's copies to shared memory, how many groups may still be under way
+            where it waits for one (in the IR, before machine code); -1: it doesn't wait.
     """
 
     kernel: str
@@ -46,55 +35,83 @@ class Compiled:
     local: int
     shared: int
     warps: int
+    programs: int
+    waits: int
+    code: Code
+
+
+@functools.cache
+def _binder(kernel: Any, arch: int) -> tuple[Any, Any]:
+    backend = make_backend(GPUTarget("cuda", arch, 32))
+    return backend, create_function_from_signature(kernel.signature, kernel.params, backend)
+
+
+def specialisation(
+    kernel: Any, args: tuple[Any, ...], options: dict[str, Any], arch: int
+) -> tuple[Any, ...]:
+    """What a launch with these arguments is compiled for: equal ones share a binary.
+
+    Triton's own: types, constants, integers that are 1 or multiples of 16, addresses that are.
+    """
+    _, bind = _binder(kernel, arch)
+    _, found, rest = bind(*args, **options)
+    constants = {name: value for name, value in options.items() if name in kernel.arg_names}
+    return kernel.__name__, str(found), str(sorted(constants.items())), str(sorted(rest.items()))
 
 
 def compile_launch(
     kernel: Any, args: tuple[Any, ...], options: dict[str, Any], arch: int
 ) -> Compiled:
     """Compile `kernel` as a launch with these arguments would, for compute capability arch / 10."""
-    signature: dict[str, str] = {}
-    constants: dict[tuple[int, ...], Any] = {}
-    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
-    launch_options = {name: options[name] for name in _LAUNCH_OPTIONS if name in options}
-    values = dict(zip(kernel.arg_names, args))
-    values |= {name: value for name, value in options.items() if name not in _LAUNCH_OPTIONS}
-    for index, name in enumerate(kernel.arg_names):
-        value = values[name]
-        constexpr = kernel.params[index].is_constexpr
-        if constexpr or value is None or (isinstance(value, int) and value == 1):
-            signature[name] = "constexpr"
-            constants[(index,)] = value
-            continue
-        signature[name], aligned = _type_of(value)
-        if aligned:
-            attributes[(index,)] = [["tt.divisibility", 16]]
+    backend, bind = _binder(kernel, arch)
+    bound, found, _ = bind(*args, **options)
+    parsed, signature, constants, attributes = kernel._pack_args(
+        backend, options, bound, found, None
+    )
     source = ASTSource(kernel, signature, constants, attributes)
-    built = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=launch_options)
-    registers, local = _resources(built.asm["cubin"])
+    target = GPUTarget("cuda", arch, 32)
+    built = triton.compile(source, target=target, options=parsed.__dict__)
+    registers, local, code = _figures(built.asm["cubin"])
     metadata = built.metadata
-    return Compiled(kernel.__name__, registers, local, metadata.shared, metadata.num_warps)
+    return Compiled(
+        kernel.__name__, registers, local, metadata.shared, metadata.num_warps,
+        programs_a_processor(arch, registers, metadata.shared, metadata.num_warps),
+        _waits(built.asm["ttgir"]), code,
+    )  # fmt: skip
 
 
-def _type_of(value: Any) -> tuple[str, bool]:
-    """The type of an argument, and whether it's known to be a multiple of 16."""
-    if isinstance(value, Tensor):
-        return "*" + TYPES[value.dtype], True
-    if isinstance(value, int):
-        return ("i32" if -(1 << 31) <= value < 1 << 31 else "i64"), value % 16 == 0
-    return "fp32", False
+def _waits(ttgir: str) -> int:
+    """The fewest copies that a wait within a loop leaves under way."""
+    depth, found = 0, []
+    indents: list[int] = []
+    for line in ttgir.splitlines():
+        indent = len(line) - len(line.lstrip())
+        while indents and indent <= indents[-1] and line.strip().startswith("}"):
+            indents.pop()
+            depth -= 1
+        if "scf.for" in line or "scf.while" in line:
+            indents.append(indent)
+            depth += 1
+        wait = re.search(r"async_wait.*num = (\d+)", line)
+        if wait is not None and depth:
+            found.append(int(wait[1]))
+    return min(found, default=-1)
 
 
-def _resources(cubin: bytes) -> tuple[int, int]:
-    """Registers and bytes of local memory a thread, as cuobjdump reads them from the cubin."""
+def _figures(cubin: bytes) -> tuple[int, int, Code]:
+    """Registers and bytes of local memory a thread, and the machine code, as cuobjdump has them."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run(
-            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
-        ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", text)
+        usage, text = (
+            subprocess.run(
+                [str(tool), option, file.name], capture_output=True, text=True, check=True
+            ).stdout
+            for option in ("-res-usage", "-sass")
+        )
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
     if found is None:
-        raise ValueError(f"cuobjdump says nothing of registers: {text[:200]!r}")
+        raise ValueError(f"cuobjdump says nothing of registers: {usage[:200]!r}")
     registers, stack, local = (int(part) for part in found.groups())
-    return registers, max(stack, local)
+    return registers, max(stack, local), read(text)

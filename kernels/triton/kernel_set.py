@@ -41,6 +41,16 @@ class TritonKernels(KernelSet):
     def __init__(self, device: torch.device | str, why: str) -> None:
         self.device = torch.device(device)
         self.why = why
+        # Under the interpreter there is no backend to choose.
+        self.has_own_attention = self.device.type == "cpu"
+
+    @property
+    def compute_capability(self) -> int | None:  # type: ignore[override]
+        """See `KernelSet`; None under the interpreter."""
+        if self.device.type != "cuda":
+            return None
+        major, minor = torch.cuda.get_device_capability(self.device)
+        return major * 10 + minor
 
     def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
         """See `KernelSet.activation_dtype`: the weights' own."""

@@ -13,11 +13,32 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 
+from kernels.errors import KernelsUnavailable
+
 INTERPRETED: bool = bool(triton.knobs.runtime.interpret)
 """Whether kernels run in Triton's interpreter (TRITON_INTERPRET=1), on CPU tensors."""
+
+
+def check_interpreter(triton_version: str, numpy_version: str) -> None:
+    """Raise `KernelsUnavailable` for a pair of versions whose interpreter fails."""
+
+    def parts(version: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in version.split(".")[:2])
+
+    if parts(triton_version) < (3, 7) and parts(numpy_version) >= (2, 4):
+        raise KernelsUnavailable(
+            f"Triton {triton_version}'s interpreter (TRITON_INTERPRET=1) doesn't work with numpy "
+            f"{numpy_version}: install Triton 3.7 or later, or a numpy before 2.4. On a GPU either "
+            "will do."
+        )
+
+
+if INTERPRETED:
+    check_interpreter(triton.__version__, np.__version__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """`python -m kernels.triton.report`: compile all kernels, and say what they take of a GPU.
 
-Needs no GPU. Exits with 1 where a kernel takes more shared memory than the GPU has or, with
-`--most-spilled`, more local memory than that.
+Needs no GPU. The main loop is the innermost one with most matrix products. Exits with 1 where a
+kernel takes more shared memory than the GPU has or, with `--most-spilled`, more local memory than
+that.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +22,10 @@ from kernels.triton.launch import INTERPRETED, Target, watch
 
 SHARED = {80: 166_912, 89: 101_376, 90: 232_448, 100: 232_448, 120: 101_376}
 """Bytes of shared memory that one program can have, by architecture."""
+COLUMNS = (
+    "case", "kernel", "sm", "registers", "spilled B", "shared B", "warps", "programs an SM",
+    "instructions a loop", "matrix products", "16-byte loads", "copies under way",
+)  # fmt: skip
 PROCESSORS = {80: 108, 89: 142, 90: 132, 100: 148, 120: 188}
 ARCHITECTURES = (80, 90, 100)
 """Those that are compiled for unless others are named."""
@@ -27,11 +33,12 @@ ARCHITECTURES = (80, 90, 100)
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kernel of one case for one architecture."""
+    """One kernel of one case for one architecture; `launched` programs of it."""
 
     case: str
     arch: int
     compiled: Compiled
+    launched: int = 0
 
     @property
     def fits(self) -> bool:
@@ -41,22 +48,24 @@ class Row:
     def as_json(self) -> dict[str, Any]:
         """Flat, for other programs."""
         row = dataclasses.asdict(self.compiled)
-        return {"case": self.case, "arch": self.arch, "fits": self.fits, **row}
+        code = row.pop("code")
+        case = {"case": self.case, "arch": self.arch, "fits": self.fits, "launched": self.launched}
+        return {**case, **row, **code}
 
 
 def compile_all(arch: int, names: Iterable[str]) -> Iterator[Row]:
     """The rows of the named cases."""
-    launches: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    launches: list[tuple[Any, int, tuple[Any, ...], dict[str, Any]]] = []
 
     def note(kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], options: Any) -> None:
-        launches.append((kernel, args, options))
+        launches.append((kernel, math.prod(grid), args, options))
 
     for name in names:
         launches.clear()
         with watch(note, Target(arch, PROCESSORS[arch], SHARED[arch])):
             CASES[name]()
-        for kernel, args, options in launches:
-            yield Row(name, arch, compile_launch(kernel, args, options, arch))
+        for kernel, launched, args, options in launches:
+            yield Row(name, arch, compile_launch(kernel, args, options, arch), launched)
 
 
 def main() -> int:
@@ -72,8 +81,8 @@ def main() -> int:
         parser.error("TRITON_INTERPRET is set: unset it, to compile")
     good = True
     if not options.json:
-        print("| case | kernel | sm | registers | spilled B | shared B | warps |")
-        print("|---|---|---|---|---|---|---|")
+        print(f"| {' | '.join(COLUMNS)} |")
+        print("|---" * len(COLUMNS) + "|")
     for arch in options.arch or ARCHITECTURES:
         names = CORE if options.core else CASES
         for row in compile_all(arch, [name for name in names if options.case in name]):
@@ -84,12 +93,15 @@ def main() -> int:
 
 
 def _line(row: Row) -> str:
-    made = row.compiled
-    suffix = "a" if row.arch >= 90 else ""
-    return (
-        f"| {row.case} | {made.kernel} | {row.arch}{suffix} | {made.registers} | {made.local} "
-        f"| {made.shared}{'' if row.fits else ' (too much)'} | {made.warps} |"
-    )
+    made, code = row.compiled, row.compiled.code
+    matrix = f"{code.matrix}{' wgmma' if code.wgmma else ''}" if code.matrix else ""
+    cells = (
+        row.case, made.kernel, f"{row.arch}{'a' if row.arch >= 90 else ''}", made.registers,
+        made.local, f"{made.shared}{'' if row.fits else ' (too much)'}", made.warps, made.programs,
+        code.loop or "", matrix, f"{code.wide_loads} of {code.loads}",
+        made.waits if made.waits >= 0 else "",
+    )  # fmt: skip
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
 
 
 if __name__ == "__main__":

@@ -1,26 +1,34 @@
 """`python -m kernels.triton.tune`: the best attention tile for each head size, on this GPU.
 
 Offline: prints rows for `kernels.triton.attention.tiles.TABLE`, which are then checked in. Each
-candidate must give what the tile of the table gives. `--smoke` tries two small ones on any device.
+candidate must give what the tile of the table gives. Candidates are compiled side by side first.
+`--phase` and `--size` choose a part: decode, one head size, takes some minutes. `--smoke` tries
+two small tiles on any device.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import triton
 
+from kernels.attention.args import AttentionArgs
 from kernels.bench.device_timing import median_seconds
 from kernels.bench.gpu_case import compare
 from kernels.bench.gpu_cases import paged_batch
 from kernels.triton.attention import paged_attention
 from kernels.triton.attention.tiles import INTERPRETED, TABLE, Tile, architecture_of
-from kernels.triton.launch import target_of
+from kernels.triton.launch import INTERPRETED as IN_INTERPRETER
+from kernels.triton.launch import target_of, watch
 
 CANDIDATES = {
     "decode": [
@@ -36,6 +44,7 @@ CANDIDATES = {
         )
     ],
 }
+SIZES = (64, 128, 256)
 SHAPES = {"decode": (64, 1, 8192), "prefill": (1, 8192, 8192)}
 SMALL_SHAPES = {"decode": (2, 1, 40), "prefill": (1, 20, 20)}
 SMALL = [Tile(16, 16, 1, 1), Tile(16, 32, 1, 1)]
@@ -62,7 +71,28 @@ def in_place(phase: str, size: int, device: torch.device, tile: Tile) -> Iterato
         sizes[size] = kept
 
 
-def best_tile(phase: str, size: int, tiles: Iterable[Tile], device: torch.device) -> Tile:
+def compile_side_by_side(
+    runs: Sequence[Callable[[], object]], device: torch.device, threads: int | None = None
+) -> int:
+    """Compile what the runs would launch, on so many threads (None: a CPU's); how many launches.
+
+    Most of the work lets go of Python's lock. What can't be compiled says so when it is run.
+    """
+    launches: list[tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]] = []
+    target = target_of(device)
+    for run in runs:
+        with watch(lambda *launch: launches.append(launch), target):
+            run()
+    with (
+        ThreadPoolExecutor(threads or os.cpu_count()) as pool,
+        triton.AsyncCompileMode(pool, ignore_errors=True),
+    ):
+        for kernel, grid, args, options in launches:
+            kernel.warmup(*args, grid=grid, **options)
+    return len(launches)
+
+
+def best_tile(phase: str, size: int, tiles: Sequence[Tile], device: torch.device) -> Tile:
     """The fastest tile of those that fit the GPU; prints the time of each."""
     small = device.type == "cpu"
     heads, kv_heads = (4, 2) if small else (32, 8)
@@ -70,16 +100,23 @@ def best_tile(phase: str, size: int, tiles: Iterable[Tile], device: torch.device
         *(SMALL_SHAPES if small else SHAPES)[phase], heads=heads, kv_heads=kv_heads, size=size,
         page=16, device=device.type,
     )  # fmt: skip
-    expected = paged_attention(*batch, size**-0.5)
+
+    def attend_by(tile: Tile) -> torch.Tensor:
+        with in_place(phase, size, device, tile):
+            return paged_attention(AttentionArgs(*batch, size**-0.5))
+
+    if not IN_INTERPRETER:
+        compile_side_by_side([functools.partial(attend_by, tile) for tile in tiles], device)
+    expected = paged_attention(AttentionArgs(*batch, size**-0.5))
     found: list[tuple[float, Tile]] = []
     for tile in tiles:
         with in_place(phase, size, device, tile):
             try:
-                compare(paged_attention(*batch, size**-0.5), expected, 1e-2)
+                compare(paged_attention(AttentionArgs(*batch, size**-0.5)), expected, 1e-2)
             except triton.runtime.errors.OutOfResources:
                 continue
             seconds = median_seconds(
-                lambda: paged_attention(*batch, size**-0.5), 10, device=device.type
+                lambda: paged_attention(AttentionArgs(*batch, size**-0.5)), 10, device=device.type
             )
         found.append((seconds, tile))
         print(f"  {phase} {size} {tile}: {seconds * 1e6:.1f} us", flush=True)
@@ -90,12 +127,17 @@ def main() -> int:
     """Print the best tiles; 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m kernels.triton.tune", description=__doc__)
     parser.add_argument("--smoke", action="store_true", help="two small tiles, on any device")
-    smoke = parser.parse_args().smoke
+    parser.add_argument("--phase", choices=sorted(CANDIDATES), help="one of the two alone")
+    parser.add_argument("--size", type=int, choices=SIZES, help="of the heads; one alone")
+    options = parser.parse_args()
+    smoke = options.smoke
     if not smoke and not torch.cuda.is_available():
         print("torch sees no CUDA device.", file=sys.stderr)
         return 2
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for phase, size in itertools.product(CANDIDATES, (64,) if smoke else (64, 128, 256)):
+    phases = [options.phase] if options.phase else list(CANDIDATES)
+    sizes = [options.size] if options.size else SIZES[:1] if smoke else SIZES
+    for phase, size in itertools.product(phases, sizes):
         tiles = SMALL if smoke else CANDIDATES[phase]
         print(f"{phase} {size}: {best_tile(phase, size, tiles, device)}")
     return 0

@@ -11,6 +11,8 @@ from engine import LLM, SamplingParams
 from tests.engine.models import Oracle, make_model
 
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+FEW_SIZES = [1, 4, 24, 64]
+"""Tokens of captured graphs: a batch of 24 decodes fills one, smaller ones are padded."""
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 
 
@@ -27,7 +29,8 @@ def prompts(count=24):
 
 
 def run(folder, **settings):
-    settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256} | settings
+    settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256,
+                "cudagraph_capture_sizes": FEW_SIZES} | settings  # fmt: skip
     llm = LLM(str(folder), device="cuda", **settings)
     outputs = llm.generate(prompts(), GREEDY, use_tqdm=False)
     llm.core.check_integrity()
@@ -89,7 +92,8 @@ def test_edits_of_logits_choose_as_on_a_cpu(folder):
         presence_penalty=0.2, logit_bias={7: 1.5, 9: -2.0}, bad_words_token_ids=[[5], [6, 8]],
         min_tokens=4, logprobs=3,
     )  # fmt: skip
-    settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256}
+    settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256,
+                "cudagraph_capture_sizes": FEW_SIZES}  # fmt: skip
     here, there = (
         LLM(str(folder), device=name, **settings).generate(prompts(), params, use_tqdm=False)
         for name in ("cuda", "cpu")
@@ -103,15 +107,18 @@ def test_edits_of_logits_choose_as_on_a_cpu(folder):
 
 def test_blocks_fill_the_memory_that_is_left(folder):
     llm = LLM(str(folder), device="cuda", gpu_memory_utilization=0.3, max_num_seqs=1024,
-              max_model_len=512)  # fmt: skip
+              max_model_len=512, cudagraph_capture_sizes=[1, 256, 1024])  # fmt: skip
     total = torch.cuda.mem_get_info()[1]
     assert torch.cuda.memory_reserved() <= 0.35 * total
-    assert llm.core.executor.num_blocks >= 32
+    assert llm.core.capacity.num_blocks >= 32
 
 
 def test_sampling_with_a_seed_is_repeatable(folder):
     params = SamplingParams(temperature=0.8, top_p=0.9, top_k=50, seed=5, max_tokens=12)
-    llm = LLM(str(folder), device="cuda", num_gpu_blocks_override=300, max_model_len=256)
+    llm = LLM(
+        str(folder), device="cuda", num_gpu_blocks_override=300, max_model_len=256,
+        cudagraph_capture_sizes=FEW_SIZES,
+    )  # fmt: skip
     first, again = (
         [o.outputs[0].token_ids for o in llm.generate(prompts(), params, use_tqdm=False)]
         for _ in range(2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.attention.args import AttentionArgs
 from kernels.bench.gpu_case import compare
 from kernels.bench.gpu_cases import all_cases, paged_batch
 from kernels.logits import PenalisedRows, TokenTable
@@ -23,12 +24,18 @@ def attend(batch, dtype, allowed=None, **options):
     """Compare a batch with the reference in float32, on caches of float32."""
     q, keys, values, *rest = batch
     scale = q.shape[-1] ** -0.5
-    got = paged_attention(*batch, scale, **options)
+    got = paged_attention(AttentionArgs(*batch, scale, **options))
     scaled = {k: v for k, v in options.items() if not k.endswith("_scales")}
     expected = ReferenceKernels.paged_attention(
-        q.float(), widened(keys, options.get("key_scales")),
-        widened(values, options.get("value_scales")), *rest, scale, **scaled,
-    )  # fmt: skip
+        AttentionArgs(
+            q.float(),
+            widened(keys, options.get("key_scales")),
+            widened(values, options.get("value_scales")),
+            *rest,
+            scale,
+            **scaled,
+        ),
+    )
     compare(got, expected, allowed or ALLOWED[dtype])
 
 
@@ -79,8 +86,11 @@ def test_variations(device, large, options, queries):
         attend(batch, torch.float16, **made)
     else:
         scale = batch[0].shape[-1] ** -0.5
-        compare(paged_attention(*batch, scale, programs=splits), paged_attention(*batch, scale),
-                2e-3)  # fmt: skip
+        compare(
+            paged_attention(AttentionArgs(*batch, scale), programs=splits),
+            paged_attention(AttentionArgs(*batch, scale)),
+            2e-3,
+        )
 
 
 @pytest.mark.parametrize("scaling", ["none", "tensor", "token"])
@@ -104,8 +114,8 @@ def test_states_merge(device, large):
     for part in (tables[:, :2], tables[:, 2:]):
         lse = torch.empty(q.shape[:2], device=device)
         half = (q, keys, values, part.contiguous(), lengths // 2, starts)
-        parts += [paged_attention(*half, scale, lse=lse), lse]
-    whole = paged_attention(q, keys, values, tables, lengths, starts, scale)
+        parts += [paged_attention(AttentionArgs(*half, scale), lse=lse), lse]
+    whole = paged_attention(AttentionArgs(q, keys, values, tables, lengths, starts, scale))
     compare(merge_attention_states(*parts)[0], whole, 1e-2)
 
 

@@ -6,9 +6,11 @@ import random
 
 import pytest
 import torch
+import triton
 
 from engine import LLM, SamplingParams
 from engine.worker.cuda.runner import DeviceRunner
+from tests.engine.ablations import without
 from tests.engine.models import Oracle, make_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -33,7 +35,8 @@ def prompts(count=16):
 
 
 def make(folder, **settings):
-    settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256} | settings
+    settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256,
+                "cudagraph_capture_sizes": [1, 4, 16, 64]} | settings  # fmt: skip
     return LLM(str(folder), device="cuda", **settings)
 
 
@@ -62,10 +65,28 @@ def test_no_launch_waits_for_the_device(mode, params, folder, monkeypatch):
     assert launched
 
 
+def test_nothing_is_compiled_after_the_start(folder, monkeypatch):
+    """100 prompts of random lengths, greedy and not, beside one another."""
+    llm = make(folder, max_model_len=1024, num_gpu_blocks_override=4000, max_num_batched_tokens=256)
+    made = []
+
+    def note(*args, **about):
+        made.append(about["fn"].name)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", note)
+    rng = random.Random(6)
+    lengths = [rng.randint(1, 900) for _ in range(100)]
+    texts = [[rng.randrange(4, 384) for _ in range(n)] for n in lengths]
+    for params in (GREEDY, RANDOM):
+        llm.generate(texts, params, use_tqdm=False)
+    assert made == []
+
+
 @pytest.mark.parametrize("split", [True, False])
 def test_mixed_batches(split, folder):
     oracle = Oracle(folder)
-    llm = make(folder, split_mixed_batches=split, max_num_batched_tokens=32)
+    with without(*([] if split else ["split-batches"])):
+        llm = make(folder, max_num_batched_tokens=32)
     assert tokens(llm) == [oracle.greedy(prompt, 12) for prompt in prompts()]
 
 
@@ -76,7 +97,10 @@ def test_sleep_gives_the_devices_memory_back(level, mode, tmp_path):
     llm = make(folder, enable_sleep_mode=True, cudagraph_mode=mode, num_gpu_blocks_override=2000)
     expected = tokens(llm)
     before = torch.cuda.memory_reserved()
-    kv = sum(cache.keys.nbytes + cache.values.nbytes for cache in llm.core.loaded.model.kv_caches)
+    kv = sum(
+        cache.keys.nbytes + cache.values.nbytes
+        for cache in llm.core.executor.loaded.model.kv_caches
+    )
     llm.sleep(level)
     # Weights of some 200 MB and the KV cache; what others of this process hold stays.
     assert before - torch.cuda.memory_reserved() > 0.9 * (kv + 180 * MIB)

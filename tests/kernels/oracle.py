@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """One row at a time."""
@@ -26,38 +28,26 @@ def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, neox: bool) -> Tensor:
     return out
 
 
-def paged_attention(
-    q: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    query_start_loc: Tensor,
-    scale: float,
-    sliding_window: int = 0,
-    soft_cap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
+def paged_attention(args: AttentionArgs) -> Tensor:
     """One query at a time, its keys and values gathered and repeated for each head."""
-    out = torch.zeros(q.shape, dtype=torch.float64)
-    block_size, group = key_cache.shape[2], q.shape[1] // key_cache.shape[1]
-    for s, length in enumerate(seq_lens.tolist()):
-        begin, end = query_start_loc[s : s + 2].tolist()
+    out = torch.zeros(args.q.shape, dtype=torch.float64)
+    block_size, group = args.key_cache.shape[2], args.q.shape[1] // args.key_cache.shape[1]
+    for s, length in enumerate(args.seq_lens.tolist()):
+        begin, end = args.query_start_loc[s : s + 2].tolist()
         for t in range(begin, end):
             position = length - (end - t)
-            low = max(0, position - sliding_window + 1) if sliding_window else 0
+            low = max(0, position - args.sliding_window + 1) if args.sliding_window else 0
             seen = torch.arange(low, position + 1)
-            blocks, offsets = block_tables[s, seen // block_size].long(), seen % block_size
-            keys = key_cache[blocks, :, offsets].double().repeat_interleave(group, 1)
-            values = value_cache[blocks, :, offsets].double().repeat_interleave(group, 1)
-            logits = torch.einsum("hd,khd->hk", q[t].double(), keys) * scale
-            if soft_cap:
-                logits = soft_cap * torch.tanh(logits / soft_cap)
-            if alibi_slopes is not None:
-                logits = logits + alibi_slopes.double()[:, None] * (seen - position)
-            if sinks is not None:
-                logits = torch.cat((logits, sinks.double()[:, None]), 1)
+            blocks, offsets = args.block_tables[s, seen // block_size].long(), seen % block_size
+            keys = args.key_cache[blocks, :, offsets].double().repeat_interleave(group, 1)
+            values = args.value_cache[blocks, :, offsets].double().repeat_interleave(group, 1)
+            logits = torch.einsum("hd,khd->hk", args.q[t].double(), keys) * args.scale
+            if args.soft_cap:
+                logits = args.soft_cap * torch.tanh(logits / args.soft_cap)
+            if args.alibi_slopes is not None:
+                logits = logits + args.alibi_slopes.double()[:, None] * (seen - position)
+            if args.sinks is not None:
+                logits = torch.cat((logits, args.sinks.double()[:, None]), 1)
             weights = torch.softmax(logits, 1)[:, : len(seen)]
             out[t] = torch.einsum("hk,khd->hd", weights, values)
     return out

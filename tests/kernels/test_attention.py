@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from kernels.attention.args import AttentionArgs
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.tolerance import assert_close
@@ -18,9 +19,11 @@ def check(kernels, batch, slack=4.0, **options):
     arguments = {**batch.arguments(), **options}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    expected = oracle.paged_attention(**arguments)
+    expected = oracle.paged_attention(AttentionArgs(**arguments))
     torch.set_num_threads(threads)
-    assert_close(kernels.paged_attention(**arguments), expected, batch.q.dtype, slack)
+    assert_close(
+        kernels.paged_attention(AttentionArgs(**arguments)), expected, batch.q.dtype, slack
+    )
 
 
 @pytest.mark.parametrize("size", [32, 64, 80, 96, 128, 256])
@@ -84,10 +87,10 @@ def test_int8_cache(kernels, threads, size, options):
         whole = (cache / scales[-1][..., None]).nan_to_num().round().to(torch.int8)
         setattr(batch, name, whole * scales[-1][..., None])
         scales.append(whole)
-    expected = oracle.paged_attention(**batch.arguments(), **options)
+    expected = oracle.paged_attention(AttentionArgs(**batch.arguments(), **options))
     arguments = {**batch.arguments(), "key_cache": scales[1], "value_cache": scales[3]}
     got = kernels.paged_attention(
-        **arguments, **options, key_scales=scales[0], value_scales=scales[2]
+        AttentionArgs(**arguments, **options, key_scales=scales[0], value_scales=scales[2])
     )
     assert_close(got, expected, torch.float32, 4.0)
 
@@ -96,7 +99,7 @@ def test_an_int8_cache_needs_its_scales(compiled):
     batch = make_batch(MIX)
     batch.key_cache, batch.value_cache = (torch.zeros_like(batch.key_cache).char(),) * 2
     with pytest.raises(ValueError, match="scales"):
-        compiled.paged_attention(**batch.arguments())
+        compiled.paged_attention(AttentionArgs(**batch.arguments()))
 
 
 def test_queries_may_be_strided(kernels):
@@ -113,31 +116,34 @@ def test_small_batches(kernels, threads, sequences):
 def test_out_is_used(kernels):
     batch = make_batch(MIX)
     out = torch.empty(batch.q.shape)
-    assert kernels.paged_attention(**batch.arguments(), out=out).data_ptr() == out.data_ptr()
-    torch.testing.assert_close(out, kernels.paged_attention(**batch.arguments()))
+    assert (
+        kernels.paged_attention(AttentionArgs(**batch.arguments(), out=out)).data_ptr()
+        == out.data_ptr()
+    )
+    torch.testing.assert_close(out, kernels.paged_attention(AttentionArgs(**batch.arguments())))
 
 
 def test_blocks_that_left_the_window_are_not_read(kernels):
     batch = make_batch([(1, 100), (5, 90), (30, 200)])
-    expected = oracle.paged_attention(**batch.arguments(), sliding_window=16)
+    expected = oracle.paged_attention(AttentionArgs(**batch.arguments(), sliding_window=16))
     for row, low in enumerate((84, 69, 154)):
         gone = batch.block_tables[row, : low // 16].long()
         batch.key_cache[gone] = float("nan")
         batch.value_cache[gone] = float("inf")
-    got = kernels.paged_attention(**batch.arguments(), sliding_window=16)
+    got = kernels.paged_attention(AttentionArgs(**batch.arguments(), sliding_window=16))
     assert_close(got, expected, torch.float32, 4.0)
 
 
 def test_a_decoded_row_does_not_depend_on_its_batch(compiled, threads):
     batch = make_batch([(1, 700), (1, 90), (1, 300), (20, 60)], size=128)
-    whole = compiled.paged_attention(**batch.arguments())
+    whole = compiled.paged_attention(AttentionArgs(**batch.arguments()))
     for row in range(3):
         alone = batch.arguments()
         alone["q"] = batch.q[row : row + 1]
         alone["block_tables"] = batch.block_tables[row : row + 1]
         alone["seq_lens"] = batch.seq_lens[row : row + 1]
         alone["query_start_loc"] = torch.tensor([0, 1], dtype=torch.int32)
-        assert torch.equal(compiled.paged_attention(**alone)[0], whole[row])
+        assert torch.equal(compiled.paged_attention(AttentionArgs(**alone))[0], whole[row])
 
 
 @pytest.mark.parametrize(
@@ -147,7 +153,7 @@ def test_a_decoded_row_does_not_depend_on_its_batch(compiled, threads):
 )
 def test_a_prompt_gives_the_same_however_it_is_cut(compiled, options):
     whole = make_batch([(300, 300)], heads=6, kv_heads=2)
-    expected = compiled.paged_attention(**whole.arguments(), **options)
+    expected = compiled.paged_attention(AttentionArgs(**whole.arguments(), **options))
     for cut in (2, 130, 255):
         parts = []
         for begin, end in ((0, cut), (cut, 300)):
@@ -155,16 +161,19 @@ def test_a_prompt_gives_the_same_however_it_is_cut(compiled, options):
             part["q"] = whole.q[begin:end]
             part["seq_lens"] = torch.tensor([end], dtype=torch.int32)
             part["query_start_loc"] = torch.tensor([0, end - begin], dtype=torch.int32)
-            parts.append(compiled.paged_attention(**part, **options))
+            parts.append(compiled.paged_attention(AttentionArgs(**part, **options)))
         assert torch.equal(torch.cat(parts), expected)
 
 
 def test_calls_from_two_threads_at_once(compiled):
     batches = [make_batch(MIX, seed=1), make_batch([(1, 300), (60, 90)], seed=2)]
-    expected = [compiled.paged_attention(**batch.arguments()) for batch in batches]
+    expected = [compiled.paged_attention(AttentionArgs(**batch.arguments())) for batch in batches]
     with ThreadPoolExecutor(2) as pool:
         for _ in range(20):
-            calls = [pool.submit(compiled.paged_attention, **b.arguments()) for b in batches]
+            calls = [
+                pool.submit(compiled.paged_attention, AttentionArgs(**b.arguments()))
+                for b in batches
+            ]
             for call, right in zip(calls, expected):
                 assert torch.equal(call.result(), right)
 
@@ -172,7 +181,7 @@ def test_calls_from_two_threads_at_once(compiled):
 def test_what_contradicts_itself_is_refused(compiled):
     def refused(words, **changes):
         with pytest.raises(ValueError, match=words):
-            compiled.paged_attention(**{**make_batch(MIX).arguments(), **changes})
+            compiled.paged_attention(AttentionArgs(**{**make_batch(MIX).arguments(), **changes}))
 
     batch = make_batch(MIX)
     tables = batch.block_tables.clone()

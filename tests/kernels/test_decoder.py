@@ -9,6 +9,7 @@ import mmap
 import pytest
 import torch
 
+from kernels.attention.args import AttentionArgs
 from kernels.interface import DecoderLayerWeights, DecoderShape, NormWeights
 
 SHAPE = DecoderShape(
@@ -99,10 +100,21 @@ def one_by_one(kernels, shape, layers, final_norm, hidden, batch, rows, others=(
             layer.q_norm, layer.k_norm, eps, shape.neox, layer.key_scales, layer.value_scales,
         )  # fmt: skip
         x = kernels.paged_attention(
-            q, layer.key_cache, layer.value_cache, tables, lengths, starts, shape.scale,
-            layer.sliding_window, shape.soft_cap, sinks=layer.sinks, key_scales=layer.key_scales,
-            value_scales=layer.value_scales,
-        )  # fmt: skip
+            AttentionArgs(
+                q,
+                layer.key_cache,
+                layer.value_cache,
+                tables,
+                lengths,
+                starts,
+                shape.scale,
+                layer.sliding_window,
+                shape.soft_cap,
+                sinks=layer.sinks,
+                key_scales=layer.key_scales,
+                value_scales=layer.value_scales,
+            ),
+        )
         x = layer.o(x.flatten(1))
         if layer.attention_out_norm.weight is not None:
             x = kernels.rms_norm(x, layer.attention_out_norm.weight, eps)

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.cpu.experts import ACTIVATIONS
+from kernels.activations import ACTIVATIONS
+from kernels.attention.args import AttentionArgs
 from kernels.interface import KernelSet
 from kernels.layers import ActivationSpec, ExpertLayers
 from tests.kernels import oracle
@@ -131,12 +132,16 @@ def test_keys_and_values_that_are_no_numbers_stay_in_their_sequence(compiled, ca
     slots = torch.tensor([0, 1, 2, 3, 8, 9, 16, 17, 18, 24, 25, 26])
     compiled.rope_and_cache(q, k, v, torch.zeros(12).long(), None, *caches, slots, **of_scales)
     got = compiled.paged_attention(
-        q, *caches,
-        block_tables=torch.tensor([[0], [1], [2], [3]], dtype=torch.int32),
-        seq_lens=torch.tensor([4, 2, 3, 3], dtype=torch.int32),
-        query_start_loc=torch.tensor([0, 4, 6, 9, 12], dtype=torch.int32),
-        scale=size**-0.5, **of_scales,
-    )  # fmt: skip
+        AttentionArgs(
+            q,
+            *caches,
+            block_tables=torch.tensor([[0], [1], [2], [3]], dtype=torch.int32),
+            seq_lens=torch.tensor([4, 2, 3, 3], dtype=torch.int32),
+            query_start_loc=torch.tensor([0, 4, 6, 9, 12], dtype=torch.int32),
+            scale=size**-0.5,
+            **of_scales,
+        ),
+    )
     assert not torch.isfinite(got[5, 0]).all()
     others = [row for row in range(12) if row not in (4, 5)]
     assert torch.isfinite(got[others]).all()
@@ -156,12 +161,16 @@ class Rows:
     def run(self, kernels: KernelSet) -> torch.Tensor:
         starts = [0, *accumulate(self.queries)]
         return kernels.paged_attention(
-            self.q, *self.caches,
-            block_tables=self.tables,
-            seq_lens=torch.tensor(self.lengths, dtype=torch.int32),
-            query_start_loc=torch.tensor(starts, dtype=torch.int32),
-            scale=self.q.shape[2] ** -0.5, **self.options,
-        )  # fmt: skip
+            AttentionArgs(
+                self.q,
+                *self.caches,
+                block_tables=self.tables,
+                seq_lens=torch.tensor(self.lengths, dtype=torch.int32),
+                query_start_loc=torch.tensor(starts, dtype=torch.int32),
+                scale=self.q.shape[2] ** -0.5,
+                **self.options,
+            ),
+        )
 
     def that_see(self, sequence: int, token: int, window: int = 0) -> list[int]:
         first, count = sum(self.queries[:sequence]), self.queries[sequence]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.interface import KernelSet
 from kernels.reference import sampling as reference
 
 
@@ -118,3 +119,35 @@ def test_wrong_settings_are_refused(compiled):
         compiled.argmax(logits.double())
     with pytest.raises(ValueError, match="vocabulary"):
         compiled.argmax(torch.empty(3, 0))
+
+
+@pytest.mark.parametrize("vocab", [1, 77, 5000])
+@pytest.mark.parametrize("k", [0, 1, 20])
+def test_top_logprobs(compiled: KernelSet, threads: int, vocab: int, k: int) -> None:
+    torch.manual_seed(vocab + k)
+    k = min(k, vocab)
+    logits = (torch.randn(6, vocab) * 5).round(decimals=1)  # so that some are equal
+    logits[1, vocab // 2 :] = float("-inf") if vocab > 1 else 0.0
+    tokens = torch.randint(vocab, (6,))
+    ids, values, ranks, normalizers = compiled.top_logprobs(logits, tokens, k)
+    exact = logits.double()
+    expected = exact - exact.logsumexp(-1, keepdim=True)
+    torch.testing.assert_close(values.double(), expected.gather(1, ids), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(normalizers.double(), exact.logsumexp(-1), rtol=1e-6, atol=1e-6)
+    assert torch.equal(ids[:, 0], tokens)
+    assert torch.equal(ids[:, 1:], logits.sort(dim=-1, descending=True, stable=True)[1][:, :k])
+    above = (logits[:, None] > logits.gather(1, ids)[:, :, None]).sum(-1)
+    assert torch.equal(ranks, above + 1)
+
+
+def test_top_logprobs_of_broken_rows(compiled: KernelSet) -> None:
+    logits = torch.zeros(4, 9)
+    logits[0, 3], logits[1, 8], logits[2] = torch.nan, torch.inf, -torch.inf
+    values, normalizers = compiled.top_logprobs(logits, torch.zeros(4).long(), 2)[1::2]
+    assert normalizers.isfinite().tolist() == [False, False, False, True]
+    assert values.isfinite().all(-1).tolist() == [False, False, False, True]
+    with pytest.raises(ValueError, match="k "):
+        compiled.top_logprobs(logits, torch.zeros(4).long(), 10)
+    for token in (-1, 9):
+        with pytest.raises(ValueError, match="row"):
+            compiled.top_logprobs(logits, torch.full((4,), token), 1)

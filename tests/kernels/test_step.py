@@ -99,6 +99,29 @@ def test_it_chooses_writes_and_counts(compiled: KernelSet, threads: int, groups:
     assert all(map(torch.equal, model.caches, model.written))
 
 
+@pytest.mark.parametrize("chosen", [0, 1, 3, 4])
+def test_it_leaves_the_logits_of_the_last_rows_to_the_caller(
+    compiled: KernelSet, threads: int, chosen: int
+) -> None:
+    torch.manual_seed(5)
+    model = Model(compiled, logit_scale=0.5)
+    expected = model.logits(ROWS)
+    logits = torch.full((len(ROWS) - chosen, VOCAB), torch.nan)
+    before = model.tables.tokens.clone()
+    tokens = model.step.over(torch.tensor(ROWS), None, logits)()
+    assert tokens == compiled.argmax(expected)[:chosen].tolist()
+    assert torch.equal(logits, expected[chosen:])
+    assert model.tables.num_computed[ROWS].tolist() == [LENGTHS[row] for row in ROWS]
+    for at, row in enumerate(ROWS):
+        assert model.tables.num_tokens[row] == LENGTHS[row] + (at < chosen)
+        own = tokens[at] if at < chosen else int(before[row, LENGTHS[row]])
+        assert int(model.tables.tokens[row, LENGTHS[row]]) == own
+    with pytest.raises(ValueError, match="at most as many rows"):
+        model.step.over(torch.tensor(ROWS), None, torch.empty(len(ROWS) + 1, VOCAB))
+    with pytest.raises(ValueError, match="logits"):
+        model.step.over(torch.tensor(ROWS), None, torch.empty(1, VOCAB + 1))
+
+
 def test_a_row_is_the_same_alone(compiled: KernelSet, threads: int) -> None:
     torch.manual_seed(2)
     model = Model(compiled)

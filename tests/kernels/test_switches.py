@@ -7,16 +7,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from kernels.ablations import NAMES, OF_THE_LIBRARY, VARIABLE, turned_off
+from kernels.attention.args import AttentionArgs
 from kernels.cpu import CpuKernels
-from kernels.cpu.switches import PYTHONS, SWITCHES, turned_off
 from kernels.errors import KernelsUnavailable
 from kernels.interface import DecoderLayerWeights
 from tests.kernels.batches import make_batch
 from tests.kernels.conftest import RUNNABLE, load
 from tests.kernels.test_decoder import SHAPE, make_layer, norm
 from tests.kernels.test_decoder import make_batch as make_step
-
-OF_THE_LIBRARY = [name for name in SWITCHES if name not in PYTHONS]
 
 
 @pytest.fixture
@@ -56,9 +55,9 @@ def test_attention_is_the_same(
 ) -> None:
     batch = make_batch([(1, 1300), (1, 256), (9, 40), (1, 3)], heads=6, kv_heads=3, size=32)
     arguments = {**batch.arguments(), "sliding_window": sliding_window}
-    before = compiled.paged_attention(**arguments)
+    before = compiled.paged_attention(AttentionArgs(**arguments))
     compiled.library.turn(switch, on=False)
-    assert torch.equal(compiled.paged_attention(**arguments), before)
+    assert torch.equal(compiled.paged_attention(AttentionArgs(**arguments)), before)
 
 
 def run_decoder(kernels: CpuKernels, layers: list[DecoderLayerWeights]) -> torch.Tensor:
@@ -81,26 +80,25 @@ def test_all_rows_through_the_last_layer_give_the_same(
 ) -> None:
     layers = [make_layer(compiled) for _ in range(2)]
     before = run_decoder(compiled, layers)
-    monkeypatch.setenv("QUIRE_CPU_LAST_ROWS", "0")
+    monkeypatch.setenv(VARIABLE, "last-rows")
     assert torch.equal(run_decoder(compiled, layers), before)
 
 
 def test_a_cache_in_small_pages_is_as_large(
     compiled: CpuKernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("QUIRE_CPU_HUGE_PAGES", "0")
+    monkeypatch.setenv(VARIABLE, "huge-pages")
     cache = compiled.new_kv_cache((700, 2, 16, 64), torch.float32)
     assert cache.shape == (700, 2, 16, 64)
     assert not cache.any()
 
 
 def test_the_environment_turns_off_and_the_log_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in SWITCHES:
-        monkeypatch.setenv(f"QUIRE_CPU_{name}", "0")
+    monkeypatch.setenv(VARIABLE, " , ".join(reversed(NAMES)) + ",")
     try:
         kernels = CpuKernels()
-        assert turned_off() == list(SWITCHES)
-        assert kernels.why.endswith("without " + ", ".join(name.lower() for name in SWITCHES))
+        assert turned_off() == NAMES
+        assert kernels.why.endswith("without " + ", ".join(NAMES))
         x, weight = torch.randn(40, 64), torch.randn(96, 64)
         torch.testing.assert_close(kernels.PackedLinear(weight)(x), x @ weight.T)
     finally:
@@ -108,15 +106,18 @@ def test_the_environment_turns_off_and_the_log_says_so(monkeypatch: pytest.Monke
             kernels.library.turn(name, on=True)
 
 
-def test_a_value_that_is_neither_on_nor_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("QUIRE_CPU_PREFETCH", "no")
-    with pytest.raises(KernelsUnavailable, match="QUIRE_CPU_PREFETCH must be 0 or 1, got 'no'"):
+@pytest.mark.parametrize("text", ["prefetched", "prefetch,PREFETCH", "prefetch=0"])
+def test_a_name_that_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(
+        KernelsUnavailable, match=r"QUIRE_ABLATIONS has no '.*'; there are pre"
+    ) as e:
         CpuKernels()
+    assert e.value.param == VARIABLE
 
 
 def test_the_library_knows_each_of_its_switches_and_no_other(compiled: CpuKernels) -> None:
-    assert [compiled.library.set_switch(at, 1) for at in range(len(OF_THE_LIBRARY))] == [0] * len(
-        OF_THE_LIBRARY
-    )
-    assert compiled.library.set_switch(len(OF_THE_LIBRARY), 1) == 1
-    assert compiled.library.set_switch(-1, 1) == 1
+    for name in OF_THE_LIBRARY:
+        compiled.library.turn(name, on=True)
+    with pytest.raises(ValueError, match="has no switch prefetched"):
+        compiled.library.turn("prefetched", on=False)

@@ -41,10 +41,22 @@ void gate_and_mul(float* out, const float* x, int64_t rows, int64_t width, const
 
 int gated_linear(const Packed& w, float* out, float* gated, const float* x, int64_t width,
                  int64_t rows, const Activation& how, int threads) {
-  if (can_gate(w)) return linear_gated(w, out, x, w.k, rows, how, threads);
+  if (can_gate(w, rows)) return linear_gated(w, out, x, w.k, rows, how, threads);
   const int wrong = linear(w, gated, x, w.k, rows, kF32, threads);
   if (!wrong) gate_and_mul(out, gated, rows, width, how, threads);
   return wrong;
+}
+
+int run_mlp(const Mlp& w, float* out, const float* x, int64_t rows, float* inner, float* gated,
+            int threads) {
+  int wrong;
+  if (w.gated) {
+    wrong = gated_linear(*w.gate_up, inner, gated, x, w.inner, rows, w.act, threads);
+  } else {
+    wrong = linear(*w.gate_up, inner, x, w.gate_up->k, rows, kF32, threads);
+    activate(inner, inner, rows, w.inner, w.act, threads);
+  }
+  return wrong ? wrong : linear(*w.down, out, inner, w.inner, rows, kF32, threads);
 }
 
 void activate(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,

@@ -13,7 +13,7 @@ struct Plan {
   int64_t partials = 0;
 };
 
-void plan_prefill(const Attention& a, int64_t s, Plan* plan) {
+void plan_prefill(const AttentionArgs& a, int64_t s, Plan* plan) {
   const int64_t queries = a.queries(s), tile = tile_queries(a);
   const int32_t seq = static_cast<int32_t>(s);
   for (int64_t from = (queries - 1) / tile * tile; from >= 0; from -= tile) {
@@ -27,16 +27,16 @@ void plan_prefill(const Attention& a, int64_t s, Plan* plan) {
 int64_t end_of_chunk(int64_t token) { return (token / kChunk + 1) * kChunk; }
 
 // Chunks of the KV that a decoding sequence's query sees.
-int64_t chunks_of(const Attention& a, int64_t s) {
+int64_t chunks_of(const AttentionArgs& a, int64_t s) {
   const int64_t length = a.seq_lens[s], begin = a.first_seen(length - 1);
   return (length - 1) / kChunk - begin / kChunk + 1;
 }
 
 // Items that a decoding sequence's KV is cut into under each KV head, or group of them.
-int64_t parts_of(const Attention& a, int64_t s) { return is_on(kSplitKv) ? chunks_of(a, s) : 1; }
+int64_t parts_of(const AttentionArgs& a, int64_t s) { return is_on(kSplitKv) ? chunks_of(a, s) : 1; }
 
 // `heads` KV heads at most share an item: they lie side by side in a block.
-void plan_decode(const Attention& a, int64_t s, int64_t heads, Plan* plan) {
+void plan_decode(const AttentionArgs& a, int64_t s, int64_t heads, Plan* plan) {
   const int64_t length = a.seq_lens[s], chunks = chunks_of(a, s), parts = parts_of(a, s);
   const int32_t seq = static_cast<int32_t>(s);
   int64_t from = a.first_seen(length - 1);
@@ -57,14 +57,14 @@ void plan_decode(const Attention& a, int64_t s, int64_t heads, Plan* plan) {
 // Items for each thread, so that the last one to finish isn't late by much.
 constexpr int64_t kItemsEach = 8;
 
-Plan make_plan(const Attention& a, int threads) {
+Plan make_plan(const AttentionArgs& a, int threads) {
   Plan plan;
   int64_t parts = 0;
   for (int64_t s = 0; s < a.num_seqs; s++) {
     if (a.queries(s) > 1) plan_prefill(a, s, &plan);
     if (a.queries(s) == 1) parts += parts_of(a, s);
   }
-  const int64_t fair = is_on(kHeadsTogether) ? parts * a.kv_heads / (kItemsEach * threads) : 1;
+  const int64_t fair = parts * a.kv_heads / (kItemsEach * threads);
   const int64_t heads = std::max<int64_t>(1, std::min(fair, a.kv_heads));
   for (int64_t s = 0; s < a.num_seqs; s++) {
     if (a.queries(s) == 1) plan_decode(a, s, heads, &plan);
@@ -73,7 +73,7 @@ Plan make_plan(const Attention& a, int threads) {
 }
 
 // A decoding item, chunk by chunk: it has more than one where KV isn't split.
-void decode_chunks(const Attention& a, const Item& item, char* scratch, float* partials) {
+void decode_chunks(const AttentionArgs& a, const Item& item, char* scratch, float* partials) {
   Item chunk = item;
   for (; chunk.from < item.to; chunk.from = chunk.to, chunk.partial++) {
     chunk.to = std::min(item.to, end_of_chunk(chunk.from));
@@ -82,7 +82,7 @@ void decode_chunks(const Attention& a, const Item& item, char* scratch, float* p
 }
 
 // Multiply-adds that the call needs, about.
-int64_t cost(const Attention& a) {
+int64_t cost(const AttentionArgs& a) {
   int64_t seen = 0;
   for (int64_t s = 0; s < a.num_seqs; s++) seen += a.queries(s) * a.seq_lens[s];
   return seen * a.q_heads * a.head_size * 2;
@@ -90,7 +90,7 @@ int64_t cost(const Attention& a) {
 
 }  // namespace
 
-int check_attention(const Attention& a) {
+int check_attention(const AttentionArgs& a) {
   int64_t before = 0;
   for (int64_t s = 0; s < a.num_seqs; s++) {
     const int64_t length = a.seq_lens[s], queries = a.starts[s + 1] - a.starts[s];
@@ -104,32 +104,33 @@ int check_attention(const Attention& a) {
       if (block < 0 || block >= a.num_blocks) return kBadBlock;
     }
   }
-  return kOk;
+  return before == a.tokens ? kOk : kBadSequence;
 }
 
-int paged_attention(const Attention& a, int threads) {
+int paged_attention(const AttentionArgs& a, int threads) {
   if (const int wrong = check_attention(a)) return wrong;
   const int team = worth(threads, cost(a), 65536);
   const Plan plan = make_plan(a, team);
   const size_t each = (std::max(decode_scratch(a), prefill_scratch(a)) + 127) / 64 * 64;
+  float* partials;
+  char* scratch;
   Layout layout;
-  const size_t partials = layout.add(plan.partials * partial_size(a) * sizeof(float));
-  const size_t scratch = layout.add(team * each);
-  char* base = Scratch::get(0, layout.total());
-  float* partial = reinterpret_cast<float*>(base + partials);
+  layout.add(&partials, plan.partials * partial_size(a));
+  layout.add(&scratch, team * each);
+  layout.take(Scratch::kAttention);
   deal(team, static_cast<int64_t>(plan.items.size()), [&](int64_t i, int slot) {
     const Item& item = plan.items[i];
-    char* own = base + scratch + slot * each;
+    char* own = scratch + slot * each;
     if (item.decodes) {
-      decode_chunks(a, item, own, partial);
+      decode_chunks(a, item, own, partials);
     } else {
       prefill_item(a, item, own);
     }
   });
   deal(team, static_cast<int64_t>(plan.merges.size()), [&](int64_t i, int slot) {
     const Item& m = plan.merges[i];
-    float* own = reinterpret_cast<float*>(base + scratch + slot * each);
-    merge_partials(a, m.seq, m.head, partial + m.from * partial_size(a), m.to - m.from, own);
+    float* own = reinterpret_cast<float*>(scratch + slot * each);
+    merge_partials(a, m.seq, m.head, partials + m.from * partial_size(a), m.to - m.from, own);
   });
   return kOk;
 }
@@ -138,17 +139,6 @@ int paged_attention(const Attention& a, int threads) {
 
 using namespace quire;
 
-extern "C" int quire_paged_attention(
-    void* out, const void* q, int64_t q_stride, int dtype, const void* key_cache,
-    const void* value_cache, const float* key_scales, const float* value_scales, int cache_dtype,
-    int64_t num_blocks, int64_t block_size, const int32_t* block_tables, int64_t table_stride,
-    const int32_t* seq_lens, const int32_t* starts, int64_t num_seqs, int64_t tokens, float scale, int64_t window,
-    float soft_cap, const float* alibi, const float* sinks, int64_t q_heads, int64_t kv_heads,
-    int64_t head_size, int threads) {
-  const Attention a{q, q_stride, dtype, key_cache, value_cache, key_scales, value_scales,
-                    cache_dtype, num_blocks, block_size, block_tables, table_stride, seq_lens,
-                    starts, num_seqs, scale, window, soft_cap, alibi, sinks, out, q_heads,
-                    kv_heads, head_size};
-  if (starts[num_seqs] != tokens) return kBadSequence;
-  return guarded([&] { return paged_attention(a, threads); });
+extern "C" int quire_paged_attention(const AttentionArgs* args, int threads) {
+  return guarded([&] { return paged_attention(*args, threads); });
 }

@@ -11,26 +11,25 @@ constexpr int64_t kChunk = 256;
 // Tokens of KV that a tile of queries meets at a time.
 constexpr int64_t kTile = 128;
 
-struct Attention {
+// kernels/attention/args.py says what each is.
+struct AttentionArgs {
   const void* q;
-  int64_t q_stride;
-  int dtype;
-  const void *key_cache, *value_cache;  // [num_blocks, kv_heads, block_size, head_size]
+  void* out;         // [tokens, q_heads, head_size], dense
+  int64_t q_stride;  // elements from token to token
+  int64_t tokens, q_heads, kv_heads, head_size;
+  const void *key_cache, *value_cache;     // [num_blocks, kv_heads, block_size, head_size]
   const float *key_scales, *value_scales;  // [num_blocks, kv_heads, block_size], int8 caches only
-  int cache_dtype;
   int64_t num_blocks, block_size;
   const int32_t* block_tables;  // [num_seqs, table_stride]
   int64_t table_stride;
   const int32_t *seq_lens, *starts;
   int64_t num_seqs;
-  float scale;
-  int64_t window;  // 0: none
-  float soft_cap;  // 0: none
   const float *alibi, *sinks;  // [q_heads] or null
-  void* out;  // [tokens, q_heads, head_size], dense
-  int64_t q_heads, kv_heads, head_size;
-  const int64_t* rows = nullptr;  // of the tokens whose results are wanted, in any order
-  int64_t num_rows = -1;          // -1: all
+  int64_t window;              // 0: none
+  float scale, soft_cap;       // soft_cap 0: none
+  int32_t dtype, cache_dtype;
+  const int64_t* rows;  // of the tokens whose results are wanted, in any order
+  int64_t num_rows;     // -1: all
 
   // Whether any token of [from, to) is wanted; the others' results may be left undone.
   bool wants(int64_t from, int64_t to) const {
@@ -63,19 +62,19 @@ struct Item {
 };
 
 // A partial result: for each head of the group the unnormalised sum, the maximum, the weight.
-inline int64_t partial_size(const Attention& a) { return a.group() * (a.padded() + 16); }
+inline int64_t partial_size(const AttentionArgs& a) { return a.group() * (a.padded() + 16); }
 
-size_t decode_scratch(const Attention& a);
+size_t decode_scratch(const AttentionArgs& a);
 // Writes a partial result for each head, the first at `partials`.
-void decode_item(const Attention& a, const Item& item, char* scratch, float* partials);
+void decode_item(const AttentionArgs& a, const Item& item, char* scratch, float* partials);
 // Merges the `count` partial results of one sequence and KV head into `out`.
-void merge_partials(const Attention& a, int64_t seq, int64_t head, const float* partials,
+void merge_partials(const AttentionArgs& a, int64_t seq, int64_t head, const float* partials,
                     int64_t count, float* scratch);
 
-size_t prefill_scratch(const Attention& a);
+size_t prefill_scratch(const AttentionArgs& a);
 // Queries of one sequence that a tile holds.
-int64_t tile_queries(const Attention& a);
-void prefill_item(const Attention& a, const Item& item, char* scratch);
+int64_t tile_queries(const AttentionArgs& a);
+void prefill_item(const AttentionArgs& a, const Item& item, char* scratch);
 
 // Calls f(T*) with a null pointer of the cache's type.
 template <class F>
@@ -86,7 +85,7 @@ int with_cache(int dtype, F&& f) {
 
 // Turns `count` raw scores of one query into logits in place, gives their maximum.
 // `distance` is the first key's position less the query's.
-inline float finish_scores(const Attention& a, int64_t q_head, float* scores, int64_t count,
+inline float finish_scores(const AttentionArgs& a, int64_t q_head, float* scores, int64_t count,
                            int64_t distance) {
   vf top = vset(-INFINITY);
   const float slope = a.alibi ? a.alibi[q_head] : 0.0f;

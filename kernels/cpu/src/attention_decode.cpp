@@ -25,7 +25,7 @@ struct Span {
 // An item's tokens, as they lie in the caches, and what of them to fetch when.
 class Spans {
  public:
-  Spans(const Attention& a, const Item& item, Span* room) : spans_(room), heads_(item.heads) {
+  Spans(const AttentionArgs& a, const Item& item, Span* room) : spans_(room), heads_(item.heads) {
     row_bytes_ = a.head_size * static_cast<int64_t>(size_of(a.cache_dtype));
     head_bytes_ = a.block_size * row_bytes_;
     ahead_ = std::max<int64_t>(1, kBytesAhead / head_bytes_);
@@ -139,7 +139,7 @@ QUIRE_INLINE void over_heads(int64_t group, F&& f) {
 
 // scores[h][t] of one span and KV head.
 template <class T, int HEADS>
-void score_span(const Attention& a, const Spans& spans, const char* next, const float* q,
+void score_span(const AttentionArgs& a, const Spans& spans, const char* next, const float* q,
                 const char* keys, int64_t count, float* scores) {
   constexpr int kTokens = HEADS == 3 ? kSumsOfThree / 3 : kSums / HEADS;
   const int64_t ld = a.padded(), size = a.head_size;
@@ -155,7 +155,7 @@ void score_span(const Attention& a, const Spans& spans, const char* next, const 
 
 // sums[h][0 .. COLS * W) += sum over the span of weight[h][t] * v[t]; `n` lanes of the last vector.
 template <class T, int HEADS, int COLS>
-void sum_columns(const Attention& a, const Spans& spans, const char* next, const T* v,
+void sum_columns(const AttentionArgs& a, const Spans& spans, const char* next, const T* v,
                  const float* weights, int64_t count, int n, float* sums) {
   const int64_t size = a.head_size, ld = a.padded() + 16;
   vf acc[HEADS][COLS];
@@ -182,7 +182,7 @@ void sum_columns(const Attention& a, const Spans& spans, const char* next, const
 }
 
 template <class T, int HEADS>
-void sum_span(const Attention& a, const Spans& spans, const char* next, const char* values,
+void sum_span(const AttentionArgs& a, const Spans& spans, const char* next, const char* values,
               const float* weights, int64_t count, float* sums) {
   constexpr int kCols = W == 16 ? (HEADS > 2 ? 4 : 8) : HEADS > 3 ? 2 : 4;
   const T* v = reinterpret_cast<const T*>(values);
@@ -199,7 +199,7 @@ void sum_span(const Attention& a, const Spans& spans, const char* next, const ch
 }
 
 // scores[h][t] *= scale of token t: what makes int8 keys or values whole again.
-void apply_scales(const Attention& a, const Item& item, const Spans& spans, const float* scales,
+void apply_scales(const AttentionArgs& a, const Item& item, const Spans& spans, const float* scales,
                   float* scores) {
   for (int64_t i = 0; i < spans.count(); i++) {
     const Span& span = spans[i];
@@ -216,7 +216,7 @@ void apply_scales(const Attention& a, const Item& item, const Spans& spans, cons
 // Calls f(span, KV head, where to fetch from, first query head, constant number of them); what is
 // to be fetched is named once for each span and KV head.
 template <class F>
-QUIRE_INLINE void over_spans(const Attention& a, const Item& item, const Spans& spans, bool values,
+QUIRE_INLINE void over_spans(const AttentionArgs& a, const Item& item, const Spans& spans, bool values,
                              F&& f) {
   const int64_t group = a.group();
   for (int64_t i = 0; i < spans.count(); i++) {
@@ -230,7 +230,7 @@ QUIRE_INLINE void over_spans(const Attention& a, const Item& item, const Spans& 
 }
 
 // The item's queries, scaled, in rows of padded() values.
-void load_queries(const Attention& a, const Item& item, float* q) {
+void load_queries(const AttentionArgs& a, const Item& item, float* q) {
   const int64_t ld = a.padded(), first = item.head * a.group();
   for (int64_t h = 0; h < item.heads * a.group(); h++, q += ld) {
     vstore(q + ld - W, vset(0.0f));
@@ -241,7 +241,7 @@ void load_queries(const Attention& a, const Item& item, float* q) {
 }
 
 template <class T>
-void run(const Attention& a, const Item& item, const Spans& spans, float* q, float* scores,
+void run(const AttentionArgs& a, const Item& item, const Spans& spans, float* q, float* scores,
          float* partials) {
   const int64_t ld = a.padded(), sum_ld = ld + 16, group = a.group(), count = item.to - item.from;
   const int64_t position = a.seq_lens[item.seq] - 1, stride = item.stride * partial_size(a);
@@ -273,11 +273,11 @@ void run(const Attention& a, const Item& item, const Spans& spans, float* q, flo
 
 }  // namespace
 
-size_t decode_scratch(const Attention& a) {
+size_t decode_scratch(const AttentionArgs& a) {
   return kChunk * sizeof(Span) + a.q_heads * (a.padded() + kChunk) * sizeof(float);
 }
 
-void decode_item(const Attention& a, const Item& item, char* scratch, float* partials) {
+void decode_item(const AttentionArgs& a, const Item& item, char* scratch, float* partials) {
   const Spans spans(a, item, reinterpret_cast<Span*>(scratch));
   float* q = reinterpret_cast<float*>(scratch + kChunk * sizeof(Span));
   float* scores = q + item.heads * a.group() * a.padded();
@@ -287,7 +287,7 @@ void decode_item(const Attention& a, const Item& item, char* scratch, float* par
   });
 }
 
-void merge_partials(const Attention& a, int64_t seq, int64_t head, const float* partials,
+void merge_partials(const AttentionArgs& a, int64_t seq, int64_t head, const float* partials,
                     int64_t count, float* scratch) {
   const int64_t ld = a.padded(), sum_ld = ld + 16, group = a.group();
   for (int64_t h = 0; h < group; h++) {

@@ -18,7 +18,7 @@ struct Range {
 };
 
 struct Tile {
-  const Attention& a;
+  const AttentionArgs& a;
   int64_t seq, head, group;
   int64_t from;   // position of the first query
   int64_t rows;   // queries x group
@@ -40,36 +40,33 @@ struct Tile {
 
 int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
-int64_t most_rows(const Attention& a) { return tile_queries(a) * a.group(); }
+int64_t most_rows(const AttentionArgs& a) { return tile_queries(a) * a.group(); }
 
-size_t lay_out(const Attention& a, Tile* tile, char* base) {
-  const int64_t rows = most_rows(a), ldo = round_up(a.head_size, NR);
-  const int64_t depth = (a.head_size + kDepth - 1) / kDepth;
+// Where the tile's buffers lie; for all tiles of the call alike.
+Layout lay_out(Tile* tile) {
+  const int64_t rows = most_rows(tile->a);
+  tile->depth = (tile->a.head_size + kDepth - 1) / kDepth;
+  tile->ldo = round_up(tile->a.head_size, NR);
+  tile->panels = tile->ldo / NR;
   Layout layout;
-  const size_t at[] = {
-      layout.add(depth * rows * LDA * sizeof(float)), layout.add(rows * LDA * sizeof(float)),
-      layout.add(kTile * a.padded() * sizeof(float)), layout.add(kTile * ldo * sizeof(float)),
-      layout.add(rows * ldo * sizeof(float)),         layout.add(rows * sizeof(float)),
-      layout.add(rows * sizeof(float)),               layout.add(rows * sizeof(float)),
-      layout.add(rows * sizeof(float)),
-  };
-  const size_t ranges = layout.add((rows + MR - 1) / MR * sizeof(Range));
-  const size_t places = layout.add(kTile * sizeof(int64_t));
-  if (tile) {
-    float** parts[] = {&tile->q,   &tile->scores, &tile->keys,  &tile->values, &tile->out,
-                       &tile->top, &tile->weight, &tile->decay, &tile->sums};
-    for (int i = 0; i < 9; i++) *parts[i] = reinterpret_cast<float*>(base + at[i]);
-    tile->ranges = reinterpret_cast<Range*>(base + ranges);
-    tile->places = reinterpret_cast<int64_t*>(base + places);
-    tile->depth = depth, tile->ldo = ldo, tile->panels = ldo / NR;
-  }
-  return layout.total();
+  layout.add(&tile->q, tile->depth * rows * LDA);
+  layout.add(&tile->scores, rows * LDA);
+  layout.add(&tile->keys, kTile * tile->a.padded());
+  layout.add(&tile->values, kTile * tile->ldo);
+  layout.add(&tile->out, rows * tile->ldo);
+  layout.add(&tile->top, rows);
+  layout.add(&tile->weight, rows);
+  layout.add(&tile->decay, rows);
+  layout.add(&tile->sums, rows);
+  layout.add(&tile->ranges, (rows + MR - 1) / MR);
+  layout.add(&tile->places, kTile);
+  return layout;
 }
 
 // Queries, scaled, as [depth][row][LDA].
 template <class T>
 void load_queries(const Tile& t, int64_t first_token) {
-  const Attention& a = t.a;
+  const AttentionArgs& a = t.a;
   const int64_t size = a.head_size, block_rows = most_rows(a) * LDA;
   const T* token = static_cast<const T*>(a.q) + first_token * a.q_stride + t.head * t.group * size;
   const vf scale = vset(a.scale);
@@ -90,7 +87,7 @@ void load_queries(const Tile& t, int64_t first_token) {
 // Finds the KV of `count` tokens from `begin` on. Blocks that have left the window may be anyone's
 // by now, so they aren't looked at.
 void find_places(const Tile& t, int64_t begin, int64_t count) {
-  const Attention& a = t.a;
+  const AttentionArgs& a = t.a;
   const int64_t first = std::max<int64_t>(0, t.seen - begin);
   std::fill(t.places, t.places + std::min(first, kTile), int64_t{-1});
   for (int64_t i = first; i < count;) {
@@ -112,7 +109,7 @@ void find_ranges(const Tile& t, int64_t begin, int64_t count) {
 // `count` keys as panels of NR tokens: [panel][d][token].
 template <class T>
 void load_keys(const Tile& t, int64_t count) {
-  const Attention& a = t.a;
+  const AttentionArgs& a = t.a;
   const T* cache = static_cast<const T*>(a.key_cache);
   const int64_t size = a.head_size, padded = a.padded();
   for (int64_t j = 0; j < round_up(count, W); j += W) {
@@ -139,7 +136,7 @@ void load_keys(const Tile& t, int64_t count) {
 // Values as panels of NR columns: [panel][token][column]. Gives whether all of them are finite.
 template <class T>
 bool load_values(const Tile& t, int64_t count) {
-  const Attention& a = t.a;
+  const AttentionArgs& a = t.a;
   const T* cache = static_cast<const T*>(a.value_cache);
   vf off[2] = {vset(0.0f), vset(0.0f)};
   for (int64_t j = 0; j < count; j++) {
@@ -181,7 +178,7 @@ void multiply_keys(const Tile& t, int64_t count) {
 // Scores -> weights of one row that sees the columns `own`, in whole vectors; what is beyond `own`,
 // as far as the rows beside it see it, gets the weight 0.
 void weigh_row(const Tile& t, int64_t r, const Range& own, int64_t begin, int64_t position) {
-  const Attention& a = t.a;
+  const AttentionArgs& a = t.a;
   const Range& all = t.ranges[r / MR];
   float* row = t.scores + r * LDA;
   t.decay[r] = t.sums[r] = 0.0f;
@@ -260,7 +257,7 @@ float inverse_weight(const Tile& t, int64_t r, int64_t head) {
 
 template <class T>
 void store(const Tile& t, int64_t first_token) {
-  const Attention& a = t.a;
+  const AttentionArgs& a = t.a;
   const int64_t size = a.head_size, first = t.head * t.group;
   T* token = static_cast<T*>(a.out) + (first_token * a.q_heads + first) * size;
   const float* row = t.out;
@@ -276,16 +273,19 @@ void store(const Tile& t, int64_t first_token) {
 
 }  // namespace
 
-int64_t tile_queries(const Attention& a) { return std::max<int64_t>(1, kRows / a.group()); }
+int64_t tile_queries(const AttentionArgs& a) { return std::max<int64_t>(1, kRows / a.group()); }
 
-size_t prefill_scratch(const Attention& a) { return lay_out(a, nullptr, nullptr); }
+size_t prefill_scratch(const AttentionArgs& a) {
+  Tile tile{a};
+  return lay_out(&tile).total();
+}
 
-void prefill_item(const Attention& a, const Item& item, char* scratch) {
+void prefill_item(const AttentionArgs& a, const Item& item, char* scratch) {
   const int64_t offset = a.seq_lens[item.seq] - a.queries(item.seq);
   const int64_t count = item.to - item.from, first_token = a.starts[item.seq] + item.from;
   Tile t{a, item.seq, item.head, a.group(), offset + item.from, count * a.group(),
          a.first_seen(offset + item.from)};
-  lay_out(a, &t, scratch);
+  lay_out(&t).place(scratch);
   const auto queries = [&](auto* tag) {
     load_queries<std::remove_pointer_t<decltype(tag)>>(t, first_token);
     return 0;

@@ -14,36 +14,58 @@ struct Run {
   const Decoder& decoder;
   const DecoderBatch& batch;
   int threads;
-  float *residual, *x, *qkv, *attention, *gated, *inner;
-  float* other;  // [tokens, hidden]: attention's part of a parallel layer, or what experts give
-  float *kept_x, *kept_residual, *kept_attention;
-  int64_t qkv_width, q_width;
-
+  float* residual;    // [tokens, hidden]; the last layer's are those that are kept
+  int64_t q_width, qkv_width;
+  float* x;           // [tokens, hidden], what a block takes and gives
+  float* qkv;         // [tokens, qkv_width]
+  float* attention;   // [tokens, q_width]
+  float *gated, *inner;  // [kMlpRows, 2 inner], [kMlpRows, inner]
+  float* other;       // [tokens, hidden]: attention's part of a parallel layer, or what experts give
+  float *kept_x, *kept_residual, *kept_attention;  // of the rows that are wanted
   const DecoderShape& shape() const { return decoder.shape; }
 };
 
-Rope rope_of(const Run& run, const DecoderLayer& layer) {
+RopeArgs rope_of(const Run& run, const DecoderLayer& layer) {
   const DecoderShape& s = run.shape();
-  const int64_t q = s.q_heads * s.head_size, kv = s.kv_heads * s.head_size;
-  float* k = run.qkv + q;
-  return Rope{run.qkv, k, k + kv, run.qkv_width, run.qkv_width, run.qkv_width,
-              run.batch.positions, layer.cos_sin, s.max_position, layer.key_cache,
-              layer.value_cache, layer.key_scales, layer.value_scales,
-              run.batch.groups[layer.group].slots, s.num_blocks * s.block_size, s.block_size,
-              layer.q_norm, layer.k_norm, kF32, s.eps, run.batch.tokens, s.q_heads, s.kv_heads,
-              s.head_size, s.rotary, s.neox, kF32, s.cache_dtype};
+  const int64_t kv = s.kv_heads * s.head_size;
+  RopeArgs r{};
+  r.q = run.qkv, r.k = run.qkv + run.q_width, r.v = run.qkv + run.q_width + kv;
+  r.q_stride = r.k_stride = r.v_stride = run.qkv_width;
+  r.tokens = run.batch.tokens;
+  r.q_heads = s.q_heads, r.kv_heads = s.kv_heads, r.head_size = s.head_size;
+  r.positions = run.batch.positions;
+  r.cos_sin = layer.cos_sin, r.max_position = s.max_position, r.rotary = s.rotary;
+  r.key_cache = layer.key_cache, r.value_cache = layer.value_cache;
+  r.key_scales = layer.key_scales, r.value_scales = layer.value_scales;
+  r.num_blocks = s.num_blocks, r.block_size = s.block_size;
+  r.slots = run.batch.groups[layer.group].slots;
+  r.q_norm = layer.q_norm, r.k_norm = layer.k_norm;
+  r.eps = s.eps;
+  r.norm_dtype = r.dtype = kF32;
+  r.neox = s.neox, r.cache_dtype = s.cache_dtype;
+  return r;
 }
 
 // Of the last layer only the queries that are wanted need to be done.
-Attention attention_of(const Run& run, const DecoderLayer& layer, bool last) {
+AttentionArgs attention_of(const Run& run, const DecoderLayer& layer, bool last) {
   const DecoderShape& s = run.shape();
   const DecoderBatch& b = run.batch;
-  const DecoderGroup& group = b.groups[layer.group];
-  return Attention{run.qkv, run.qkv_width, kF32, layer.key_cache, layer.value_cache,
-                   layer.key_scales, layer.value_scales, s.cache_dtype, s.num_blocks,
-                   s.block_size, group.block_tables, group.table_stride, b.seq_lens, b.starts, b.num_seqs, s.scale, layer.window,
-                   s.soft_cap, layer.alibi, layer.sinks, run.attention, s.q_heads, s.kv_heads,
-                   s.head_size, b.rows, last ? b.num_rows : -1};
+  AttentionArgs a{};
+  a.q = run.qkv, a.out = run.attention, a.q_stride = run.qkv_width;
+  a.tokens = b.tokens;
+  a.q_heads = s.q_heads, a.kv_heads = s.kv_heads, a.head_size = s.head_size;
+  a.key_cache = layer.key_cache, a.value_cache = layer.value_cache;
+  a.key_scales = layer.key_scales, a.value_scales = layer.value_scales;
+  a.num_blocks = s.num_blocks, a.block_size = s.block_size;
+  a.block_tables = b.groups[layer.group].block_tables;
+  a.table_stride = b.groups[layer.group].table_stride;
+  a.seq_lens = b.seq_lens, a.starts = b.starts, a.num_seqs = b.num_seqs;
+  a.alibi = layer.alibi, a.sinks = layer.sinks;
+  a.window = layer.window;
+  a.scale = s.scale, a.soft_cap = s.soft_cap;
+  a.dtype = kF32, a.cache_dtype = s.cache_dtype;
+  a.rows = b.rows, a.num_rows = last ? b.num_rows : -1;
+  return a;
 }
 
 // Turns what a block gives into what it adds to the residual.
@@ -117,21 +139,6 @@ int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* 
   return wrong;
 }
 
-// One MLP in place.
-int run_mlp(const Run& run, const DecoderLayer& layer, float* x, int64_t rows) {
-  const DecoderShape& s = run.shape();
-  int wrong;
-  if (s.gated) {
-    wrong = gated_linear(*layer.gate_up, run.inner, run.gated, x, s.inner, rows, s.act,
-                         run.threads);
-  } else {
-    wrong = linear(*layer.gate_up, run.inner, x, s.hidden, rows, kF32, run.threads);
-    activate(run.inner, run.inner, rows, s.inner, s.act, run.threads);
-  }
-  if (!wrong) wrong = linear(*layer.down, x, run.inner, s.inner, rows, kF32, run.threads);
-  return wrong;
-}
-
 int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
   const DecoderShape& s = run.shape();
   int wrong = kOk;
@@ -140,8 +147,10 @@ int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
     wrong = run_experts(*layer.experts, run.other, run.x, rows, run.threads);
     std::swap(run.x, run.other);
   }
+  const Mlp mlp{layer.gate_up, layer.down, s.inner, s.gated, s.act};
   for (int64_t row = 0; row < rows && !layer.experts && !wrong; row += kMlpRows) {
-    wrong = run_mlp(run, layer, run.x + row * s.hidden, std::min(kMlpRows, rows - row));
+    float* x = run.x + row * s.hidden;
+    wrong = run_mlp(mlp, x, x, std::min(kMlpRows, rows - row), run.inner, run.gated, run.threads);
   }
   finish(run, layer.mlp_out_norm, run.x, rows);
   return wrong;
@@ -187,7 +196,7 @@ int check_rows(const DecoderBatch& b) {
   for (int64_t i = 0; i < b.num_rows; i++) {
     if (b.rows[i] < 0 || b.rows[i] >= b.tokens) return kBadRow;
   }
-  return b.starts[b.num_seqs] == b.tokens ? kOk : kBadSequence;
+  return kOk;
 }
 
 // A layer of the group, one that rotates if any does: they all read the same slots and tables.
@@ -207,21 +216,18 @@ int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residu
   const int64_t q = s.q_heads * s.head_size, qkv = q + 2 * s.kv_heads * s.head_size;
   const int64_t kept = std::max<int64_t>(0, batch.num_rows);
   const int64_t mlp_rows = std::min(std::max(batch.tokens, kept), kMlpRows);
+  Run run{decoder, batch, threads, residual, q, qkv};
   Layout layout;
-  const size_t x = layout.add(batch.tokens * s.hidden * sizeof(float));
-  const size_t all = layout.add(batch.tokens * qkv * sizeof(float));
-  const size_t attention = layout.add(batch.tokens * q * sizeof(float));
-  const size_t gated = layout.add(mlp_rows * 2 * s.inner * sizeof(float));
-  const size_t inner = layout.add(mlp_rows * s.inner * sizeof(float));
-  const size_t kept_x = layout.add(kept * s.hidden * sizeof(float));
-  const size_t kept_residual = layout.add(kept * s.hidden * sizeof(float));
-  const size_t kept_attention = layout.add(kept * q * sizeof(float));
-  const size_t other = layout.add(batch.tokens * s.hidden * sizeof(float));
-  char* base = Scratch::get(2, layout.total());
-  auto at = [&](size_t offset) { return reinterpret_cast<float*>(base + offset); };
-  Run run{decoder,   batch,         threads,   residual,  at(x),      at(all),
-          at(attention), at(gated), at(inner), at(other), at(kept_x), at(kept_residual),
-          at(kept_attention), qkv, q};
+  layout.add(&run.x, batch.tokens * s.hidden);
+  layout.add(&run.qkv, batch.tokens * qkv);
+  layout.add(&run.attention, batch.tokens * q);
+  layout.add(&run.gated, mlp_rows * 2 * s.inner);
+  layout.add(&run.inner, mlp_rows * s.inner);
+  layout.add(&run.kept_x, kept * s.hidden);
+  layout.add(&run.kept_residual, kept * s.hidden);
+  layout.add(&run.kept_attention, kept * q);
+  layout.add(&run.other, batch.tokens * s.hidden);
+  layout.take(Scratch::kDecoder);
   int wrong = check_rows(batch);
   for (const DecoderLayer& layer : decoder.layers) {
     if (layer.group >= batch.num_groups) return kBadSequence;

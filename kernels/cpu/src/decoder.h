@@ -8,7 +8,6 @@
 
 namespace quire {
 
-// kernels/cpu/decoder.py has the same fields in the same order.
 struct DecoderShape {
   int64_t hidden, q_heads, kv_heads, head_size, inner;
   int64_t num_blocks, block_size;

@@ -11,8 +11,12 @@ namespace {
 constexpr int64_t kRowsAtOnce = 512;
 
 struct Buffers {
-  float *scores, *weights, *rows, *gated, *inner, *out;
-  int32_t* chosen;
+  float* scores;           // [rows, count], of the router or of the gate of the shared expert
+  float* weights;          // [rows, top_k]
+  int32_t* chosen;         // [rows, top_k]
+  float* rows;             // [kRowsAtOnce, hidden], those that an expert is to see
+  float *gated, *inner;    // [kRowsAtOnce, 2 inner], [kRowsAtOnce, inner]
+  float* out;              // [kRowsAtOnce, hidden], what the expert says of them
 };
 
 // The expert with the highest score that isn't taken yet; of equal ones the first.
@@ -45,13 +49,6 @@ void route_row(const Experts& e, float* scores, int32_t* chosen, float* weights)
   for (int64_t i = 0; i < e.top_k; i++) weights[i] /= sum;
 }
 
-int expert(const Experts& e, const Packed& gate_up, const Packed& down, int64_t inner, float* out,
-           const float* x, int64_t rows, const Buffers& b, int threads) {
-  int wrong = gated_linear(gate_up, b.inner, b.gated, x, inner, rows, e.act, threads);
-  if (!wrong) wrong = linear(down, out, b.inner, inner, rows, kF32, threads);
-  return wrong;
-}
-
 // out = what the expert of all tokens says, or zeros.
 int run_shared(const Experts& e, float* out, const float* x, int64_t rows, const Buffers& b,
                int threads) {
@@ -59,11 +56,11 @@ int run_shared(const Experts& e, float* out, const float* x, int64_t rows, const
     std::fill(out, out + rows * e.hidden, 0.0f);
     return kOk;
   }
+  const Mlp mlp{e.shared_gate_up, e.shared_down, e.shared_inner, true, e.act};
   int wrong = kOk;
   for (int64_t row = 0; row < rows && !wrong; row += kRowsAtOnce) {
     const int64_t count = std::min(kRowsAtOnce, rows - row), at = row * e.hidden;
-    wrong = expert(e, *e.shared_gate_up, *e.shared_down, e.shared_inner, out + at, x + at, count, b,
-                   threads);
+    wrong = run_mlp(mlp, out + at, x + at, count, b.inner, b.gated, threads);
   }
   if (wrong || !e.shared_gate) return wrong;
   wrong = linear(*e.shared_gate, b.scores, x, e.hidden, rows, kF32, threads);
@@ -92,9 +89,8 @@ int run_hits(const Experts& e, int64_t index, const Hit* hits, int64_t count, fl
     }
     rows = b.rows;
   }
-  if (const int wrong = expert(e, *e.gate_up[index], *e.down[index], e.inner, b.out, rows, count, b,
-                               threads))
-    return wrong;
+  const Mlp mlp{e.gate_up[index], e.down[index], e.inner, true, e.act};
+  if (const int wrong = run_mlp(mlp, b.out, rows, count, b.inner, b.gated, threads)) return wrong;
   deal_ranges(worth(threads, count * e.hidden, 16384), count, 1, [&](int64_t low, int64_t high) {
     for (int64_t i = low; i < high; i++) {
       float* to = out + hits[i].row * e.hidden;
@@ -131,18 +127,16 @@ int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const
 
 int run_experts(const Experts& e, float* out, const float* x, int64_t rows, int threads) {
   const int64_t most = std::min(rows, kRowsAtOnce), inner = std::max(e.inner, e.shared_inner);
+  Buffers b;
   Layout layout;
-  const size_t scores = layout.add(rows * std::max<int64_t>(e.count, 1) * sizeof(float));
-  const size_t weights = layout.add(rows * e.top_k * sizeof(float));
-  const size_t chosen = layout.add(rows * e.top_k * sizeof(int32_t));
-  const size_t gathered = layout.add(most * e.hidden * sizeof(float));
-  const size_t gated = layout.add(most * 2 * inner * sizeof(float));
-  const size_t halves = layout.add(most * inner * sizeof(float));
-  const size_t result = layout.add(most * e.hidden * sizeof(float));
-  char* base = Scratch::get(3, layout.total());
-  auto at = [&](size_t offset) { return reinterpret_cast<float*>(base + offset); };
-  const Buffers b{at(scores), at(weights), at(gathered), at(gated), at(halves), at(result),
-                  reinterpret_cast<int32_t*>(base + chosen)};
+  layout.add(&b.scores, rows * std::max<int64_t>(e.count, 1));
+  layout.add(&b.weights, rows * e.top_k);
+  layout.add(&b.chosen, rows * e.top_k);
+  layout.add(&b.rows, most * e.hidden);
+  layout.add(&b.gated, most * 2 * inner);
+  layout.add(&b.inner, most * inner);
+  layout.add(&b.out, most * e.hidden);
+  layout.take(Scratch::kExperts);
   int wrong = run_shared(e, out, x, rows, b, threads);
   if (!wrong) wrong = linear(*e.router, b.scores, x, e.hidden, rows, kF32, threads);
   if (wrong) return wrong;

@@ -5,7 +5,6 @@
 
 namespace quire {
 
-// kernels/cpu/experts.py has the same fields in the same order.
 struct Experts {
   int64_t hidden, count, top_k, inner, shared_inner;
   const Packed* router;           // [count, hidden]

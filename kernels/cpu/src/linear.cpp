@@ -20,9 +20,8 @@ constexpr int64_t kLoadedEach = 8192;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows of a piece, more or less, where one takes `row_bytes` of x; all of them where none is cut.
+// Rows of a piece, more or less, where one takes `row_bytes` of x.
 int64_t rows_of_piece(int64_t row_bytes) {
-  if (!is_on(kRowPieces)) return kMostRows;
   return std::min(kMostRows, std::max(kLeastPieceRows, kPieceBytes / row_bytes));
 }
 
@@ -184,7 +183,7 @@ void do_piece(const Job& job, int64_t row, int64_t rows, int64_t first, int64_t 
     const bool last = block + at_once >= job.blocks;
     for (int64_t i = 0; i < count; i++) {
       const int64_t p = job.panel(first, i);
-      const Sums sums = sums_for(job, row, p, single ? i % job.group() : i, slot);
+      const Sums sums = sums_for(job, row, p, single ? 0 : i, slot);
       const char* next = i + 1 < count ? job.w.panel(job.panel(first, i + 1)) + block * block_bytes
                          : last        ? job.w.panel(after)
                                        : job.w.panel(first) + (block + 1) * block_bytes;
@@ -232,11 +231,10 @@ void run_rows(Job& job, const void* x, int64_t stride, int threads) {
 void cut_panels(Job& job, int threads) {
   const int64_t groups = job.groups();
   if (job.rows <= job.kernel.tile) {
-    job.piece_panels = std::max<int64_t>(1, panels_for_few_rows(job.w, threads) / job.group());
+    job.piece_panels = panels_for_few_rows(job.w, threads);
     job.whole_pieces = groups / job.piece_panels;
   } else {
-    const int64_t last =
-        is_on(kSinglePanels) ? std::max<int64_t>(groups / 4, 2 * threads) : int64_t{0};
+    const int64_t last = std::max<int64_t>(groups / 4, 2 * threads);
     job.piece_panels = kPiecePanels / job.group();
     job.whole_pieces = std::max<int64_t>(0, groups - last) / job.piece_panels;
   }
@@ -252,14 +250,15 @@ int multiply_all(const Packed& w, void* out, const void* x, int64_t stride, int6
   const int64_t piece_rows = std::min(most, piece + piece / 2);
   const int64_t out_row = (gate ? w.n / 2 : w.n) * static_cast<int64_t>(size_of(dtype));
   const int64_t x_row = stride * static_cast<int64_t>(size_of(dtype));
+  uint32_t* a;
+  float* c;
   Layout layout;
-  const size_t a = layout.add(blocks * most * kRowUnits * sizeof(uint32_t));
-  const size_t c = layout.add(team * piece_rows * kPiecePanels * NR * sizeof(float));
-  char* base = Scratch::get(1, layout.total());
+  layout.add(&a, blocks * most * kRowUnits);
+  layout.add(&c, team * piece_rows * kPiecePanels * NR);
+  layout.take(Scratch::kLinear);
   for (int64_t row = 0; row < rows; row += most) {
     const int64_t count = std::min(most, rows - row);
-    Job job{w, kernel, block_steps, blocks, count, reinterpret_cast<uint32_t*>(base + a),
-            reinterpret_cast<float*>(base + c), static_cast<char*>(out) + row * out_row,
+    Job job{w, kernel, block_steps, blocks, count, a, c, static_cast<char*>(out) + row * out_row,
             row_pieces(count, piece), piece_rows, 0, 0, dtype, gate};
     cut_panels(job, team);
     run_rows(job, static_cast<const char*>(x) + row * x_row, stride, team);
@@ -280,7 +279,7 @@ int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, in
   return multiply_all(w, out, x, stride, rows, kF32, &how, threads);
 }
 
-bool can_gate(const Packed& w) { return w.n % (2 * NR) == 0 && is_on(kFusedGate); }
+bool can_gate(const Packed& w, int64_t rows) { return rows > kMostTile && w.n % (2 * NR) == 0; }
 
 }  // namespace quire
 

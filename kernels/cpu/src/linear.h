@@ -111,7 +111,8 @@ int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t ro
 // never written. float32.
 int linear_gated(const Packed& w, float* out, const float* x, int64_t stride, int64_t rows,
                  const Activation& how, int threads);
-// Whether both halves are whole panels, and nobody has turned it off.
-bool can_gate(const Packed& w);
+// Whether both halves are whole panels, and rows are so many that it pays: with few, reading both
+// halves side by side takes longer than what is between.
+bool can_gate(const Packed& w, int64_t rows);
 
 }  // namespace quire

@@ -125,41 +125,17 @@ void int_micro(const MicroCall& call) {
 // Within what 8 bits hold. x * inverse is, unless x isn't finite: a maximum takes NaN for the bound.
 QUIRE_INLINE vf bounded(vf x) { return vmin(vmax(x, vset(-127.0f)), vset(127.0f)); }
 
-// q = x * inverse, rounded; gives the sum of q.
-template <class Value>
-int32_t round_each(Value* q, const float* x, int64_t group, vf inverse) {
-  float rounded[kMostGroup];
-  for_lanes(group, [&](int64_t i, int n) {
-    vstore_some(rounded + i, vround(bounded(vload_some(x + i, n) * inverse)), n);
-  });
-  int32_t sum = 0;
-  for (int64_t i = 0; i < group; i++) {
-    q[i] = static_cast<Value>(rounded[i]);
-    sum += q[i];
-  }
-  return sum;
-}
-
-// What round_each does, a vector at a time where there are instructions for it. A group is a
+// q = x * inverse, rounded; gives the sum of q, which a float holds: at most 256 of 127. A group is a
 // multiple of 16.
 template <class Value>
 int32_t round_group(Value* q, const float* x, int64_t group, vf inverse) {
-#if defined(QUIRE_AVX512)
-  if (!is_on(kWideRounding)) return round_each(q, x, group, inverse);
-  vi sum = vset_int(0);
+  vf sum = vset(0.0f);
   for (int64_t i = 0; i < group; i += W) {
-    const vi rounded = _mm512_cvtps_epi32(bounded(vload(x + i) * inverse));
-    sum = _mm512_add_epi32(sum, rounded);
-    if (sizeof(Value) == 1) {
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), _mm512_cvtepi32_epi8(rounded));
-    } else {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + i), _mm512_cvtepi32_epi16(rounded));
-    }
+    const vf rounded = vround(bounded(vload(x + i) * inverse));
+    sum = sum + rounded;
+    vstore(q + i, rounded);
   }
-  return _mm512_reduce_add_epi32(sum);
-#else
-  return round_each(q, x, group, inverse);
-#endif
+  return static_cast<int32_t>(vsum(sum));
 }
 
 // Rounds one group of x to int8 and lays it out for the kernel.

@@ -37,35 +37,48 @@ void gate_and_mul(float* out, const float* x, int64_t rows, int64_t width, const
 // can't.
 int gated_linear(const Packed& w, float* out, float* gated, const float* x, int64_t width,
                  int64_t rows, const Activation& how, int threads);
+// Two products with an activation between them.
+struct Mlp {
+  const Packed *gate_up, *down;  // [inner or, gated, 2 inner; hidden], [hidden, inner]
+  int64_t inner;
+  int32_t gated;
+  Activation act;
+};
+
+// out [rows, hidden], which may be x; inner [rows, w.inner] and gated [rows, 2 w.inner] are for what
+// is between.
+int run_mlp(const Mlp& w, float* out, const float* x, int64_t rows, float* inner, float* gated,
+            int threads);
+
 // out [rows, width] = act(x), which may be out.
 void activate(float* out, const float* x, int64_t rows, int64_t width, const Activation& how,
               int threads);
 
-struct Rope {
+// kernels/interface.py says what each is.
+struct RopeArgs {
   void *q, *k;
   const void* v;
   int64_t q_stride, k_stride, v_stride;  // elements from token to token
+  int64_t tokens, q_heads, kv_heads, head_size;
   const int64_t* positions;
-  const float* cos_sin;  // null: no rotation
-  int64_t max_position;
+  const float* cos_sin;  // [max_position, rotary]; null: no rotation
+  int64_t max_position, rotary;
   void *key_cache, *value_cache;
   float *key_scales, *value_scales;  // int8 caches only
+  int64_t num_blocks, block_size;
   const int64_t* slots;
-  int64_t slot_count, block_size;
   const void *q_norm, *k_norm;  // null: no norm
-  int norm_dtype;
   float eps;
-  int64_t tokens, q_heads, kv_heads, head_size, rotary;
-  int neox, dtype, cache_dtype;
+  int32_t norm_dtype, neox, dtype, cache_dtype;
 };
 
-int rope_and_cache(const Rope& r, int threads);
+int rope_and_cache(const RopeArgs& r, int threads);
 // What rope_and_cache would refuse.
-int check_rope(const Rope& r);
+int check_rope(const RopeArgs& r);
 
-int paged_attention(const Attention& a, int threads);
+int paged_attention(const AttentionArgs& a, int threads);
 // What paged_attention would refuse.
-int check_attention(const Attention& a);
+int check_attention(const AttentionArgs& a);
 
 // out [count, k]: the rows `ids` of W; refuses ids that there aren't.
 int unpack_rows(const Packed& w, float* out, const int64_t* ids, int64_t count, int threads);

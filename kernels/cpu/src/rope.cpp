@@ -38,7 +38,7 @@ void rotate_neighbours(float* x, const float* cos_sin, int64_t rotary) {
 }
 
 // Norms and rotates one head in place; `row` keeps its float32 values as stored.
-void turn(const Rope& r, void* x, int64_t at, const float* norm, const float* cos_sin, float* row) {
+void turn(const RopeArgs& r, void* x, int64_t at, const float* norm, const float* cos_sin, float* row) {
   read_row(row, x, at, r.head_size, r.dtype);
   if (norm) normalise(row, norm, r.head_size, r.eps);
   if (cos_sin && r.neox) rotate_halves(row, cos_sin, r.rotary);
@@ -48,7 +48,7 @@ void turn(const Rope& r, void* x, int64_t at, const float* norm, const float* co
 }
 
 // Rounds a row to int8 with a scale of its own, or to the cache's float type.
-void store(const Rope& r, void* cache, float* scales, int64_t at, const float* row) {
+void store(const RopeArgs& r, void* cache, float* scales, int64_t at, const float* row) {
   if (r.cache_dtype != kI8) {
     write_row(cache, at * r.head_size, row, r.head_size, r.cache_dtype);
     return;
@@ -71,7 +71,7 @@ void store(const Rope& r, void* cache, float* scales, int64_t at, const float* r
   scales[at] = finite ? most / 127.0f : NAN;
 }
 
-void do_token(const Rope& r, int64_t t, const float* q_norm, const float* k_norm, float* row) {
+void do_token(const RopeArgs& r, int64_t t, const float* q_norm, const float* k_norm, float* row) {
   const float* cos_sin = r.cos_sin ? r.cos_sin + r.positions[t] * r.rotary : nullptr;
   if (cos_sin || q_norm) {
     for (int64_t h = 0; h < r.q_heads; h++) {
@@ -93,30 +93,32 @@ void do_token(const Rope& r, int64_t t, const float* q_norm, const float* k_norm
 
 }  // namespace
 
-int check_rope(const Rope& r) {
+int check_rope(const RopeArgs& r) {
+  const int64_t slots = r.num_blocks * r.block_size;
   for (int64_t t = 0; t < r.tokens; t++) {
     const bool inside = r.positions[t] >= 0 && r.positions[t] < r.max_position;
     if (r.cos_sin && !inside) return kBadPosition;
-    if (r.slots[t] < -1 || r.slots[t] >= r.slot_count) return kBadSlot;
+    if (r.slots[t] < -1 || r.slots[t] >= slots) return kBadSlot;
   }
   return kOk;
 }
 
-int rope_and_cache(const Rope& r, int threads) {
+int rope_and_cache(const RopeArgs& r, int threads) {
   if (const int wrong = check_rope(r)) return wrong;
   const int64_t size = r.head_size;
   const int team = worth(threads, r.tokens * (r.q_heads + r.kv_heads) * size, 2048);
-  Layout layout;
-  const size_t norms = layout.add(2 * size * sizeof(float));
-  const size_t rows = layout.add(team * (size + 16) * sizeof(float));
   const int64_t each = (r.tokens + 4 * team - 1) / (4 * team);
-  char* base = Scratch::get(0, layout.total());
-  float* q_norm = r.q_norm ? reinterpret_cast<float*>(base + norms) : nullptr;
-  float* k_norm = r.k_norm ? reinterpret_cast<float*>(base + norms) + size : nullptr;
+  float *norms, *rows;
+  Layout layout;
+  layout.add(&norms, 2 * size);
+  layout.add(&rows, team * (size + 16));
+  layout.take(Scratch::kRope);
+  float* q_norm = r.q_norm ? norms : nullptr;
+  float* k_norm = r.k_norm ? norms + size : nullptr;
   if (q_norm) read_row(q_norm, r.q_norm, 0, size, r.norm_dtype);
   if (k_norm) read_row(k_norm, r.k_norm, 0, size, r.norm_dtype);
   deal(team, each ? (r.tokens + each - 1) / each : 0, [&](int64_t piece, int slot) {
-    float* row = reinterpret_cast<float*>(base + rows) + slot * (size + 16);
+    float* row = rows + slot * (size + 16);
     const int64_t end = std::min(r.tokens, (piece + 1) * each);
     for (int64_t t = piece * each; t < end; t++) do_token(r, t, q_norm, k_norm, row);
   });
@@ -127,16 +129,6 @@ int rope_and_cache(const Rope& r, int threads) {
 
 using namespace quire;
 
-extern "C" int quire_rope_and_cache(
-    void* q, void* k, const void* v, int64_t q_stride, int64_t k_stride, int64_t v_stride,
-    const int64_t* positions, const float* cos_sin, int64_t max_position, void* key_cache,
-    void* value_cache, float* key_scales, float* value_scales, const int64_t* slots,
-    int64_t slot_count, int64_t block_size,
-    const void* q_norm, const void* k_norm, int norm_dtype, float eps, int64_t tokens,
-    int64_t q_heads, int64_t kv_heads, int64_t head_size, int64_t rotary, int neox, int dtype,
-    int cache_dtype, int threads) {
-  const Rope r{q, k, v, q_stride, k_stride, v_stride, positions, cos_sin, max_position, key_cache,
-               value_cache, key_scales, value_scales, slots, slot_count, block_size, q_norm, k_norm, norm_dtype, eps, tokens,
-               q_heads, kv_heads, head_size, rotary, neox, dtype, cache_dtype};
-  return guarded([&] { return rope_and_cache(r, threads); });
+extern "C" int quire_rope_and_cache(const RopeArgs* args, int threads) {
+  return guarded([&] { return rope_and_cache(*args, threads); });
 }

@@ -4,12 +4,32 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
+#include <iterator>
 #include <memory>
 
 namespace quire {
 
 namespace {
 std::atomic<bool> turned_off[kSwitches];
+
+struct NamedSwitch {
+  Switch which;
+  const char* name;
+};
+constexpr NamedSwitch kNamed[] = {
+    {kPrefetch, "prefetch"},
+    {kHugePages, "huge-pages"},
+    {kDealing, "dealing"},
+    {kSpinning, "spinning"},
+    {kSplitKv, "split-kv"},
+    {kEvenTiles, "even-tiles"},
+    {kSharedPages, "shared-pages"},
+    {kKvAhead, "kv-ahead"},
+    {kSharedLoading, "shared-loading"},
+    {kOwnRuns, "own-runs"},
+};
+static_assert(std::size(kNamed) == kSwitches, "each switch has a name");
 
 struct Free {
   void operator()(char* p) const { std::free(p); }
@@ -18,7 +38,7 @@ struct Block {
   std::unique_ptr<char, Free> memory;
   size_t bytes = 0;
 };
-thread_local Block blocks[5];
+thread_local Block blocks[static_cast<int>(Scratch::kCount)];
 }  // namespace
 
 bool is_on(Switch which) { return !turned_off[which].load(std::memory_order_relaxed); }
@@ -38,8 +58,8 @@ char* allocate(size_t bytes, size_t align) {
   return memory;
 }
 
-char* Scratch::get(int slot, size_t bytes) {
-  Block& block = blocks[slot];
+char* scratch_for(Scratch whose, size_t bytes) {
+  Block& block = blocks[static_cast<int>(whose)];
   if (block.bytes < bytes) {
     const size_t page = bytes >= 2 * kHugePage ? kHugePage : 4096;
     const size_t wanted = (bytes + bytes / 4 + page - 1) & ~(page - 1);
@@ -74,11 +94,14 @@ void write_row(void* p, int64_t offset, const float* x, int64_t n, int dtype) {
 }  // namespace quire
 
 extern "C" {
-// Turns one of the switches on or off; gives 1 where there is no such switch.
-int quire_set_switch(int which, int on) {
-  if (which < 0 || which >= quire::kSwitches) return 1;
-  quire::turned_off[which].store(on == 0, std::memory_order_relaxed);
-  return 0;
+// Turns the switch of that name on or off; gives 1 where there is none.
+int quire_set_switch(const char* name, int on) {
+  for (const quire::NamedSwitch& one : quire::kNamed) {
+    if (std::strcmp(one.name, name) != 0) continue;
+    quire::turned_off[one.which].store(on == 0, std::memory_order_relaxed);
+    return 0;
+  }
+  return 1;
 }
 
 // What the build was made for: 512, 256 or 128 bits, and which extras it may use.

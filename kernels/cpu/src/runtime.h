@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <new>
 
 #include "pool.h"
@@ -66,25 +68,41 @@ char* allocate(size_t bytes, size_t align = 64);
 
 // ---- scratch ------------------------------------------------------------------------------------
 
-// Memory that the calling thread keeps from call to call; grows, never shrinks. Lay out what a
-// call needs with `Layout`, then ask for it once, before work is dealt.
-class Scratch {
- public:
-  // At least `bytes`, aligned to 64; throws std::bad_alloc. One at a time for each slot.
-  static char* get(int slot, size_t bytes);
-};
+// Whose memory it is: an operation has its own, and keeps it from what it calls.
+enum class Scratch { kRope, kAttention, kLinear, kExperts, kDecoder, kStep, kCount };
 
-// Adds up aligned pieces of a scratch block.
+// At least `bytes`, aligned to 64, which the calling thread keeps from call to call; grows, never
+// shrinks. Throws std::bad_alloc. Good until the same thread asks for the same operation's again.
+char* scratch_for(Scratch whose, size_t bytes);
+
+// The buffers of a call: each is named by the pointer that is to point to it, and all are taken at
+// once, before work is dealt.
 class Layout {
  public:
-  size_t add(size_t bytes) {
-    const size_t at = total_;
-    total_ += (bytes + 63) & ~size_t{63};
-    return at;
+  template <class T>
+  void add(T** buffer, int64_t count) {
+    if (count_ == kMost) std::abort();
+    buffers_[count_++] = {buffer, total_};
+    total_ += (count * sizeof(T) + 63) & ~size_t{63};
   }
   size_t total() const { return total_; }
+  // Points each where it lies from `base` on.
+  void place(char* base) const {
+    for (int i = 0; i < count_; i++) {
+      char* at = base + buffers_[i].offset;
+      std::memcpy(buffers_[i].pointer, &at, sizeof(at));
+    }
+  }
+  void take(Scratch whose) const { place(scratch_for(whose, total_)); }
 
  private:
+  static constexpr int kMost = 16;
+  struct Buffer {
+    void* pointer;
+    size_t offset;
+  };
+  Buffer buffers_[kMost];
+  int count_ = 0;
   size_t total_ = 0;
 };
 

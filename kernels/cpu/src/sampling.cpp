@@ -268,6 +268,59 @@ int64_t sample_row(const Row& row) {
   return draw_whole(row, whole);
 }
 
+// The log of the sum of the logits' exponentials, and how many of them are larger than `own`.
+double normalizer(const float* x, int64_t vocab, float top, float own, int64_t* above) {
+  double total = 0;
+  *above = 0;
+  for (int64_t i = 0; i < vocab; i += kDrawBlock) {
+    const int64_t count = std::min(kDrawBlock, vocab - i);
+    vf sum = vset(0.0f);
+    for_lanes(count, [&](int64_t j, int n) {
+      const vf w = vexp(vload_some(x + i + j, n) - vset(top));
+      sum = sum + (n == W ? w : vfill(w, n, 0.0f));
+    });
+    total += static_cast<double>(vsum(sum));
+    int32_t larger = 0;
+    for (int64_t j = i; j < i + count; j++) larger += x[j] > own;
+    *above += larger;
+  }
+  return static_cast<double>(top) + std::log(total);
+}
+
+// What is told of one row: the chosen token first, then the k likeliest.
+struct Told {
+  int64_t* ids;   // [1 + k]
+  float* values;  // [1 + k], log probabilities
+  int64_t* ranks;  // [1 + k], equal ones share the best
+};
+
+// Returns the normalizer; NaN where the row's logits are no numbers to choose by.
+float tell(const float* x, int64_t vocab, int64_t token, int64_t k, const Told& told) {
+  thread_local std::vector<Candidate> found;
+  thread_local std::vector<float> maxima;
+  const float top = maximum(x, vocab);
+  if (!std::isfinite(top) || holds_nan(x, vocab)) {
+    for (int64_t i = 0; i <= k; i++) told.ids[i] = token, told.values[i] = NAN, told.ranks[i] = 1;
+    return NAN;
+  }
+  int64_t above = 0;
+  const double sum = normalizer(x, vocab, top, x[token], &above);
+  auto put = [&](int64_t at, int64_t id, int64_t rank) {
+    told.ids[at] = id, told.ranks[at] = rank;
+    told.values[at] = static_cast<float>(static_cast<double>(x[id]) - sum);
+  };
+  put(0, token, above + 1);
+  if (k > 0) {
+    const Row row{x, vocab, top};
+    gather(row, low_for(row, k, &maxima), &found);
+  }
+  for (int64_t i = 0; i < k; i++) {
+    const bool equal = i > 0 && found[i].logit == found[i - 1].logit;
+    put(1 + i, found[i].id, equal ? told.ranks[i] : i + 1);
+  }
+  return static_cast<float>(sum);
+}
+
 }  // namespace
 
 int choose_likeliest(int64_t* out, const float* logits, int64_t rows, int64_t vocab, int threads) {
@@ -321,4 +374,24 @@ extern "C" int quire_sample(int64_t* out, const float* logits, int64_t rows, int
     return choose_sampled(out, logits, rows, vocab,
                           Sampling{temperature, top_k, top_p, min_p, uniforms}, threads);
   });
+}
+
+// Log probabilities of `tokens` [rows] and of each row's k <= vocab likeliest tokens, best first: ids,
+// values and ranks [rows, 1 + k], the normalizers [rows].
+extern "C" int quire_top_logprobs(int64_t* ids, float* values, int64_t* ranks, float* normalizers,
+                                  const float* logits, int64_t rows, int64_t vocab,
+                                  const int64_t* tokens, int64_t k, int threads) {
+  for (int64_t r = 0; r < rows; r++)
+    if (tokens[r] < 0 || tokens[r] >= vocab) return kBadRow;
+  bool failed = false;
+  deal(worth(threads, rows * vocab, 16384), rows, [&](int64_t r, int) {
+    const int64_t at = r * (1 + k);
+    try {
+      normalizers[r] =
+          tell(logits + r * vocab, vocab, tokens[r], k, Told{ids + at, values + at, ranks + at});
+    } catch (const std::bad_alloc&) {
+      __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    }
+  });
+  return failed ? kNoMemory : kOk;
 }

@@ -3,41 +3,14 @@
 // weights have pushed out of the caches by then.
 #include <algorithm>
 
-#include "decoder.h"
+#include "step.h"
 
 namespace quire {
 namespace {
 
-// kernels/cpu/step.py has the same fields in the same order.
-struct StepEnds {
-  const Decoder* decoder;
-  const Packed *embedding, *head;
-  const float* positions;  // [num_positions, hidden], added to the embeddings; or null
-  int64_t num_positions, position_offset;
-  float embedding_scale, logit_scale;
-};
-
-struct StepTables {
-  int32_t* tokens;  // [num_rows, token_stride]
-  int64_t token_stride;
-  const int32_t* block_tables;  // [num_groups, num_rows, table_stride]
-  int64_t num_groups, table_stride;
-  const int64_t* num_prompt;           // [num_rows]
-  int64_t *num_tokens, *num_computed;  // [num_rows]
-  int64_t num_rows;
-};
-
 struct Step {
   StepEnds ends;
   StepTables tables;
-};
-
-// For each of the step's rows; without temperatures all take the likeliest token.
-struct StepChoice {
-  const float* temperature;
-  const int64_t* top_k;
-  const double *top_p, *min_p;
-  const uint64_t* seeds;
 };
 
 // Philox4x32-10 (Salmon et al. 2011) of (seed, position): the number that
@@ -57,9 +30,11 @@ double uniform_of(uint64_t seed, uint64_t position) {
 
 // What the layers read of the batch, gathered from the tables.
 struct Inputs {
-  int64_t *positions, *ids, *slots;  // slots [num_groups, count]
-  int32_t *tables, *seq_lens, *starts;
-  int64_t width;  // blocks of the longest sequence
+  int64_t width;             // blocks of the longest sequence
+  int64_t *positions, *ids;  // [count]
+  int64_t* slots;            // [num_groups, count]
+  int32_t* tables;           // [num_groups, count, width]
+  int32_t *seq_lens, *starts;  // [count], [count + 1]
 };
 
 int check_rows(const Step& step, const int64_t* rows, int64_t count) {
@@ -134,54 +109,59 @@ int choose(const Step& step, const int64_t* rows, int64_t count, const float* lo
   return choose_sampled(out, logits, count, vocab, sampling, threads);
 }
 
-// A row whose logits are broken keeps its token; whoever asked for it is told by -1.
-void advance(const StepTables& t, const int64_t* rows, int64_t count, const int64_t* chosen) {
+// A row whose logits are broken keeps its token; whoever asked for it is told by -1. The rows behind
+// the first `chosen` get theirs from the caller.
+void advance(const StepTables& t, const int64_t* rows, int64_t count, const int64_t* out,
+             int64_t chosen) {
   for (int64_t i = 0; i < count; i++) {
-    const int64_t row = rows[i], at = t.num_tokens[row]++;
+    const int64_t row = rows[i], at = t.num_tokens[row];
     t.num_computed[row] = at;
-    if (chosen[i] >= 0) t.tokens[row * t.token_stride + at] = static_cast<int32_t>(chosen[i]);
+    if (i >= chosen) continue;
+    t.num_tokens[row]++;
+    if (out[i] >= 0) t.tokens[row * t.token_stride + at] = static_cast<int32_t>(out[i]);
   }
 }
 
-int run_step(const Step& step, const int64_t* rows, int64_t count, const StepChoice* how,
-             int64_t* out, int threads) {
+int run_step(const Step& step, const int64_t* rows, int64_t count, int64_t chosen,
+             const StepChoice* how, int64_t* out, float* open, int threads) {
   const StepEnds& ends = step.ends;
   const int64_t groups = step.tables.num_groups;
   const int64_t hidden = ends.decoder->shape.hidden, vocab = ends.head->n;
   if (const int wrong = check_rows(step, rows, count)) return wrong;
   const int64_t width = widest(step, rows, count);
+  Inputs in{width};
+  DecoderGroup* group;
+  double* uniforms;
+  float *residual, *x, *logits;
   Layout layout;
-  const size_t positions = layout.add(count * sizeof(int64_t));
-  const size_t ids = layout.add(count * sizeof(int64_t));
-  const size_t slots = layout.add(groups * count * sizeof(int64_t));
-  const size_t tables = layout.add(groups * count * width * sizeof(int32_t));
-  const size_t seq_lens = layout.add(count * sizeof(int32_t));
-  const size_t starts = layout.add((count + 1) * sizeof(int32_t));
-  const size_t described = layout.add(groups * sizeof(DecoderGroup));
-  const size_t uniforms = layout.add(count * sizeof(double));
-  const size_t residual = layout.add(count * hidden * sizeof(float));
-  const size_t x = layout.add(count * hidden * sizeof(float));
-  const size_t logits = layout.add(count * vocab * sizeof(float));
-  char* base = Scratch::get(4, layout.total());
-  auto ints = [&](size_t at) { return reinterpret_cast<int32_t*>(base + at); };
-  auto longs = [&](size_t at) { return reinterpret_cast<int64_t*>(base + at); };
-  auto floats = [&](size_t at) { return reinterpret_cast<float*>(base + at); };
-  const Inputs in{longs(positions), longs(ids),    longs(slots), ints(tables),
-                  ints(seq_lens),   ints(starts), width};
+  layout.add(&in.positions, count);
+  layout.add(&in.ids, count);
+  layout.add(&in.slots, groups * count);
+  layout.add(&in.tables, groups * count * width);
+  layout.add(&in.seq_lens, count);
+  layout.add(&in.starts, count + 1);
+  layout.add(&group, groups);
+  layout.add(&uniforms, count);
+  layout.add(&residual, count * hidden);
+  layout.add(&x, count * hidden);
+  layout.add(&logits, chosen ? count * vocab : 0);
+  layout.take(Scratch::kStep);
+  if (!chosen) logits = open;  // all of them are the caller's
   gather(step, rows, count, in);
-  DecoderGroup* group = reinterpret_cast<DecoderGroup*>(base + described);
   for (int64_t g = 0; g < groups; g++)
     group[g] = DecoderGroup{in.slots + g * count, in.tables + g * count * width, width};
-  int wrong = embed(ends, in, count, floats(residual), threads);
+  int wrong = embed(ends, in, count, residual, threads);
   const DecoderBatch batch{count,     in.positions, group,   groups, in.seq_lens,
                            in.starts, count,        nullptr, -1};
-  if (!wrong) wrong = run_decoder(*ends.decoder, batch, floats(residual), floats(x), threads);
-  if (!wrong) wrong = linear(*ends.head, floats(logits), floats(x), hidden, count, kF32, threads);
+  if (!wrong) wrong = run_decoder(*ends.decoder, batch, residual, x, threads);
+  if (!wrong) wrong = linear(*ends.head, logits, x, hidden, count, kF32, threads);
   if (wrong) return wrong;
-  scale(floats(logits), count * vocab, ends.logit_scale);
-  wrong = choose(step, rows, count, floats(logits), how,
-                 reinterpret_cast<double*>(base + uniforms), out, threads);
-  if (!wrong) advance(step.tables, rows, count, out);
+  scale(logits, count * vocab, ends.logit_scale);
+  if (chosen) {
+    std::copy(logits + chosen * vocab, logits + count * vocab, open);
+    wrong = choose(step, rows, chosen, logits, how, uniforms, out, threads);
+  }
+  if (!wrong) advance(step.tables, rows, count, out, chosen);
   return wrong;
 }
 
@@ -196,11 +176,13 @@ extern "C" void* quire_step_new(const StepEnds* ends, const StepTables* tables) 
 
 extern "C" void quire_step_free(void* step) { delete static_cast<Step*>(step); }
 
-// out [count]: the next token of each of `rows`, or -1 where its logits are no numbers to choose by.
-// choice: null for the likeliest of each. Counts go on by one token.
-extern "C" int quire_step_run(const void* step, const int64_t* rows, int64_t count,
-                              const StepChoice* choice, int64_t* out, int threads) {
+// out [chosen]: the next token of each of the first `chosen` rows, or -1 where its logits are no
+// numbers to choose by; choice: null for the likeliest of each. Their counts go on by one token. Of
+// the other rows, `open` [count - chosen, vocab] gets the logits, and only what is computed goes on.
+extern "C" int quire_step_run(const void* step, const int64_t* rows, int64_t count, int64_t chosen,
+                              const StepChoice* choice, int64_t* out, float* open, int threads) {
   return guarded([&] {
-    return run_step(*static_cast<const Step*>(step), rows, count, choice, out, threads);
+    return run_step(*static_cast<const Step*>(step), rows, count, chosen, choice, out, open,
+                    threads);
   });
 }

@@ -1,24 +1,19 @@
-// What can be turned off, to see what it brings or to work around a machine's quirk. Python reads the
-// environment (kernels/cpu/switches.py, which has the words for each, in this order) and tells us.
+// What can be turned off to measure what it brings. Python reads the names from the environment
+// (kernels/ablations.py) and hands them on.
 #pragma once
 
 namespace quire {
 
 enum Switch : int {
-  kFusedGate,
   kPrefetch,
   kHugePages,
   kDealing,
-  kSinglePanels,
   kSpinning,
   kSplitKv,
-  kHeadsTogether,
   kEvenTiles,
   kSharedPages,
   kKvAhead,
   kSharedLoading,
-  kRowPieces,
-  kWideRounding,
   kOwnRuns,
   kSwitches,
 };

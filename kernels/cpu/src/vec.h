@@ -67,6 +67,10 @@ QUIRE_INLINE int8_t from_float<int8_t>(float x) {
   return static_cast<int8_t>(std::nearbyint(x));
 }
 template <>
+QUIRE_INLINE int16_t from_float<int16_t>(float x) {
+  return static_cast<int16_t>(std::nearbyint(x));
+}
+template <>
 QUIRE_INLINE bf16 from_float<bf16>(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);

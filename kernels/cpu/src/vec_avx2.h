@@ -62,6 +62,11 @@ QUIRE_INLINE void vstore(int8_t* p, vf x) {
       _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1));
   _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
 }
+QUIRE_INLINE void vstore(int16_t* p, vf x) {
+  const __m256i whole = _mm256_cvtps_epi32(x);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128(whole),
+                                                _mm256_extracti128_si256(whole, 1)));
+}
 QUIRE_INLINE void vstore_n(float* p, vf x, int n) { _mm256_maskstore_ps(p, first(n), x); }
 template <class T>
 QUIRE_INLINE void vstore_n(T* p, vf x, int n) {

@@ -62,6 +62,9 @@ QUIRE_INLINE void vstore(f16* p, vf x) { _mm256_storeu_si256((__m256i*)p, narrow
 QUIRE_INLINE void vstore(int8_t* p, vf x) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
 }
+QUIRE_INLINE void vstore(int16_t* p, vf x) {
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+}
 QUIRE_INLINE void vstore_n(int8_t* p, vf x, int n) {
   _mm512_mask_cvtsepi32_storeu_epi8(p, first(n), _mm512_cvtps_epi32(x));
 }

@@ -1,34 +1,35 @@
-"""The attention kernel and the reduction of its splits."""
+"""The attention kernels: a tile of queries over all of its keys, or over splits of them."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+from kernels.triton.attention.shares import plan, share_of, split_at
 from kernels.triton.attention.tile import LOG2E, NOTHING, find_sequence
-from kernels.triton.attention.walk import put_state, split_width, walk
+from kernels.triton.attention.walk import borders, load_queries, put_state, walk
+
+#: Of one binary for every batch: these change from step to step, and so do the addresses of slices.
+_CHANGING = ("num_seqs", "table_stride", "sliding_window")
+_SLICED = ("block_tables", "seq_lens", "query_start_loc")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_CHANGING, do_not_specialize_on_alignment=_SLICED)
 def attention_kernel(
     out, lse, q, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
     alibi_slopes, sinks, key_scales, value_scales,
-    q_stride, table_stride, num_seqs, scale, soft_cap, sliding_window, most_splits,
+    q_stride, table_stride, num_seqs, scale, soft_cap, sliding_window,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr,
-    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, SLOTS: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, WRITE_LSE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of queries and all heads that share a KV head, over some splits of the keys.
+    """A tile of queries and all heads that share a KV head, over all keys that they see.
 
-    Grid (tiles, KV_HEADS, programs that share out the splits). A row of the tile is (query, head of
-    the group), so that one read of a key serves the whole group (GQA packing; Dao 2023,
-    "Flash-Decoding"; Kwon et al. 2023, "PagedAttention"). With one slot `out` is the result
-    [T, HEADS, HEAD_SIZE], with several float32 [T, HEADS, SLOTS, HEAD_SIZE] beside `lse`
-    [T, HEADS, SLOTS], in powers of two: a slot a split. Where splits begin depends on the
-    sequence's own length alone, so that a row is rounded the same in every batch. SCALES: 0 none,
-    1 one a cache, 2 one a KV head.
+    Grid (tiles, KV_HEADS). A row of the tile is (query, head of the group), so that one read of a
+    key serves the whole group (GQA packing; Dao 2023, "Flash-Decoding"; Kwon et al. 2023,
+    "PagedAttention"). SCALES: 0 none, 1 one a cache, 2 one a KV head.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = ROWS // GROUP
@@ -42,102 +43,149 @@ def attention_kernel(
     if first >= count:
         return
     length = tl.load(seq_lens + seq)
-
-    rows = tl.arange(0, ROWS)
-    dims = tl.arange(0, PADDED)
-    query = first + rows // GROUP
-    head = kv_head * GROUP + rows % GROUP
-    valid = (rows < QUERIES * GROUP) & (query < count)
-    position = length - count + query
-    token = (begin + query).to(tl.int64)
-    inside = valid[:, None] & (dims < HEAD_SIZE)[None, :]
-    q_tile = tl.load(
-        q + token[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + dims[None, :],
-        mask=inside, other=0.0,
+    q_tile, position, token, head, slope, inside, valid = load_queries(
+        q, q_stride, alibi_slopes, begin, count, length, first, kv_head,
+        HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST,
     )  # fmt: skip
-    if UPCAST:
-        q_tile = q_tile.to(tl.float32)
     if SCALES == 1:
         scale *= tl.load(key_scales)
     elif SCALES == 2:
         scale *= tl.load(key_scales + kv_head)
-    slope = 0.0
-    if ALIBI:
-        slope = tl.load(alibi_slopes + head, mask=valid, other=0.0)
+    low, high, start, plain, diagonal, stop = borders(
+        length, count, first, sliding_window, QUERIES, KEYS, WINDOW
+    )
+    best = tl.full((ROWS,), NOTHING, tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    if SINKS:
+        # A sink of -inf is none: as it is, it would make NaN of rows that have seen no key yet.
+        best = tl.maximum(tl.load(sinks + head, mask=valid, other=0.0) * LOG2E, NOTHING)
+        total += tl.where(best > NOTHING, 1.0, 0.0)
+    accumulated, best, total = walk(
+        best, total, start, plain, diagonal, stop, q_tile, position, low, high,
+        key_cache, value_cache, block_tables + seq.to(tl.int64) * table_stride,
+        key_scales, value_scales, kv_head,
+        scale, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
+        WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
+    )  # fmt: skip
+    put_state(
+        out, lse, accumulated, best, total, token * HEADS + head, kv_head, value_scales,
+        inside, valid, HEAD_SIZE, SCALES, WRITE_LSE,
+    )  # fmt: skip
 
-    # Keys [low, high) are seen by some query, [all_low, all_high) by all of them.
-    oldest = length - count + first
-    newest = tl.minimum(oldest + QUERIES, length) - 1
-    high = newest + 1
-    low = 0
-    all_low = 0
-    if WINDOW:
-        low = tl.maximum(oldest - sliding_window + 1, 0)
-        all_low = tl.maximum(newest - sliding_window + 1, 0)
-    start = low // KEYS * KEYS
-    stop = tl.cdiv(high, KEYS) * KEYS
-    plain = tl.minimum(tl.maximum(tl.cdiv(all_low, KEYS) * KEYS, start), stop)
-    diagonal = tl.maximum(tl.minimum((oldest + 1) // KEYS * KEYS, stop), plain)
-    table = block_tables + seq.to(tl.int64) * table_stride
 
-    if SLOTS == 1:
-        best = tl.full((ROWS,), NOTHING, tl.float32)
-        total = tl.zeros((ROWS,), tl.float32)
-        if SINKS:
-            # A sink of -inf is none: as it is, it would make NaN of rows that have seen no key yet.
-            best = tl.maximum(tl.load(sinks + head, mask=valid, other=0.0) * LOG2E, NOTHING)
-            total += tl.where(best > NOTHING, 1.0, 0.0)
-        accumulated, best, total = walk(
-            best, total, start, plain, diagonal, stop, q_tile, position, low, high,
-            key_cache, value_cache, table, key_scales, value_scales, kv_head,
-            scale, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
-            WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
-        )  # fmt: skip
-        put_state(
-            out, lse, accumulated, best, total, token * HEADS + head, kv_head, value_scales,
-            inside, valid, HEAD_SIZE, SCALES, WRITE_LSE,
-        )  # fmt: skip
-    else:
-        width = split_width(length, most_splits, KEYS)
-        first_split = low // width
-        splits = tl.cdiv(high, width) - first_split
-        for slot in tl.range(tl.program_id(2), SLOTS, tl.num_programs(2)):
-            place = (token * HEADS + head) * SLOTS + slot
-            if slot < splits:
-                left = tl.maximum((first_split + slot) * width, start)
-                right = tl.minimum((first_split + slot + 1) * width, stop)
+@triton.jit(
+    do_not_specialize=(*_CHANGING, "slots", "most_splits"), do_not_specialize_on_alignment=_SLICED
+)
+def split_attention_kernel(
+    partial, lse, q, key_cache, value_cache, block_tables, seq_lens, query_start_loc,
+    alibi_slopes, key_scales, value_scales,
+    q_stride, table_stride, num_seqs, scale, soft_cap, sliding_window, slots, most_splits,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
+    SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """As `attention_kernel`, but the keys of each sequence are split.
+
+    Grid (programs, KV_HEADS): each program takes an equal share of the keys of all sequences,
+    whatever their lengths, in whole splits. A split's state goes to float32 partial
+    [T, HEADS, slots, HEAD_SIZE] and lse [T, HEADS, slots], in powers of two, which `reduce_kernel`
+    adds up. Where splits begin depends on the sequence's own length alone, so that a row is
+    rounded the same in every batch.
+    """
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    QUERIES: tl.constexpr = ROWS // GROUP
+    kv_head = tl.program_id(1)
+    if SCALES == 1:
+        scale *= tl.load(key_scales)
+    elif SCALES == 2:
+        scale *= tl.load(key_scales + kv_head)
+    seq, before, place, end = share_of(
+        seq_lens, query_start_loc, num_seqs, sliding_window, most_splits, QUERIES, KEYS, WINDOW
+    )
+    # `before` is the work of sequences ahead of `seq`, `place` how far into its own we are.
+    while before + place < end:
+        begin = tl.load(query_start_loc + seq)
+        count = tl.load(query_start_loc + seq + 1) - begin
+        length = tl.load(seq_lens + seq)
+        tiles, blocks, first_block, width, first_split, splits = plan(
+            length, count, sliding_window, most_splits, QUERIES, KEYS, WINDOW
+        )
+        if place >= tiles * blocks:
+            before += tiles * blocks
+            place = tl.zeros_like(place)
+            seq += 1
+        else:
+            tile = place // blocks
+            slot, place = split_at(place, tile, blocks, first_block, width, first_split, splits)
+            if (slot < splits) & (before + place < end):
+                q_tile, position, token, head, slope, inside, valid = load_queries(
+                    q, q_stride, alibi_slopes, begin, count, length, tile * QUERIES, kv_head,
+                    HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST,
+                )  # fmt: skip
+                low, high, start, plain, diagonal, stop = borders(
+                    length, count, tile * QUERIES, sliding_window, QUERIES, KEYS, WINDOW
+                )
+                left = tl.maximum((first_split + slot) * width * KEYS, start)
+                right = tl.minimum((first_split + slot + 1) * width * KEYS, stop)
                 accumulated, best, total = walk(
                     tl.full((ROWS,), NOTHING, tl.float32), tl.zeros((ROWS,), tl.float32),
                     left, tl.minimum(tl.maximum(plain, left), right),
                     tl.minimum(tl.maximum(diagonal, left), right), right,
-                    q_tile, position, low, high,
-                    key_cache, value_cache, table, key_scales, value_scales, kv_head,
+                    q_tile, position, low, high, key_cache, value_cache,
+                    block_tables + seq.to(tl.int64) * table_stride,
+                    key_scales, value_scales, kv_head,
                     scale, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE,
                     KEYS, WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
                 )  # fmt: skip
                 put_state(
-                    out, lse, accumulated, best, total, place, kv_head, value_scales,
-                    inside, valid, HEAD_SIZE, SCALES, WRITE_LSE,
+                    partial, lse, accumulated, best, total, (token * HEADS + head) * slots + slot,
+                    kv_head, value_scales, inside, valid, HEAD_SIZE, SCALES, True,
                 )  # fmt: skip
-            else:
-                # No keys: nothing is written but that it weighs nothing.
-                tl.store(lse + place, tl.full((ROWS,), float("-inf"), tl.float32), mask=valid)
+                place += 1
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("slots", "most_splits", "num_seqs", "sliding_window"),
+    do_not_specialize_on_alignment=("seq_lens", "query_start_loc"),
+)
 def reduce_kernel(
-    out, out_lse, partial, lse, sinks, slots,
-    HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, ROUND: tl.constexpr,
-    SINKS: tl.constexpr, WRITE_LSE: tl.constexpr,
+    out, out_lse, partial, lse, sinks, seq_lens, query_start_loc,
+    num_seqs, sliding_window, slots, most_splits,
+    HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, MOST: tl.constexpr,
+    KEYS: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, WRITE_LSE: tl.constexpr,
 ):  # fmt: skip
     """Grid (T * HEADS,): the splits of one head of one token, weighted and added up.
 
-    ROUND is the same whatever `slots` is, and so is the order in which they are added.
+    MOST is the same whatever `slots` is, and so is the order in which they are added.
     """
     row = tl.program_id(0).to(tl.int64)
     dims = tl.arange(0, PADDED)
-    slot = tl.arange(0, ROUND)
-    weights = tl.load(lse + row * slots + slot, mask=slot < slots, other=float("-inf"))
+    slot = tl.arange(0, MOST)
+    token = tl.program_id(0) // HEADS
+    # In a batch of decodes the token's number is its sequence's; else tiles of one query find it.
+    seq = tl.minimum(token, num_seqs - 1)
+    begin = tl.load(query_start_loc + seq)
+    count = tl.load(query_start_loc + seq + 1) - begin
+    if (begin != token) | (count != 1):
+        low = 0
+        high = num_seqs
+        while low < high:
+            middle = (low + high) // 2
+            if tl.load(query_start_loc + middle) <= token:
+                low = middle + 1
+            else:
+                high = middle
+        seq = tl.maximum(low - 1, 0)
+        begin = tl.load(query_start_loc + seq)
+        count = tl.load(query_start_loc + seq + 1) - begin
+    _, _, _, _, _, splits = plan(
+        tl.load(seq_lens + seq), count, sliding_window, most_splits, 1, KEYS, WINDOW
+    )
+    # Tokens that pad a batch belong to nobody.
+    splits = tl.where(token - begin < count, splits, 0)
+    weights = tl.load(lse + row * slots + slot, mask=slot < splits, other=float("-inf"))
     used = weights > NOTHING
     best = tl.maximum(tl.max(weights, 0), NOTHING)
     if SINKS:

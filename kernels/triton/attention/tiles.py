@@ -20,7 +20,8 @@ class Tile:
     """How one kernel is cut up and scheduled.
 
     `registers` holds a thread to so many where keys and values are of 16 bits: what lets one more
-    program run on each processor, and still spills nothing.
+    program run on each processor, and still spills nothing. `programs` run on a processor side by
+    side, at least: where keys are split, there are so many and no more.
     """
 
     rows: int
@@ -28,6 +29,7 @@ class Tile:
     warps: int
     stages: int
     registers: int | None = None
+    programs: int = 1
 
 
 #: (architecture, phase) -> padded head size -> tile, for 16-bit operands. A row's head size is the
@@ -40,9 +42,9 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
         256: Tile(64, 32, 8, 3),
     },
     (8, "decode"): {
-        64: Tile(16, 64, 4, 6),
-        128: Tile(16, 32, 4, 6),
-        256: Tile(16, 32, 4, 4),
+        64: Tile(16, 64, 4, 6, None, 2),
+        128: Tile(16, 32, 4, 6, None, 2),
+        256: Tile(16, 32, 4, 4, None, 1),
     },
     (9, "prefill"): {
         64: Tile(128, 128, 8, 3),
@@ -50,9 +52,9 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
         256: Tile(128, 64, 8, 3),
     },
     (9, "decode"): {
-        64: Tile(16, 128, 4, 6),
-        128: Tile(16, 64, 4, 6, 168),
-        256: Tile(16, 32, 4, 6),
+        64: Tile(16, 128, 4, 6, None, 3),
+        128: Tile(16, 64, 4, 6, 168, 3),
+        256: Tile(16, 32, 4, 6, None, 2),
     },
     (10, "prefill"): {
         64: Tile(128, 128, 8, 3),
@@ -60,9 +62,9 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
         256: Tile(128, 32, 8, 3),
     },
     (10, "decode"): {
-        64: Tile(16, 128, 4, 6),
-        128: Tile(16, 64, 4, 6, 168),
-        256: Tile(16, 32, 4, 6),
+        64: Tile(16, 128, 4, 6, None, 3),
+        128: Tile(16, 64, 4, 6, 168, 3),
+        256: Tile(16, 32, 4, 6, None, 2),
     },
 }
 WIDE = {"prefill": Tile(32, 32, 8, 1), "decode": Tile(16, 32, 4, 1)}
@@ -76,8 +78,11 @@ def architecture_of(target: Target) -> int:
     return min(10, max(8, target.capability // 10)) if target.shared > SHARED_8 else 8
 
 
-def tile_for(target: Target, phase: str, padded: int, group: int, itemsize: int) -> Tile:
-    """The tile for queries of `itemsize` bytes; its rows hold at least one whole group."""
+def tile_for(
+    target: Target, phase: str, padded: int, least: int, itemsize: int, cache_itemsize: int = 2
+) -> Tile:
+    """The tile for queries of `itemsize` bytes, of at least so many rows: a whole group of heads
+    or more."""
     if target.capability == 0:
         tile = INTERPRETED[phase]
     elif itemsize == 4:
@@ -86,9 +91,19 @@ def tile_for(target: Target, phase: str, padded: int, group: int, itemsize: int)
         sizes = TABLE[architecture_of(target), phase]
         tile = sizes[min(size for size in sizes if size >= min(padded, max(sizes)))]
     rows = tile.rows
-    while rows < group:
+    while rows < least:
         rows *= 2
-    return replace(tile, rows=rows)
+    if target.capability == 0:
+        return replace(tile, rows=rows)
+    if rows > tile.rows:
+        # A warp has 16 rows: with more, sums don't fit its registers.
+        warps = max(tile.warps, min(16, rows // 16))
+        programs = 2 if rows <= 64 and architecture_of(target) >= 9 else 1
+        return replace(tile, rows=rows, warps=warps, registers=None, programs=programs)
+    if itemsize == 2 and cache_itemsize != 2:
+        # Keys and values that are converted need registers.
+        return replace(tile, registers=None, programs=min(2, tile.programs))
+    return tile
 
 
 def most_splits(target: Target, kv_heads: int) -> int:
@@ -101,6 +116,6 @@ def most_splits(target: Target, kv_heads: int) -> int:
     return min(MOST_SPLITS, max(16, 1 << (wanted.bit_length() - 1)))
 
 
-def programs_for(target: Target, tiles: int, kv_heads: int) -> int:
-    """Among how many programs a tile's splits are shared: enough to fill the device twice over."""
-    return max(1, -(-4 * target.processors // max(1, tiles * kv_heads)))
+def programs_for(target: Target, tile: Tile, kv_heads: int) -> int:
+    """Among how many programs a KV head the splits of a batch are shared: what runs at once."""
+    return max(1, target.processors * tile.programs // kv_heads)

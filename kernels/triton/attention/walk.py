@@ -1,4 +1,4 @@
-"""Device functions of paged attention: a walk over keys, where splits begin, what is written."""
+"""Device functions of paged attention: what a tile reads, its walk over keys, what it writes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,63 @@ import triton
 import triton.language as tl
 
 from kernels.triton.attention.tile import attend
-from kernels.triton.launch import INTERPRETED
-
-#: Keys of a split at least: a shorter one costs more in the reduction than it brings.
-SPLIT_KEYS = tl.constexpr(64 if INTERPRETED else 256)
 
 
 @triton.jit
-def split_width(length, most_splits, KEYS: tl.constexpr):
-    """Keys of each split of a sequence of `length`, so that there are at most `most_splits`."""
-    WIDTH: tl.constexpr = SPLIT_KEYS if SPLIT_KEYS > KEYS else KEYS
-    return tl.maximum(tl.cdiv(tl.cdiv(length, WIDTH), most_splits), 1) * WIDTH
+def load_queries(
+    q, q_stride, alibi_slopes, begin, count, length, first, kv_head,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD_SIZE: tl.constexpr,
+    PADDED: tl.constexpr, ROWS: tl.constexpr, ALIBI: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """A tile from a sequence's query `first` on.
+
+    Returns (queries [ROWS, PADDED], positions, tokens, heads, slopes, which values are there, which
+    rows are).
+    """
+    rows = tl.arange(0, ROWS)
+    dims = tl.arange(0, PADDED)
+    query = first + rows // GROUP
+    head = kv_head * GROUP + rows % GROUP
+    valid = (rows < QUERIES * GROUP) & (query < count)
+    position = length - count + query
+    token = (begin + query).to(tl.int64)
+    inside = valid[:, None] & (dims < HEAD_SIZE)[None, :]
+    tile = tl.load(
+        q + token[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + dims[None, :],
+        mask=inside, other=0.0,
+    )  # fmt: skip
+    if UPCAST:
+        tile = tile.to(tl.float32)
+    slope = 0.0
+    if ALIBI:
+        slope = tl.load(alibi_slopes + head, mask=valid, other=0.0)
+    return tile, position, token, head, slope, inside, valid
+
+
+@triton.jit
+def borders(
+    length, count, first, sliding_window, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr,
+):  # fmt: skip
+    """What the queries of a tile see.
+
+    Keys [low, high) are seen by some, [plain, diagonal) by all of them; [start, stop) is what the
+    tile walks over. The last four are multiples of KEYS. Returns (low, high, start, plain,
+    diagonal, stop).
+    """
+    oldest = length - count + first
+    newest = tl.minimum(oldest + QUERIES, length) - 1
+    high = newest + 1
+    low = 0
+    all_low = 0
+    if WINDOW:
+        low = tl.maximum(oldest - sliding_window + 1, 0)
+        all_low = tl.maximum(newest - sliding_window + 1, 0)
+    start = low // KEYS * KEYS
+    stop = tl.cdiv(high, KEYS) * KEYS
+    plain = tl.minimum(tl.maximum(tl.cdiv(all_low, KEYS) * KEYS, start), stop)
+    diagonal = tl.maximum(tl.minimum((oldest + 1) // KEYS * KEYS, stop), plain)
+    return low, high, start, plain, diagonal, stop
 
 
 @triton.jit

@@ -32,7 +32,7 @@ class Groups:
     tile: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def count_kernel(counts, ids, rows, BLOCK: tl.constexpr):
     """Grid (groups,): how many ids are of each group."""
     group = tl.program_id(0)
@@ -43,7 +43,7 @@ def count_kernel(counts, ids, rows, BLOCK: tl.constexpr):
     tl.store(counts + group, tl.sum(found, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def place_kernel(
     order,
     group_of,

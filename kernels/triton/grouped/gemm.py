@@ -41,7 +41,7 @@ def tile_rows(rows: int, groups: int) -> int:
     return 16 if each <= 24 else 64 if each <= 96 else 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def gemm_kernel(
     out,
     x,

@@ -16,6 +16,7 @@ from kernels.triton.launch import INTERPRETED, launch, target_of
 from kernels.triton.quantized.activations import E4M3_MOST, round_groups, round_rows
 from kernels.triton.quantized.products import (
     fp8_product_kernel,
+    int4_few_rows_kernel,
     int4_product_kernel,
     int8_product_kernel,
 )
@@ -24,6 +25,8 @@ from kernels.triton.quantized.tiles import product_tile
 FP8_DEPTH = 32 if INTERPRETED else 128
 INT4_BYTES = 32 if INTERPRETED else 64
 """Bytes of a row of four-bit weights that are unpacked at once, at least a group."""
+FEW_ROWS = 16
+"""Up to so many, unpacking four-bit weights is most of a product's work."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -34,6 +37,13 @@ class QuantisedLinear(LinearLayer):
     """
 
     bias: Tensor | None
+    held: tuple[str, ...]
+    """Attributes that are its tensors, or None."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `LinearLayer.tensors`."""
+        found = {name: getattr(self, name) for name in self.held}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""
@@ -61,6 +71,8 @@ class QuantisedLinear(LinearLayer):
 class Int8Linear(QuantisedLinear):
     """Weights and activations in int8: a float16 scale for a group of weights, and a scale that
     each step finds for a group of a row's activations."""
+
+    held = ("values", "scales", "bias")
 
     def __init__(self, integers: Integers, width: int, bias: Tensor | None) -> None:
         self.values = integers.values.contiguous()
@@ -90,6 +102,8 @@ class Int8Linear(QuantisedLinear):
 class Int4Linear(QuantisedLinear):
     """Weights in four bits, two a byte, a float16 scale for a group; activations as they are."""
 
+    held = ("packed", "scales", "minima", "bias")
+
     def __init__(self, integers: Integers, width: int, bias: Tensor | None) -> None:
         groups = integers.scales.shape[1]
         self.out_features, self.in_features = len(integers.values), width
@@ -110,15 +124,20 @@ class Int4Linear(QuantisedLinear):
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:
         rows, tile = len(x), product_tile(len(x))
-        pairs, spread = len(self.scales) // 2, max(16, triton.next_power_of_2(self.group))
+        spread = max(16, triton.next_power_of_2(self.group))
+        few = rows <= FEW_ROWS
+        kernel = int4_few_rows_kernel if few else int4_product_kernel
+        depth = {"BK": spread} if few else {
+            "AT_ONCE": max(1, INT4_BYTES // spread), "SPREAD": spread,
+        }  # fmt: skip
         launch(
-            int4_product_kernel, self._grid(rows), out, x, self.packed, self.scales, self.minima,
-            self.bias, rows, self.in_features, x.stride(0), COLUMNS=self.out_features, PAIRS=pairs,
-            GROUP=self.group, BM=tile.rows, BN=tile.columns,
-            AT_ONCE=max(1, INT4_BYTES // spread), SPREAD=spread, BIAS=self.bias is not None,
-            MINIMA=self.minima is not None, PRECISION=_precision(x),
-            UPCAST=INTERPRETED and x.dtype == torch.bfloat16, num_warps=tile.warps,
-            num_stages=tile.stages if x.element_size() == 2 else 2,
+            kernel, self._grid(rows), out, x, self.packed, self.scales, self.minima, self.bias,
+            rows, self.in_features, x.stride(0), COLUMNS=self.out_features,
+            PAIRS=len(self.scales) // 2, GROUP=self.group, BM=tile.rows, BN=tile.columns,
+            BIAS=self.bias is not None, MINIMA=self.minima is not None, PRECISION=_precision(x),
+            UPCAST=INTERPRETED and x.dtype == torch.bfloat16,
+            num_warps=2 if few and not INTERPRETED else tile.warps,
+            num_stages=tile.stages if x.element_size() == 2 else 2, **depth,
         )  # fmt: skip
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -132,6 +151,8 @@ class Int4Linear(QuantisedLinear):
 class Fp8Linear(QuantisedLinear):
     """Weights in e4m3 with a scale a row of them; activations too, a scale a token that each step
     finds, where the device multiplies e4m3 (from 8.9 on): elsewhere they stay as they are."""
+
+    held = ("bits", "scales", "bias")
 
     def __init__(self, bits: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         self.out_features, self.in_features = bits.shape

@@ -20,6 +20,14 @@ def put_product(out, bias, total, row, column, rows, COLUMNS: tl.constexpr, BIAS
 
 
 @triton.jit
+def load_scales(scales, group, groups, column, COLUMNS: tl.constexpr):
+    """A group's scales for some columns, of [groups, COLUMNS]; 0 for what isn't there."""
+    return tl.load(
+        scales + group * COLUMNS + column, mask=(column < COLUMNS) & (group < groups), other=0.0
+    )
+
+
+@triton.jit(do_not_specialize=("rows",))
 def int8_product_kernel(
     out, x, x_scales, weight, scales, bias, rows,
     COLUMNS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
@@ -39,7 +47,13 @@ def int8_product_kernel(
     right = weight + column[None, :].to(tl.int64) * (GROUPS * GROUP) + depth[:, None]
     there, wanted = row < rows, column < COLUMNS
     total = tl.zeros((BM, BN), tl.float32)
+    own_scales = x_scales + row.to(tl.int64) * GROUPS
+    own = tl.load(own_scales, mask=there, other=0.0)
+    theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
     for group in tl.range(0, GROUPS):
+        # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
+        next_own = tl.load(own_scales + group + 1, mask=there & (group + 1 < GROUPS), other=0.0)
+        next_theirs = load_scales(scales, group + 1, GROUPS, column, COLUMNS)
         at = group * GROUP
         if BK == GROUP:
             a = tl.load(left + at, mask=there[:, None], other=0)
@@ -47,14 +61,13 @@ def int8_product_kernel(
         else:
             a = tl.load(left + at, mask=there[:, None] & (depth < GROUP)[None, :], other=0)
             b = tl.load(right + at, mask=(depth < GROUP)[:, None] & wanted[None, :], other=0)
-        own = tl.load(x_scales + row.to(tl.int64) * GROUPS + group, mask=there, other=0.0)
-        theirs = tl.load(scales + group * COLUMNS + column, mask=wanted, other=0.0)
         product = tl.dot(a, b, out_dtype=tl.int32).to(tl.float32)
         total += product * (own[:, None] * theirs.to(tl.float32)[None, :])
+        own, theirs = next_own, next_theirs
     put_product(out, bias, total, row, column, rows, COLUMNS, BIAS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def int4_product_kernel(
     out, x, weight, scales, minima, bias, rows, width, x_stride,
     COLUMNS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
@@ -109,13 +122,84 @@ def int4_product_kernel(
 
 
 @triton.jit
+def nibbles(packed, HIGH: tl.constexpr, like: tl.constexpr, OFFSET: tl.constexpr):
+    """The low or high halves of bytes, less OFFSET, exactly, in the dtype `like`.
+
+    Bits are put into the mantissa of a power of two whose last place is 1, which is taken off with
+    the offset: no conversion from integers (Kim et al. 2022, "Who Says Elephants Can't Run").
+    """
+    if HIGH:
+        bits = packed >> 4
+    else:
+        bits = packed & 15
+    if like == tl.bfloat16:
+        return (bits.to(tl.uint16) | 0x4300).to(tl.bfloat16, bitcast=True) - (128.0 + OFFSET)
+    elif like == tl.float16:
+        return (bits.to(tl.uint16) | 0x6400).to(tl.float16, bitcast=True) - (1024.0 + OFFSET)
+    else:
+        return bits.to(tl.float32) - OFFSET
+
+
+@triton.jit(do_not_specialize=("rows",))
+def int4_few_rows_kernel(
+    out, x, weight, scales, minima, bias, rows, width, x_stride,
+    COLUMNS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr,
+    MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """As `int4_product_kernel`, for so few rows that unpacking the weights is most of the work.
+
+    Weights go from shared memory to registers as the products take them, unpacked there by bits;
+    each group's product is scaled as a whole, in float32, so that no weight is. BK is GROUP,
+    rounded up to a power of two. After Frantar et al. 2024 ("MARLIN").
+    """
+    row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
+    row = row_block * BM + tl.arange(0, BM)
+    column = column_block * BN + tl.arange(0, BN)
+    there, wanted = row < rows, column < COLUMNS
+    depth = tl.arange(0, BK)
+    left = x + row[:, None].to(tl.int64) * x_stride + depth[None, :]
+    right = weight + column[None, :].to(tl.int64) * (PAIRS * GROUP) + depth[:, None]
+    total = tl.zeros((BM, BN), tl.float32)
+    low = load_scales(scales, 0, 2 * PAIRS, column, COLUMNS)
+    high = load_scales(scales, 1, 2 * PAIRS, column, COLUMNS)
+    for pair in tl.range(0, PAIRS, loop_unroll_factor=2):
+        # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
+        next_low = load_scales(scales, 2 * pair + 2, 2 * PAIRS, column, COLUMNS)
+        next_high = load_scales(scales, 2 * pair + 3, 2 * PAIRS, column, COLUMNS)
+        if BK == GROUP:
+            packed = tl.load(right + pair * GROUP, mask=wanted[None, :], other=0)
+        else:
+            packed = tl.load(
+                right + pair * GROUP, mask=(depth < GROUP)[:, None] & wanted[None, :], other=0
+            )
+        for half in tl.static_range(2):
+            group = 2 * pair + half
+            at = group * GROUP + depth
+            a = tl.load(
+                left + group * GROUP,
+                mask=there[:, None] & ((depth < GROUP) & (at < width))[None, :], other=0.0,
+            )  # fmt: skip
+            if UPCAST:
+                a = a.to(tl.float32)
+            b = nibbles(packed, half == 1, a.dtype, 0 if MINIMA else 8)
+            product = tl.dot(a, b, input_precision=PRECISION)
+            total += product * (low if half == 0 else high).to(tl.float32)[None, :]
+            if MINIMA:
+                least = load_scales(minima, group, 2 * PAIRS, column, COLUMNS).to(tl.float32)
+                total -= tl.sum(a.to(tl.float32), 1)[:, None] * least[None, :]
+        low, high = next_low, next_high
+    put_product(out, bias, total, row, column, rows, COLUMNS, BIAS)
+
+
+@triton.jit
 def spread(x, BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr):
     """[BN, AT_ONCE] -> float32 [BN, AT_ONCE * SPREAD], each value SPREAD times."""
     wide = tl.broadcast_to(x.to(tl.float32)[:, :, None], (BN, AT_ONCE, SPREAD))
     return tl.reshape(wide, (BN, AT_ONCE * SPREAD))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def fp8_product_kernel(
     out, x, x_scales, weight, scales, bias, rows, x_stride,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,

@@ -14,7 +14,7 @@ BLOCK = 256
 WIDE_BLOCK = 4096
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("total",))
 def place_edit_kernel(
     logits, rows, ids, values, total, VOCAB: tl.constexpr, ADD: tl.constexpr, BLOCK: tl.constexpr
 ):

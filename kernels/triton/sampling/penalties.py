@@ -17,7 +17,12 @@ from kernels.triton.launch import launch
 BLOCK = 512
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=(
+        "capacity",
+        "total",
+    )
+)
 def record_kernel(ids, counts, changes, capacity, total, BLOCK: tl.constexpr):
     """Grid (blocks of changes,)."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernels.attention import flash, flex, infer, sdpa
+from kernels.attention.args import AttentionArgs
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.tolerance import assert_close
@@ -21,8 +22,10 @@ SLOPES = {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])}
 @pytest.mark.parametrize("options", [{}, {"sliding_window": 9}, SLOPES], ids=str)
 def test_sdpa(dtype, options):
     batch = make_batch(MIX, size=32, dtype=dtype, cache_dtype=torch.float32, strided=True)
-    expected = oracle.paged_attention(**batch.arguments(), **options)
-    assert_close(sdpa.paged_attention(**batch.arguments(), **options), expected, dtype, 8.0)
+    expected = oracle.paged_attention(AttentionArgs(**batch.arguments(), **options))
+    assert_close(
+        sdpa.paged_attention(AttentionArgs(**batch.arguments(), **options)), expected, dtype, 8.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,9 +33,9 @@ def test_sdpa(dtype, options):
 )
 def test_flex(options):
     batch = make_batch(MIX, size=32)
-    expected = oracle.paged_attention(**batch.arguments(), **options)
+    expected = oracle.paged_attention(AttentionArgs(**batch.arguments(), **options))
     out = torch.empty(batch.q.shape)
-    got = flex.paged_attention(**batch.arguments(), **options, out=out)
+    got = flex.paged_attention(AttentionArgs(**batch.arguments(), **options, out=out))
     assert got is out
     assert_close(got, expected, torch.float32, 8.0)
 
@@ -41,8 +44,10 @@ def test_flex(options):
 @pytest.mark.parametrize("sequences", [[], [(0, 5)], [(1, 1)]])
 def test_small_batches(backend, sequences):
     batch = make_batch(sequences, heads=2, kv_heads=2, size=32)
-    got = backend.paged_attention(**batch.arguments())
-    assert_close(got, oracle.paged_attention(**batch.arguments()), torch.float32, 8.0)
+    got = backend.paged_attention(AttentionArgs(**batch.arguments()))
+    assert_close(
+        got, oracle.paged_attention(AttentionArgs(**batch.arguments())), torch.float32, 8.0
+    )
 
 
 @pytest.mark.parametrize("backend", [sdpa, flex, flash, infer])
@@ -50,12 +55,12 @@ def test_what_a_backend_does_not_do_is_refused(backend, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn_interface", stand_in_flash())
     batch = make_batch(MIX, size=32)
     with pytest.raises(ValueError, match="sinks"):
-        backend.paged_attention(**batch.arguments(), sinks=torch.zeros(4))
+        backend.paged_attention(AttentionArgs(**batch.arguments(), sinks=torch.zeros(4)))
 
 
 def test_sdpa_refuses_a_soft_cap():
     with pytest.raises(ValueError, match="soft_cap"):
-        sdpa.paged_attention(**make_batch(MIX, size=32).arguments(), soft_cap=1.0)
+        sdpa.paged_attention(AttentionArgs(**make_batch(MIX, size=32).arguments(), soft_cap=1.0))
 
 
 def stand_in_flash() -> types.ModuleType:
@@ -71,9 +76,18 @@ def stand_in_flash() -> types.ModuleType:
         left, right = window_size
         assert right == (0 if left >= 0 else -1)
         return oracle.paged_attention(
-            q, k_cache.transpose(1, 2), v_cache.transpose(1, 2), page_table, cache_seqlens,
-            cu_seqlens_q, softmax_scale, sliding_window=left + 1, soft_cap=softcap,
-        ).to(q.dtype)  # fmt: skip
+            AttentionArgs(
+                q,
+                k_cache.transpose(1, 2),
+                v_cache.transpose(1, 2),
+                page_table,
+                cache_seqlens,
+                cu_seqlens_q,
+                softmax_scale,
+                sliding_window=left + 1,
+                soft_cap=softcap,
+            ),
+        ).to(q.dtype)
 
     module.flash_attn_with_kvcache = flash_attn_with_kvcache
     return module
@@ -104,7 +118,9 @@ def stand_in_infer() -> types.ModuleType:
 
         def run(self, q, paged_kv_cache):
             keys, values = paged_kv_cache
-            made = oracle.paged_attention(q, keys, values, *self.arguments, **self.options)
+            made = oracle.paged_attention(
+                AttentionArgs(q, keys, values, *self.arguments, **self.options)
+            )
             return made.to(q.dtype)
 
     module.BatchPrefillWithPagedKVCacheWrapper = Wrapper
@@ -119,6 +135,10 @@ def test_libraries_get_what_their_documentation_asks_for(backend, options, monke
     monkeypatch.setattr(infer, "WORKSPACE_BYTES", 1)
     infer._wrapper.cache_clear()
     batch = make_batch(MIX, size=32)
-    expected = oracle.paged_attention(**batch.arguments(), **options)
-    assert_close(backend.paged_attention(**batch.arguments(), **options), expected, torch.float32)
+    expected = oracle.paged_attention(AttentionArgs(**batch.arguments(), **options))
+    assert_close(
+        backend.paged_attention(AttentionArgs(**batch.arguments(), **options)),
+        expected,
+        torch.float32,
+    )
     infer._wrapper.cache_clear()

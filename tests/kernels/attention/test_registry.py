@@ -22,7 +22,10 @@ def test_priority_decides():
 
 def test_the_first_that_fits_is_taken(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert select_backend(HOPPER).name == "FLEX_ATTENTION"
+    assert select_backend(HOPPER).name == "TORCH_SDPA"
+    refused = get_backend("FLEX_ATTENTION").refusals
+    assert refused(HOPPER) == ["triton is not installed"]
+    assert refused(CPU) == []
 
 
 @pytest.mark.parametrize(

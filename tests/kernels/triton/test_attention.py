@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.attention.args import AttentionArgs
 from kernels.triton.attention import merge_attention_states, paged_attention
 from tests.kernels import oracle
 from tests.kernels.batches import Batch, make_batch
@@ -14,11 +15,11 @@ DECODES = [(1, 1), (1, 15), (1, 16), (1, 17), (0, 9), (2, 40)]
 PROMPTS = [(1, 1), (7, 7), (33, 40), (0, 9), (1, 17), (16, 16), (2, 50)]
 
 
-def check(batch: Batch, **options) -> None:
+def check(batch: Batch, programs: int | None = None, **options) -> None:
     arguments = batch.arguments()
-    oracle_options = {k: v for k, v in options.items() if k not in ("programs", "out")}
-    expected = oracle.paged_attention(**arguments, **oracle_options)
-    got = paged_attention(**arguments, **options)
+    args = AttentionArgs(**arguments, **options)
+    expected = oracle.paged_attention(args)
+    got = paged_attention(args, programs=programs)
     assert_close(got, expected, batch.q.dtype, 4.0)
 
 
@@ -76,6 +77,20 @@ def test_splits_of_the_keys(splits, options):
     check(make_batch([(1, 200), (1, 1), (3, 70)], size=32), programs=splits, **options)
 
 
+def test_work_is_shared_out_whatever_the_lengths():
+    """One long sequence among short and empty ones, by more programs than there are sequences."""
+    lengths = [(1, 3), (0, 5), (1, 333), (1, 1), *[(1, 7)] * 6, (0, 0), (2, 66)]
+    batch = make_batch(lengths, size=16, heads=2, kv_heads=1)
+    for programs in (3, 14):
+        check(batch, programs=programs)
+
+
+@pytest.mark.parametrize("queries", [2, 5, 8])
+def test_a_few_tokens_a_sequence_are_verified_together(queries):
+    """As speculation has them: a tile holds all of a sequence's, and drafts see one another."""
+    check(make_batch([(queries, 70), (queries, queries), (1, 9)], size=16, heads=4, kv_heads=2))
+
+
 def test_long_contexts_are_split_unasked():
     check(make_batch([(1, 600)], size=32, heads=2, kv_heads=1))
 
@@ -107,9 +122,9 @@ def test_eight_bit_caches(dtype, scaling):
         plain[name] = whole.double() * shaped.double()
         setattr(batch, name, whole)
         scales.append(scale)
-    expected = oracle.paged_attention(**{**batch.arguments(), **plain})
+    expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **plain}))
     given = {} if scaling == "none" else dict(zip(("key_scales", "value_scales"), scales))
-    got = paged_attention(**batch.arguments(), **given)
+    got = paged_attention(AttentionArgs(**batch.arguments(), **given))
     assert_close(got, expected, torch.float32, 8.0)
 
 
@@ -117,7 +132,7 @@ def test_an_int8_cache_needs_its_scales():
     batch = make_batch(DECODES, size=32)
     batch.key_cache, batch.value_cache = (torch.zeros_like(batch.key_cache).char(),) * 2
     with pytest.raises(ValueError, match="scales"):
-        paged_attention(**batch.arguments())
+        paged_attention(AttentionArgs(**batch.arguments()))
 
 
 @pytest.mark.parametrize("sequences", [[], [(0, 5)], [(1, 1)]])
@@ -134,15 +149,15 @@ def test_queries_may_be_strided():
 def test_out_is_used():
     batch = make_batch(DECODES, size=32)
     out = torch.empty(batch.q.shape)
-    assert paged_attention(**batch.arguments(), out=out) is out
+    assert paged_attention(AttentionArgs(**batch.arguments(), out=out)) is out
 
 
-@pytest.mark.parametrize("options", [{}, {"sliding_window": 70, "sinks": torch.rand(4)}])
+@pytest.mark.parametrize("options", [{}, {"sliding_window": 70, "sinks": torch.rand(2)}])
 def test_a_decoding_row_is_the_same_to_the_bit_in_every_batch(options):
     """Where keys are split, and in which order splits are added, is the sequence's own affair."""
-    batch = make_batch([(1, 330), (1, 5), (1, 129), (2, 64), (1, 200)], size=32)
-    together = paged_attention(**batch.arguments(), **options)
-    for row in range(5):
+    batch = make_batch([(1, 330), (1, 5), (2, 129), (1, 64)], size=32, heads=2, kv_heads=1)
+    together = paged_attention(AttentionArgs(**batch.arguments(), **options))
+    for row in (0, 2):
         begin, end = batch.query_start_loc[row : row + 2].tolist()
         length = int(batch.seq_lens[row])
         alone = batch.arguments() | {
@@ -150,8 +165,8 @@ def test_a_decoding_row_is_the_same_to_the_bit_in_every_batch(options):
             "block_tables": batch.block_tables[row : row + 1, : -(-length // 16)].contiguous(),
             "query_start_loc": torch.tensor([0, end - begin], dtype=torch.int32),
         }  # fmt: skip
-        for programs in (None, 1, 3):
-            got = paged_attention(**alone, **options, programs=programs)
+        for programs in (1, 3):
+            got = paged_attention(AttentionArgs(**alone, **options), programs=programs)
             assert torch.equal(got, together[begin:end])
 
 
@@ -166,28 +181,28 @@ def test_a_sink_of_minus_infinity_is_none(length):
 @pytest.mark.parametrize("splits", [1, 3])
 def test_blocks_that_left_the_window_are_not_read(splits):
     batch = make_batch([(1, 100), (5, 90), (30, 200)], size=32)
-    expected = oracle.paged_attention(**batch.arguments(), sliding_window=16)
+    expected = oracle.paged_attention(AttentionArgs(**batch.arguments(), sliding_window=16))
     for row, low in enumerate((84, 69, 154)):
         gone = batch.block_tables[row, : low // 16].long()
         batch.key_cache[gone] = float("nan")
         batch.value_cache[gone] = float("inf")
         batch.block_tables[row, : low // 16] = 1 << 30
-    got = paged_attention(**batch.arguments(), sliding_window=16, programs=splits)
+    got = paged_attention(AttentionArgs(**batch.arguments(), sliding_window=16), programs=splits)
     assert_close(got, expected, torch.float32, 4.0)
 
 
 def test_scores_far_apart_stay_finite():
     batch = make_batch([(1, 40), (20, 50)], size=32)
     batch.q *= 1e3
-    expected = oracle.paged_attention(**batch.arguments())
-    got = paged_attention(**batch.arguments())
+    expected = oracle.paged_attention(AttentionArgs(**batch.arguments()))
+    got = paged_attention(AttentionArgs(**batch.arguments()))
     assert_close(got, expected, torch.float32, 1e4)  # scores of thousands, rounded to float32
 
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_states_of_two_halves_merge_into_the_whole(splits):
     whole = make_batch([(1, 48), (1, 100), (1, 20)], size=40)
-    expected = oracle.paged_attention(**whole.arguments())
+    expected = oracle.paged_attention(AttentionArgs(**whole.arguments()))
     parts = []
     for low, high in ((0, 2), (2, 99)):
         part = whole.arguments()
@@ -196,12 +211,12 @@ def test_states_of_two_halves_merge_into_the_whole(splits):
         part["seq_lens"] = length.clamp(min=0)
         # A sequence without keys in this half: its query sees nothing.
         lse = torch.full(whole.q.shape[:2], float("nan"))
-        parts += [paged_attention(**part, lse=lse, programs=splits), lse]
+        parts += [paged_attention(AttentionArgs(**part), lse=lse, programs=splits), lse]
     merged, lse = merge_attention_states(*parts)
     assert_close(merged, expected, torch.float32, 4.0)
     assert parts[3][2].tolist() == [float("-inf")] * 4
     full = torch.empty_like(lse)
-    paged_attention(**whole.arguments(), lse=full)
+    paged_attention(AttentionArgs(**whole.arguments()), lse=full)
     torch.testing.assert_close(lse, full, rtol=1e-5, atol=1e-5)
 
 
@@ -210,7 +225,7 @@ def test_what_contradicts_itself_is_refused():
 
     def refused(words, **changes):
         with pytest.raises(ValueError, match=words):
-            paged_attention(**{**batch.arguments(), **changes})
+            paged_attention(AttentionArgs(**{**batch.arguments(), **changes}))
 
     refused("seq_lens", seq_lens=batch.seq_lens.long())
     refused("query_start_loc", query_start_loc=batch.query_start_loc[:-1])
@@ -221,4 +236,5 @@ def test_what_contradicts_itself_is_refused():
     refused("block_tables", block_tables=batch.block_tables.long())
     refused("out", out=torch.empty(1))
     refused("scales", key_scales=torch.ones(1))
-    refused("lse", lse=torch.empty(3))
+    with pytest.raises(ValueError, match="lse"):
+        paged_attention(AttentionArgs(**batch.arguments()), lse=torch.empty(3))

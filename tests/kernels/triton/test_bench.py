@@ -35,6 +35,11 @@ def test_the_search_for_tiles_runs_in_small(capsys, monkeypatch):
     found = capsys.readouterr().out.splitlines()
     assert sum("Tile(" in line for line in found) == 2 * 2 + 2
     assert before == INTERPRETED
+    monkeypatch.setattr("sys.argv", ["tune", "--smoke", "--phase", "decode", "--size", "64"])
+    assert tune() == 0
+    found = capsys.readouterr().out.splitlines()
+    assert sum("Tile(" in line for line in found) == 2 + 1
+    assert all("decode 64" in line for line in found)
 
 
 def test_what_is_wrong_is_found():

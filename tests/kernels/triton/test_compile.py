@@ -12,16 +12,26 @@ import sys
 
 import pytest
 
-from kernels.triton.report import ARCHITECTURES
+from kernels.triton.report import ARCHITECTURES, PROCESSORS
 
 KERNELS = {
-    "attention_kernel", "reduce_kernel", "merge_kernel", "rope_kernel", "rms_norm_kernel",
+    "attention_kernel", "split_attention_kernel", "reduce_kernel", "merge_kernel", "rope_kernel",
+    "rms_norm_kernel",
     "gate_kernel", "sample_kernel", "argmax_kernel", "penalise_kernel", "logprobs_kernel",
     "record_kernel", "place_edit_kernel", "bitmask_kernel",
-    "int8_product_kernel", "int4_product_kernel", "fp8_product_kernel", "round_groups_kernel",
-    "round_rows_kernel", "route_kernel", "count_kernel", "place_kernel", "gemm_kernel",
+    "int8_product_kernel", "int4_product_kernel", "int4_few_rows_kernel", "fp8_product_kernel",
+    "round_groups_kernel", "round_rows_kernel", "route_kernel", "count_kernel", "place_kernel",
+    "gemm_kernel",
 }  # fmt: skip
+PERSISTENT = {"split_attention_kernel"}
 MOST_SPILLED = 64
+
+
+def runs_at_once(row: dict) -> bool:
+    """Whether a kernel whose programs share work has no more of them than the GPU runs at once."""
+    if row["kernel"] not in PERSISTENT:
+        return True
+    return row["launched"] <= row["programs"] * PROCESSORS[row["arch"]]
 
 
 def report(*options: str) -> list[dict]:
@@ -45,6 +55,7 @@ def test_every_kernel_compiles(arch):
         assert row["fits"], row
         assert row["local"] <= MOST_SPILLED, row
         assert 0 < row["registers"] <= 255
+        assert runs_at_once(row), row
 
 
 @pytest.mark.slow
@@ -60,3 +71,4 @@ def test_every_form_compiles_and_spills_next_to_nothing():
     for row in report():
         assert row["fits"], row
         assert row["local"] <= MOST_SPILLED, row
+        assert runs_at_once(row), row

@@ -6,7 +6,7 @@ import pytest
 
 import kernels
 from engine import LLM, SamplingParams
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
 from engine.models.fused_experts import FusedExperts
 from kernels.triton import TritonKernels, load
 from tests.engine.models import Oracle, make_model
@@ -26,7 +26,7 @@ def test_greedy_tokens_equal_those_of_transformers(family, forced, tmp_path):
         str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu",
         max_num_batched_tokens=16,
     )  # fmt: skip
-    assert isinstance(llm.core.loaded.model.ops, TritonKernels)
+    assert isinstance(llm.core.executor.loaded.model.ops, TritonKernels)
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     oracle = Oracle(folder)
@@ -42,8 +42,8 @@ def test_experts_run_fused(forced, tmp_path):
     llm = LLM(
         str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64, device="cpu"
     )
-    layers = llm.core.loaded.model.layers
-    assert all(isinstance(layer.mlp, FusedExperts) for layer in layers)
+    layers = llm.core.executor.loaded.model.weights
+    assert all(isinstance(layer.experts, FusedExperts) for layer in layers)
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     oracle = Oracle(folder)
@@ -57,8 +57,8 @@ def test_quantised_weights_stay_small_and_run(quantization, forced, tmp_path):
     folder = make_model("llama", tmp_path, num_hidden_layers=1)
     settings = {"dtype": "float32", "num_gpu_blocks_override": 40, "max_model_len": 64}
     llm = LLM(str(folder), device="cpu", quantization=quantization, **settings)
-    layers = llm.core.loaded.model.layers
-    whole = LLM(str(folder), device="cpu", **settings).core.loaded.model.layers
+    layers = llm.core.executor.loaded.model.weights
+    whole = LLM(str(folder), device="cpu", **settings).core.executor.loaded.model.weights
     assert layers[0].nbytes < 0.5 * whole[0].nbytes  # rows are padded to groups of 128
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     together = llm.generate(PROMPTS, params, use_tqdm=False)[1].outputs[0].token_ids

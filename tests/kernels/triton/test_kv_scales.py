@@ -8,12 +8,12 @@ from safetensors.torch import load_file, save_file
 
 import kernels
 from engine import LLM
-from engine.config import EngineConfig
-from engine.errors import ConfigError, ModelLoadError
-from engine.models.builders import refuse_quantized
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError, ModelLoadError
+from engine.model_loader.implementation import refuse_quantized
+from engine.model_loader.loader import load_model
 from engine.models.context import AttentionContext
 from engine.models.kv_scales import calibrate, sample_tokens
-from engine.models.loader import load_model
 from tests.engine.models import make_model
 
 FP8 = torch.float8_e4m3fn
@@ -39,7 +39,8 @@ def folder(tmp_path):
 
 
 def load(folder, **settings):
-    return load_model(EngineConfig(model=str(folder), **SETTINGS, **settings), lambda *_: None)
+    config = EngineConfig(model=str(folder), **SETTINGS, **settings)
+    return load_model(config, kernels.get("cpu", use_compiled=config.cpu_kernels), lambda *_: None)
 
 
 def hidden(model, tokens, dtype):

@@ -8,10 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.contract.sampling_params import SamplingParams
 from engine.sampling import Sampler, SequenceSampling
 from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.token_mask import MaskedRows, pack, unpack
-from engine.sampling_params import SamplingParams
 from kernels.triton import TritonKernels
 from kernels.triton.launch import Target, watch
 from tests.engine.sampling import reference
@@ -86,7 +86,7 @@ def test_log_probabilities_are_those_of_torch():
 
 def test_log_probabilities_of_a_prompt_are_those_of_torch():
     logits, following = torch.randn(5, 70).bfloat16(), torch.randint(0, 70, (5,))
-    got, expected = (prompt_logprobs(logits, following, 3, edits) for edits in (OPS.edits, None))
+    got, expected = (prompt_logprobs(logits, following, 3, ops) for ops in (OPS, None))
     for one, other in zip(got, expected, strict=True):
         assert (one.token_ids, one.ranks) == (other.token_ids, other.ranks)
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)

@@ -1,0 +1,49 @@
+"""What one call of attention works on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class AttentionArgs:
+    """Ragged queries over paged keys and values, and how scores are made.
+
+    S sequences of T queries in all; Hq query heads share Hk key/value heads of D values.
+
+    A query sees itself and the `sliding_window` - 1 tokens before it (0: all). Scores are
+    scale * q.k, then soft_cap * tanh(score / soft_cap), then + slope of the head * (key position -
+    query position).
+
+    Attributes:
+        q: [T, Hq, D] of float32, bfloat16 or float16, any stride between tokens.
+        key_cache, value_cache: [num_blocks, Hk, block_size, D], contiguous.
+        block_tables: int32 [S, max_blocks]: which blocks a sequence's tokens are in.
+        seq_lens: int32 [S]: tokens in the cache, those of this step included.
+        query_start_loc: int32 [S + 1]: sequence s owns the queries [query_start_loc[s],
+            query_start_loc[s + 1]), which are its last tokens.
+        scale: of the products of queries and keys.
+        sliding_window: tokens; 0: none.
+        soft_cap: > 0; 0: none.
+        alibi_slopes: float32 [Hq], or None.
+        sinks: float32 [Hq], logits that take part in the softmax and bring no value; or None.
+        out: where results go, contiguous and else like q; None: a new tensor.
+        key_scales, value_scales: float32 [num_blocks, Hk, block_size] of int8 caches, else None.
+    """
+
+    q: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    query_start_loc: Tensor
+    scale: float
+    sliding_window: int = 0
+    soft_cap: float = 0.0
+    alibi_slopes: Tensor | None = None
+    sinks: Tensor | None = None
+    out: Tensor | None = None
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None

@@ -1,0 +1,34 @@
+// What a decode step is given.
+#pragma once
+
+#include "decoder.h"
+
+namespace quire {
+
+struct StepEnds {
+  const Decoder* decoder;
+  const Packed *embedding, *head;
+  const float* positions;  // [num_positions, hidden], added to the embeddings; or null
+  int64_t num_positions, position_offset;
+  float embedding_scale, logit_scale;
+};
+
+struct StepTables {
+  int32_t* tokens;  // [num_rows, token_stride]
+  int64_t token_stride;
+  const int32_t* block_tables;  // [num_groups, num_rows, table_stride]
+  int64_t num_groups, table_stride;
+  const int64_t* num_prompt;           // [num_rows]
+  int64_t *num_tokens, *num_computed;  // [num_rows]
+  int64_t num_rows;
+};
+
+// For each of the step's rows; without temperatures all take the likeliest token.
+struct StepChoice {
+  const float* temperature;
+  const int64_t* top_k;
+  const double *top_p, *min_p;
+  const uint64_t* seeds;
+};
+
+}  // namespace quire

@@ -1,0 +1,69 @@
+"""What a launch is compiled for, what machine code is made of, and which versions work."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.errors import KernelsUnavailable
+from kernels.triton.attention.tiles import TABLE, tile_for
+from kernels.triton.launch import Target, check_interpreter
+from kernels.triton.sass import programs_a_processor, read
+
+HOPPER = Target(90, 132)
+SASS = """
+        .headerflags @"EF_CUDA_SM90"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;          /* 0x00000a00ff017b82 */
+                                                                   /* 0x000fe20000000800 */
+        /*0010*/                   LDG.E.128 R4, desc[UR4][R2.64] ; /* 0x0000000402047981 */
+        /*0020*/              @!P0 LDG.E.U16 R8, desc[UR4][R2.64] ; /* 0x0000000402047981 */
+        /*0030*/                   LDGSTS.E.BYPASS.128 [R61], desc[UR10][R12.64], !P3 ;
+        /*0040*/                   HGMMA.64x64x16.F32.BF16 R24, R24, gdesc[UR4], R24 ;
+        /*0050*/               @P1 BRA 0x30 ;
+        /*0060*/                   FADD R1, R1, R1 ;
+        /*0070*/              @!P1 BRA 0x60 ;
+        /*0080*/               @P2 BRA 0x20 ;
+        /*0090*/                   EXIT ;
+        /*00a0*/                   NOP;
+"""
+
+
+def test_machine_code_is_counted_in_the_innermost_loop_with_the_products():
+    code = read(SASS)
+    assert (code.instructions, code.loop, code.matrix, code.wgmma) == (10, 3, 1, True)
+    assert (code.loads, code.wide_loads) == (3, 2)
+
+
+def test_programs_share_registers_shared_memory_and_warps():
+    assert programs_a_processor(90, 168, 72_192, 4) == 3
+    assert programs_a_processor(90, 255, 1024, 8) == 1
+    assert programs_a_processor(90, 32, 0, 16) == 4
+    assert programs_a_processor(90, 16, 0, 1) == 32
+
+
+@pytest.mark.parametrize("group", [17, 32, 48, 71, 128, 256])
+def test_large_groups_of_heads_get_warps_for_their_rows(group):
+    """With four warps 128 rows spilled more than a KB a thread."""
+    tile = tile_for(HOPPER, "decode", 128, group, 2)
+    assert tile.rows >= group
+    assert tile.rows // tile.warps <= 16
+    assert tile.registers is None
+    assert tile_for(HOPPER, "decode", 128, 16, 2) == TABLE[9, "decode"][128]
+
+
+def test_an_interpreter_that_fails_with_this_numpy_is_refused():
+    for triton_version, numpy_version in (("3.6.0", "2.3.5"), ("3.7.1", "2.4.6"), ("3.10", "2.5")):
+        check_interpreter(triton_version, numpy_version)
+    with pytest.raises(KernelsUnavailable, match=r"numpy 2\.4\.0"):
+        check_interpreter("3.6.0", "2.4.0")
+
+
+@pytest.mark.parametrize(
+    ("bits", "dtype", "unit"), [(0x4300, torch.bfloat16, 128.0), (0x6400, torch.float16, 1024.0)]
+)
+def test_halves_of_a_byte_become_floats_exactly_by_their_bits(bits, dtype, unit):
+    """What `nibbles` does; the interpreter computes bfloat16 in float32 instead."""
+    halves = torch.arange(16, dtype=torch.int16)
+    values = (halves | bits).view(dtype) - (unit + 8.0)
+    assert values.dtype == dtype
+    assert values.tolist() == [n - 8.0 for n in range(16)]
