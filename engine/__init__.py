@@ -1,39 +1,72 @@
 """Quire's engine: scheduler, paged KV cache, models. Importing the package loads no torch."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from engine.pooling.params import PoolingParams
-from engine.sampling_params import SamplingParams
-from engine.structured.params import StructuredOutputsParams
+from engine.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from engine.contract.pooling_params import PoolingParams
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from engine.llm import LLM
-    from engine.models.outside import ModelRegistry
-    from engine.outputs import CompletionOutput, RequestOutput
+    from engine.models.registry import ModelRegistry
+    from engine.offline.async_llm import AsyncLLM, AsyncLLMEngine
+    from engine.offline.beam_search_params import BeamSearchParams
+    from engine.offline.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
+    from engine.offline.llm import LLM
+    from engine.offline.llm_engine import LLMEngine
+    from engine.offline.pooling_outputs import (
+        ClassificationRequestOutput,
+        EmbeddingRequestOutput,
+        PoolingRequestOutput,
+        ScoringRequestOutput,
+    )
+    from engine.offline.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
 
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
+    "BeamSearchParams",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
+    "EmbedsPrompt",
+    "EngineArgs",
+    "FlexibleArgumentParser",
+    "LLMEngine",
     "ModelRegistry",
     "PoolingParams",
+    "PoolingRequestOutput",
+    "PromptType",
+    "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
 ]
+#: Where those are that need torch: loaded when they're asked for.
+_LATER = {
+    "engine.models.registry": ("ModelRegistry",),
+    "engine.offline.async_llm": ("AsyncLLM", "AsyncLLMEngine"),
+    "engine.offline.beam_search_params": ("BeamSearchParams",),
+    "engine.offline.engine_args": ("AsyncEngineArgs", "EngineArgs", "FlexibleArgumentParser"),
+    "engine.offline.llm": ("LLM",),
+    "engine.offline.llm_engine": ("LLMEngine",),
+    "engine.offline.pooling_outputs": (
+        *("ClassificationRequestOutput", "EmbeddingRequestOutput"),
+        *("PoolingRequestOutput", "ScoringRequestOutput"),
+    ),
+    "engine.offline.prompts": ("EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt"),
+}
 
 
 def __getattr__(name: str) -> Any:
     """Load what needs torch only when it's asked for."""
-    if name == "LLM":
-        from engine.llm import LLM
-
-        return LLM
-    if name == "ModelRegistry":
-        from engine.models.outside import ModelRegistry
-
-        return ModelRegistry
-    if name in ("CompletionOutput", "RequestOutput"):
-        from engine import outputs
-
-        return getattr(outputs, name)
+    for module, names in _LATER.items():
+        if name in names:
+            return getattr(import_module(module), name)
     raise AttributeError(f"module 'engine' has no attribute {name!r}")

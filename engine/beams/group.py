@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.beams.search import BeamSearch, Hypothesis, Move
-from engine.protocol import TokenDelta, TokenLogprobs
+from engine.contract.protocol import TokenDelta, TokenLogprobs
 from engine.scheduler import Request, Scheduler, Sequence, StepPlan
+
+
+@dataclass(slots=True, eq=False)
+class BeamRequest(Request):
+    """A request whose sequences are the beams of one search."""
+
+    #: Set once it has its sequences.
+    beams: BeamGroup | None = None
 
 
 class BeamGroup:

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.protocol import TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.contract.protocol import TokenLogprobs
+from engine.contract.sampling_params import SamplingParams
 
 
 @dataclass(slots=True)

@@ -24,10 +24,11 @@ import torch
 
 from engine.bench.offline import run_jobs
 from engine.bench.workload import random_jobs
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.protocol import EngineRequest
-from engine.sampling_params import SamplingParams
+from engine.contract.config import EngineConfig
+from engine.contract.protocol import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
+from engine.executor.factory import in_process
 from kernels.bench import gpu as kernel_bench
 from kernels.bench.device_timing import GpuCeilings, measure_ceilings, median_seconds
 
@@ -89,7 +90,7 @@ def smoke_sizes() -> Sizes:
 
 def decode_seconds(core: EngineCore, batch: int, input_len: int, output_len: int) -> float:
     """Median time of a step in which all sequences decode, after a warm-up run."""
-    vocab = core.loaded.spec.vocab_size
+    vocab = core.facts.vocab_size
     steps: list[float] = []
     for seed in range(2):
         core.reset_prefix_cache()
@@ -105,7 +106,7 @@ def idle_share(core: EngineCore, sizes: Sizes) -> float:
     An upper bound of what the host costs a step: the profiler's own work counts as well.
     """
     lengths = (16, 16), (sizes.one_output, sizes.one_output)
-    jobs = random_jobs(sizes.streams, core.loaded.spec.vocab_size, *lengths, seed=3)
+    jobs = random_jobs(sizes.streams, core.facts.vocab_size, *lengths, seed=3)
     core.reset_prefix_cache()
     kinds = torch.profiler.ProfilerActivity
     activity = kinds.CUDA if sizes.device == "cuda" else kinds.CPU
@@ -117,8 +118,8 @@ def idle_share(core: EngineCore, sizes: Sizes) -> float:
 
 def sampling_seconds(core: EngineCore, sizes: Sizes) -> float:
     """Median time of the kernels that choose a token of random logits for all streams."""
-    ops, vocab = core.executor.kernels, core.loaded.spec.vocab_size
-    device = core.executor.device
+    ops, vocab = in_process(core.executor).kernels, core.facts.vocab_size
+    device = ops.device
     logits = torch.randn(sizes.streams, vocab, device=device)
 
     def column(value: float, dtype: torch.dtype) -> torch.Tensor:
@@ -151,7 +152,7 @@ def engine_rows(folder: Path, ceilings: GpuCeilings, sizes: Sizes) -> Iterator[d
     for how in ("graphs", "eager"):
         core = _core(folder, sizes, how == "eager")
         one = decode_seconds(core, 1, 16, sizes.one_output)
-        moved = core.loaded.model.decode_bytes
+        moved = core.facts.decode_bytes
         yield {
             "figure": f"one stream, {how}", "tok_s": round(1 / one, 1),
             "of_copy": round(moved / one / ceilings.copy, 3), "goal": GOALS["one stream"],
@@ -185,7 +186,7 @@ def _greedy_tokens(core: EngineCore, sizes: Sizes) -> list[int]:
     """What one stream says: graphs must say the same as no graphs."""
     core.reset_prefix_cache()
     length = sizes.one_output
-    job = random_jobs(1, core.loaded.spec.vocab_size, (16, 16), (length, length), seed=9)[0]
+    job = random_jobs(1, core.facts.vocab_size, (16, 16), (length, length), seed=9)[0]
     core.add_request(
         EngineRequest(
             request_id="said", gateway_id="", prompt_token_ids=job.prompt_token_ids,
@@ -199,7 +200,7 @@ def _greedy_tokens(core: EngineCore, sizes: Sizes) -> list[int]:
 
 
 def _prefill_row(core: EngineCore, ceilings: GpuCeilings, sizes: Sizes) -> dict[str, Any]:
-    spec, tokens, shape = core.loaded.spec, sizes.prefill, sizes.shape
+    spec, tokens, shape = in_process(core.executor).loaded.spec, sizes.prefill, sizes.shape
     seconds = []
     for seed in range(4):
         core.reset_prefix_cache()

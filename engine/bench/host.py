@@ -13,15 +13,15 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.accounting import Accounts
 from engine.bench.statistics import percentile, table
-from engine.config import EngineConfig
-from engine.exits import Exits
-from engine.harvest import Harvest
-from engine.protocol import EngineRequest
-from engine.sampling_params import SamplingParams
+from engine.contract.config import EngineConfig
+from engine.contract.protocol import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.core.counters import EngineCounters
+from engine.core.exits import Exits
+from engine.core.harvest import Harvest
 from engine.scheduler import Request, Scheduler, Sequence, StepResult
-from engine.structured.manager import StructuredOutputs
+from engine.structured.structured_outputs import StructuredOutputManager
 from engine.worker.batch import RunningBatch
 
 EOS = 2
@@ -61,11 +61,11 @@ class Host:
         )
         self.scheduler = Scheduler(self.config, blocks, running * prompt_tokens + running)
         self.batch = RunningBatch(running, longest, BLOCK_SIZE)
-        structured = StructuredOutputs(None, 1000, [EOS])
-        accounts = Accounts(self.scheduler)
+        structured = StructuredOutputManager(None, 1000, [EOS])
+        counters = EngineCounters(self.scheduler)
         requests: dict[str, Request] = {}
-        exits = Exits(self.scheduler, structured, accounts, requests, [EOS])
-        self.harvest = Harvest(self.scheduler, structured, accounts, exits)
+        exits = Exits(self.scheduler, structured, counters, requests, [EOS])
+        self.harvest = Harvest(self.scheduler, structured, counters, exits)
         self._count = 0
 
     def add(self, prompt_token_ids: list[int], max_tokens: int = 4000) -> Sequence:
@@ -103,7 +103,7 @@ class Host:
         token_ids = [7] * len(inputs.sampled)
         self.batch.take(inputs, token_ids)
         taken_at = time.perf_counter()
-        self.harvest.take(plan, scheduled, StepResult(token_ids))
+        self.harvest.take(plan, scheduled, StepResult([[token_id] for token_id in token_ids]))
         done_at = time.perf_counter()
         parts.schedule.append(scheduled_at - start)
         parts.prepare.append(prepared_at - scheduled_at)

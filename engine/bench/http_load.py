@@ -19,7 +19,7 @@ from urllib.parse import SplitResult
 
 from engine.bench.statistics import spread_ms
 from engine.bench.workload import Job
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 
 
 class ServerFailed(QuireError):

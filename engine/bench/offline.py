@@ -9,9 +9,9 @@ from typing import Any
 from engine.bench.ceilings import Ceilings
 from engine.bench.statistics import percentile, spread_ms
 from engine.bench.workload import Job, random_jobs
-from engine.core import EngineCore
-from engine.protocol import EngineRequest
-from engine.sampling_params import SamplingParams
+from engine.contract.protocol import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
 
 
 def run_jobs(
@@ -85,7 +85,7 @@ def latency(
     `decode_bandwidth_percent` is the weights and KV that every decode step must read, over the time
     that the steps took, against the measured read bandwidth.
     """
-    vocab = core.loaded.spec.vocab_size
+    vocab = core.facts.vocab_size
     totals: list[float] = []
     decode: list[float] = []
     ttft: list[float] = []
@@ -101,8 +101,8 @@ def latency(
         itl += found["itl"]
         decode.append(percentile(found["itl"], 50))
     step = percentile(decode, 50)
-    kv = core.executor.kv_bytes_per_token * batch_size * (input_len + output_len / 2)
-    moved = core.loaded.model.decode_bytes + kv
+    kv = core.capacity.kv_bytes_per_token * batch_size * (input_len + output_len / 2)
+    moved = core.facts.decode_bytes + kv
     return {
         "benchmark": "latency",
         "batch_size": batch_size,
@@ -127,14 +127,14 @@ def throughput(
     jobs: list[Job],
 ) -> dict[str, Any]:
     """All jobs at once: tokens/s, and the arithmetic against the measured matrix-product rate."""
-    warm = random_jobs(2, core.loaded.spec.vocab_size, (16, 16), (4, 4), seed=1)
+    warm = random_jobs(2, core.facts.vocab_size, (16, 16), (4, 4), seed=1)
     run_jobs(core, warm)
     core.reset_prefix_cache()
     found = run_jobs(core, jobs)
     prompt = sum(len(job.prompt_token_ids) for job in jobs)
     output = sum(job.output_tokens for job in jobs)
     seconds = found["seconds"]
-    flops = 2 * core.loaded.spec.num_parameters * (prompt + output)
+    flops = 2 * core.facts.num_parameters * (prompt + output)
     return {
         "benchmark": "throughput",
         "requests": len(jobs),

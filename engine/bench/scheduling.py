@@ -17,9 +17,10 @@ from typing import Any
 from engine.bench.offline import run_jobs
 from engine.bench.statistics import percentile, table
 from engine.bench.workload import random_jobs
-from engine.config import EngineConfig
-from engine.protocol import EngineRequest
-from engine.sampling_params import SamplingParams
+from engine.contract.config import EngineConfig
+from engine.contract.protocol import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.kv_cache.hashing import BlockHashes, scope_key
 from engine.scheduler import Request, Scheduler, Sequence
 
 _BLOCK = 16
@@ -53,7 +54,7 @@ def sequence(seq_id: int, prompt: list[int], tenant: str) -> Sequence:
         num_prompt_tokens=len(prompt),
         max_output_tokens=10_000,
         seed=0,
-        extra_key=tenant.encode(),
+        block_hashes=BlockHashes(scope_key(tenant)),
     )
 
 
@@ -135,10 +136,10 @@ def prefix_cache(num_prompts: int, input_len: int, repeats: int) -> dict[str, An
 
 def compare_with_model(row: dict[str, Any], config: EngineConfig) -> dict[str, Any]:
     """The row with what the model itself takes for a prompt token, and the cost as a part of it."""
-    from engine.core import EngineCore
+    from engine.core.engine_core import EngineCore
 
     core = EngineCore(config)
-    vocabulary, length = core.loaded.spec.vocab_size, row["input_len"]
+    vocabulary, length = core.facts.vocab_size, row["input_len"]
     run_jobs(core, random_jobs(2, vocabulary, (length, length), (1, 1), seed=0))
     jobs = random_jobs(8, vocabulary, (length, length), (1, 1), seed=1)
     seconds = run_jobs(core, jobs)["seconds"]

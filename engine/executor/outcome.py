@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from engine.scheduler.plan import StepResult
+from engine.worker.interface import Finishable
 
 
 class Outcome(Protocol):
@@ -16,13 +17,6 @@ class Outcome(Protocol):
 
     def exception(self) -> BaseException | None:
         """Wait for it; what the step ran into, if anything."""
-
-
-class Finishable(Protocol):
-    """A step that was launched on a device."""
-
-    def finish(self) -> StepResult:
-        """Wait for its result and take it over."""
 
 
 class Launched:

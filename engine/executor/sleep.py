@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
+import itertools
 import logging
 import time
+from collections.abc import Iterator
 from typing import Any, cast
 
-import torch
+from torch import Tensor
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.executor.held import HostCopy, tensors_of
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.contract.protocol import KV_CACHE, WEIGHTS
+from engine.devices.device import Device
+from engine.devices.held import HostCopy, tensors_of
+from engine.model_loader.loader import LoadedModel, reload_model
 from engine.models.interface import EngineModel
-from engine.models.loader import LoadedModel, reload_model
-from engine.protocol import KV_CACHE, WEIGHTS
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Sleeper:
         asleep: which of `WEIGHTS` and `KV_CACHE`.
     """
 
-    def __init__(self, loaded: LoadedModel, config: EngineConfig, device: torch.device) -> None:
+    def __init__(self, loaded: LoadedModel, config: EngineConfig, device: Device) -> None:
         self._loaded, self._config, self._device = loaded, config, device
         self.asleep: set[str] = set()
         self._host: HostCopy | None = None
@@ -61,10 +62,9 @@ class Sleeper:
         if level == 2:
             self._host, self._gone = None, True
             self._loaded.model = cast(EngineModel, Absent())
-        elif self._device.type != "cpu" and self._host is None and not self._gone:
-            held = tensors_of((self._loaded.model, self._loaded.pooler))
-            self._host = HostCopy(held, self._device, pinned=True)
-        give_back_memory(self._device)
+        elif self._host is None and not self._gone:
+            self._host = self._device.put_away(_held(self._loaded))
+        self._device.give_back_memory()
         log.info("Asleep at level %d after %.2f s", level, time.perf_counter() - started)
 
     def wake_weights(self) -> None:
@@ -73,7 +73,7 @@ class Sleeper:
             return
         started = time.perf_counter()
         if self._gone:
-            reload_model(self._loaded, self._config)
+            reload_model(self._loaded, self._config, self._device.kernels)
             self._gone = False
         elif self._host is not None:
             self._host.restore()
@@ -82,12 +82,8 @@ class Sleeper:
         log.info("The weights woke in %.2f s", time.perf_counter() - started)
 
 
-def give_back_memory(device: torch.device) -> None:
-    """Hand freed memory to the system, or to the device's other users."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)
+def _held(loaded: LoadedModel) -> Iterator[Tensor]:
+    """A model's tensors: those that it names, else those that are reached from it."""
+    named = getattr(loaded.model, "named_tensors", None)
+    own = tensors_of(loaded.model) if named is None else (tensor for _, tensor in named())
+    return itertools.chain(own, tensors_of(loaded.pooler))

@@ -33,11 +33,22 @@ class StepThread:
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._attempt = 0
         self._broken = False
-        thread = threading.Thread(target=_run_all, args=(self._queue,), name="steps", daemon=True)
-        thread.start()
+        self._thread = threading.Thread(
+            target=_run_all, args=(self._queue,), name="steps", daemon=True
+        )
+        self._thread.start()
         # The thread holds neither this object nor, between steps, whoever submits them: its end is
         # theirs.
-        weakref.finalize(self, self._queue.put, None)
+        self._end = weakref.finalize(self, self._queue.put, None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs what is submitted."""
+        return self._thread.is_alive()
+
+    def close(self) -> None:
+        """Let the thread end after what was submitted."""
+        self._end()
 
     def submit(self, prepare: Callable[[], Callable[[], Any]]) -> Future[Any]:
         """Call `prepare` here and now, and what it returns in the thread, after earlier steps."""

@@ -1,22 +1,23 @@
-"""The paged KV cache: blocks, their free list, prefix hashes and each sequence's block tables."""
+"""The paged KV cache: blocks, their free lists, prefix hashes and the block tables of sequences."""
 
-from engine.kv_cache.accounts import Account
-from engine.kv_cache.block import NULL_BLOCK, Block
+from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
 from engine.kv_cache.block_pool import BlockPool
-from engine.kv_cache.factory import make_manager
-from engine.kv_cache.hybrid import HybridKVCacheManager
+from engine.kv_cache.coordinator import KVCacheCoordinator, Tables
+from engine.kv_cache.coordinators import make_coordinator
+from engine.kv_cache.hashing import BlockHashes, ContentKey
 from engine.kv_cache.layout import KVGroup, KVLayout, make_layout
-from engine.kv_cache.manager import KVCacheManager
 
 __all__ = [
     "NULL_BLOCK",
-    "Account",
     "Block",
+    "BlockHashes",
     "BlockPool",
-    "HybridKVCacheManager",
-    "KVCacheManager",
+    "ContentKey",
+    "KVCacheCoordinator",
     "KVGroup",
     "KVLayout",
+    "Tables",
+    "TenantQuota",
+    "make_coordinator",
     "make_layout",
-    "make_manager",
 ]

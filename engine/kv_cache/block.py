@@ -1,18 +1,19 @@
-"""One KV block: a fixed number of token slots in every layer's cache."""
+"""KV blocks, the lists of free ones, and the tenants that they are charged to.
+
+Three classes in one module, for each holds the next: a block its owner, an owner its free blocks.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from engine.kv_cache.accounts import Account
+from collections.abc import Iterable, Iterator
 
 
 class Block:
-    """Bookkeeping of one block. All blocks are made once, when the pool is.
+    """Bookkeeping of one block, a fixed number of token slots in every layer's cache.
 
-    The free-list pointers live in the block itself, so that taking one out of the middle of the
-    list (a cache hit on a free block) is O(1) and allocates nothing.
+    All blocks are made once, when the pool is. The free-list pointers live in the block itself, so
+    that taking one out of the middle of the list (a cache hit on a free block) is O(1) and
+    allocates nothing.
     """
 
     __slots__ = (
@@ -33,9 +34,9 @@ class Block:
         #: Hash of this block's tokens and all before them, once it is full; None when not cached.
         self.block_hash: bytes | None = None
         #: The tenant that it's charged to; of a free block, the one that used it last.
-        self.owner: Account | None = None
+        self.owner: TenantQuota | None = None
         #: How often tenants other than the owner use it; None, as nearly always: not at all.
-        self.guests: dict[Account, int] | None = None
+        self.guests: dict[TenantQuota, int] | None = None
         self.prev_free: Block | None = None
         self.next_free: Block | None = None
 
@@ -52,3 +53,100 @@ class Block:
 #: Stands in a block table where the sequence needs no block. Its id is one that kernels take for
 #: valid; they never read it, because what is there lies out of the layer's window.
 NULL_BLOCK = Block(0)
+
+
+class FreeList:
+    """Blocks that no sequence uses, least recently used first. Every operation is O(1) a block.
+
+    Two sentinels stand at the ends, so that no operation has a special case.
+    """
+
+    def __init__(self, blocks: Iterable[Block]) -> None:
+        self._head = Block(-1)
+        self._tail = Block(-2)
+        self._head.next_free = self._tail
+        self._tail.prev_free = self._head
+        self.count = 0
+        for block in blocks:
+            self.append(block)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Block]:
+        block = self._head.next_free
+        while block is not None and block is not self._tail:
+            yield block
+            block = block.next_free
+
+    def append(self, block: Block) -> None:
+        """Put a block at the tail: it will be evicted last."""
+        last = self._tail.prev_free
+        if last is None or block.next_free is not None:
+            raise RuntimeError(f"{block} is already in the free list.")
+        last.next_free = block
+        block.prev_free = last
+        block.next_free = self._tail
+        self._tail.prev_free = block
+        self.count += 1
+
+    def remove(self, block: Block) -> None:
+        """Take a block out from wherever it stands."""
+        before, after = block.prev_free, block.next_free
+        if before is None or after is None:
+            raise RuntimeError(f"{block} is not in the free list.")
+        before.next_free = after
+        after.prev_free = before
+        block.prev_free = block.next_free = None
+        self.count -= 1
+
+    def pop(self) -> Block:
+        """Take the head, the least recently used block. Raises IndexError when empty."""
+        block = self._head.next_free
+        if block is None or block is self._tail:
+            raise IndexError("The free list is empty.")
+        self.remove(block)
+        return block
+
+
+class TenantQuota:
+    """One tenant's blocks. Limits are in blocks."""
+
+    __slots__ = (
+        "free",
+        "maximum",
+        "name",
+        "present",
+        "reserved",
+        "running",
+        "seen_at",
+        "sequences",
+        "used",
+        "weight",
+    )
+
+    def __init__(self, name: str, num_blocks: int) -> None:
+        self.name = name
+        #: Blocks in use that are charged to the tenant.
+        self.used = 0
+        #: Free blocks that it used last, least recently used first; many are still cached.
+        self.free = FreeList(())
+        #: Its sequences, waiting and running, and those of them that run.
+        self.sequences = 0
+        self.running = 0
+        self.weight = 1.0
+        #: Blocks that others' new allocations leave to it.
+        self.reserved = 0
+        #: Most blocks that it may come to use.
+        self.maximum = num_blocks
+        self.seen_at = 0.0
+        #: Whether it has sent a request lately.
+        self.present = False
+
+    @property
+    def unused_reserve(self) -> int:
+        """Reserved blocks that it doesn't use."""
+        return max(0, self.reserved - self.used)
+
+    def __repr__(self) -> str:
+        return f"TenantQuota({self.name!r}, used={self.used}, free={self.free.count})"

@@ -6,8 +6,8 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from engine.kv_cache.accounts import Account, TenantAccounts
-from engine.kv_cache.block import NULL_BLOCK, Block
+from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
+from engine.kv_cache.quotas import TenantQuotas
 
 
 class BlockPool:
@@ -16,8 +16,8 @@ class BlockPool:
     Every block is either used (`ref_count > 0`) or in its last user's free list. A full block may
     also be cached under its hash, used or free; a free cached block is evicted when it is taken
     again. Two blocks may hold the same content (block tables are append-only, so a duplicate isn't
-    replaced); a hash then maps to several blocks. Blocks are counted by tenant, see `accounts`;
-    who doesn't care leaves the account out.
+    replaced); a hash then maps to several blocks. Blocks are counted by tenant, see `quotas`;
+    who doesn't care leaves the quota out.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"A pool needs at least one block, got {num_blocks}.")
         self.blocks = [Block(i) for i in range(num_blocks)]
-        self.accounts = TenantAccounts(num_blocks, clock)
+        self.quotas = TenantQuotas(num_blocks, clock)
         #: Blocks that can be allocated now, cached ones included.
         self.num_free = 0
         self._give_to_nobody(self.blocks)
@@ -47,20 +47,20 @@ class BlockPool:
     @property
     def free_blocks(self) -> Iterator[Block]:
         """The free blocks, tenant by tenant; of one tenant, the next to go first."""
-        yield from self.accounts.nobody.free
-        for account in self.accounts:
-            yield from account.free
+        yield from self.quotas.nobody.free
+        for quota in self.quotas:
+            yield from quota.free
 
-    def available_to(self, account: Account) -> int:
+    def available_to(self, quota: TenantQuota) -> int:
         """Blocks that the tenant may take now: within its maximum, without others' reserves."""
-        room = account.maximum - account.used
-        if not self.accounts.reserving:
+        room = quota.maximum - quota.used
+        if not self.quotas.reserving:
             return min(room, self.num_free)
-        return min(room, self.num_free - self.accounts.kept_for_others(account))
+        return min(room, self.num_free - self.quotas.kept_for_others(quota))
 
     def _give_to_nobody(self, blocks: Iterable[Block]) -> None:
         """Put blocks that are in no list into the list of those that were never used."""
-        nobody = self.accounts.nobody
+        nobody = self.quotas.nobody
         for block in blocks:
             block.owner = nobody
             nobody.free.append(block)
@@ -78,77 +78,79 @@ class BlockPool:
             return next(iter(found.values()))
         return found
 
-    def allocate(self, count: int, account: Account | None = None) -> list[Block]:
+    def allocate(self, count: int, quota: TenantQuota | None = None) -> list[Block]:
         """Take `count` free blocks for a tenant, evicting what they cached.
 
         Raises RuntimeError when fewer are free: callers ask `available_to` first.
         """
         if count > self.num_free:
             raise RuntimeError(f"{count} blocks asked for, {self.num_free} are free.")
-        account = account or self.accounts.of("")
+        quota = quota or self.quotas.of("")
         taken: list[Block] = []
         while len(taken) < count:
-            source, most = self.accounts.next_evicted()
+            source, most = self.quotas.next_evicted()
             for _ in range(min(most, count - len(taken))):
                 block = source.free.pop()
                 if block.block_hash is not None:
                     self.uncache(block)
                 block.ref_count = 1
-                block.owner = account
+                block.owner = quota
                 taken.append(block)
-        account.used += count
+        quota.used += count
         self.num_free -= count
-        self.accounts.list_free(account)
+        self.quotas.list_free(quota)
         return taken
 
-    def touch(self, blocks: Iterable[Block], account: Account | None = None) -> None:
+    def touch(self, blocks: Iterable[Block], quota: TenantQuota | None = None) -> None:
         """One more sequence uses these cached blocks; free ones leave the free list."""
-        account = account or self.accounts.of("")
+        quota = quota or self.quotas.of("")
         for block in blocks:
             owner = block.owner
             if block.ref_count == 0:
                 if owner is not None:
                     owner.free.remove(block)
                 self.num_free -= 1
-                block.owner = account
-                account.used += 1
-            elif owner is not account:
+                block.owner = quota
+                quota.used += 1
+            elif owner is not quota:
                 guests = block.guests = block.guests or {}
-                guests[account] = guests.get(account, 0) + 1
+                guests[quota] = guests.get(quota, 0) + 1
             block.ref_count += 1
-        self.accounts.list_free(account)
+        self.quotas.list_free(quota)
 
-    def free(self, blocks: Sequence[Block], account: Account | None = None) -> None:
+    def free(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
         """One sequence of the tenant stops using these blocks, given in block-table order.
 
         They are freed in reverse: the last block covers the longest prefix and is the least likely
         to be hit again, so it is to be evicted first.
         """
-        account = account or self.accounts.of("")
+        quota = quota or self.quotas.of("")
         for block in reversed(blocks):
             block.ref_count -= 1
             if block.guests is not None:
-                self._leave_shared(block, block.guests, account)
+                self._leave_shared(block, block.guests, quota)
             owner = block.owner
             if block.ref_count == 0 and owner is not None:
                 owner.used -= 1
                 owner.free.append(block)
                 self.num_free += 1
                 if owner.free.count == 1:
-                    self.accounts.list_free(owner)
+                    self.quotas.list_free(owner)
 
-    def _leave_shared(self, block: Block, guests: dict[Account, int], account: Account) -> None:
+    def _leave_shared(
+        self, block: Block, guests: dict[TenantQuota, int], quota: TenantQuota
+    ) -> None:
         """One use fewer of a block that several tenants share; a guest inherits it at the end."""
         owner = block.owner
-        if account is not owner:
-            guests[account] -= 1
-            if not guests[account]:
-                del guests[account]
+        if quota is not owner:
+            guests[quota] -= 1
+            if not guests[quota]:
+                del guests[quota]
         elif block.ref_count == sum(guests.values()):
             heir = next(iter(guests))
             owner.used -= 1
             heir.used += 1
-            self.accounts.list_free(heir)
+            self.quotas.list_free(heir)
             block.owner = heir
             del guests[heir]
         block.guests = guests or None
@@ -197,9 +199,9 @@ class BlockPool:
             block.block_hash = None
         self._cached.clear()
         self.num_cached = 0
-        for account in self.accounts:
-            while account.free.count:
-                self._give_to_nobody([account.free.pop()])
+        for quota in self.quotas:
+            while quota.free.count:
+                self._give_to_nobody([quota.free.pop()])
                 self.num_free -= 1
         return True
 
@@ -227,13 +229,13 @@ class BlockPool:
                 raise RuntimeError(f"{block} is free and used at once, or neither.")
             if block.block_hash is not None and not self._holds(block):
                 raise RuntimeError(f"{block} is cached, but its hash does not lead to it.")
-        self._check_accounts(uses)
+        self._check_quotas(uses)
         entries = sum(len(v) if isinstance(v, dict) else 1 for v in self._cached.values())
         cached = sum(block.block_hash is not None for block in self.blocks)
         if not entries == cached == self.num_cached:
             raise RuntimeError(f"{entries} cache entries for {cached} cached blocks.")
 
-    def _check_accounts(self, uses: dict[int, Counter[str]]) -> None:
+    def _check_quotas(self, uses: dict[int, Counter[str]]) -> None:
         """Raise RuntimeError unless every used block is charged to one of its users, once."""
         charged: Counter[str] = Counter()
         for block_id, users in uses.items():
@@ -244,9 +246,9 @@ class BlockPool:
             others = {guest.name: count for guest, count in guests.items()}
             if others != {name: count for name, count in users.items() if name != owner.name}:
                 raise RuntimeError(f"Block {block_id} has guests {others}, is used by {users}.")
-        for account in self.accounts:
-            if account.used != charged[account.name]:
-                raise RuntimeError(f"{account} uses {charged[account.name]} blocks.")
+        for quota in self.quotas:
+            if quota.used != charged[quota.name]:
+                raise RuntimeError(f"{quota} uses {charged[quota.name]} blocks.")
 
     def _holds(self, block: Block) -> bool:
         """Whether the block's own hash leads back to it."""

@@ -5,12 +5,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
 
-from engine.kv_cache.hashing import ROOT, hash_block
-
-if TYPE_CHECKING:
-    from engine.scheduler.sequence import Sequence
+from engine.kv_cache.hashing import BlockHashes
 
 CACHING_OFF = "caching_off"
 #: Logprobs or pooled vectors of all prompt tokens are wanted, so all are computed.
@@ -37,14 +33,17 @@ class ColdStarts:
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
         self._contents: OrderedDict[bytes, None] = OrderedDict()
 
-    def reason(self, sequence: Sequence) -> str:
-        """Why nothing was found for a sequence; its first block is remembered from now on."""
-        if sequence.num_tokens <= self._block_size:
+    def reason(self, token_ids: list[int], hashes: BlockHashes) -> str:
+        """Why nothing was found for a sequence; its first block is remembered from now on.
+
+        Its hashes must be up to date.
+        """
+        if len(token_ids) <= self._block_size:
             # The last token is always computed, so a prompt of one block can't hit it either.
             return SHORTER_THAN_A_BLOCK
-        content = first = sequence.block_hashes[0]
-        if sequence.extra_key:
-            content = hash_block(ROOT, sequence.token_ids[: self._block_size])
+        content = first = hashes.values[0]
+        if hashes.scope:
+            content = hashes.unscoped(token_ids, self._block_size)
         if first in self._hashes:
             reason = EVICTED
         elif content in self._contents:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import BadModelConfig, ModelLoadError
+from engine.contract.errors import BadModelConfig, ModelLoadError
 
 _POSITIVE = (
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",

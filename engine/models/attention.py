@@ -11,6 +11,7 @@ from engine.models.cache import LayerCache
 from engine.models.context import AttentionContext
 from engine.models.norms import Step
 from kernels import KernelSet
+from kernels.attention.args import AttentionArgs
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,19 +65,21 @@ class Attention:
             value_scales=value_scales,
         )
         out = ops.paged_attention(
-            q,
-            key_cache,
-            value_cache,
-            context.block_tables,
-            context.seq_lens,
-            context.query_start_loc,
-            self.scale,
-            sliding_window=self.window,
-            soft_cap=self.soft_cap,
-            alibi_slopes=self.alibi_slopes,
-            sinks=self.sinks,
-            key_scales=key_scales,
-            value_scales=value_scales,
+            AttentionArgs(
+                q,
+                key_cache,
+                value_cache,
+                context.block_tables,
+                context.seq_lens,
+                context.query_start_loc,
+                self.scale,
+                sliding_window=self.window,
+                soft_cap=self.soft_cap,
+                alibi_slopes=self.alibi_slopes,
+                sinks=self.sinks,
+                key_scales=key_scales,
+                value_scales=value_scales,
+            )
         )
         return self.output(out.flatten(1))
 

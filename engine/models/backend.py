@@ -6,8 +6,8 @@ import copy
 
 import torch
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
 from engine.models.spec import DecoderSpec
 from kernels import KernelSet
 from kernels.attention import AttentionNeed, NoAttentionBackend, select_backend
@@ -28,13 +28,9 @@ def need_of(
     spec: DecoderSpec, ops: KernelSet, dtype: torch.dtype, config: EngineConfig
 ) -> AttentionNeed:
     """What a model with weights of `dtype` asks of attention on the kernels' device."""
-    capability = None
-    if ops.device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(ops.device)
-        capability = major * 10 + minor
     return AttentionNeed(
         device=ops.device.type,
-        capability=capability,
+        capability=ops.compute_capability,
         dtype=NAMES[ops.activation_dtype(dtype)],
         kv_dtype=_KV_NAMES.get(config.kv_cache_dtype, NAMES[dtype]),
         block_size=config.block_size,
@@ -51,11 +47,11 @@ def with_backend(
 ) -> KernelSet:
     """`ops` itself, or a copy with the attention of the backend that is chosen or named.
 
-    On a GPU always a copy: graphs put their own attention into it.
+    A copy wherever the kernels leave attention to a backend: graphs put their own into it.
 
     Raises `ConfigError` with all reasons where that backend can't do what the model asks for.
     """
-    if config.attention_backend is None and ops.device.type == "cpu":
+    if config.attention_backend is None and ops.has_own_attention:
         return ops
     try:
         backend = select_backend(need_of(spec, ops, dtype, config), config.attention_backend)

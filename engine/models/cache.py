@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
 from kernels import KernelSet
 
 

@@ -1,4 +1,4 @@
-"""All layers in one call: the native decoder's layers as the kernels' `CompiledDecoder`.
+"""All layers in one call: a decoder's weights as the kernels' `CompiledDecoder`.
 
 What is gained is Python's share of a step, a dozen calls a layer. Families that do something else
 in a layer, and kernels that have no such call, run layer by layer; the log says why.
@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
 
-from engine.models.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
-from engine.models.blocks import Layer, ParallelLayer, ResidualExpertsLayer
 from engine.models.cache import LayerCache
-from engine.models.compiled_experts import ACTIVATIONS
-from engine.models.norms import LayerNorm, NoNorm, Norm, RMSNorm, Scaled, Step, steps_of
+from engine.models.layer_weights import LayerWeights
 from engine.models.spec import DecoderSpec
-from kernels import KernelSet, LinearLayer
+from kernels import KernelSet
+from kernels.activations import ACTIVATIONS
 from kernels.interface import (
     NO_NORM,
     CompiledDecoder,
-    CompiledExperts,
     DecoderLayerWeights,
     DecoderShape,
-    HeadNormWeights,
     NormWeights,
 )
 
@@ -37,25 +32,24 @@ class NotCompiled(Exception):
 def compile_decoder(
     spec: DecoderSpec,
     ops: KernelSet,
-    first_norm: Norm,
-    layers: Sequence[Layer],
+    layers: Sequence[LayerWeights],
+    final_norm: NormWeights,
     caches: Sequence[LayerCache],
     group_of: Sequence[int],
 ) -> CompiledDecoder | None:
-    """The layers from the first norm to the last in one call; None, and a line in the log: no.
+    """The layers with the norm after them in one call; None, and a line in the log: no.
 
     Args:
-        first_norm: before the first layer.
         caches: each layer's.
         group_of: each layer's KV cache group.
     """
     try:
         _check(spec)
-        table, norm = [], _norm(first_norm)
-        for layer, cache, group in zip(layers, caches, group_of, strict=True):
-            table.append(_weights(layer, norm, cache, group))
-            norm = _norm(layer.next_norm)
-        compiled = ops.compile_decoder(_shape(spec), table, norm)
+        table = [
+            _weights(layer, cache, group)
+            for layer, cache, group in zip(layers, caches, group_of, strict=True)
+        ]
+        compiled = ops.compile_decoder(_shape(spec), table, final_norm)
     except (NotCompiled, ValueError) as error:
         log.info("%s runs layer by layer: %s", spec.architecture, error)
         return None
@@ -95,82 +89,35 @@ def _shape(spec: DecoderSpec) -> DecoderShape:
     )
 
 
-def _weights(
-    layer: Layer, input_norm: NormWeights, cache: LayerCache, group: int
-) -> DecoderLayerWeights:
-    if isinstance(layer, ResidualExpertsLayer):
+def _weights(layer: LayerWeights, cache: LayerCache, group: int) -> DecoderLayerWeights:
+    if layer.residual_mlp is not None:
         raise NotCompiled("it has experts beside attention")
-    if isinstance(layer, ParallelLayer) and isinstance(layer.mlp_norm, NoNorm):
+    mlp_norm, mlp, attention = layer.mlp_norm, layer.mlp, layer.attention
+    if layer.wiring == "parallel" and mlp_norm is not None and mlp_norm.kind == "none":
         raise NotCompiled("its MLP takes the residual as it is, beside attention")
-    attention: Attention = layer.attention
-    qkv, *prepared = steps_of(attention.project)
-    o, *attention_norm = steps_of(attention.output)
     return DecoderLayerWeights(
-        input_norm=input_norm,
-        qkv=_linear(qkv),
+        input_norm=layer.input_norm,
+        qkv=attention.qkv,
         q_norm=attention.q_norm,
         k_norm=attention.k_norm,
-        **_prepared(prepared),
+        q_full_norm=attention.q_full_norm,
+        k_full_norm=attention.k_full_norm,
+        q_head_norm=attention.q_head_norm,
+        k_head_norm=attention.k_head_norm,
         cos_sin=attention.cos_sin,
         key_cache=cache.keys,
         value_cache=cache.values,
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
         sliding_window=attention.window,
-        alibi=attention.alibi_slopes,
+        alibi=attention.alibi,
         sinks=attention.sinks,
-        o=_linear(o),
-        attention_out_norm=_out_norm(attention_norm),
-        mlp_norm=NO_NORM if layer.mlp_norm is None else _norm(layer.mlp_norm),
-        **_feed_forward(layer.mlp),
+        o=attention.o,
+        attention_out_norm=layer.attention_out_norm,
+        mlp_norm=NO_NORM if mlp_norm is None else mlp_norm,
+        gate_up=None if mlp is None else mlp.up,
+        down=None if mlp is None else mlp.down,
+        experts=layer.experts,
+        mlp_out_norm=layer.mlp_out_norm,
         group=group,
     )
-
-
-def _feed_forward(step: Step) -> dict[str, Any]:
-    """The MLP or the experts, and the norm after them."""
-    first, *rest = steps_of(step)
-    if isinstance(first, CompiledExperts):
-        return {"experts": first, "mlp_out_norm": _out_norm(rest)}
-    if len(rest) < 2:
-        raise NotCompiled("its experts run one by one")
-    _, down, *norm = rest
-    return {"gate_up": _linear(first), "down": _linear(down), "mlp_out_norm": _out_norm(norm)}
-
-
-def _prepared(steps: Sequence[Step]) -> dict[str, Any]:
-    """What is done with queries, keys and values before they are rotated."""
-    found: dict[str, Any] = {}
-    for step in steps:
-        if isinstance(step, FullWidthNorm):
-            found |= {"q_full_norm": step.q_weight, "k_full_norm": step.k_weight}
-        elif isinstance(step, HeadLayerNorm):
-            name = "k_head_norm" if step.start else "q_head_norm"
-            found[name] = HeadNormWeights(step.weight.contiguous(), step.bias)
-        elif not isinstance(step, Clamped):  # whose limit is the shape's
-            raise NotCompiled("it does more with queries, keys and values")
-    return found
-
-
-def _linear(step: Step) -> LinearLayer:
-    if not isinstance(step, LinearLayer):
-        raise NotCompiled("a layer isn't made of packed weights alone")
-    return step
-
-
-def _norm(norm: Norm | Step) -> NormWeights:
-    if isinstance(norm, RMSNorm):
-        return NormWeights("rms", norm.weight)
-    if isinstance(norm, LayerNorm):
-        return NormWeights("layer", norm.weight, norm.bias)
-    if isinstance(norm, NoNorm):
-        return NO_NORM
-    raise NotCompiled(f"it has a norm of its own, {type(norm).__name__}")
-
-
-def _out_norm(steps: Sequence[Step]) -> NormWeights:
-    """The norm of what a block adds to the residual; a factor after it is the shape's."""
-    norms = [step for step in steps if not isinstance(step, Scaled)]
-    if len(norms) > 1:
-        raise NotCompiled("it does more with what a block gives")
-    return _norm(norms[0]) if norms else NO_NORM

@@ -1,28 +1,33 @@
 """The native decoder: one implementation of the mainstream families, described by `DecoderSpec`.
 
-What differs between families is decided at load: a layer holds the functions that it's made of, and
-a step runs through them without asking. Activations are float32 on a CPU whatever the weights'
-dtype is, and in the weights' dtype on a GPU.
+What differs between families is decided at load: weights are read by the model's description, and
+both plain layers and the kernels' compiled decoder are made from them; a step asks nothing more.
+Activations are float32 on a CPU whatever the weights' dtype is, and in the weights' dtype on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout, uniform
-from engine.models.build import Layer, ModelBuilder
 from engine.models.cache import KVScales, LayerCache, new_cache
 from engine.models.compiled import compile_decoder
 from engine.models.context import AttentionContext
+from engine.models.decoder_layers import Layer
+from engine.models.describe import describe
 from engine.models.experts import Weights
-from engine.models.norms import Norm
+from engine.models.layer_loader import LayerLoader
+from engine.models.layer_weights import LayerWeights, named_tensors
+from engine.models.norms import Norm, norm_of
+from engine.models.plain_layers import plain_layer
 from engine.models.spec import DecoderSpec
 from engine.quantization.scheme import scheme_of
 from kernels import KernelSet
-from kernels.interface import CompiledDecoder
+from kernels.ablations import is_on
+from kernels.interface import NO_NORM, CompiledDecoder
 from kernels.steps import CompiledStep, StepEnds, StepTables
 
 
@@ -35,10 +40,7 @@ class NativeDecoder:
         weight_dtype: in which linear weights and the embedding are kept.
         max_model_len: length of the rotary tables.
         quantization: "int8", "int4" or "fp8": in few bits; None: as the checkpoint has them.
-        compiled: run all layers in one call where the kernels can.
         round_inputs: let bf16 weights meet activations rounded to bf16, where that is faster.
-        compiled_experts: run a mixture of experts in one call where the kernels can; off: expert
-            by expert, and then layer by layer.
     """
 
     stateful = False
@@ -51,9 +53,7 @@ class NativeDecoder:
         weight_dtype: torch.dtype,
         max_model_len: int,
         quantization: str | None = None,
-        compiled: bool = True,
         round_inputs: bool = False,
-        compiled_experts: bool = True,
     ) -> None:
         self.spec = spec
         self.ops = ops
@@ -62,8 +62,9 @@ class NativeDecoder:
         self.max_model_len = max_model_len
         self.quantization = quantization
         self._round_inputs = round_inputs
-        self._compile, self._compile_experts = compiled, compiled_experts
         self._compiled: CompiledDecoder | None = None
+        self.description = describe(spec)
+        self.weights: list[LayerWeights] = []
         self.layers: list[Layer] = []
         self.kv_caches: list[LayerCache] = []
         #: By layer, for fp8 caches; empty or None: 1.
@@ -71,6 +72,7 @@ class NativeDecoder:
         self._group_of: list[int] = []
         self._positions: Tensor | None = None
         self._embedding_norm: Norm | None = None
+        self._embedding_norm_weights = NO_NORM
 
     # -- weights ------------------------------------------------------------------------------
 
@@ -78,42 +80,58 @@ class NativeDecoder:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec = self.spec
         scheme = scheme_of(self.quantization, self._round_inputs)
-        builder = ModelBuilder(
+        loader = LayerLoader(
             spec,
             self.ops,
             self.weight_dtype,
             self.max_model_len,
             weights,
             scheme,
-            self._compile_experts,
         )
         total = spec.num_layers + 1
-        self._load_tables(builder)
-        self._first_norm = builder.first_norm()
+        self._load_tables(loader)
         progress(1, total)
-        for index in range(spec.num_layers):
-            self.layers.append(builder.layer(index))
+        for index, layer in enumerate(self.description.layers):
+            self.weights.append(loader.layer(layer))
             progress(index + 2, total)
+        self._final_norm = loader.norm(self.description.final_norm)
+        norms = [*(layer.input_norm for layer in self.weights), self._final_norm]
+        self._first_norm = norm_of(self.ops, norms[0], spec.hidden_size, spec.norm_eps)
+        self.layers = [
+            plain_layer(spec, self.ops, layer, following)
+            for layer, following in zip(self.weights, norms[1:], strict=True)
+        ]
 
-    def _load_tables(self, builder: ModelBuilder) -> None:
+    def _load_tables(self, loader: LayerLoader) -> None:
         """The embedding, what is added to it, and the head."""
-        spec, names = self.spec, self.spec.names
-        bias = f"{names.lm_head}.bias"
-        added = builder.vector(bias, spec.vocab_size) if spec.lm_head_bias else None
-        self.lm_head = builder.table(
-            names.embedding if spec.tie_embeddings else names.lm_head, added, spec.normalized_head
-        )
-        self.embedding = self.lm_head if spec.tie_embeddings else builder.table(names.embedding)
-        if spec.num_positions:
-            shape_of_positions = (spec.num_positions, spec.hidden_size)
-            self._positions = builder.vector(f"{names.positions}.weight", *shape_of_positions)
-        if names.embedding_norm:
-            self._embedding_norm = builder.norm(names.embedding_norm)
+        spec, described = self.spec, self.description
+        self.lm_head = loader.table(described.head)
+        own = described.embedding
+        self.embedding = self.lm_head if own is None else loader.table(own)
+        if described.positions:
+            shape = (spec.num_positions, spec.hidden_size)
+            self._positions = loader.vector(f"{described.positions}.weight", *shape)
+        if described.embedding_norm.name:
+            norm = self._embedding_norm_weights = loader.norm(described.embedding_norm)
+            self._embedding_norm = norm_of(self.ops, norm, spec.hidden_size, spec.norm_eps)
+
+    def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """All weights that are tensors, by name; shared ones may come more than once."""
+        whole = {
+            "lm_head": self.lm_head,
+            "embedding": self.embedding,
+            "positions": self._positions,
+            "embedding_norm": self._embedding_norm_weights,
+            "final_norm": self._final_norm,
+            **{f"layers.{index}": layer for index, layer in enumerate(self.weights)},
+        }
+        for name, weights in whole.items():
+            yield from named_tensors(weights, name)
 
     @property
     def decode_bytes(self) -> int:
         """Bytes of weights that a decode step of one sequence reads."""
-        return self.lm_head.nbytes + sum(layer.nbytes for layer in self.layers)
+        return self.lm_head.nbytes + sum(layer.nbytes for layer in self.weights)
 
     @property
     def compiled(self) -> bool:
@@ -139,9 +157,14 @@ class NativeDecoder:
                 for cache, scales in zip(self.kv_caches, self.kv_scales, strict=True)
             ]
         self._group_of = layout.group_of_layers()
-        if self._compile:
+        if is_on("decoder"):
             self._compiled = compile_decoder(
-                self.spec, self.ops, self._first_norm, self.layers, self.kv_caches, self._group_of
+                self.spec,
+                self.ops,
+                self.weights,
+                self._final_norm,
+                self.kv_caches,
+                self._group_of,
             )
 
     def release_kv(self) -> None:

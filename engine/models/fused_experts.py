@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from engine.models.experts import ExpertWeights
-from engine.models.moe import Router
-from engine.models.norms import Step
-from engine.models.spec import DecoderSpec
-from kernels import KernelSet
+from engine.models.layer_weights import MlpWeights
+from engine.models.norms import mlp_of
+from engine.models.spec import DecoderSpec, MoeSpec
+from kernels import KernelSet, LinearLayer
+from kernels.interface import MixtureOfExperts
 
 FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
@@ -43,43 +44,67 @@ def _stacked(
     return found
 
 
-class FusedExperts:
+class FusedExperts(MixtureOfExperts):
     """Sum of the chosen experts' outputs, by the router's weights, without asking the device.
 
     Args:
         experts: one after the other, stacked in `dtype` on the kernels' device as they come.
-        count: of them.
+        moe: how many there are, and how tokens are sent to them.
         activation: one of `FUSED_ACTIVATIONS`.
+        shared: the expert that every token goes through; `shared_gate` weighs it by its sigmoid.
     """
 
     def __init__(
         self,
         ops: KernelSet,
-        router: Router,
+        router: LinearLayer,
         experts: Iterable[ExpertWeights],
-        count: int,
+        moe: MoeSpec,
         dtype: torch.dtype,
         activation: str,
-        shared: Step | None,
+        shared: MlpWeights | None = None,
+        shared_gate: LinearLayer | None = None,
     ) -> None:
-        up, self._up_bias, down, self._down_bias = _stacked(experts, count, dtype, ops.device)
+        up, self._up_bias, down, self._down_bias = _stacked(
+            experts, moe.num_experts, dtype, ops.device
+        )
         if up is None or down is None:
             raise ValueError("a mixture of no experts")
         self._up, self._down = up, down
-        self._ops, self._router, self._shared = ops, router, shared
+        self._ops, self._router, self._moe = ops, router, moe
+        self._shared = None if shared is None else mlp_of(ops, shared)
+        self._shared_gate = shared_gate
+        self._linears = {"router": router}
+        if shared is not None:
+            self._linears |= {"shared.up": shared.up, "shared.down": shared.down}
+        if shared_gate is not None:
+            self._linears["shared.gate"] = shared_gate
         self._activation = activation
         read = self._up.nbytes + self._down.nbytes
-        self.nbytes = read * router.top_k // count + router.linear.nbytes
-        self.nbytes += int(getattr(shared, "nbytes", 0))
+        self.nbytes = read * moe.top_k // moe.num_experts + router.nbytes
+        self.nbytes += sum(part.nbytes for part in (shared, shared_gate) if part is not None)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `MixtureOfExperts.tensors`."""
+        held = {
+            "gate_up": self._up,
+            "gate_up_bias": self._up_bias,
+            "down": self._down,
+            "down_bias": self._down_bias,
+        }
+        found = {name: tensor for name, tensor in held.items() if tensor is not None}
+        for name, layer in self._linears.items():
+            found |= {f"{name}.{part}": tensor for part, tensor in layer.tensors().items()}
+        return found
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
-        router = self._router
+        """See `MixtureOfExperts.__call__`."""
+        moe = self._moe
         weights, ids = self._ops.route(
-            router.linear(x),
-            router.top_k,
-            softmax_first=router.softmax_first,
-            renormalize=router.renormalize,
+            self._router(x),
+            moe.top_k,
+            softmax_first=moe.softmax_first,
+            renormalize=moe.renormalize,
         )
         out = self._ops.fused_experts(
             x,
@@ -91,4 +116,7 @@ class FusedExperts:
             gate_up_bias=self._up_bias,
             down_bias=self._down_bias,
         )
-        return out if self._shared is None else out.add_(self._shared(x))
+        if self._shared is None:
+            return out
+        said, gate = self._shared(x), self._shared_gate
+        return out.add_(said if gate is None else torch.sigmoid(gate(x)) * said)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.cache import KVScales
 from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder

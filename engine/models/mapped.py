@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 
 
 class MappedFile:

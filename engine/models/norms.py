@@ -1,4 +1,4 @@
-"""Normalisation of hidden states, and the small steps that a layer's functions are chained from.
+"""Normalisation of hidden states, and the other steps that a plain layer is chained from.
 
 A norm is called in two ways: `norm(x)`, and `norm.add(x, residual)`, which first adds x to the
 residual (in place) and gives the norm of the sum.
@@ -13,7 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from engine.models.layer_weights import MlpWeights
 from kernels import KernelSet
+from kernels.activations import activation, gated_activation
+from kernels.interface import NormWeights
 
 Step = Callable[[Tensor], Tensor]
 
@@ -78,17 +81,16 @@ class NoNorm:
 
 
 class Chain:
-    """Steps one after another. `nbytes` counts the weights that a pass over one token reads."""
+    """Steps one after another."""
 
-    __slots__ = ("nbytes", "steps")
+    __slots__ = ("_steps",)
 
     def __init__(self, *steps: Step) -> None:
-        self.steps = steps
-        self.nbytes = sum(int(getattr(step, "nbytes", 0)) for step in steps)
+        self._steps = steps
 
     def __call__(self, x: Tensor) -> Tensor:
         """The last step's result."""
-        for step in self.steps:
+        for step in self._steps:
             x = step(x)
         return x
 
@@ -96,13 +98,6 @@ class Chain:
 def chain(first: Step, *steps: Step) -> Step:
     """`first` itself when nothing follows it."""
     return Chain(first, *steps) if steps else first
-
-
-def steps_of(step: Step) -> list[Step]:
-    """The steps that a step is chained from, itself where it is none."""
-    if not isinstance(step, Chain):
-        return [step]
-    return [inner for part in step.steps for inner in steps_of(part)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +109,17 @@ class Scaled:
     def __call__(self, x: Tensor) -> Tensor:
         """x itself."""
         return x.mul_(self.factor)
+
+
+def norm_of(ops: KernelSet, norm: NormWeights, size: int, eps: float) -> Norm:
+    """A norm over `size` values."""
+    if norm.kind == "rms" and norm.weight is not None:
+        return RMSNorm(ops, norm.weight, eps)
+    return NoNorm() if norm.kind == "none" else LayerNorm(size, norm.weight, norm.bias, eps)
+
+
+def mlp_of(ops: KernelSet, mlp: MlpWeights) -> Step:
+    """up, the activation, down."""
+    spec = mlp.activation
+    act = gated_activation(ops, spec) if mlp.gated else activation(spec.name)
+    return Chain(mlp.up, act, mlp.down)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.contract.config import EngineConfig
 
 #: Rotary parameters by layer type: the settings mean these layers.
 _FULL = "full_attention"

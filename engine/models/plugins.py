@@ -11,10 +11,10 @@ QUIRE_PLUGINS, where it is set, names those that are wanted, with commas between
 from __future__ import annotations
 
 import logging
-import os
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
+from engine.contract.plugins import wanted
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def load_plugins() -> None:
 
     Raises `ConfigError` for a plugin that fails: a replica that lacks one would be a puzzle later.
     """
-    from engine.models.outside import ModelRegistry
+    from engine.models.registry import ModelRegistry
 
     for point in _wanted(MODELS):
         ModelRegistry.register_model(point.name, point.value)
@@ -45,12 +45,10 @@ def load_plugins() -> None:
 
 def _wanted(group: str) -> list[EntryPoint]:
     """The group's entry points that weren't loaded before."""
-    names = os.environ.get("QUIRE_PLUGINS")
-    chosen = None if names is None else {name.strip() for name in names.split(",")}
     found = []
-    for point in entry_points(group=group):
+    for point in wanted(group):
         key = (group, point.name, point.value)
-        if key not in _loaded and (chosen is None or point.name in chosen):
+        if key not in _loaded:
             _loaded.add(key)
             found.append(point)
     return found

@@ -1,123 +1,106 @@
-"""From a checkpoint's `config.json` to a `DecoderSpec`: one small function a family."""
+"""`ModelRegistry`: architectures whose code lives outside of the engine."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+import importlib
+import logging
+import re
+from typing import Any, ClassVar
 
-from engine.errors import BadModelConfig, ModelLoadError
-from engine.models.families import gemma, gpt, layernorm, llama, moe, olmo, remote
-from engine.models.families.family import Config, Family, SpecBuilder, common_fields
-from engine.models.spec import DecoderSpec
-from engine.text.files import parse_object, read_text
+from engine.contract.errors import ConfigError, ModelLoadError
 
-_FAMILIES: dict[str, Family] = {
-    **llama.FAMILIES,
-    **gemma.FAMILIES,
-    **olmo.FAMILIES,
-    **layernorm.FAMILIES,
-    **gpt.FAMILIES,
-    **moe.FAMILIES,
-    **remote.FAMILIES,
-}
-_MOST_LAYERS = 10_000
-_POSITIVE = (
-    "hidden_size",
-    "num_layers",
-    "num_heads",
-    "num_kv_heads",
-    "head_dim",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-)
+log = logging.getLogger(__name__)
+
+_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_CONTRACT = ("make_spec", "load", "allocate_kv", "forward", "logits")
 
 
-def read_config(folder: str | Path) -> dict[str, Any]:
-    """A model folder's config.json. Raises `ModelLoadError` if it's missing or no object."""
-    path = Path(folder) / "config.json"
-    config = parse_object(read_text(path), path)
-    names = config.get("architectures") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ModelLoadError(f"{path}: architectures must be a list of names.", param="model")
-    for part in (config, config.get("text_config")):
-        _check_depth(part if isinstance(part, dict) else {}, path)
-    return config
+class ModelRegistry:
+    """Classes for architectures, given by whoever embeds the engine. They come before our own."""
 
+    _classes: ClassVar[dict[str, type | str]] = {}
 
-def _check_depth(config: dict[str, Any], path: Path) -> None:
-    """Layers are listed, and in the Transformers bridge made, before weights are looked at."""
-    for name in ("num_hidden_layers", "num_layers", "n_layer", "n_layers"):
-        value = config.get(name)
-        if isinstance(value, (int, float)) and not value <= _MOST_LAYERS:
-            raise BadModelConfig(f"{path}: {name} must be at most {_MOST_LAYERS}.", param=name)
+    @classmethod
+    def register_model(cls, architecture: str, model: type | str) -> None:
+        """Serve checkpoints whose config.json names `architecture` with `model`.
 
+        Args:
+            architecture: a name in config.json's `architectures`.
+            model: a class, or "package.module:Class", which is imported when such a checkpoint is
+                loaded. Either a subclass of `transformers.PreTrainedModel` whose attention goes
+                through `transformers`' attention interface, which then runs as any model of
+                `transformers` does; or a class with the methods of `interface.OutsideModel`.
 
-def decoder_spec(config: Config) -> DecoderSpec:
-    """The spec of a config.json. Raises `ModelLoadError` for what the native decoder can't run."""
-    names = config.get("architectures") or []
-    name = next((name for name in names if name in _FAMILIES), None)
-    if name is None:
-        known = ", ".join(known_architectures())
-        raise ModelLoadError(
-            f"The architecture {', '.join(names) or '(none)'} isn't supported. Known: {known}.",
-            param="model",
-        )
-    family = _FAMILIES[name]
-    try:
-        completed = family.complete(config)
-        spec = DecoderSpec(**{**common_fields(name, completed), **family.build(completed)})
-    except KeyError as error:
-        reason = f"config.json of {name} lacks {error.args[0]!r}."
-        raise ModelLoadError(reason, param="model") from error
-    except ArithmeticError as error:
-        reason = f"config.json of {name} has a number out of range: {error}."
-        raise BadModelConfig(reason, param="model") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        reason = f"config.json of {name} has a value of the wrong type: {error}."
-        raise ModelLoadError(reason, param="model") from error
-    _check(spec)
-    return spec
-
-
-def is_known(config: Config) -> bool:
-    """Whether the native decoder has a family for this config.json."""
-    return any(name in _FAMILIES for name in config.get("architectures") or [])
-
-
-def known_architectures() -> list[str]:
-    """Names that `config.json` may give as its architecture."""
-    return sorted(_FAMILIES)
-
-
-def register_decoder(
-    name: str, builder: SpecBuilder, defaults: dict[str, Any] | None = None
-) -> None:
-    """Teach the native decoder an architecture.
-
-    `builder` maps config.json (aliases resolved, `defaults` filled in) to the spec's fields that
-    aren't common to all families.
-    """
-    _FAMILIES[name] = Family(builder, defaults or {})
-
-
-def _check(spec: DecoderSpec) -> None:
-    """Sizes that can't be are refused before anything is read or allocated."""
-    for field in _POSITIVE:
-        if not 1 <= getattr(spec, field) < 1 << 31:
-            raise BadModelConfig(
-                f"config.json of {spec.architecture}: {field} must be from 1 to 2^31 - 1.",
-                param=field,
+        An architecture that is known already is taken over, with a warning. Raises `ConfigError`
+        for what is neither a class nor such a string.
+        """
+        if not isinstance(architecture, str) or not architecture:
+            raise ConfigError(f"An architecture is a name, not {architecture!r}.", param="model")
+        if not isinstance(model, type) and not (isinstance(model, str) and _PATH.fullmatch(model)):
+            raise ConfigError(
+                f'A model is a class or "package.module:Class", not {model!r}.', param="model"
             )
-    if spec.num_heads % spec.num_kv_heads:
+        if cls._classes.get(architecture, model) != model or _is_native(architecture):
+            log.warning("%s is known already; from now on it is %s", architecture, model)
+        cls._classes[architecture] = model
+
+    @classmethod
+    def unregister_model(cls, architecture: str) -> None:
+        """Forget a registered class; unknown names are no error."""
+        cls._classes.pop(architecture, None)
+
+    @classmethod
+    def get_supported_archs(cls) -> list[str]:
+        """Architectures that run natively or by a registered class."""
+        from engine.models.architectures import known_architectures
+
+        return sorted({*known_architectures(), *cls._classes})
+
+    @classmethod
+    def find(cls, config: dict[str, Any]) -> type | None:
+        """The class registered for a config.json, imported; None: there is none.
+
+        Raises `ModelLoadError` when it can't be imported or lacks a method.
+        """
+        names = config.get("architectures") or []
+        name = next((name for name in names if name in cls._classes), None)
+        if name is None:
+            return None
+        found = cls._classes[name]
+        model = _imported(name, found) if isinstance(found, str) else found
+        missing = [] if is_transformers(model) else [m for m in _CONTRACT if not hasattr(model, m)]
+        if missing:
+            raise ModelLoadError(
+                f"{name}: {model.__qualname__} lacks {', '.join(missing)} and is no "
+                "transformers.PreTrainedModel.",
+                param="model",
+            )
+        return model
+
+
+def is_transformers(model: type) -> bool:
+    """Whether this is a model class of `transformers`, which the bridge runs."""
+    from transformers import PreTrainedModel
+
+    return issubclass(model, PreTrainedModel)
+
+
+def _is_native(architecture: str) -> bool:
+    from engine.models.architectures import known_architectures
+
+    return architecture in known_architectures()
+
+
+def _imported(architecture: str, path: str) -> type:
+    module, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
         raise ModelLoadError(
-            f"config.json of {spec.architecture}: num_attention_heads ({spec.num_heads}) must be a "
-            f"multiple of num_key_value_heads ({spec.num_kv_heads}).",
-            param="num_key_value_heads",
-        )
-    if spec.moe is not None and not 0 < spec.moe.top_k <= spec.moe.num_experts:
-        raise ModelLoadError(
-            f"config.json of {spec.architecture}: num_experts_per_tok must be from 1 to "
-            f"{spec.moe.num_experts}.",
-            param="num_experts_per_tok",
-        )
+            f"{architecture}: {path} can't be imported: {error}", param="model"
+        ) from error
+    if not isinstance(found, type):
+        raise ModelLoadError(f"{architecture}: {path} is no class.", param="model")
+    return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.mapped import MappedFile
 from engine.quantization.matrix import DenseMatrix, Matrix
 
@@ -42,12 +42,12 @@ class WeightReader:
     it ourselves, so that pages can be given back; its errors come out as `ModelLoadError`.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, files: Iterable[Path] | None = None) -> None:
         self.folder = Path(folder)
         self._files: list[MappedFile] = []
         self._places: dict[str, tuple[MappedFile, dict[str, Any]]] = {}
         self._read: set[str] = set()
-        for path in _shards(self.folder):
+        for path in _shards(self.folder) if files is None else files:
             self._open(path)
 
     def __contains__(self, name: str) -> bool:
@@ -101,8 +101,25 @@ class WeightReader:
 
     def unread(self) -> list[str]:
         """Names that nobody asked for: config.json and weights may not belong together."""
-        left = self._places.keys() - self._read
-        return sorted(name for name in left if not name.endswith(_IGNORED_SUFFIXES))
+        return self.without_ignored(self._places.keys() - self._read)
+
+    @staticmethod
+    def without_ignored(names: Iterable[str]) -> list[str]:
+        """Those of the names that a model could need, in order."""
+        return sorted(name for name in names if not name.endswith(_IGNORED_SUFFIXES))
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """All tensors by name, as they are kept, backed by the files.
+
+        Raises `ModelLoadError` for one in a dtype that isn't known.
+        """
+        found = {}
+        for name, (file, entry) in self._places.items():
+            dtype = _DTYPES.get(entry["dtype"])
+            if dtype is None:
+                raise ModelLoadError(f"{name!r} is kept as {entry['dtype']}.", param="model")
+            found[name] = file.tensor(entry["at"], dtype, tuple(entry["shape"]))
+        return found
 
     def close(self) -> None:
         """Let the files go; tensors that are still held keep theirs."""
@@ -170,6 +187,12 @@ def _shards(folder: Path) -> list[Path]:
                 f"{folder} holds neither model.safetensors nor {INDEX_NAME}.", param="model"
             )
         return [single]
+    return shards_of_index(index)
+
+
+def shards_of_index(index: Path) -> list[Path]:
+    """The files that an index names. Raises `ModelLoadError` for one outside its folder."""
+    folder = index.parent
     try:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted(set(mapping.values()))

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from engine.models.experts import Weights
-from engine.models.mlp import activation
 from engine.models.norms import LayerNorm, Step, chain
 from engine.models.weights import WeightReader
 from engine.pooling.sentence_transformers import DenseModule
+from kernels.activations import activation
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from engine.config import EngineConfig
-from engine.device import kernels_for
+from engine.contract.config import EngineConfig
+from engine.models.architectures import decoder_spec, known_architectures
 from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
 from engine.models.encoders.encoder import NativeEncoder
@@ -18,7 +18,7 @@ from engine.models.encoders.families import encoder_spec
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
 from engine.models.families.family import Config
-from engine.models.registry import decoder_spec, known_architectures
+from engine.models.source import open_checkpoint
 from engine.models.spec import DecoderSpec
 from engine.models.weights import DummyWeights, WeightReader
 from engine.pooling.heads import HeadReader, dense_module
@@ -26,7 +26,8 @@ from engine.pooling.pooler import Pooler
 from engine.pooling.settings import PoolingSettings
 from engine.pooling.token_head import token_head
 from engine.text.tokenizer import load_tokenizer
-from engine.tokenizer_folder import tokenizer_folder
+from engine.text.tokenizer_folder import tokenizer_folder
+from kernels import KernelSet
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +71,7 @@ def load_pooled(
     spec: DecoderSpec | EncoderSpec,
     folder: Path,
     config: EngineConfig,
+    ops: KernelSet,
     dtype: torch.dtype,
     max_model_len: int,
     progress: Callable[[int, int], None],
@@ -78,21 +80,13 @@ def load_pooled(
 
     Raises `ModelLoadError` for missing or misshapen weights.
     """
-    ops = kernels_for(config)
-    weights = DummyWeights() if config.load_format == "dummy" else WeightReader(folder)
+    weights = _weights(folder, config)
     model: NativeDecoder | NativeEncoder
     if isinstance(spec, EncoderSpec):
         model = NativeEncoder(spec, ops, dtype, max_model_len)
     else:
         ops = with_backend(ops, spec, dtype, config)
-        model = NativeDecoder(
-            spec,
-            ops,
-            dtype,
-            max_model_len,
-            compiled=config.compiled_decoder,
-            compiled_experts=config.compiled_experts,
-        )
+        model = NativeDecoder(spec, ops, dtype, max_model_len)
     model.load(weights, progress)
     pooler = _pooler(settings, spec, folder, config, weights)
     unread = [name for name in weights.unread() if _matters(name, spec)]
@@ -100,6 +94,10 @@ def load_pooled(
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
     weights.close()
     return model, pooler
+
+
+def _weights(folder: Path, config: EngineConfig) -> DummyWeights | WeightReader:
+    return DummyWeights() if config.load_format == "dummy" else open_checkpoint(folder, config)
 
 
 def _matters(name: str, spec: DecoderSpec | EncoderSpec) -> bool:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from engine.contract.pooling_params import PoolingParams
+from engine.contract.protocol import PoolingInfo
+from engine.models.facts import PoolingFacts
+from engine.models.interface import ModelSpec
 from engine.models.norms import Step
-from engine.pooling.params import PoolingParams
 from engine.pooling.settings import PoolingSettings
 
 
@@ -29,6 +32,19 @@ class Pooler:
     head: Step | None = None
     dense: list[Step] = field(default_factory=list)
     embedding_size: int = 0
+
+    def facts(self, spec: ModelSpec) -> PoolingFacts:
+        """What the engine core is told, of the model of this spec."""
+        settings = self.settings
+        info = PoolingInfo(
+            embedding_size=self.embedding_size,
+            matryoshka=None if settings.matryoshka is None else list(settings.matryoshka),
+            labels=list(settings.labels),
+            prompt=settings.files.prompt,
+            similarity=settings.files.similarity,
+            token_types=getattr(spec, "type_vocab_size", 0) > 1,
+        )
+        return PoolingFacts(tuple(settings.tasks), info, settings.encoder, settings.caches_prefixes)
 
     def __call__(self, hidden: Tensor, params: PoolingParams) -> Tensor:
         """float32 [n, size] from pooled hidden states [n, hidden_size].

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from engine.contract.pooling_params import PoolingParams
+from engine.models.context import AttentionContext
 from engine.models.encoders.encoder import NativeEncoder
 from engine.models.interface import EngineModel
-from engine.pooling.params import PoolingParams
 from engine.pooling.pooler import Pooler
 from engine.pooling.states import PoolingState
 from engine.sampling.transfer import to_device
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
-from engine.worker.cuda.inputs import stage
+from engine.worker.interface import Finished
 
 
 @dataclass(slots=True)
@@ -35,6 +38,16 @@ class PoolingInputs:
     every_token: bool
 
 
+class Staging(Protocol):
+    """A step's inputs on the model's device."""
+
+    @property
+    def token_ids(self) -> Tensor: ...
+
+    @property
+    def context(self) -> AttentionContext: ...
+
+
 class PoolingRunner:
     """Holds the model, the running batch and what pooling keeps of prompts that come in chunks."""
 
@@ -43,10 +56,11 @@ class PoolingRunner:
         model: EngineModel | NativeEncoder,
         batch: RunningBatch,
         pooler: Pooler,
-        device: torch.device = torch.device("cpu"),  # noqa: B008
+        stage: Callable[[Tensor, AttentionContext], Staging] | None = None,
     ) -> None:
+        """`stage` moves a step's inputs to the model's device; None: they are there."""
         self.model, self.batch, self.pooler = model, batch, pooler
-        self._device = device
+        self._stage = stage
         self._states: dict[int, PoolingState] = {}
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -76,7 +90,7 @@ class PoolingRunner:
 
         `StepResult.pooled` holds the sequences whose prompts the step completed.
         """
-        result = StepResult([-1] * len(plan.seq_ids))
+        result = StepResult.empty(len(plan.seq_ids))
         if inputs is None:
             return result
         starts = inputs.batch.context.query_start_loc.tolist()
@@ -94,6 +108,13 @@ class PoolingRunner:
                 self._finish(plan.seq_ids[index], state, result)
         return result
 
+    def launch(self, plan: StepPlan, inputs: PoolingInputs | None) -> Finished:
+        """See `Runner`."""
+        return Finished(self.run(plan, inputs))
+
+    def forget(self) -> None:
+        """See `Runner`: no step is under way once one has failed."""
+
     def _take(self, plan: StepPlan) -> None:
         """Forget who left; begin anew with who came (or comes again after a preemption)."""
         for seq_id in plan.removed:
@@ -107,12 +128,12 @@ class PoolingRunner:
         """[num_rows, hidden] for the rows that are wanted."""
         token_ids, context = self.batch.token_ids(inputs.batch), inputs.batch.context
         lengths = context.query_start_loc
-        if self._device.type != "cpu":
-            staged = stage(token_ids, context, self._device)
+        if self._stage is not None:
+            staged = self._stage(token_ids, context)
             token_ids, context = staged.token_ids, staged.context
         if isinstance(self.model, NativeEncoder):
             types = _token_types(inputs.states, starts)
-            types = None if types is None else to_device(types, self._device)
+            types = None if types is None else to_device(types, token_ids.device)
             context = dataclasses.replace(context, query_start_loc=lengths)
             return self.model.forward(token_ids, context, types)
         return self.model.forward(token_ids, context)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.text.files import read_object, read_text
 
 _POOLING_FLAGS = {

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError, ModelLoadError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError, ModelLoadError
+from engine.models.architectures import known_architectures
 from engine.models.encoders.families import is_encoder
-from engine.models.registry import known_architectures
 from engine.pooling.sentence_transformers import SentenceFiles, read_sentence_files
 
 POOLING_TYPES = ("CLS", "LAST", "MEAN")
@@ -29,7 +29,7 @@ class PoolingSettings:
     Attributes:
         architecture: of config.json.
         encoder: bidirectional, by the native encoder; else a causal decoder.
-        tasks: what it does, see `engine.pooling.params`.
+        tasks: what it does, see `engine.contract.pooling_params`.
         pooling_type: "CLS", "LAST" or "MEAN": which hidden states make a prompt's vector.
         activation: what results go through unless a request says otherwise: "normalize",
             "softmax", "sigmoid" or "" for nothing.

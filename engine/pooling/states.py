@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.pooling.params import PoolingParams
+from engine.contract.pooling_params import PoolingParams
 
 
 @dataclass(slots=True)

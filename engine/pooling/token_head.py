@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.experts import Weights
 from engine.models.spec import DecoderSpec
 from engine.pooling.heads import Dense

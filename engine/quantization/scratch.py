@@ -30,7 +30,7 @@ class Scratch:
         only = len(pieces) == 1
         dtype = dtype or reduce(torch.promote_types, (piece.dtype for piece in pieces))
         dtype = torch.float32 if dtype == torch.float64 else dtype
-        if any(piece.device.type != "cpu" for piece in pieces):
+        if any(piece.device != self._bytes.device for piece in pieces):
             return pieces[0] if only else torch.cat(list(pieces))
         if only and pieces[0].dtype == dtype:
             return pieces[0]

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.beams.search import candidates_needed, end_tokens
+from engine.contract.sampling_params import SamplingParams
 from engine.sampling.constraints import Constraints
 from engine.sampling.filters import CANDIDATES, Filters
 from engine.sampling.penalties import Penalties, is_penalised
@@ -18,7 +19,6 @@ from engine.sampling.processors import Processors
 from engine.sampling.state import SequenceSampling
 from engine.sampling.transfer import to_device
 from engine.sampling.uniforms import uniforms
-from engine.sampling_params import SamplingParams
 from kernels.logits import LogitEdits
 
 #: Up to this top_k, rows are settled by their largest logits alone.
@@ -68,6 +68,11 @@ def _num_candidates(params: SamplingParams, eos_token_ids: Sequence[int]) -> int
     return max(candidates_needed(params.beam_width, len(ends)), params.logprobs or 0)
 
 
+def seeds_of(states: Sequence[SequenceSampling]) -> NDArray[np.uint64]:
+    """uint64 [len(states)]."""
+    return np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
+
+
 class Batch:
     """A list of sequences, sorted by how each is sampled.
 
@@ -106,8 +111,14 @@ class Batch:
         self.greedy = self._rows([row for row in drawn if params[row].greedy])
         self.logprobs = self._rows([row for row in drawn if params[row].logprobs is not None])
         self.num_logprobs = [params[row].logprobs or 0 for row in self.logprobs.rows]
+        #: Places among `logprobs.rows` -> the tokens that are scored instead of the top ones.
+        self.logprob_token_ids = {
+            place: wanted
+            for place, row in enumerate(self.logprobs.rows)
+            if (wanted := params[row].logprob_token_ids)
+        }
         self._sort_random([row for row in drawn if not params[row].greedy], params)
-        self.seeds = np.array([state.seed % 2**64 for state in states], dtype=np.uint64)
+        self.seeds = seeds_of(states)
         self._table: NDArray[np.float64] = np.zeros((len(states), 0))
         self._table_start: NDArray[np.int64] = np.zeros(len(states), dtype=np.int64)
 

@@ -7,6 +7,7 @@ tokens may take the other one; nothing else differs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,7 @@ class RowSettings:
 
     @classmethod
     def of(
-        cls, states: list[SequenceSampling], vocab_size: int, device: torch.device
+        cls, states: Sequence[SequenceSampling], vocab_size: int, device: torch.device
     ) -> RowSettings:
         """One row a state."""
         params = [state.params for state in states]

@@ -17,6 +17,28 @@ from kernels.logits import LogitEdits
 NEVER = float("-inf")
 
 
+def held_ends(state: SequenceSampling, eos_token_ids: Sequence[int]) -> list[int]:
+    """The tokens that would end a sequence before it has its `min_tokens`; none once it has."""
+    params = state.params
+    if params.min_tokens <= len(state.output_token_ids):
+        return []
+    ends = set(params.stop_token_ids or ())
+    if not params.ignore_eos:
+        ends.update(eos_token_ids)
+    return sorted(ends)
+
+
+def is_constrained(state: SequenceSampling, eos_token_ids: Sequence[int]) -> bool:
+    """Whether any token of a sequence's next one is forbidden or favoured."""
+    params = state.params
+    return bool(
+        params.allowed_token_ids is not None
+        or params.bad_words_token_ids
+        or params.logit_bias
+        or held_ends(state, eos_token_ids)
+    )
+
+
 class Constraints:
     """The constraints of a batch: stacked once, applied each step.
 
@@ -98,14 +120,8 @@ class Constraints:
         """Rows that may not end yet, with the tokens that would end them."""
         self._min_tokens: list[tuple[int, SequenceSampling, list[int]]] = []
         for row, state in enumerate(states):
-            params = state.params
-            if params.min_tokens <= len(state.output_token_ids):
-                continue
-            ends = set(params.stop_token_ids or ())
-            if not params.ignore_eos:
-                ends.update(eos_token_ids)
-            if ends:
-                self._min_tokens.append((row, state, sorted(ends)))
+            if ends := held_ends(state, eos_token_ids):
+                self._min_tokens.append((row, state, ends))
         self._early: tuple[Tensor, Tensor] | None = None
         self._early_rows: list[int] = []
 

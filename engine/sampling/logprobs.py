@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from engine.protocol import TokenLogprobs
-from kernels.logits import LogitEdits
+from engine.contract.protocol import TokenLogprobs
+from kernels import KernelSet
+from kernels.logits import TopLogprobs
 
 #: Positions of a prompt that are worked on at once; float32 copies of the logits stay this small.
 CHUNK = 256
@@ -52,52 +53,55 @@ class RawLogprobs:
     """Log probabilities of some rows, before it's known which tokens are chosen.
 
     Attributes:
-        logits: [n, vocab] float32, unchanged.
-        normalizer: [n] float32, their logsumexp; None where `edits` will find it.
-        edits: kernels that score the chosen tokens; None: torch does.
-        top_values, top_ids: [n, k], the k largest logits, best first.
+        logits: [n, vocab] float32, not to be changed.
+        k: how many top tokens a row.
+        ops: kernels of the logits' device; None: torch.
+        asked: rows -> the tokens that are scored in place of their top ones.
     """
 
     logits: Tensor
-    normalizer: Tensor | None
-    top_values: Tensor
-    top_ids: Tensor
-    edits: LogitEdits | None = None
-
-    @classmethod
-    def of(cls, logits: Tensor, k: int, edits: LogitEdits | None = None) -> RawLogprobs:
-        """For `logits` ([n, vocab], float32), with up to `k` top tokens a row."""
-        k = min(k, logits.shape[-1])
-        values, ids = logits.topk(k, dim=-1) if k else (logits[:, :0], logits[:, :0].long())
-        if edits is not None:
-            return cls(logits.contiguous(), None, values, ids, edits)
-        # torch's log_softmax is one fused pass, its logsumexp several: read it off the former.
-        best = logits.argmax(dim=-1, keepdim=True)
-        log_best = torch.log_softmax(logits, dim=-1).gather(1, best)
-        normalizer = (logits.gather(1, best) - log_best).squeeze(-1)
-        return cls(logits, normalizer, values, ids)
+    k: int
+    ops: KernelSet | None = None
+    asked: dict[int, list[int]] = field(default_factory=dict)
 
     def table(self, token_ids: Tensor) -> LogprobTable:
         """For the chosen tokens ([n])."""
-        own, normalizer, ranks = self._score(token_ids)
-        others = self.top_values - normalizer[:, None]
-        return LogprobTable(
-            ids=torch.cat((token_ids[:, None], self.top_ids), dim=-1),
-            values=torch.cat((own[:, None], others), dim=-1),
-            ranks=ranks,
-            places=_ranks(self.top_values),
-            finite=torch.isfinite(normalizer),
+        k, told = min(self.k, self.logits.shape[-1]), None
+        if self.ops is not None:
+            told = self.ops.top_logprobs(self.logits.contiguous(), token_ids.contiguous(), k)
+        if told is None:
+            told = self._by_torch(token_ids, k)
+        for row, wanted in self.asked.items():
+            found, places = self.logits[row, wanted], slice(1, 1 + len(wanted))
+            told.values[row, places] = found - told.normalizers[row]
+            told.ids[row, places] = torch.tensor(wanted, device=found.device)
+            told.ranks[row, places] = (self.logits[row] > found[:, None]).sum(dim=-1) + 1
+        finite = torch.isfinite(told.normalizers)
+        return LogprobTable(told.ids, told.values, told.ranks[:, 0], told.ranks[:, 1:], finite)
+
+    def _by_torch(self, token_ids: Tensor, k: int) -> TopLogprobs:
+        logits = self.logits
+        values, ids = logits.topk(k, dim=-1) if k else (logits[:, :0], logits[:, :0].long())
+        own, normalizers, ranks = self._score(token_ids)
+        return TopLogprobs(
+            ids=torch.cat((token_ids[:, None], ids), dim=-1),
+            values=torch.cat((own[:, None], values - normalizers[:, None]), dim=-1),
+            ranks=torch.cat((ranks[:, None], _ranks(values)), dim=-1),
+            normalizers=normalizers,
         )
 
     def _score(self, token_ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """[n] each: log probabilities, the rows' logsumexps, ranks."""
-        if self.edits is not None:
-            return self.edits.token_logprobs(self.logits, token_ids.contiguous())
-        if self.normalizer is None:
-            raise RuntimeError("There is neither a normalizer nor what finds it.")
-        chosen = self.logits.gather(1, token_ids[:, None])
-        ranks = (self.logits > chosen).sum(dim=-1) + 1
-        return chosen.squeeze(-1) - self.normalizer, self.normalizer, ranks
+        logits = self.logits
+        if self.ops is not None and self.ops.edits is not None:
+            return self.ops.edits.token_logprobs(logits.contiguous(), token_ids.contiguous())
+        # torch's log_softmax is one fused pass, its logsumexp several: read it off the former.
+        best = logits.argmax(dim=-1, keepdim=True)
+        log_best = torch.log_softmax(logits, dim=-1).gather(1, best)
+        normalizer = (logits.gather(1, best) - log_best).squeeze(-1)
+        chosen = logits.gather(1, token_ids[:, None])
+        ranks = (logits > chosen).sum(dim=-1) + 1
+        return chosen.squeeze(-1) - normalizer, normalizer, ranks
 
     def at(self, token_ids: Tensor, counts: Sequence[int]) -> list[TokenLogprobs]:
         """Entries for the chosen tokens ([n]), row i with its `counts[i]` top tokens."""
@@ -116,7 +120,7 @@ def _ranks(values: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def prompt_logprobs(
-    logits: Tensor, next_token_ids: Tensor, k: int, edits: LogitEdits | None = None
+    logits: Tensor, next_token_ids: Tensor, k: int, ops: KernelSet | None = None
 ) -> list[TokenLogprobs]:
     """Log probabilities of a prompt's tokens.
 
@@ -124,7 +128,7 @@ def prompt_logprobs(
         logits: [n, vocab], any float type; row i is the model's output at some position.
         next_token_ids: [n] int64, the prompt's token that follows each position.
         k: how many top tokens beside it.
-        edits: kernels that score the tokens; None: torch does.
+        ops: kernels that score the tokens; None: torch does.
 
     Returns:
         n entries; the first of a prompt (which nothing precedes) is the caller's to add as None.
@@ -133,7 +137,7 @@ def prompt_logprobs(
     for start in range(0, logits.shape[0], CHUNK):
         part = logits[start : start + CHUNK].float()
         chosen = next_token_ids[start : start + CHUNK].to(part.device)
-        entries += RawLogprobs.of(part, k, edits).at(chosen, [k] * len(part))
+        entries += RawLogprobs(part, k, ops).at(chosen, [k] * len(part))
     return entries
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.sampling.state import SequenceSampling
@@ -41,13 +42,33 @@ class Penalties:
         """Penalise `logits` ([rows, vocab], float32) in place."""
         counts = [state.token_counts(logits.shape[-1]) for state in self.states]
         sizes = [len(count.ids) for count in counts]
+        ids = np.concatenate([count.ids for count in counts])
+        times = np.concatenate([count.counts for count in counts])
+        rows = np.repeat(self.rows, sizes)
+        repetition, frequency, presence = np.repeat(self._factors, sizes, axis=0).T
+        if logits.device == torch.device("cpu"):
+            values = logits.numpy()[rows, ids]
+            with np.errstate(all="ignore"):  # a row that is broken is found where it's chosen from
+                values = np.where(values > 0, values / repetition, values * repetition)
+                values -= frequency * times + presence * (times > 0)
+            logits.numpy()[rows, ids] = values
+            return
+        self._apply_there(logits, rows, ids, times, (repetition, frequency, presence))
+
+    @staticmethod
+    def _apply_there(
+        logits: Tensor,
+        rows: NDArray[np.int64],
+        ids: NDArray[np.int64],
+        times: NDArray[np.float32],
+        factors: tuple[NDArray[np.float32], ...],
+    ) -> None:
+        """The same by torch, on another device."""
         device = logits.device
-        rows = torch.from_numpy(np.repeat(self.rows, sizes)).to(device)
-        ids = torch.from_numpy(np.concatenate([count.ids for count in counts])).to(device)
-        times = torch.from_numpy(np.concatenate([count.counts for count in counts])).to(device)
-        factors = torch.from_numpy(np.repeat(self._factors, sizes, axis=0)).to(device)
-        repetition, frequency, presence = factors.unbind(-1)
-        values = logits[rows, ids]
+        index = torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
+        repetition, frequency, presence = (torch.tensor(each).to(device) for each in factors)
+        there = torch.from_numpy(times).to(device)
+        values = logits[index]
         values = torch.where(values > 0, values / repetition, values * repetition)
-        values -= frequency * times + presence * (times > 0)
-        logits[rows, ids] = values
+        values -= frequency * there + presence * (there > 0)
+        logits[index] = values

@@ -10,16 +10,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.protocol import TokenLogprobs
-from engine.sampling.batch import Batch
+from engine.contract.protocol import TokenLogprobs
+from engine.contract.sampling_params import GREEDY_EPS
+from engine.sampling.batch import Batch, seeds_of
 from engine.sampling.compiled import CompiledChoice, RowSettings
+from engine.sampling.constraints import is_constrained
 from engine.sampling.device_penalties import DevicePenalties
 from engine.sampling.draw import BROKEN, draw
 from engine.sampling.filters import sample_filtered
 from engine.sampling.logprobs import LogprobTable, RawLogprobs, best_candidates
+from engine.sampling.penalties import is_penalised
 from engine.sampling.state import SequenceSampling
 from engine.sampling.token_mask import MaskedRows
-from engine.sampling_params import GREEDY_EPS
 from kernels import KernelSet
 from kernels.logits import LogitEdits
 from kernels.steps import StepChoice
@@ -155,7 +157,8 @@ class Sampler:
             own = batch.logprobs.of(logits).float()
             if not untouched and own.data_ptr() == logits.data_ptr():
                 own = own.clone()  # what follows writes over the logits
-            raw = RawLogprobs.of(own, max(batch.num_logprobs), self.edits_of(own))
+            most = max(batch.num_logprobs)
+            raw = RawLogprobs(own, most, self.ops_for(own), batch.logprob_token_ids)
         work = logits.float()
         errors = self._adjust(work, batch)
         if mask is not None:
@@ -169,21 +172,28 @@ class Sampler:
             self._add_candidates(work, batch, choice)
         return choice
 
-    def plain_choice(
-        self, states: Sequence[SequenceSampling], vocab_size: int
-    ) -> tuple[bool, StepChoice | None]:
-        """Whether kernels can choose for these without Python's help, and how; None: greedily.
+    def is_plain(self, state: SequenceSampling) -> bool:
+        """Whether kernels can choose a sequence's next token without Python's help.
 
-        They can where nothing changes the logits and nothing but tokens is wanted.
+        They can where nothing changes its logits and nothing but a token is wanted. Grammar masks
+        come with a step, so they aren't considered here.
         """
-        if self._compiled is None:
-            return False, None
-        batch = self._batch_of(states, torch.empty(0, vocab_size))
-        if not batch.untouched or len(batch.logprobs) or len(batch.beams):
-            return False, None
-        if len(batch.greedy) == len(states):
-            return True, None
-        return True, RowSettings.of(batch.states, vocab_size, batch.device).with_seeds(batch.seeds)
+        params = state.params
+        return self._compiled is not None and not (
+            params.logprobs is not None
+            or params.use_beam_search
+            or params.logits_processors
+            or is_penalised(state)
+            or is_constrained(state, self._eos_token_ids)
+        )
+
+    @staticmethod
+    def step_choice(states: Sequence[SequenceSampling], vocab_size: int) -> StepChoice | None:
+        """How kernels choose for plain sequences; None: greedily for each."""
+        if all(state.params.greedy for state in states):
+            return None
+        settings = RowSettings.of(states, vocab_size, torch.device("cpu"))
+        return settings.with_seeds(seeds_of(states))
 
     def waits(self, logits: Tensor, states: Sequence[SequenceSampling]) -> bool:
         """Whether choosing for these needs the tokens that they have generated so far."""
@@ -218,9 +228,13 @@ class Sampler:
 
     def edits_of(self, logits: Tensor) -> LogitEdits | None:
         """The kernels that change logits like these in place, where there are any."""
-        if self._ops is None or logits.device.type != self._ops.device.type:
-            return None
-        return self._ops.edits
+        ops = self.ops_for(logits)
+        return None if ops is None else ops.edits
+
+    def ops_for(self, logits: Tensor) -> KernelSet | None:
+        """The kernels, where they are of the logits' device."""
+        ops = self._ops
+        return None if ops is None or logits.device.type != ops.device.type else ops
 
     def _assign_penalties(self, batch: Batch, edits: LogitEdits | None) -> None:
         """Let the device's penalties know which sequences they are for."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from engine.contract.sampling_params import SamplingParams
 from engine.sampling.token_counts import TokenCounts
-from engine.sampling_params import SamplingParams
 
 
 @dataclass(slots=True, eq=False)

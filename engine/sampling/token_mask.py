@@ -71,8 +71,8 @@ def pack(allowed: Sequence[Sequence[int]], vocab_size: int) -> NDArray[np.int32]
 
 
 def unpack(bits: NDArray[np.int32], vocab_size: int, device: torch.device) -> Tensor:
-    """bool [rows, vocab_size] of packed bits: on a CPU by numpy, else on the device."""
-    if device.type == "cpu":
+    """bool [rows, vocab_size] of packed bits: on the host by numpy, else on the device."""
+    if device == torch.device("cpu"):
         flat = np.unpackbits(bits.view(np.uint8), axis=1, count=vocab_size, bitorder="little")
         return torch.from_numpy(flat.view(np.bool_))
     return unpack_on_device(torch.from_numpy(bits).to(device), vocab_size)

@@ -9,8 +9,9 @@ from torch import Tensor
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The CPU tensor on the device, without waiting for the device.
 
-    A copy to a GPU starts from pinned pages, which torch keeps until it's done.
+    A copy starts from pinned pages, which torch keeps until it's done.
     """
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    if device == tensor.device:
+        return tensor
+    pinned = tensor.pin_memory() if torch.accelerator.is_available() else tensor
+    return pinned.to(device, non_blocking=True)

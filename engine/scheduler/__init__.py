@@ -1,7 +1,16 @@
 """Decides which tokens each step computes."""
 
-from engine.scheduler.plan import NewSequence, StepPlan, StepResult
+from engine.scheduler.plan import GrammarOutput, NewSequence, StepPlan, StepResult
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Request, Sequence, Status
 
-__all__ = ["NewSequence", "Request", "Scheduler", "Sequence", "Status", "StepPlan", "StepResult"]
+__all__ = [
+    "GrammarOutput",
+    "NewSequence",
+    "Request",
+    "Scheduler",
+    "Sequence",
+    "Status",
+    "StepPlan",
+    "StepResult",
+]

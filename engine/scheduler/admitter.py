@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from engine.kv_cache import Account
-from engine.scheduler.draft import Draft
+from engine.kv_cache import TenantQuota
 from engine.scheduler.sequence import Sequence, Status
+from engine.scheduler.step_builder import StepBuilder
 
 if TYPE_CHECKING:
     from engine.scheduler.scheduler import Scheduler
@@ -26,7 +26,7 @@ class Admitter:
         #: Blocks that the last sequence would have taken that had to wait for blocks.
         self._lacking = 0
 
-    def admit_waiting(self, draft: Draft) -> None:
+    def admit_waiting(self, draft: StepBuilder) -> None:
         """Waiting sequences while budget, seats and blocks last; never past one that can't go.
 
         Except that a tenant is passed over which is at its own maximum, or takes more than its
@@ -37,18 +37,18 @@ class Admitter:
             head = self._waiting.peek()
             if head is None or head.isolated:
                 break
-            account = self._kv.account_of(head)
-            if head.request.priority >= 0 and self._leaves_seats(account):
-                self._waiting.hold(account.name)
+            quota = self._scheduler.quota_of(head)
+            if head.request.priority >= 0 and self._leaves_seats(quota):
+                self._waiting.hold(quota.name)
                 continue
             if self.admit(draft, head) or head.finished:
                 continue
             if not self._lacking:
                 break
-            if account.used + self._lacking <= account.maximum:
+            if quota.used + self._lacking <= quota.maximum:
                 self._admit_reserved(draft)
                 break
-            self._waiting.hold(account.name)
+            self._waiting.hold(quota.name)
         self._waiting.release()
 
     @property
@@ -56,16 +56,16 @@ class Admitter:
         """Whether all seats are taken."""
         return len(self._running) >= self._config.max_num_seqs
 
-    def _leaves_seats(self, account: Account) -> bool:
+    def _leaves_seats(self, quota: TenantQuota) -> bool:
         """Whether the last free seats are for others, who have been here lately."""
         if len(self._running) < self._config.max_num_seqs - self._kept:
             return False
-        return account.running >= self._config.max_num_seqs * self._kv.accounts.fraction(account)
+        return quota.running >= self._config.max_num_seqs * self._kv.quotas.fraction(quota)
 
-    def _admit_reserved(self, draft: Draft) -> None:
+    def _admit_reserved(self, draft: StepBuilder) -> None:
         """Sequences that fit into what is reserved for their tenants, when the pool is full."""
-        for account in list(self._kv.accounts.reserving):
-            head = self._waiting.head_of(account.name)
+        for quota in list(self._kv.quotas.reserving):
+            head = self._waiting.head_of(quota.name)
             full = self._full or draft.budget <= 0
             if head is not None and not head.isolated and not full:
                 self.admit(draft, head)
@@ -76,44 +76,48 @@ class Admitter:
         They did so before it was reserved: no allocation dips into a reserve.
         """
         kv, scheduler = self._kv, self._scheduler
-        for account in kv.accounts.unbacked(kv.pool.num_free):
-            head = self._waiting.head_of(account.name)
+        for quota in kv.quotas.unbacked(kv.pool.num_free):
+            head = self._waiting.head_of(quota.name)
             if head is None:
                 continue
-            prefix = kv.find_cached_prefix(head)
+            prefix = scheduler.find_cached_prefix(head)
             computed = len(prefix[0]) * kv.block_size
-            target = min(head.num_tokens, computed + scheduler.most_at_once)
-            if kv.needed(head, target, prefix) > account.unused_reserve:
+            count = min(head.num_tokens - computed, scheduler.most_at_once)
+            if kv.needed(head.seq_id, computed, count, prefix) > quota.unused_reserve:
                 continue
-            while not kv.can_allocate(head, target, prefix):
-                victim = scheduler.victim(account, over_share=True)
+            while not kv.can_allocate(head.seq_id, quota, computed, count, prefix):
+                victim = scheduler.victim(quota, over_share=True)
                 if victim is None:
                     break
                 scheduler.preempt(victim)
 
-    def admit(self, draft: Draft, sequence: Sequence) -> int:
+    def admit(self, draft: StepBuilder, sequence: Sequence) -> int:
         """Start the head of a tenant's line; the tokens dealt to it, 0 if it can't start."""
         self._lacking = 0
-        kv = self._kv
+        kv, seq_id = self._kv, sequence.seq_id
         if sequence.num_placeholders:
             # Preempted while a step runs that samples its next token: it must come first.
             return 0
-        prefix = kv.find_cached_prefix(sequence)
+        prefix = self._scheduler.find_cached_prefix(sequence)
         computed = len(prefix[0]) * kv.block_size
         wanted = sequence.num_tokens - computed
         count = self._scheduler.prefill_share(draft, wanted)
         if count == 0 or (count < wanted and not self._config.enable_chunked_prefill):
             return 0
-        if not kv.can_allocate(sequence, computed + count, prefix):
-            if not self._scheduler.refuse_for_good(sequence, computed + count, prefix):
-                self._lacking = kv.needed(sequence, computed + count, prefix)
+        quota = self._scheduler.quota_of(sequence)
+        if not kv.can_allocate(seq_id, quota, computed, count, prefix):
+            if not self._scheduler.refuse_for_good(sequence, count, prefix):
+                self._lacking = kv.needed(seq_id, computed, count, prefix)
             return 0
+        tokens, hashes = sequence.token_ids, sequence.block_hashes
         if not computed and sequence.status is Status.WAITING:
-            sequence.flight.cold_reason = kv.why_cold(sequence)
+            reads = sequence.reads_cache
+            sequence.flight.cold_reason = kv.why_cold(tokens, hashes, reads_cache=reads)
         self._waiting.take(sequence)
-        kv.allocate(sequence, computed + count, prefix)
+        kv.allocate(seq_id, quota, computed, count, prefix)
+        kv.cache_full_blocks(seq_id, tokens, hashes, computed + count)
         self._note_start(sequence, computed)
-        draft.start(sequence, kv.tables(sequence))
+        draft.start(sequence, kv.tables(seq_id))
         draft.deal(sequence, count)
         return count
 
@@ -123,10 +127,11 @@ class Admitter:
             sequence.first_scheduled_at = time.time()
             sequence.num_cached_tokens = min(computed, sequence.num_prompt_tokens)
             sequence.flight.num_cached_tokens = sequence.num_cached_tokens
+            sequence.num_prompt_counted = sequence.num_cached_tokens
             self._kv.num_query_tokens += sequence.num_tokens
             self._kv.num_hit_tokens += computed
             self._waiting.charge_prompt(sequence, sequence.num_tokens - computed)
         sequence.status = Status.RUNNING
         sequence.num_computed_tokens = computed
-        self._kv.account_of(sequence).running += 1
+        self._scheduler.quota_of(sequence).running += 1
         self._running.append(sequence)

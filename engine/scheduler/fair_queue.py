@@ -17,6 +17,9 @@ starves the long ones; a due date in proportion to the prompt doesn't.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from engine.lazy_heap import LazyHeap
 from engine.scheduler.queue import Place, WaitingQueue
 from engine.scheduler.sequence import Sequence
@@ -24,6 +27,8 @@ from engine.scheduler.sequence import Sequence
 #: Cost of a prompt token and of an output token; the paper's, after what providers charge.
 PROMPT_COST = 1.0
 OUTPUT_COST = 2.0
+#: A tenant that had nothing for so long (or up to twice as long) is forgotten: it begins anew.
+FORGET_AFTER_S = 3600.0
 
 
 class FairQueue(WaitingQueue):
@@ -31,11 +36,18 @@ class FairQueue(WaitingQueue):
     when they are due.
     """
 
-    def __init__(self, overtaking: float = 0.0) -> None:
+    def __init__(
+        self, overtaking: float = 0.0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`overtaking`: a sequence is due when, since it came, so many tokens for each of its own
         prompt were served, to prompts or as output; 0: within a tenant first come, first served.
+        `clock`: seconds; only differences matter.
         """
         super().__init__()
+        self._clock = clock
+        #: When the idle were forgotten last, and the counters as they were then.
+        self._swept_at = clock()
+        self._counters_then: dict[str, float] = {}
         self._overtaking = overtaking
         #: Prompt tokens of all that were started, and output tokens: the clock of due dates. With
         #: prompts alone it would hardly move where they wait for seats of those that decode.
@@ -78,9 +90,20 @@ class FairQueue(WaitingQueue):
 
     def _opened(self, tenant: str) -> None:
         """No service is saved up while a tenant has nothing to run: its counter is lifted."""
+        if self._clock() - self._swept_at >= FORGET_AFTER_S:
+            self._forget_idle()
         counter = max(self.counters.get(tenant, 0.0), self._floor())
         self.counters[tenant] = counter
         self._waiting.put(tenant, counter)
+
+    def _forget_idle(self) -> None:
+        """Drop the counters of those that wait for nothing and got nothing since the last time."""
+        then = self._counters_then
+        for tenant, counter in list(self.counters.items()):
+            if then.get(tenant) == counter and tenant not in self._lines:
+                del self.counters[tenant]
+        self._counters_then = self.counters.copy()
+        self._swept_at = self._clock()
 
     def _closed(self, tenant: str) -> None:
         self._waiting.discard(tenant)

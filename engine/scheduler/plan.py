@@ -1,26 +1,48 @@
-"""What the scheduler tells the executor for one step, and what comes back.
+"""What the scheduler tells the executor for one step, and what comes back: data, nothing else.
 
 The plan is a diff: a sequence is described whole when it starts or resumes; from then on only its
-new blocks and how many tokens to compute. The worker keeps the rest.
+new blocks and how many tokens to compute. The worker keeps the rest. Plans, masks and results are
+msgspec structs, so they cross a process as they are. What can't, vectors and a caller's functions,
+is handed to the executor once and goes by handle (`Executor.attach`).
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TypeVar
 
-from engine.pooling.params import PoolingParams
-from engine.protocol import TokenLogprobs
-from engine.sampling_params import SamplingParams
-from engine.structured.masks import TokenMask
+import msgspec
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from engine.contract.pooling_params import PoolingParams
+from engine.contract.protocol import TokenLogprobs
+from engine.contract.sampling_params import SamplingParams
+
+Count = TypeVar("Count")
 
 
-@dataclass(slots=True)
-class NewSequence:
+def decodes(count: Count, num_drafts: int = 0) -> Count:
+    """Whether a row that computes `count` tokens decodes: its newest token and the drafts after it.
+
+    Everything longer is a piece of a prompt (or of what is computed again after a preemption).
+    Takes an array as well, and answers for each of its elements.
+    """
+    return count == 1 + num_drafts  # type: ignore[return-value]
+
+
+class EncoderInput(msgspec.Struct, frozen=True):
+    """Vectors in the place of the embeddings of some of a prompt's tokens.
+
+    Attributes:
+        start: the first of these tokens, by its position in the prompt.
+        count: how many.
+        handle: float32 [count, hidden], see `Executor.attach`.
+    """
+
+    start: int
+    count: int
+    handle: int
+
+
+class NewSequence(msgspec.Struct, omit_defaults=True):
     """A sequence that the worker doesn't hold yet (new, or resumed after a preemption)."""
 
     seq_id: int
@@ -30,55 +52,113 @@ class NewSequence:
     num_computed_tokens: int
     #: Block tables, one a KV cache group, all of one length.
     block_ids: list[list[int]]
+    #: Without `logits_processors`, which are functions.
     sampling: SamplingParams
     seed: int
     #: Length of the prompt logprobs already delivered, or -1 when none are wanted.
     prompt_logprobs_from: int = -1
     adapter: str = ""
-    #: float32 [num_prompt_tokens, hidden] in the place of the prompt ids' embeddings.
-    prompt_embeds: Tensor | None = None
+    #: In the order of their positions; they don't overlap.
+    encoder_inputs: list[EncoderInput] = msgspec.field(default_factory=list)
+    #: Handle of the caller's functions on logits; offline only.
+    logits_processors: int | None = None
     #: Set when the prompt is to be pooled, not continued.
     pooling: PoolingParams | None = None
 
 
-@dataclass(slots=True)
-class StepPlan:
-    """One step's work. `seq_ids[i]` computes `num_scheduled[i]` tokens (>= 1)."""
+class StepPlan(msgspec.Struct, omit_defaults=True):
+    """One step's work, a row a sequence.
+
+    Row i is the sequence `seq_ids[i]`. It computes `num_scheduled[i]` tokens (>= 1), the last
+    `len(drafts[seq_ids[i]])` of which are drafts, and wants a token sampled at its last
+    `num_samples[i]` positions: 0 within a prompt, else one more than it has drafts.
+    """
 
     step: int
-    seq_ids: list[int] = field(default_factory=list)
-    num_scheduled: list[int] = field(default_factory=list)
-    new: list[NewSequence] = field(default_factory=list)
+    seq_ids: list[int] = msgspec.field(default_factory=list)
+    num_scheduled: list[int] = msgspec.field(default_factory=list)
+    num_samples: list[int] = msgspec.field(default_factory=list)
+    #: seq_id -> guesses at the tokens that follow its newest one.
+    drafts: dict[int, list[int]] = msgspec.field(default_factory=dict)
+    new: list[NewSequence] = msgspec.field(default_factory=list)
     #: (seq_id, block ids by KV cache group) appended to the block tables of sequences that the
     #: worker holds. Blocks that fall out of a window aren't told: no kernel reads them any more.
-    new_blocks: list[tuple[int, list[list[int]]]] = field(default_factory=list)
+    new_blocks: list[tuple[int, list[list[int]]]] = msgspec.field(default_factory=list)
     #: Finished, aborted or preempted since the last step: the worker forgets them first.
-    removed: list[int] = field(default_factory=list)
+    removed: list[int] = msgspec.field(default_factory=list)
     #: (seq_id, token) that sequences which the worker holds got without sampling it. Before `new`.
-    appended: list[tuple[int, int]] = field(default_factory=list)
-    #: Grammar masks of this step, in the making while the model runs.
-    mask: Future[TokenMask] | None = None
+    appended: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    #: A `GrammarOutput` of this step follows, made while the model runs; sampling waits for it.
+    awaits_masks: bool = False
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the whole step."""
         return sum(self.num_scheduled)
 
+    @property
+    def num_decodes(self) -> int:
+        """Rows that decode."""
+        if not self.drafts:
+            return self.num_scheduled.count(1)
+        return sum(
+            decodes(count, len(self.drafts.get(seq_id, ())))
+            for seq_id, count in zip(self.seq_ids, self.num_scheduled, strict=True)
+        )
 
-@dataclass(slots=True)
-class StepResult:
-    """What the step sampled, in the order of `StepPlan.seq_ids`.
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the rows that don't decode."""
+        if not self.drafts:
+            return sum(self.num_scheduled) - self.num_scheduled.count(1)
+        return sum(
+            count
+            for seq_id, count in zip(self.seq_ids, self.num_scheduled, strict=True)
+            if not decodes(count, len(self.drafts.get(seq_id, ())))
+        )
 
-    `token_ids[i]` is -1 where sequence i still has prompt to compute.
+
+class GrammarOutput(msgspec.Struct, omit_defaults=True):
+    """Which tokens a step's rows may get, for those that follow a grammar.
+
+    Attributes:
+        step: whose rows.
+        seq_ids: sequences, in the order of the rows of `bits`.
+        bits: int32 [len(seq_ids), words], little-endian, row after row; bit t % 32 of word t // 32
+            is set where token t may come.
+        only_eos: rows that nothing but EOS can follow: it comes whatever else the request says.
+        errors: sequence -> why its grammar failed; its row forbids nothing.
+        failure: why there are no masks at all; the step fails.
     """
 
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs | None] | None = None
+    step: int
+    seq_ids: list[int] = msgspec.field(default_factory=list)
+    bits: bytes = b""
+    only_eos: list[int] = msgspec.field(default_factory=list)
+    errors: dict[int, str] = msgspec.field(default_factory=dict)
+    failure: str = ""
+
+
+class StepResult(msgspec.Struct, omit_defaults=True):
+    """What the step sampled, in the order of `StepPlan.seq_ids`.
+
+    `token_ids[i]` are the tokens that sequence i got, in order: none where it still has prompt to
+    compute, more than one where drafts held.
+    """
+
+    token_ids: list[list[int]]
+    #: By row; in a row one entry a token.
+    logprobs: list[list[TokenLogprobs] | None] | None = None
     #: seq_id -> entries for the prompt positions that this step computed.
-    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
     #: seq_id -> result of a prompt that this step completed, little-endian float32.
-    pooled: dict[int, bytes] = field(default_factory=dict)
-    #: seq_id -> a beam's likeliest next tokens, best first. Its entry of `token_ids` is -1.
-    candidates: dict[int, TokenLogprobs] = field(default_factory=dict)
+    pooled: dict[int, bytes] = msgspec.field(default_factory=dict)
+    #: seq_id -> a beam's likeliest next tokens, best first. Its entry of `token_ids` is empty.
+    candidates: dict[int, TokenLogprobs] = msgspec.field(default_factory=dict)
     #: seq_id -> why this sequence alone failed (NaN logits, say).
-    errors: dict[int, str] = field(default_factory=dict)
+    errors: dict[int, str] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def empty(cls, num_rows: int) -> StepResult:
+        """No token for any of so many rows."""
+        return cls([[] for _ in range(num_rows)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.config import EngineConfig
+from engine.contract.config import EngineConfig
 from engine.scheduler.fair_queue import FairQueue
 from engine.scheduler.queue import FCFSQueue, PriorityQueue, WaitingQueue
 

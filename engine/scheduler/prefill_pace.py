@@ -36,8 +36,7 @@ class PrefillPace:
 
     def note(self, plan: StepPlan, seconds: float) -> None:
         """Take a step's time into account."""
-        decodes = plan.num_scheduled.count(1)
-        prompt_tokens = sum(plan.num_scheduled) - decodes
+        decodes, prompt_tokens = plan.num_decodes, plan.num_prompt_tokens
         if not prompt_tokens:
             before = self._decode_seconds or seconds
             self._decode_seconds = _moved(before, seconds)

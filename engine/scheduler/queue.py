@@ -1,8 +1,9 @@
 """The waiting queue: a line for each tenant, so that one tenant's can be passed over.
 
 A policy says how sequences stand in a line, and how the lines' heads stand among each other. Adding
-and taking are O(log n) and nothing walks the queue: what finishes while it waits is dropped when it
-comes to the head of its line.
+and taking are O(log n). What finishes while it waits is dropped when it comes to the head of its
+line, or when it and its like are most of the line: so a line that stands still keeps no more of the
+dead than of the living, and dropping costs O(1) each over time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,49 @@ from engine.scheduler.sequence import Sequence, Status
 Place = tuple[int, ...]
 
 
+#: A line keeps so many of the dead without a look at how many live.
+_FEW_DEAD = 16
+
+
+class _Line:
+    """One tenant's sequences."""
+
+    __slots__ = ("_dead", "_heap")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[Place, Sequence]] = []
+        self._dead = 0
+
+    def __len__(self) -> int:
+        """Those that live."""
+        return len(self._heap) - self._dead
+
+    def push(self, place: Place, sequence: Sequence) -> None:
+        heapq.heappush(self._heap, (place, sequence))
+
+    def head(self) -> tuple[Place, Sequence] | None:
+        """Who is next among the living; the dead before it are dropped."""
+        heap = self._heap
+        while heap:
+            if heap[0][1].status is not Status.FINISHED:
+                return heap[0]
+            heapq.heappop(heap)
+            self._dead -= 1
+        return None
+
+    def pop(self) -> None:
+        """Take the head."""
+        heapq.heappop(self._heap)
+
+    def note_dead(self) -> None:
+        """One of its sequences has finished."""
+        self._dead += 1
+        if self._dead > _FEW_DEAD and 2 * self._dead > len(self._heap):
+            self._heap = [each for each in self._heap if each[1].status is not Status.FINISHED]
+            heapq.heapify(self._heap)
+            self._dead = 0
+
+
 class WaitingQueue(ABC):
     """Sequences that wait to run."""
 
@@ -26,7 +70,7 @@ class WaitingQueue(ABC):
         self._pushed = 0
         #: Tokens that all that wait were to compute when they were queued.
         self.num_tokens = 0
-        self._lines: dict[str, list[tuple[Place, Sequence]]] = {}
+        self._lines: dict[str, _Line] = {}
         self._order = LazyHeap()
         self._held: set[str] = set()
 
@@ -76,52 +120,59 @@ class WaitingQueue(ABC):
         place, tenant = self._place(sequence, preempted), sequence.request.message.tenant
         line = self._lines.get(tenant)
         if line is None:
-            line = self._lines[tenant] = []
+            line = self._lines[tenant] = _Line()
             self._opened(tenant)
-        heapq.heappush(line, (place, sequence))
-        if line[0][0] == place and tenant not in self._held:
+        line.push(place, sequence)
+        head = line.head()
+        if head is not None and head[0] == place and tenant not in self._held:
             self._order.put(tenant, self._rank(tenant, place))
 
     def discard(self, sequence: Sequence) -> None:
         """Say that a queued sequence has finished (its status must be FINISHED)."""
         self._uncount(sequence)
+        tenant = sequence.request.message.tenant
+        line = self._lines[tenant]
+        line.note_dead()
+        if not len(line):
+            self._close(tenant)
 
     def peek(self) -> Sequence | None:
         """The sequence to run next, or None; tenants that are held are passed over."""
         while (first := self._order.first()) is not None:
             tenant, listed = first
-            head = self.head_of(tenant)
+            head = self._head(tenant)
             if head is None:
                 continue
-            rank = self._rank(tenant, self._lines[tenant][0][0])
+            rank = self._rank(tenant, head[0])
             if rank == listed:
-                return head
+                return head[1]
             self._order.put(tenant, rank)
         return None
 
     def head_of(self, tenant: str) -> Sequence | None:
         """The tenant's sequence to run next, held or not; None when it has none waiting."""
+        head = self._head(tenant)
+        return head[1] if head is not None else None
+
+    def _head(self, tenant: str) -> tuple[Place, Sequence] | None:
+        """The head of a tenant's line; one where nobody lives is closed."""
         line = self._lines.get(tenant)
-        while line:
-            sequence = line[0][1]
-            if sequence.status is not Status.FINISHED:
-                return sequence
-            heapq.heappop(line)
-        self._close(tenant)
-        return None
+        head = line.head() if line is not None else None
+        if head is None:
+            self._close(tenant)
+        return head
 
     def take(self, sequence: Sequence) -> None:
         """Take the head of a tenant's line, as `peek` or `head_of` gave it."""
         tenant = sequence.request.message.tenant
         if self.head_of(tenant) is not sequence:
             raise RuntimeError("Only the head of a line can be taken.")
-        heapq.heappop(self._lines[tenant])
+        self._lines[tenant].pop()
         self._uncount(sequence)
         self._took(tenant)
-        if not self._lines[tenant]:
-            self._close(tenant)
-        elif tenant not in self._held:
-            self._order.put(tenant, self._rank(tenant, self._lines[tenant][0][0]))
+        head = self._head(tenant)
+        if head is not None and tenant not in self._held:
+            self._order.put(tenant, self._rank(tenant, head[0]))
 
     def _uncount(self, sequence: Sequence) -> None:
         self._count -= 1
@@ -142,9 +193,9 @@ class WaitingQueue(ABC):
     def release(self) -> None:
         """Pass over nobody any more."""
         for tenant in self._held:
-            line = self._lines.get(tenant)
-            if line:
-                self._order.put(tenant, self._rank(tenant, line[0][0]))
+            head = self._head(tenant)
+            if head is not None:
+                self._order.put(tenant, self._rank(tenant, head[0]))
         self._held.clear()
 
 

@@ -7,21 +7,21 @@ up with the second. Chunked prefill, mixed batches, prefix hits, resumption: all
 
 from __future__ import annotations
 
-from engine.config import EngineConfig
-from engine.errors import KVPoolTooSmall
-from engine.kv_cache import Account, Block, KVLayout, make_manager
-from engine.protocol import EngineRequest
+from engine.contract.config import EngineConfig
+from engine.contract.errors import KVPoolTooSmall
+from engine.contract.protocol import EngineRequest
+from engine.kv_cache import KVLayout, Tables, TenantQuota, make_coordinator
 from engine.scheduler.admitter import Admitter
-from engine.scheduler.draft import Draft
-from engine.scheduler.plan import StepPlan
+from engine.scheduler.plan import StepPlan, decodes
 from engine.scheduler.policies import make_queue
 from engine.scheduler.prefill_share import PrefillShare
 from engine.scheduler.sequence import Sequence, Status
+from engine.scheduler.step_builder import StepBuilder
 from engine.scheduler.victims import choose_victim
 
 
 class Scheduler:
-    """Owns the waiting queue, the running list and the KV cache manager."""
+    """Owns the waiting queue, the running list and the KV cache."""
 
     def __init__(
         self,
@@ -44,9 +44,14 @@ class Scheduler:
         self.max_num_seqs = config.max_num_seqs
         self.chunk_limit = config.long_prefill_token_threshold or token_budget
         self.share = prefill_share or PrefillShare(token_budget)
-        self.kv = make_manager(layout, num_blocks, config.block_size, config.enable_prefix_caching)
+        self.kv = make_coordinator(
+            layout, num_blocks, config.block_size, config.enable_prefix_caching
+        )
         #: The longest sequence that can ever run.
         self.capacity_tokens = self.kv.capacity(num_blocks, self.most_at_once, max_model_len)
+        if max_model_len:
+            longest = self.kv.most_blocks(max_model_len, self.most_at_once)
+            self.kv.quotas.shared = min(num_blocks, longest)
         self.waiting = make_queue(config)
         self.running: list[Sequence] = []
         self._admitter = Admitter(self)
@@ -77,12 +82,12 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.note_tenant(sequence.request.message).sequences += 1
-        cached = len(self.kv.find_cached_prefix(sequence)[0]) * self.kv.block_size
+        cached = len(self.find_cached_prefix(sequence)[0]) * self.kv.block_size
         self.waiting.push(sequence, cached)
 
-    def note_tenant(self, message: EngineRequest) -> Account:
+    def note_tenant(self, message: EngineRequest) -> TenantQuota:
         """Take over what a request says of its tenant's share of the pool."""
-        return self.kv.accounts.note(
+        return self.kv.quotas.note(
             message.tenant,
             message.weight,
             message.kv_reserved_fraction,
@@ -91,8 +96,18 @@ class Scheduler:
 
     def capacity_of(self, message: EngineRequest) -> int:
         """The longest sequence, in tokens, that the request's tenant can ever run as of now."""
-        blocks = self.kv.accounts.limit(self.note_tenant(message))
+        blocks = self.kv.quotas.limit(self.note_tenant(message))
         return self.kv.capacity(blocks, self.most_at_once, self._max_model_len)
+
+    def quota_of(self, sequence: Sequence) -> TenantQuota:
+        """Who pays for the sequence's blocks."""
+        return self.kv.quotas.of(sequence.request.message.tenant)
+
+    def find_cached_prefix(self, sequence: Sequence) -> Tables:
+        """The cached blocks that a sequence's tokens begin with, if it may use any."""
+        if not sequence.reads_cache:
+            return self.kv.no_prefix()
+        return self.kv.find_cached_prefix(sequence.token_ids, sequence.block_hashes)
 
     def take_refused(self) -> list[tuple[Sequence, KVPoolTooSmall]]:
         """Sequences that ended because their tenant's limit can't hold them any more."""
@@ -106,9 +121,9 @@ class Scheduler:
         include the step's tokens.
         """
         self.num_steps += 1
-        if self.kv.accounts.reserving:
+        if self.kv.quotas.reserving:
             self._admitter.claim_reserves()
-        draft = Draft(self.num_steps, self.token_budget, self._prefill_tokens())
+        draft = StepBuilder(self.num_steps, self.token_budget, self._prefill_tokens())
         head = self.waiting.peek()
         alone = head is not None and head.isolated and self._admitter.admit(draft, head)
         if not alone and self._schedule_running(draft):
@@ -153,7 +168,7 @@ class Scheduler:
         """When nothing could be scheduled: park a sequence that waits for others. False: none."""
         for sequence in reversed(self.running):
             idle = sequence.num_computed_tokens == len(sequence.token_ids)
-            if idle and sequence.request.beams is not None:
+            if idle and sequence.request.searches:
                 self.park(sequence)
                 return True
         return False
@@ -174,9 +189,10 @@ class Scheduler:
             self._leave(sequence)
         elif not unknown and not parked:
             self.waiting.discard(sequence)
+        quota = self.quota_of(sequence)
         if not unknown:
-            self.kv.account_of(sequence).sequences -= 1
-        self.kv.free(sequence)
+            quota.sequences -= 1
+        self.kv.free(sequence.seq_id, quota)
 
     def undo(self, *steps: tuple[StepPlan, list[Sequence]]) -> None:
         """Take back a step that failed, and those after it that were planned already: nothing that
@@ -192,22 +208,20 @@ class Scheduler:
         for sequence, count in reversed(counts.items()):
             sequence.num_placeholders = 0
             if sequence.status is Status.RUNNING:
-                self.kv.forget(sequence, sequence.num_computed_tokens - count)
+                self._forget(sequence, sequence.num_computed_tokens - count)
                 sequence.isolated = True
                 self.preempt(sequence)
             else:
                 # It left while its step was being run, and its blocks may be anyone's by now.
-                self.kv.forget_all(sequence)
+                self.kv.forget_all(sequence.block_hashes)
 
     def check_integrity(self) -> None:
-        """Raise RuntimeError unless the pool's books balance."""
-        self.kv.pool.check_integrity(
-            (sequence.request.message.tenant, table)
-            for sequence in self.running
-            for table in self.kv.tables(sequence)
+        """Raise RuntimeError unless the pool's books balance and only what runs holds blocks."""
+        self.kv.check_integrity(
+            {sequence.seq_id: sequence.request.message.tenant for sequence in self.running}
         )
 
-    def _schedule_running(self, draft: Draft) -> bool:
+    def _schedule_running(self, draft: StepBuilder) -> bool:
         """Running sequences in order; False after a preemption.
 
         Nothing new is admitted then in the same step: it would take the blocks that were just freed
@@ -226,64 +240,75 @@ class Scheduler:
             if sequence.num_placeholders and sequence.ends_in_flight:
                 index += 1
                 continue
-            if pending == 1 and computed % block_size not in (0, block_size - 1):
+            if decodes(pending) and computed % block_size not in (0, block_size - 1):
                 # The usual decode: it neither needs a block nor fills one.
                 draft.deal(sequence, 1)
                 index += 1
                 continue
-            count = 1 if pending == 1 else self.prefill_share(draft, pending)
+            count = pending if decodes(pending) else self.prefill_share(draft, pending)
             if count == 0:
                 index += 1
                 continue
             index = self._grow(draft, index, count)
         return self.num_preemptions == before
 
-    def _grow(self, draft: Draft, index: int, count: int) -> int:
+    def _grow(self, draft: StepBuilder, index: int, count: int) -> int:
         """Deal to a running sequence that may need blocks; the index of the one after it."""
         sequence = self.running[index]
-        target = sequence.num_computed_tokens + count
-        self.kv.trim(sequence)
-        while not self.kv.can_allocate(sequence, target):
-            victim = self._victim_for(sequence, target)
-            if victim is sequence and self.refuse_for_good(sequence, target):
+        seq_id, computed = sequence.seq_id, sequence.num_computed_tokens
+        quota = self.quota_of(sequence)
+        self.kv.trim(seq_id, quota, computed)
+        while not self.kv.can_allocate(seq_id, quota, computed, count):
+            victim = self._victim_for(sequence, count)
+            if victim is sequence and self.refuse_for_good(sequence, count):
                 return index
             index -= self.running.index(victim) < index
             if draft.take_back(victim):
-                self.kv.forget(victim, victim.num_computed_tokens)
+                self._forget(victim, victim.num_computed_tokens)
             self.preempt(victim)
             if victim is sequence:
                 return index
-        fresh = self.kv.allocate(sequence, target)
+        fresh = self.kv.allocate(seq_id, quota, computed, count)
+        self.kv.cache_full_blocks(
+            seq_id, sequence.token_ids, sequence.block_hashes, computed + count
+        )
         if fresh:
             draft.grow(sequence, fresh)
         draft.deal(sequence, count)
         return index + 1
 
-    def _victim_for(self, sequence: Sequence, num_tokens: int) -> Sequence:
+    def _forget(self, sequence: Sequence, num_tokens: int) -> None:
+        """Uncache a running sequence's blocks from a token on: their content never came."""
+        self.kv.forget(sequence.seq_id, sequence.block_hashes, num_tokens)
+
+    def _victim_for(self, sequence: Sequence, count: int) -> Sequence:
         """Whom to preempt so that a sequence can grow; itself when nobody else gives."""
-        account = self.kv.account_of(sequence)
-        own_only = account.used + self.kv.needed(sequence, num_tokens) > account.maximum
-        return self.victim(account, own_only=own_only) or sequence
+        quota = self.quota_of(sequence)
+        needed = self.kv.needed(sequence.seq_id, sequence.num_computed_tokens, count)
+        return self.victim(quota, own_only=quota.used + needed > quota.maximum) or sequence
 
     def victim(
-        self, taker: Account, *, own_only: bool = False, over_share: bool = False
+        self, taker: TenantQuota, *, own_only: bool = False, over_share: bool = False
     ) -> Sequence | None:
         """Whom to preempt for a tenant."""
         return choose_victim(
             self.running,
-            self.kv.accounts,
+            self.kv.quotas,
             taker,
             by_priority=self.config.scheduling_policy != "fcfs",
             own_only=own_only,
             over_share=over_share,
         )
 
-    def refuse_for_good(
-        self, sequence: Sequence, num_tokens: int, prefix: list[list[Block]] | None = None
-    ) -> bool:
-        """End a sequence that wouldn't fit if it were the only one: its tenant's limit shrank."""
-        limit = self.kv.accounts.limit(self.kv.account_of(sequence))
-        if self.kv.total(sequence, num_tokens, prefix) <= limit:
+    def refuse_for_good(self, sequence: Sequence, count: int, prefix: Tables | None = None) -> bool:
+        """End a sequence whose next `count` tokens wouldn't fit if it were the only one: its
+        tenant's limit shrank.
+        """
+        limit = self.kv.quotas.limit(self.quota_of(sequence))
+        computed = sequence.num_computed_tokens
+        if prefix is not None:
+            computed = len(prefix[0]) * self.kv.block_size
+        if self.kv.total(sequence.seq_id, computed, count, prefix) <= limit:
             return False
         error = KVPoolTooSmall(
             f"The request needs more than the {limit} KV blocks that its tenant may use.",
@@ -309,13 +334,13 @@ class Scheduler:
     def _take_off(self, sequence: Sequence) -> None:
         """Free a running sequence's blocks; the worker forgets it."""
         self._leave(sequence)
-        self.kv.free(sequence)
+        self.kv.free(sequence.seq_id, self.quota_of(sequence))
         sequence.num_computed_tokens = 0
 
     def _leave(self, sequence: Sequence) -> None:
         """Take a sequence off the running list; the worker is told."""
         self.running.remove(sequence)
-        self.kv.account_of(sequence).running -= 1
+        self.quota_of(sequence).running -= 1
         self._removed.append(sequence.seq_id)
 
     def _prefill_tokens(self) -> int:
@@ -323,19 +348,19 @@ class Scheduler:
         share = self.share
         if not share.full_at and share.most >= self.token_budget:  # no bound: nothing to count
             return self.token_budget
-        decodes, pending = 0, 0
+        num_decodes, pending = 0, 0
         for sequence in self.running:
             left = len(sequence.token_ids) + sequence.num_placeholders
             left -= sequence.num_computed_tokens
-            if left == 1:
-                decodes += 1
+            if decodes(left):
+                num_decodes += 1
             else:
                 pending += left
-        if not decodes:
+        if not num_decodes:
             return self.token_budget
-        return min(share.of(decodes, pending + self.waiting.num_tokens), self.token_budget)
+        return min(share.of(num_decodes, pending + self.waiting.num_tokens), self.token_budget)
 
-    def prefill_share(self, draft: Draft, wanted: int) -> int:
+    def prefill_share(self, draft: StepBuilder, wanted: int) -> int:
         """Tokens of a prompt that may be computed in this step."""
         if not self.config.enable_chunked_prefill:
             return min(wanted, draft.budget)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from engine.kv_cache.block import Block
-from engine.protocol import EngineRequest, FlightRecord, TokenLogprobs
-from engine.structured.grammar import GrammarState
+import msgspec
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from engine.beams.group import BeamGroup
+from engine.contract.protocol import EngineRequest, FlightRecord, TokenLogprobs
+from engine.contract.sampling_params import SamplingParams
+from engine.kv_cache import BlockHashes
+from engine.scheduler.plan import EncoderInput
 
 
 class Status(enum.Enum):
@@ -51,19 +48,15 @@ class Sequence:
     max_output_tokens: int
     #: Seed of this output, resolved.
     seed: int
-    #: Namespace and adapter, for the first block's hash.
-    extra_key: bytes = b""
+    #: Hashes of its full blocks, with what tells them from others' of equal tokens.
+    block_hashes: BlockHashes = field(default_factory=BlockHashes)
     status: Status = Status.WAITING
     #: Tokens whose KV is in the cache after the step being run.
     num_computed_tokens: int = 0
-    #: Block tables, one a KV cache group, all of one length.
-    tables: list[list[Block]] = field(default_factory=lambda: [[]])
-    #: Hashes of the full blocks; survive preemption, as the tokens do.
-    block_hashes: list[bytes] = field(default_factory=list)
-    #: How many blocks of each table, from the first, have been offered to the cache.
-    num_cached_blocks: int = 0
     #: Prompt tokens that a prefix hit saved, when first scheduled.
     num_cached_tokens: int = 0
+    #: Prompt tokens that needn't be computed or whose computation has been counted.
+    num_prompt_counted: int = 0
     #: Output tokens that the client had before this replica took over; they aren't sent again.
     num_resumed_tokens: int = 0
     finish_reason: str | None = None
@@ -80,13 +73,6 @@ class Sequence:
     num_placeholders: int = 0
     #: Must run in a step of its own, to find out which sequence of a failed step is to blame.
     isolated: bool = False
-    #: Where it stands in its grammar, with structured output; survives preemption.
-    grammar: GrammarState | None = None
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The first group's block table: the only one, unless layers attend in different ways."""
-        return self.tables[0]
 
     @property
     def num_tokens(self) -> int:
@@ -131,10 +117,10 @@ class Request:
     message: EngineRequest
     sequences: list[Sequence] = field(default_factory=list)
     arrived_at: float = 0.0
-    #: What holds its sequences together, when they are the beams of one search.
-    beams: BeamGroup | None = None
-    #: float32 [num_prompt_tokens, hidden] in the place of the prompt ids' embeddings.
-    prompt_embeds: Tensor | None = None
+    #: Vectors in the place of the prompt ids' embeddings.
+    encoder_inputs: list[EncoderInput] = field(default_factory=list)
+    #: Handle of the caller's functions on logits.
+    logits_processors: int | None = None
     #: Output tokens that may still come, over all outputs; None: no cap.
     tokens_left: int | None = None
     #: Called when the last sequence has left; the service acknowledges the inbox entry then.
@@ -144,6 +130,25 @@ class Request:
     def request_id(self) -> str:
         """The id that outputs carry."""
         return self.message.request_id
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How to choose tokens, as data: without the caller's functions."""
+        params = self.message.sampling
+        if params.logits_processors is None:
+            return params
+        return msgspec.structs.replace(params, logits_processors=None)
+
+    @property
+    def searches(self) -> bool:
+        """Whether its sequences are the beams of one search."""
+        return self.message.sampling.use_beam_search
+
+    @property
+    def handles(self) -> list[int]:
+        """What the executor holds for it."""
+        held = [each.handle for each in self.encoder_inputs]
+        return held if self.logits_processors is None else [*held, self.logits_processors]
 
     @property
     def priority(self) -> int:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 
-from engine.kv_cache.accounts import Account, TenantAccounts
+from engine.kv_cache.block import TenantQuota
+from engine.kv_cache.quotas import TenantQuotas
 from engine.scheduler.sequence import Sequence
 
 
 def choose_victim(
     running: List[Sequence],
-    accounts: TenantAccounts,
-    taker: Account,
+    quotas: TenantQuotas,
+    taker: TenantQuota,
     *,
     by_priority: bool,
     own_only: bool = False,
@@ -26,7 +27,7 @@ def choose_victim(
 
     Args:
         running: in order; the last of a tenant goes before its others.
-        accounts: everyone's blocks.
+        quotas: everyone's blocks.
         taker: for whom.
         by_priority: `running` is in order of priority, and only the lowest that can give does.
         own_only: the tenant is at its maximum, so that only its own blocks help.
@@ -44,13 +45,13 @@ def choose_victim(
         name = sequence.request.message.tenant
         if name in seen:
             continue
-        account = accounts.of(name)
-        own = account is taker
+        quota = quotas.of(name)
+        own = quota is taker
         if (own and over_share) or (own_only and not own):
             continue
         seen.add(name)
-        excess = accounts.excess(account, account.used)
-        if not own and (account.used <= account.reserved or (over_share and excess <= 1)):
+        excess = quotas.excess(quota, quota.used)
+        if not own and (quota.used <= quota.reserved or (over_share and excess <= 1)):
             continue
         if chosen is None or excess > most:
             chosen, most = sequence, excess

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
-from engine import protocol
-from engine.config import add_cli_args
+from engine.contract import protocol
+from engine.contract.command_line import expanded
+from engine.contract.config import add_cli_args
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The process's command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m engine.service", description="Run one engine replica."
+        prog="python -m engine.serving", description="Run one engine replica."
     )
     parser.add_argument("--replica-id", required=True, help="unique name of this replica")
     parser.add_argument(
@@ -34,4 +36,4 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--log-level", default="info", choices=("debug", "info", "warning", "error")
     )
     add_cli_args(parser)
-    return parser.parse_args(argv)
+    return parser.parse_args(expanded(sys.argv[1:] if argv is None else argv))

@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import redis
 
-from engine import protocol
-from engine.protocol import Heartbeat
+from engine.contract import protocol
+from engine.contract.protocol import Heartbeat
+from engine.contract.redis_link import is_temporary
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class HeartbeatWriter(threading.Thread):
             self._stopping.wait(protocol.HEARTBEAT_INTERVAL_S)
 
     def beat(self) -> None:
-        """Write one heartbeat now. Redis being away is logged, and tried again at the next."""
+        """Write one heartbeat now. Where Redis can't take it, the next one tries again."""
         # One at a time, lest an older state be written over a newer one.
         with self._writing:
             written = self._write(self._make())
@@ -40,7 +41,7 @@ class HeartbeatWriter(threading.Thread):
             time.sleep(protocol.HEARTBEAT_INTERVAL_S)
 
     def _write(self, heartbeat: Heartbeat) -> bool:
-        """False when Redis couldn't be reached."""
+        """False when Redis couldn't be reached or refused it."""
         pipe = self._redis.pipeline(transaction=False)
         pipe.set(
             protocol.replica_key(heartbeat.replica_id, self._prefix),
@@ -50,7 +51,9 @@ class HeartbeatWriter(threading.Thread):
         pipe.sadd(protocol.replicas_key(self._prefix), heartbeat.replica_id)
         try:
             pipe.execute()
-        except (redis.ConnectionError, redis.TimeoutError) as error:
+        except redis.RedisError as error:
+            if not is_temporary(error):
+                raise
             log.warning("The heartbeat can't be written (%s).", error)
             return False
         return True
@@ -64,5 +67,5 @@ class HeartbeatWriter(threading.Thread):
         try:
             self._redis.delete(protocol.replica_key(replica_id, self._prefix))
             self._redis.srem(protocol.replicas_key(self._prefix), replica_id)
-        except (redis.ConnectionError, redis.TimeoutError) as error:
+        except redis.RedisError as error:
             log.warning("The heartbeat can't be removed (%s); it will expire.", error)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-import time
 from typing import Any
 
 import msgspec
 import redis
 
-from engine import protocol
-from engine.protocol import InboxMessage
+from engine.contract import protocol
+from engine.contract.protocol import InboxMessage
+from engine.contract.redis_link import is_temporary
 
 log = logging.getLogger(__name__)
 
@@ -50,15 +50,16 @@ class InboxReader(threading.Thread):
                     self._drop_pending()
                     fresh = False
                 self._read()
-            except redis.ResponseError as error:
-                if "NOGROUP" not in str(error):
+            except redis.RedisError as error:
+                if "NOGROUP" in str(error):
+                    # Redis came back without our stream.
+                    log.warning("The inbox's consumer group is gone; making it anew.")
+                    fresh = True
+                elif is_temporary(error):
+                    log.warning("The inbox can't be read (%s); trying again.", error)
+                    self._stopping.wait(_RETRY_S)
+                else:
                     raise
-                # Redis came back without our stream.
-                log.warning("The inbox's consumer group is gone; making it anew.")
-                fresh = True
-            except (redis.ConnectionError, redis.TimeoutError) as error:
-                log.warning("Redis can't be reached (%s); trying again.", error)
-                time.sleep(_RETRY_S)
 
     def _join_group(self) -> None:
         try:

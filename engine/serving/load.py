@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from tqdm import tqdm
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.warmup import warm_up
+from engine.contract.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.serving.warmup import warm_up
 
-log = logging.getLogger("engine.service")
+log = logging.getLogger("engine.serving")
 
 
 def load_core(config: EngineConfig, note: Callable[[float], None]) -> EngineCore:
@@ -35,29 +35,29 @@ def load_core(config: EngineConfig, note: Callable[[float], None]) -> EngineCore
 
 def _describe(core: EngineCore) -> None:
     """Log the model and its KV cache."""
-    loaded, scheduler = core.loaded, core.scheduler
+    facts, scheduler, capacity = core.facts, core.scheduler, core.capacity
     log.info(
         "Model %s: %s, %.1f M parameters, dtype %s, context %d, loaded in %.2f s",
         core.config.name,
-        loaded.spec.architecture,
-        loaded.spec.num_parameters / 1e6,
-        str(loaded.dtype).removeprefix("torch."),
-        loaded.max_model_len,
-        loaded.load_seconds,
+        facts.architecture,
+        facts.num_parameters / 1e6,
+        facts.dtype,
+        facts.max_model_len,
+        facts.load_seconds,
     )
-    if loaded.runs_whole_prompts:
-        budget = core.executor.token_budget
+    if facts.runs_whole_prompts:
+        budget = capacity.token_budget
         log.info("No KV cache: prompts run whole; token budget %d a step", budget)
     else:
         log.info(
             "KV cache: %d blocks of %d tokens, a request up to %d; maximum concurrency at %d "
             "tokens a request: %.1fx; token budget %d a step, %d of it for prompts while "
             "others decode",
-            core.executor.num_blocks,
+            capacity.num_blocks,
             core.config.block_size,
             scheduler.capacity_tokens,
-            loaded.max_model_len,
-            scheduler.concurrency(loaded.max_model_len),
-            core.executor.token_budget,
-            min(scheduler.share.most, core.executor.token_budget),
+            facts.max_model_len,
+            scheduler.concurrency(facts.max_model_len),
+            capacity.token_budget,
+            min(scheduler.share.most, capacity.token_budget),
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.pooling.requests import pooling_info, tasks_of
-from engine.protocol import ModelInfo
+from engine.contract.config import EngineConfig
+from engine.contract.protocol import ModelInfo
+from engine.core.engine_core import EngineCore
+from engine.text.chat_template import read_template
 
 
 def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
@@ -14,19 +14,20 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         return ModelInfo(
             name=config.name, path=config.model, max_model_len=0, vocab_size=0, dtype=""
         )
-    loaded = core.loaded
+    facts = core.facts
     return ModelInfo(
         name=config.name,
-        path=str(loaded.tokenizer_folder),
-        max_model_len=loaded.max_model_len,
-        vocab_size=loaded.spec.vocab_size,
-        dtype=str(loaded.dtype).removeprefix("torch."),
+        path=str(facts.tokenizer_folder),
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        dtype=facts.dtype,
         max_logprobs=config.max_logprobs,
-        kv_capacity_tokens=(0 if loaded.runs_whole_prompts else core.scheduler.capacity_tokens),
-        eos_token_ids=list(loaded.eos_token_ids),
-        default_sampling=loaded.default_sampling,
+        kv_capacity_tokens=(0 if facts.runs_whole_prompts else core.scheduler.capacity_tokens),
+        eos_token_ids=list(facts.eos_token_ids),
+        default_sampling=facts.default_sampling,
         tool_call_parser=config.tool_call_parser or "",
+        chat_template=read_template(config.chat_template),
         reasoning_parser=config.reasoning_parser or "",
-        tasks=tasks_of(loaded),
-        pooling=pooling_info(loaded),
+        tasks=facts.tasks,
+        pooling=None if facts.pooling is None else facts.pooling.info,
     )

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 import redis
 
-from engine import protocol
-from engine.protocol import OutboxBatch
+from engine.contract import protocol
+from engine.contract.protocol import OutboxBatch
+from engine.contract.redis_link import is_temporary
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,8 @@ class StepOutput:
 class OutboxWriter(threading.Thread):
     """Writes `StepOutput`s in order, each in one transaction: outputs first, then the acks.
 
-    So an inbox entry is gone only when its last output is written. While Redis is away everything
-    waits here.
+    So an inbox entry is gone only when its last output is written. While Redis is away, or out of
+    memory, everything waits here.
     """
 
     def __init__(self, client: redis.Redis, prefix: str, inbox: str) -> None:
@@ -55,7 +56,7 @@ class OutboxWriter(threading.Thread):
                 time.sleep(_RETRY_S)
 
     def _write(self, output: StepOutput) -> bool:
-        """One transaction; False when Redis couldn't be reached."""
+        """One transaction; False when Redis couldn't be reached or refused it whole."""
         pipe = self._redis.pipeline(transaction=True)
         for gateway_id, batch in output.batches.items():
             stream = protocol.outbox_key(gateway_id, self._prefix)
@@ -73,7 +74,9 @@ class OutboxWriter(threading.Thread):
             pipe.xdel(self._inbox, *output.done)
         try:
             pipe.execute(raise_on_error=False)
-        except (redis.ConnectionError, redis.TimeoutError) as error:
+        except redis.RedisError as error:
+            if not is_temporary(error):
+                raise
             log.warning("Outputs can't be written (%s); trying again.", error)
             return False
         return True

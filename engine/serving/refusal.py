@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.errors import QuireError
-from engine.protocol import EngineRequest, ErrorInfo, TokenDelta
+from engine.contract.errors import QuireError
+from engine.contract.protocol import EngineRequest, ErrorInfo, TokenDelta
 
 
 def refusal(message: EngineRequest, error: QuireError) -> list[TokenDelta]:

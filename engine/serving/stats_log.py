@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from engine.contract.thinking import Phase, Thinking
 from engine.structured.backend import BadGrammar, raise_error
-from engine.structured.thinking import Phase, Thinking
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher

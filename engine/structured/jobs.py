@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-from engine.errors import EngineOverloaded
+from engine.contract.errors import EngineOverloaded
 from engine.structured.grammar import CompiledGrammar
 from engine.structured.source import GrammarSpec
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.contract.thinking import Phase
+from engine.scheduler.plan import GrammarOutput
 from engine.structured.backend import short
 from engine.structured.grammar import GrammarState
-from engine.structured.thinking import Phase
 
 #: Threads that fill a batch's rows. The forward pass wants the cores, too.
 MAX_THREADS = 8
@@ -27,25 +28,8 @@ class MaskRow:
     ignore_eos: bool
 
 
-@dataclass(slots=True)
-class TokenMask:
-    """The step's masks.
-
-    Attributes:
-        row_of: sequence -> row of `bits`.
-        bits: int32 [rows, words]; bit t % 32 of word t // 32 is set where token t may come.
-        only_eos: rows that nothing but EOS can follow: it comes whatever else the request says.
-        errors: sequence -> why its grammar failed; its row forbids nothing.
-    """
-
-    row_of: dict[int, int]
-    bits: NDArray[np.int32]
-    only_eos: list[int] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
-
-
 class MaskMaker:
-    """Fills a buffer that is used again each step: take a step's masks before the next begins."""
+    """Makes the masks of one step after the other, in a thread."""
 
     def __init__(self, num_words: int, eos_token_ids: Sequence[int]) -> None:
         from llguidance import LLExecutor
@@ -58,32 +42,33 @@ class MaskMaker:
         eos[list(eos_token_ids)] = 1
         self._eos = np.packbits(eos, bitorder="little").view(np.int32)
 
-    def begin(self, rows: list[MaskRow]) -> Future[TokenMask]:
+    def begin(self, step: int, rows: list[MaskRow]) -> Future[GrammarOutput]:
         """Start on the masks of a step. The rows' states mustn't move before they are there."""
-        return self._thread.submit(self._make, rows)
+        return self._thread.submit(self._make, step, rows)
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown(wait=False)
 
-    def _make(self, rows: list[MaskRow]) -> TokenMask:
+    def _make(self, step: int, rows: list[MaskRow]) -> GrammarOutput:
         bits = self._rows(len(rows))
-        mask = TokenMask({row.seq_id: at for at, row in enumerate(rows)}, bits)
+        output = GrammarOutput(step, [row.seq_id for row in rows])
         followed = [at for at, row in enumerate(rows) if self._follows(row.state)]
         self._fill(rows, followed, bits)
         more = np.any(bits & ~self._eos, axis=1)
         for at in followed:
             row, matcher = rows[at], rows[at].state.matcher
             if matcher is not None and matcher.is_error():
-                mask.errors[row.seq_id] = short(matcher.get_error())
+                output.errors[row.seq_id] = short(matcher.get_error())
                 bits[at] = -1
             elif not more[at]:
-                mask.only_eos.append(at)
+                output.only_eos.append(at)
             elif row.ignore_eos:
                 bits[at] &= ~self._eos
         for at, row in enumerate(rows):
             self._add_thinking(row.state, bits[at])
-        return mask
+        output.bits = bits.tobytes()
+        return output
 
     @staticmethod
     def _follows(state: GrammarState) -> bool:

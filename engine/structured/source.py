@@ -11,7 +11,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engine.structured.params import JSON_WHITESPACE, StructuredOutputsParams
+from engine.contract.json_schema import close_objects
+from engine.contract.structured_outputs import JSON_WHITESPACE, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -76,19 +77,6 @@ def _json_options(options: dict[str, Any]) -> JsonCompileOptions:
     if options["disable_any_whitespace"]:
         return {"whitespace_flexible": False}
     return {"whitespace_pattern": options["whitespace_pattern"] or JSON_WHITESPACE}
-
-
-def close_objects(schema: Any) -> None:
-    """Set `additionalProperties` to false where a schema with properties doesn't say, in place."""
-    stack = [schema]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, dict):
-            if "properties" in item and "additionalProperties" not in item:
-                item["additionalProperties"] = False
-            stack.extend(item.values())
-        elif isinstance(item, list):
-            stack.extend(item)
 
 
 def _tag_grammar(tag: dict[str, Any], options: dict[str, Any], tokenizer: LLTokenizer) -> str:

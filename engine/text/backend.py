@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from engine.errors import InvalidRequest, ModelLoadError
+from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.text.files import parse_object, read_text, shortened
 from engine.text.tokenizer_settings import TokenizerSettings
 

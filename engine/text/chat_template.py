@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import ConfigError, InvalidRequest
 from engine.text.continuation import cut_at_tag, open_final_message
 from engine.text.control_tokens import ControlTokens, Mask, masked, masked_messages
 from engine.text.jinja import ChatTemplate, compile_template
@@ -49,6 +50,29 @@ class _Chat:
             messages=masked_messages(self.messages, mask),
             inputs=masked(self.inputs, mask),
         )
+
+
+def read_template(given: str | None) -> str:
+    """The source of a chat template that is named by its file or given as it is; "" for none.
+
+    Raises `ConfigError` for a file that can't be read, and for a source that is no template.
+    """
+    if not given:
+        return ""
+    source = given
+    if not any(mark in given for mark in ("{{", "{%", "\n")):
+        try:
+            source = Path(given).expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"chat_template {given!r} is no template, and no file that can be read: {error}",
+                param="chat_template",
+            ) from error
+    try:
+        compile_template(source)
+    except InvalidRequest as error:
+        raise ConfigError(f"chat_template: {error.message}", param="chat_template") from error
+    return source
 
 
 def render_chat_text(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from engine.text.messages import REASONING_FIELDS, Message
 
 #: Marks the end of the final message; what a template writes after it is cut off. The space shows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.text.backend import TOKENIZER_FILE
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 
 #: A text file of a model; the largest tokenizers have some 40 million.
 _MOST_BYTES = 1 << 28

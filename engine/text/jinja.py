@@ -21,7 +21,7 @@ from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from engine.text import jinja_limits as limits
 from engine.text.jinja_limits import DEFAULT_LIMITS, RenderLimits
 

@@ -18,7 +18,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
 #: How often the clock is looked at.

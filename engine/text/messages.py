@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from engine.text.jinja import ChatTemplate
 from engine.text.unicode import without_surrogates
 

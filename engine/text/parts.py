@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tokenizers
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from engine.text.backend import encode
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import tokenizers
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from engine.text.backend import encode, load_backend, plain_copy
 from engine.text.parts import Parts, encode_parts
 from engine.text.pieces import ByteRules, byte_rules
@@ -66,6 +67,10 @@ class Tokenizer:
         self.special_token_ids = frozenset(i for i, token in added.items() if token.special)
         self.special_tokens = frozenset(self._added[i] for i in self.special_token_ids)
         self.control_tokens = self.special_tokens | self._template_tokens()
+
+    def with_chat_template(self, source: str) -> Tokenizer:
+        """The same with this chat template in the place of all of the folder's."""
+        return Tokenizer(self._backend, replace(self.settings, chat_templates={"default": source}))
 
     def _template_tokens(self) -> frozenset[str]:
         """Added tokens, not special, that look like markup and occur in a chat template."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenizers import AddedToken
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.text.files import read_object, read_text, shortened
 
 CONFIG_FILE = "tokenizer_config.json"

@@ -5,20 +5,38 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import torch
 
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
+from engine.contract.sampling_params import SamplingParams
 from engine.models.context import AttentionContext
 from engine.sampling.state import SequenceSampling
-from engine.scheduler.plan import NewSequence, StepPlan
+from engine.scheduler.plan import NewSequence, StepPlan, decodes
+from engine.worker.attachments import Attachments
 
 #: (index into the plan, its state, first prompt position, count) of wanted prompt logprobs.
 PromptRow = tuple[int, SequenceSampling, int, int]
 
 
-@dataclass(slots=True)
-class StepInputs:
+@dataclass(slots=True, kw_only=True)
+class Sampled:
+    """Which of a step's sequences get a token.
+
+    Attributes:
+        sampled: indices into the plan's sequences that have caught up, in the logits' order.
+        states: theirs, for the sampler.
+        targets: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
+    """
+
+    sampled: list[int]
+    states: list[SequenceSampling]
+    targets: tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(slots=True, kw_only=True)
+class StepInputs(Sampled):
     """One step's inputs and which sequences get a token from it.
 
     Everything but the token ids is known before the step before has run.
@@ -28,18 +46,12 @@ class StepInputs:
             step's token ids.
         context: the batch for attention; its `logits_rows` are the tokens to sample from, in the
             order of `sampled`, followed by those of `prompt_rows`.
-        sampled: indices into the plan's sequences that have caught up, in the logits' order.
-        states: theirs, for the sampler.
-        targets: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
         prompt_rows: the prompt positions to score.
         held: all rows that have a sequence, for models that keep a state of each.
     """
 
     places: tuple[np.ndarray, np.ndarray]
     context: AttentionContext
-    sampled: list[int]
-    states: list[SequenceSampling]
-    targets: tuple[np.ndarray, np.ndarray]
     prompt_rows: list[PromptRow]
     held: set[int] = field(default_factory=set)
 
@@ -53,13 +65,21 @@ class RunningBatch:
 
     There is a block table for each of `num_groups` KV cache groups, all of the same length.
 
+    `attachments` hold what plans name by handle.
+
     Raises `ConfigError` where the tables are larger than the system's memory may ever be.
     """
 
     def __init__(
-        self, max_num_seqs: int, max_model_len: int, block_size: int, num_groups: int = 1
+        self,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        num_groups: int = 1,
+        attachments: Attachments | None = None,
     ) -> None:
         self.block_size = block_size
+        self._attachments = Attachments() if attachments is None else attachments
         #: Put sequences with one token before those with several.
         self.decodes_first = False
         num_rows = 2 * max_num_seqs
@@ -82,8 +102,9 @@ class RunningBatch:
         self.sampling: list[SequenceSampling | None] = [None] * num_rows
         #: Whether a sampled token follows by itself; what follows a beam is chosen elsewhere.
         self.grows = np.ones(num_rows, dtype=bool)
-        #: Row -> vectors in the place of its prompt's embeddings.
-        self.embeds: dict[int, torch.Tensor] = {}
+        #: Row -> vectors in the place of its prompt's embeddings: (first position, [n, hidden]).
+        self.embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
+        #: Row -> the first prompt token that is still to be scored.
         self.prompt_logprobs_next: dict[int, int] = {}
         self.row_of: dict[int, int] = {}
         self._free_rows = list(range(num_rows - 1, -1, -1))
@@ -120,19 +141,28 @@ class RunningBatch:
         self.num_blocks[row] = 0
         self._append_blocks(row, sequence.block_ids)
         split = self.num_prompt[row] = sequence.num_prompt_tokens
+        vectors = sequence.encoder_inputs
         self.sampling[row] = SequenceSampling(
-            params=sequence.sampling,
-            prompt_token_ids=()
-            if sequence.prompt_embeds is not None
-            else sequence.token_ids[:split],
+            params=self._sampling_of(sequence),
+            # The ids under vectors are nobody's.
+            prompt_token_ids=() if vectors else sequence.token_ids[:split],
             output_token_ids=sequence.token_ids[split:],
             seed=sequence.seed,
         )
-        if sequence.prompt_embeds is not None:
-            self.embeds[row] = sequence.prompt_embeds
+        if vectors:
+            self.embeds[row] = [
+                (each.start, self._attachments.get(each.handle)) for each in vectors
+            ]
         self.grows[row] = not sequence.sampling.use_beam_search
-        if sequence.prompt_logprobs_from >= 0:
+        if 0 <= sequence.prompt_logprobs_from < split:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
+
+    def _sampling_of(self, sequence: NewSequence) -> SamplingParams:
+        """A sequence's parameters, with the caller's functions."""
+        if sequence.logits_processors is None:
+            return sequence.sampling
+        functions = self._attachments.get(sequence.logits_processors)
+        return msgspec.structs.replace(sequence.sampling, logits_processors=functions)
 
     def _append(self, seq_id: int, token_id: int) -> None:
         row = self.row_of.get(seq_id)
@@ -163,7 +193,7 @@ class RunningBatch:
         owner = np.repeat(rows, counts)
         offset = np.arange(query_start[-1]) - np.repeat(query_start[:-1], counts)
         positions = np.repeat(starts, counts) + offset
-        caught_up = np.flatnonzero(ends == self.num_tokens[rows])
+        caught_up = np.flatnonzero(np.asarray(plan.num_samples)[order])
         prompt_rows, extra = self._prompt_rows(order, rows, starts, ends, query_start)
         wanted = np.concatenate((query_start[1:][caught_up].astype(np.int64) - 1, *extra))
         # Every token's logits, in order: the usual decode step needs no selection.
@@ -191,25 +221,33 @@ class RunningBatch:
             context.embeds = self._embeds(rows, starts, ends, query_start)
         self.num_computed[rows] = ends
         growing = rows[caught_up]
-        targets = growing, self.num_tokens[growing]
-        states = [self.state(row) for row in growing.tolist()]
-        self.num_tokens[growing] += self.grows[growing]
         return StepInputs(
-            (owner, positions), context, order[caught_up].tolist(), states, targets, prompt_rows
+            places=(owner, positions),
+            context=context,
+            sampled=order[caught_up].tolist(),
+            states=[self.state(row) for row in growing.tolist()],
+            targets=self.targets(growing),
+            prompt_rows=prompt_rows,
         )
+
+    def targets(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Where the next tokens of rows that have caught up go; they are counted from here on."""
+        positions = self.num_tokens[rows]
+        self.num_tokens[rows] += self.grows[rows]
+        return rows, positions
 
     def _order(self, counts: np.ndarray) -> np.ndarray:
         """Where in the plan each of the step's sequences is."""
         if self.decodes_first:
-            return np.argsort(counts > 1, kind="stable")
+            return np.argsort(~decodes(counts), kind="stable")
         return np.arange(len(counts))
 
     def _split(self, context: AttentionContext, counts: np.ndarray, starts: np.ndarray) -> None:
         """Note where the decodes end, if they are first and not alone."""
-        decodes = int((counts == 1).sum()) if self.decodes_first else 0
-        if 0 < decodes < len(counts):
-            context.num_decodes = decodes
-            context.prefill_start_loc = torch.from_numpy(starts[decodes:] - starts[decodes])
+        first = int(decodes(counts).sum()) if self.decodes_first else 0
+        if 0 < first < len(counts):
+            context.num_decodes = first
+            context.prefill_start_loc = torch.from_numpy(starts[first:] - starts[first])
 
     def state(self, row: int) -> SequenceSampling:
         """What the sampler knows of the sequence in a row."""
@@ -218,11 +256,20 @@ class RunningBatch:
             raise RuntimeError(f"Row {row} holds no sequence.")
         return state
 
+    def goes_on_from_token(self, row: int) -> bool:
+        """Whether a row that decodes needs nothing but its last token: neither a vector in the
+        place of that, nor scores of its prompt.
+        """
+        computed = self.num_computed[row]
+        return row not in self.prompt_logprobs_next and not any(
+            computed < start + len(own) for start, own in self.embeds.get(row, ())
+        )
+
     def token_ids(self, inputs: StepInputs) -> torch.Tensor:
         """The step's token ids, int64 [num_tokens]; the step before must have run."""
         return torch.from_numpy(self.tokens[inputs.places].astype(np.int64))
 
-    def take(self, inputs: StepInputs, token_ids: list[int]) -> None:
+    def take(self, inputs: Sampled, token_ids: list[int]) -> None:
         """Take over the sampled tokens, one for each of `inputs.sampled`; -1 where none came."""
         rows, positions = inputs.targets
         if min(token_ids) < 0:
@@ -252,12 +299,14 @@ class RunningBatch:
         """Which of the step's tokens have vectors of their own, and these; see the context."""
         places, values = [], []
         for index, row in enumerate(rows.tolist()):
-            own = self.embeds.get(row)
-            if own is None or starts[index] >= len(own):
-                continue
-            part = own[starts[index] : ends[index]]
-            places.append(torch.arange(query_start[index], query_start[index] + len(part)))
-            values.append(part)
+            for start, own in self.embeds.get(row, ()):
+                # Those of its positions that the step computes.
+                first = max(start, int(starts[index]))
+                last = min(start + len(own), int(ends[index]))
+                if first < last:
+                    at = int(query_start[index]) + first - int(starts[index])
+                    places.append(torch.arange(at, at + last - first))
+                    values.append(own[first - start : last - start])
         return (torch.cat(places), torch.cat(values)) if places else None
 
     def _prompt_rows(
@@ -286,4 +335,6 @@ class RunningBatch:
                 extra.append(np.arange(at, at + count))
                 found.append((int(order[index]), state, first, count))
                 self.prompt_logprobs_next[row] = last + 1
+            if last + 1 >= len(state.prompt_token_ids):  # all are scored
+                del self.prompt_logprobs_next[row]
         return found, extra

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
+from engine.contract.sampling_params import SamplingParams
 from engine.sampling.sampler import NOT_FINITE, Sampler
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.batch import RunningBatch
+from engine.worker.batch import RunningBatch, Sampled
+from engine.worker.collect import collect, masked_rows
+from engine.worker.grammar_inbox import GrammarInbox
 from kernels.steps import CompiledStep, StepTables
 
 #: Logits that a step may make; a larger one has less to gain, and they stay in memory.
@@ -30,55 +35,110 @@ def tables_of(batch: RunningBatch) -> StepTables:
 class DecodeSteps:
     """Runs the steps that need nothing but the kernels.
 
-    What a step must look at is found out when other sequences come together, and kept for as long
-    as the same ones decode.
+    Tokens are chosen in the call wherever they can be; the logits of the other rows come out of it,
+    for the sampler. What a step must look at is found out when other sequences come together, and
+    kept for as long as the same ones decode.
     """
 
     def __init__(
-        self, step: CompiledStep, batch: RunningBatch, sampler: Sampler, vocab_size: int
+        self,
+        step: CompiledStep,
+        batch: RunningBatch,
+        sampler: Sampler,
+        vocab_size: int,
+        masks: GrammarInbox,
     ) -> None:
+        """`masks`: where grammars' come."""
         self._step = step
         self._batch = batch
+        self._masks = masks
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._most = MOST_LOGITS // vocab_size
         #: Of the step before, if that was one of these.
         self._seq_ids: list[int] = []
         self._ones: list[int] = []
+        self._masked = False
+        self._left = 0
+        self._chosen: list[int] = []
         self._states: list[SequenceSampling] = []
+        self._sampled: list[int] = []
+        self._sampled_states: list[SequenceSampling] = []
+        self._sampled_rows = np.zeros(0, dtype=np.int64)
+        self._logits = torch.empty(0)
         self._run: Callable[[], list[int]] | None = None
 
     def run(self, plan: StepPlan) -> StepResult | None:
         """The step's result; None when it must be run as any other. The batch has the plan's
         changes.
         """
-        fresh = plan.new or plan.appended or plan.seq_ids != self._seq_ids
-        if fresh or plan.mask is not None or plan.num_scheduled != self._ones:
+        fresh = plan.new or plan.appended or plan.seq_ids != self._seq_ids or not self._left
+        other = plan.num_scheduled != self._ones or plan.awaits_masks != self._masked
+        if fresh or other:
             self._look(plan)
         if self._run is None:
             return None
+        self._left -= 1
         token_ids = self._run()
-        result = StepResult(token_ids)
-        for at, (state, token_id) in enumerate(zip(self._states, token_ids, strict=True)):
+        result = StepResult.empty(len(plan.seq_ids))
+        for index, state, token_id in zip(self._chosen, self._states, token_ids, strict=True):
             if token_id >= 0:
+                result.token_ids[index].append(token_id)
                 state.output_token_ids.append(token_id)
             else:
-                result.errors[plan.seq_ids[at]] = NOT_FINITE
+                result.errors[plan.seq_ids[index]] = NOT_FINITE
+        if self._sampled:
+            self._sample(plan, result)
         return result
+
+    def _sample(self, plan: StepPlan, result: StepResult) -> None:
+        """Sample from the logits that the call left."""
+        sampled = Sampled(
+            sampled=self._sampled,
+            states=self._sampled_states,
+            targets=self._batch.targets(self._sampled_rows),
+        )
+        mask = masked_rows(plan, sampled, self._masks)
+        output = self._sampler.sample(self._logits, sampled.states, mask)
+        collect(self._batch, plan, sampled, output, result)
 
     def _look(self, plan: StepPlan) -> None:
         """Find out whether the step is one of these, and prepare those that follow."""
         self._seq_ids, self._run = [], None
         count = len(plan.seq_ids)
-        if plan.mask is not None or not 0 < count <= self._most or max(plan.num_scheduled) > 1:
+        if plan.drafts or not 0 < count <= self._most or plan.num_decodes < count:
             return
         batch = self._batch
-        rows = [batch.row_of[seq_id] for seq_id in plan.seq_ids]
-        caught_up = (batch.num_computed[rows] + 1 == batch.num_tokens[rows]).all()
-        if not caught_up or batch.embeds or batch.prompt_logprobs_next:
+        rows = np.array([batch.row_of[seq_id] for seq_id in plan.seq_ids])
+        if not all(plan.num_samples) or not all(map(batch.goes_on_from_token, rows.tolist())):
             return
-        self._states = [batch.state(row) for row in rows]
-        plain, choice = self._sampler.plain_choice(self._states, self._vocab_size)
-        if plain:
-            self._run = self._step.over(torch.tensor(rows), choice)
-            self._seq_ids, self._ones = list(plan.seq_ids), [1] * count
+        states = [batch.state(row) for row in rows.tolist()]
+        self._masked = plan.awaits_masks
+        plain = [self._is_plain(state) for state in states]
+        self._chosen = [index for index in range(count) if plain[index]]
+        self._sampled = [index for index in range(count) if not plain[index]]
+        self._states = [states[index] for index in self._chosen]
+        self._sampled_states = [states[index] for index in self._sampled]
+        self._sampled_rows = rows[self._sampled]
+        self._left = _steps_until_plain(self._sampled_states)
+        self._logits = torch.empty((len(self._sampled), self._vocab_size))
+        choice = self._sampler.step_choice(self._states, self._vocab_size)
+        order = torch.from_numpy(rows[self._chosen + self._sampled])
+        self._run = self._step.over(order, choice, self._logits if self._sampled else None)
+        self._seq_ids, self._ones = list(plan.seq_ids), [1] * count
+
+    def _is_plain(self, state: SequenceSampling) -> bool:
+        """Whether a sequence's token is chosen in the call."""
+        return not (self._masked and may_be_masked(state.params)) and self._sampler.is_plain(state)
+
+
+def may_be_masked(params: SamplingParams) -> bool:
+    """Whether a grammar, or a limit on reasoning, may forbid tokens."""
+    limited = params.thinking is not None and params.thinking.budget is not None
+    return limited or params.structured_outputs is not None
+
+
+def _steps_until_plain(states: list[SequenceSampling]) -> int:
+    """Steps before another of these may be plain: it has its `min_tokens` then."""
+    missing = [state.params.min_tokens - len(state.output_token_ids) for state in states]
+    return min((steps for steps in missing if steps > 0), default=sys.maxsize)

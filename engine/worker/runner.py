@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
+from engine.contract.protocol import TokenLogprobs
 from engine.models.context import AttentionContext
 from engine.models.interface import EngineModel
-from engine.protocol import TokenLogprobs
 from engine.sampling.logprobs import CHUNK, prompt_logprobs
-from engine.sampling.sampler import Sampler, SamplerOutput
-from engine.sampling.token_mask import MaskedRows
+from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
+from engine.worker.collect import collect, masked_rows
 from engine.worker.decode import DecodeSteps
+from engine.worker.grammar_inbox import GrammarInbox
+from engine.worker.interface import Finishable, Finished
 
 
 class ModelRunner:
@@ -26,14 +29,16 @@ class ModelRunner:
         batch: RunningBatch,
         sampler: Sampler,
         decodes: DecodeSteps | None = None,
+        masks: GrammarInbox | None = None,
     ) -> None:
-        """`decodes`: runs the steps that it can in one call."""
+        """`decodes`: runs the steps that it can in one call. `masks`: where grammars' come."""
         self.model = model
         self.batch = batch
         self.sampler = sampler
         #: The model's forward pass; on a GPU with what leads the inputs there.
         self.forward: Callable[[torch.Tensor, AttentionContext], torch.Tensor] = model.forward
         self._decodes = decodes
+        self._masks = masks or GrammarInbox()
         self._keep = getattr(model, "keep", None) if model.stateful else None
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -66,11 +71,11 @@ class ModelRunner:
     def run(self, plan: StepPlan, inputs: StepInputs | None) -> StepResult:
         """Run a prepared step, after the one before. May be called in another thread."""
         if inputs is None:
-            return StepResult([])
+            return StepResult.empty(0)
         if self._keep is not None:
             self._keep(inputs.held)
         hidden = self.forward(self.batch.token_ids(inputs), inputs.context)
-        result = StepResult([-1] * len(plan.seq_ids))
+        result = StepResult.empty(len(plan.seq_ids))
         if len(hidden) == 0:
             return result
         count = len(inputs.sampled)
@@ -79,30 +84,20 @@ class ModelRunner:
         self._score_prompts(plan, inputs, hidden[count:], result)
         return result
 
+    def launch(self, plan: StepPlan, inputs: Any) -> Finishable:
+        """See `Runner`: here a step is over once it was run."""
+        return Finished(self.run(plan, inputs))
+
+    def forget(self) -> None:
+        """See `Runner`: no step is under way once one has failed."""
+
     def _sample(
         self, plan: StepPlan, inputs: StepInputs, logits: torch.Tensor, result: StepResult
     ) -> None:
         """Sample a token for each sequence that has caught up."""
-        mask = masked_rows(plan, inputs)
-        self.collect(plan, inputs, self.sampler.sample(logits, inputs.states, mask), result)
-
-    def collect(
-        self, plan: StepPlan, inputs: StepInputs, output: SamplerOutput, result: StepResult
-    ) -> None:
-        """Take over what was sampled, into the batch and into the step's result."""
-        seq_ids = [plan.seq_ids[index] for index in inputs.sampled]
-        token_ids = output.token_ids.tolist()
-        for at, candidates in output.candidates.items():
-            token_ids[at] = -1
-            result.candidates[seq_ids[at]] = candidates
-        self.batch.take(inputs, token_ids)
-        for index, token_id in zip(inputs.sampled, token_ids, strict=True):
-            result.token_ids[index] = token_id
-        result.errors = {seq_ids[at]: reason for at, reason in output.errors.items()}
-        if any(output.logprobs):
-            result.logprobs = [None] * len(plan.seq_ids)
-            for index, scores in zip(inputs.sampled, output.logprobs, strict=True):
-                result.logprobs[index] = scores
+        mask = masked_rows(plan, inputs, self._masks)
+        output = self.sampler.sample(logits, inputs.states, mask)
+        collect(self.batch, plan, inputs, output, result)
 
     def _score_prompts(
         self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult
@@ -119,24 +114,7 @@ class ModelRunner:
             for start in range(0, count, CHUNK):
                 end = min(start + CHUNK, count)
                 logits = self.model.logits(hidden[done + start : done + end])
-                edits = self.sampler.edits_of(logits)
-                scores += prompt_logprobs(logits, following[start:end], wanted, edits)
+                ops = self.sampler.ops_for(logits)
+                scores += prompt_logprobs(logits, following[start:end], wanted, ops)
             result.prompt_logprobs[plan.seq_ids[index]] = scores
             done += count
-
-
-def masked_rows(plan: StepPlan, inputs: StepInputs) -> MaskedRows | None:
-    """The step's grammar masks, in the order of the logits; waits until they are there."""
-    if plan.mask is None:
-        return None
-    seq_ids = [plan.seq_ids[index] for index in inputs.sampled]
-    mask = plan.mask.result()
-    if not mask.row_of:
-        return None
-    places = [(row, mask.row_of[seq]) for row, seq in enumerate(seq_ids) if seq in mask.row_of]
-    only_eos = set(mask.only_eos)
-    return MaskedRows(
-        rows=[row for row, _ in places],
-        bits=mask.bits[[at for _, at in places]],
-        forced=[n for n, (_, at) in enumerate(places) if at in only_eos],
-    )

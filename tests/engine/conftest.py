@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -10,12 +10,21 @@ import torch
 
 from kernels.cpu import CpuKernels, CpuKernelsUnavailable
 from tests.engine.models import Oracle, make_model
+from tests.engine.wire import WireExecutor
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Tiny models gain nothing from threads, and on a busy machine waiting for them costs much."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def over_the_wire() -> Iterator[None]:
+    """A step is data: all engines of these tests send their plans and results through bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.executor.factory.InProcessExecutor", WireExecutor)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.kv_cache import NULL_BLOCK, make_layout
-from engine.kv_cache.hashing import extra_key
-from engine.protocol import EngineRequest
-from engine.sampling_params import SamplingParams
+from engine.contract.config import EngineConfig
+from engine.contract.protocol import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.kv_cache import NULL_BLOCK, Block, BlockHashes, ContentKey, make_layout
+from engine.kv_cache.hashing import scope_key
 from engine.scheduler import Request, Scheduler, Sequence, Status, StepPlan
 from engine.scheduler.prefill_share import PrefillShare
 
@@ -23,13 +23,16 @@ class Driver:
         prefill_limit: int = 0,
         prefill_share: PrefillShare | None = None,
         windows: tuple[int, ...] = (),
+        max_model_len: int = 0,
         **settings: Any,
     ) -> None:
         settings = {"block_size": 4, "max_num_seqs": 64, **settings}
         self.config = EngineConfig(model="m", **settings)
         layout = make_layout(windows, len(windows) or 1, max_model_len=10**6)
         share = prefill_share or (PrefillShare(prefill_limit) if prefill_limit else None)
-        self.scheduler = Scheduler(self.config, num_blocks, token_budget, share, layout)
+        self.scheduler = Scheduler(
+            self.config, num_blocks, token_budget, share, layout, max_model_len
+        )
         self.count = 0
         #: Who got a token in the last step.
         self.sampled: list[Sequence] = []
@@ -45,6 +48,7 @@ class Driver:
         weight: float = 1.0,
         reserved: float = 0.0,
         maximum: float = 1.0,
+        content: tuple[ContentKey, ...] = (),
     ) -> Sequence:
         """Queue a prompt."""
         message = EngineRequest(
@@ -66,7 +70,7 @@ class Driver:
             num_prompt_tokens=len(prompt),
             max_output_tokens=max_tokens,
             seed=0,
-            extra_key=extra_key(namespace),
+            block_hashes=BlockHashes(scope_key(namespace), content),
         )
         sequence.request.sequences.append(sequence)
         self.count += 1
@@ -91,15 +95,25 @@ class Driver:
 
     def table(self, sequence: Sequence) -> list[int]:
         """The sequence's block ids."""
-        return [block.block_id for block in sequence.blocks]
+        return block_ids(self.scheduler, sequence)
+
+    def blocks(self, sequence: Sequence, group: int = 0) -> list[Block]:
+        """The blocks that the sequence holds in a KV cache group."""
+        return self.scheduler.kv.managers[group].tables.get(sequence.seq_id, [])
 
     def tables(self, sequence: Sequence) -> list[list[int | None]]:
         """The sequence's block ids by KV cache group, None for null blocks."""
         return [
             [None if block is NULL_BLOCK else block.block_id for block in table]
-            for table in sequence.tables
+            for table in self.scheduler.kv.tables(sequence.seq_id)
         ]
 
     def free_ids(self) -> list[int]:
         """Block ids in the free list, next to go first."""
         return [block.block_id for block in self.scheduler.kv.pool.free_blocks]
+
+
+def block_ids(scheduler: Scheduler, sequence: Sequence) -> list[int]:
+    """Ids of the blocks that a sequence holds in the first KV cache group."""
+    table = scheduler.kv.managers[0].tables.get(sequence.seq_id, [])
+    return [block.block_id for block in table]

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from engine.models.survey.tiny import Oracle as SurveyOracle
+from engine.survey.tiny import Oracle as SurveyOracle
 
 VOCAB = 384
 CHAT_TEMPLATE = (

@@ -75,9 +75,10 @@ class PagedMemory:
 
 def _contents(sequence: Sequence, group: int) -> list[Content]:
     """What each position of a sequence holds in a group."""
-    known = hash((sequence.extra_key, group))
+    hashes = sequence.block_hashes
+    known, content = hash((hashes.scope, group)), dict(hashes.content)
     contents = []
-    for token in sequence.token_ids:
-        known = hash((known, token))
+    for position, token in enumerate(sequence.token_ids):
+        known = hash((known, token, content.get(position)))
         contents.append((group, known))
     return contents

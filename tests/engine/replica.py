@@ -14,8 +14,8 @@ from typing import Any
 
 import redis
 
-from engine import protocol
-from engine.protocol import (
+from engine.contract import protocol
+from engine.contract.protocol import (
     AbortRequest,
     Control,
     ControlReply,
@@ -129,8 +129,8 @@ class Gateway:
 def replica(
     url: str, prefix: str, model: Path, *flags: str, replica_id: str = "r1"
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`python -m engine.service` as long as the block lasts."""
-    command = [sys.executable, "-m", "engine.service", "--replica-id", replica_id]
+    """`python -m engine.serving` as long as the block lasts."""
+    command = [sys.executable, "-m", "engine.serving", "--replica-id", replica_id]
     command += ["--redis-url", url, "--key-prefix", prefix, "--model", str(model)]
     command += ["--num-gpu-blocks-override", "64", "--max-model-len", "256", *flags]
     process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"})

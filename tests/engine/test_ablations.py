@@ -12,11 +12,11 @@ import pytest
 from engine.bench.ablations.loads import LOADS, Sizes
 from engine.bench.ablations.parts import PARTS, Facts, Part, chosen
 from engine.bench.ablations.turns import Row, Worker, WorkerFailed, compare
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import ConfigError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.core.engine_core import EngineCore
+from kernels.ablations import NAMES, VARIABLE
 from kernels.cpu import CpuKernels, CpuKernelsUnavailable
-from kernels.cpu.switches import SWITCHES
 
 Folder = Callable[[str], Path]
 SMALL = Sizes(prompts=2, output_len=3, context=24)
@@ -42,8 +42,12 @@ def settings(folder: Path, **others: Any) -> dict[str, Any]:
 
 
 def test_every_switch_of_the_kernels_has_a_part() -> None:
+    named = {key: part.environment.get(VARIABLE) for key, part in PARTS.items()}
+    of_the_gpu = {"split-batches"}
+    assert {name for name in named.values() if name} == set(NAMES) - of_the_gpu
+    assert all(name in (None, key) for key, name in named.items())
     variables = {name for part in PARTS.values() for name in part.environment}
-    assert variables == {*(f"QUIRE_CPU_{name}" for name in SWITCHES), "QUIRE_CPU_ISA"}
+    assert variables == {VARIABLE, "QUIRE_CPU_ISA"}
 
 
 def test_every_part_names_settings_and_loads_that_there_are() -> None:
@@ -72,7 +76,7 @@ def test_a_part_is_compared_in_turns(model_folder: Folder) -> None:
     compared, skipped = compare(parts, settings(model_folder("llama")), SMALL, 2)
     assert (compared.part, compared.load, compared.skipped) == ("decoder", "one", "")
     assert len(compared.gains) == 2
-    figures = compared.figures("--no-compiled-decoder")
+    figures = compared.figures("QUIRE_ABLATIONS=decoder")
     assert figures["gain_low"] <= figures["gain"] <= figures["gain_high"]
     assert figures["with"] > 0
     assert figures["without"] > 0
@@ -86,9 +90,9 @@ def test_a_part_is_compared_in_turns(model_folder: Folder) -> None:
 
 def test_variables_reach_only_the_engine_without(model_folder: Folder) -> None:
     """A value that's refused shows where it arrives: the row says so and the others go on."""
-    wrong = Part("", "", ("one",), environment={"QUIRE_CPU_PREFETCH": "maybe"})
+    wrong = Part("", "", ("one",), environment={VARIABLE: "maybe"})
     (row,) = compare({"wrong": wrong}, settings(model_folder("llama")), SMALL, 1)
-    assert row.skipped == "QUIRE_CPU_PREFETCH must be 0 or 1, got 'maybe'"
+    assert row.skipped.startswith("QUIRE_ABLATIONS has no 'maybe'; there are prefetch, ")
 
 
 def test_an_engine_that_does_not_start_says_why(tmp_path: Path) -> None:
@@ -112,14 +116,11 @@ def test_gains_are_the_medians_of_turns() -> None:
 @pytest.mark.parametrize(
     ("name", "facts", "reason"),
     [
-        ("avx512", Facts("cpu-avx2", "float32", None, False, True), "nothing wider"),
-        ("fused-gate", Facts("cpu-avx2", "float32", None, False, False), "no gate"),
-        ("rounding", Facts("cpu-avx512", "float32", None, False, True), "aren't bfloat16"),
-        ("rounding", Facts("cpu-avx2", "bfloat16", None, False, True), "never round"),
-        ("vnni-bf16", Facts("cpu-avx512", "float32", None, False, True), "neither"),
-        ("wide-rounding", Facts("cpu-avx512", "float32", None, False, True), "aren't quantised"),
-        ("wide-rounding", Facts("cpu-avx2", "float32", "int8", False, True), "nothing wider"),
-        ("prefetch", Facts("reference", "float32", None, False, True), "reference kernels"),
+        ("avx512", Facts("cpu-avx2", "float32", None, False), "nothing wider"),
+        ("rounding", Facts("cpu-avx512", "float32", None, False), "aren't bfloat16"),
+        ("rounding", Facts("cpu-avx2", "bfloat16", None, False), "never round"),
+        ("vnni-bf16", Facts("cpu-avx512", "float32", None, False), "neither"),
+        ("prefetch", Facts("reference", "float32", None, False), "reference kernels"),
     ],
 )
 def test_what_cannot_be_shown_says_why(name: str, facts: Facts, reason: str) -> None:

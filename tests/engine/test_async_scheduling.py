@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.protocol import EngineRequest, TokenDelta
-from engine.sampling_params import RepetitionDetectionParams, SamplingParams
+from engine.contract.config import EngineConfig
+from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.sampling_params import RepetitionDetectionParams, SamplingParams
+from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.core.engine_core import EngineCore
+from engine.devices import Device
+from engine.devices.cpu import CpuDevice
+from engine.devices.cuda import CudaDevice
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.structured.params import StructuredOutputsParams
 from engine.worker.batch import StepInputs
 from tests.engine.models import VOCAB
 
@@ -99,18 +102,23 @@ def run(
             found.setdefault((delta.request_id, delta.index), []).append(delta)
         core.check_integrity()
     assert not core.requests
-    assert core.scheduler.kv.pool.num_free == core.executor.num_blocks
+    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
     return {key: outcome(deltas) for key, deltas in found.items()}
 
 
 @pytest.mark.parametrize(
     ("given", "device", "ahead"),
-    [(None, "cuda", True), (None, "cpu", False), (True, "cpu", True), (False, "cuda", False)],
+    [
+        (None, CudaDevice, True),
+        (None, CpuDevice, False),
+        (True, CpuDevice, True),
+        (False, CudaDevice, False),
+    ],
 )
 def test_by_default_only_a_gpus_steps_are_planned_ahead(
-    given: bool | None, device: str, ahead: bool
+    given: bool | None, device: type[Device], ahead: bool
 ) -> None:
-    assert EngineConfig(model="m", async_scheduling=given).plans_ahead(device) is ahead
+    assert EngineConfig(model="m", async_scheduling=given).plans_ahead(device.overlaps) is ahead
 
 
 @pytest.mark.parametrize(

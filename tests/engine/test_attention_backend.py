@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.errors import ConfigError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.devices import find as find_devices
+from engine.devices.find import make_device
 from tests.engine.models import Oracle, make_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
@@ -31,7 +35,7 @@ def test_every_backend_of_a_cpu_gives_the_same_tokens(
     oracle: Callable[[str], Oracle],
 ) -> None:
     llm = make(model_folder(family), attention_backend=backend, max_num_batched_tokens=16)
-    assert llm.core.loaded.model.ops.why.endswith(f"attention: {backend}")
+    assert llm.core.executor.loaded.model.ops.why.endswith(f"attention: {backend}")
     outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         assert output.outputs[0].token_ids == oracle(family).greedy(prompt, 8)
@@ -65,7 +69,39 @@ def test_a_gpu_that_is_not_there_is_refused(
     assert caught.value.param == "device"
 
 
+def without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "triton" else find(name)
+    )
+
+
+def test_a_gpu_without_triton_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_triton(monkeypatch)
+    with pytest.raises(ConfigError, match="pip install triton") as caught:
+        make_device(EngineConfig(model="m", device="cuda"))
+    assert caught.value.param == "device"
+    plain = make_device(EngineConfig(model="m", device="cuda", cpu_kernels=False)).kernels
+    assert (plain.name, plain.device.type) == ("reference", "cuda")
+
+
+def test_auto_says_that_it_leaves_a_gpu_idle_for_want_of_triton(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_triton(monkeypatch)
+    find_devices._say_that_a_gpu_lies_idle.cache_clear()
+    for _ in range(2):
+        assert make_device(EngineConfig(model="m", device="auto")).name == "cpu"
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "pip install triton" in line
+    assert "--device cpu" in line
+
+
 def test_an_fp8_cache_needs_a_gpu(model_folder: Callable[[str], Path]) -> None:
-    with pytest.raises(ConfigError, match="needs a GPU") as caught:
+    with pytest.raises(ConfigError, match="isn't done on device cpu") as caught:
         make(model_folder("llama"), kv_cache_dtype="fp8")
     assert caught.value.param == "kv_cache_dtype"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.kv_cache import Block, BlockPool
-from engine.kv_cache.free_list import FreeList
+from engine.kv_cache.block import FreeList
 
 
 def ids(blocks: object) -> list[int]:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.executor import cgroup, memory
-from engine.executor import threads as engine_threads
-from engine.executor.threads import Threads
+from engine.contract.config import EngineConfig
+from engine.devices import cgroup
+from engine.devices import host_memory as memory
+from engine.devices import threads as engine_threads
+from engine.devices.threads import Threads
 from kernels.reference import ReferenceKernels
 
 GIB = 1 << 30

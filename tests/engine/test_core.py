@@ -8,12 +8,18 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import ContextLengthExceeded, EngineOverloaded, InvalidRequest, KVPoolTooSmall
-from engine.protocol import EngineRequest, TokenDelta
-from engine.sampling_params import SamplingParams
+from engine.contract.config import EngineConfig
+from engine.contract.errors import (
+    ContextLengthExceeded,
+    EngineOverloaded,
+    InvalidRequest,
+    KVPoolTooSmall,
+)
+from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
 from engine.scheduler import StepPlan, StepResult
+from tests.engine.helpers import block_ids
 from tests.engine.models import VOCAB
 
 Folder = Callable[[str], Path]
@@ -40,7 +46,7 @@ def finish(core: EngineCore) -> dict[tuple[str, int], list[TokenDelta]]:
         for delta in core.step():
             found.setdefault((delta.request_id, delta.index), []).append(delta)
     core.check_integrity()
-    assert core.scheduler.kv.pool.num_free == core.executor.num_blocks
+    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
     return found
 
 
@@ -59,12 +65,14 @@ def test_fault_03_token_ids_out_of_the_vocabulary_are_refused(
     assert not core.has_work
 
 
-def test_fault_06_prompt_and_output_over_the_context_are_refused_with_both_numbers(
+def test_fault_06_a_prompt_over_the_context_is_refused_and_an_output_over_it_is_cut(
     model_folder: Folder,
 ) -> None:
     core = make(model_folder)
-    with pytest.raises(ContextLengthExceeded, match=r"250 tokens.*max_tokens is 10.*256"):
-        core.add_request(request([5] * 250, sampling={"max_tokens": 10}))
+    core.add_request(request([5] * 250, sampling={"max_tokens": 10, "ignore_eos": True}))
+    deltas = finish(core)["r", 0]
+    assert len(tokens(deltas)) == 6
+    assert deltas[-1].finish_reason == "length"
     with pytest.raises(ContextLengthExceeded, match=r"256 tokens"):
         core.add_request(request([5] * 256, sampling={"max_tokens": None}))
 
@@ -159,10 +167,10 @@ def test_n_outputs_share_the_prompts_blocks(model_folder: Folder) -> None:
     core.step()
     running = core.scheduler.running
     assert len(running) == 4
-    shared = {block.block_id for block in running[0].blocks[:2]}
-    assert all({block.block_id for block in seq.blocks[:2]} == shared for seq in running)
-    used = core.executor.num_blocks - core.scheduler.kv.pool.num_free
-    assert used == 2 + 4 * (len(running[0].blocks) - 2)
+    tables = [block_ids(core.scheduler, sequence) for sequence in running]
+    assert all(table[:2] == tables[0][:2] for table in tables)
+    used = core.capacity.num_blocks - core.scheduler.kv.pool.num_free
+    assert used == 2 + 4 * (len(tables[0]) - 2)
     found = finish(core)
     assert {index for _, index in found} <= {0, 1, 2, 3}
 
@@ -223,7 +231,7 @@ def test_fault_25_an_abort_frees_the_blocks_at_once(model_folder: Folder, steps:
         core.step()
     deltas = core.abort("r")
     assert [delta.finish_reason for delta in deltas] == ["abort"]
-    assert core.scheduler.kv.pool.num_free == core.executor.num_blocks
+    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
     assert core.abort("r") == []
     assert finish(core) == {}
 
@@ -287,6 +295,52 @@ def test_the_last_delta_carries_the_flight_record(model_folder: Folder) -> None:
     assert last.flight.num_steps == 10
     assert last.flight.cold_reason == "no_shared_prefix"
     assert last.num_prompt_tokens == 40
+
+
+def test_prompt_tokens_are_counted_as_they_are_computed_and_only_then(
+    model_folder: Folder,
+) -> None:
+    core = make(model_folder, max_num_batched_tokens=16, max_num_seqs=1)
+    core.add_request(request(list(range(10, 50)), "long"))
+    core.add_request(request(list(range(60, 130)), "never"))
+    counted = []
+    for _ in range(4):
+        core.step()
+        counted.append(core.stats.prompt_tokens_total)
+    assert counted == [16, 32, 40, 40]
+    core.abort("never")
+    finish(core)
+    assert core.stats.prompt_tokens_total == 40
+    # Two blocks of 16 come from the cache.
+    core.add_request(request(list(range(10, 50)), "again", sampling={"n": 2}))
+    finish(core)
+    assert core.stats.prompt_tokens_total == 48
+
+
+def test_a_prompt_that_is_computed_again_after_a_preemption_counts_once(
+    model_folder: Folder,
+) -> None:
+    core = make(model_folder, num_gpu_blocks_override=8, enable_prefix_caching=False)
+    for name in "ab":
+        core.add_request(request(list(range(10, 60)), name, sampling={"max_tokens": 40}))
+    finish(core)
+    assert core.snapshot().num_preemptions_total > 0
+    assert core.stats.prompt_tokens_total == 100
+
+
+def test_aborted_requests_leave_room_in_the_queue(model_folder: Folder) -> None:
+    core = make(model_folder, max_num_seqs=1, max_waiting=4)
+    core.add_request(request([5, 6], "runs"))
+    core.step()
+    for number in range(50):
+        core.add_request(request([7, 8], f"gone{number}"))
+        core.abort(f"gone{number}")
+    assert len(core.scheduler.waiting) == 0
+    for number in range(4):
+        core.add_request(request([7, 8], f"waits{number}"))
+    with pytest.raises(EngineOverloaded):
+        core.add_request(request([7, 8], "more"))
+    finish(core)
 
 
 def test_totals_count_what_ran(model_folder: Folder) -> None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from engine import LLM, SamplingParams
+from engine.sampling.batch import Batch
+from engine.sampling.sampler import Sampler, SamplerOutput
+from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.decode import DecodeSteps
-from tests.engine.models import FAMILIES, Oracle
+from kernels import get
+from tests.engine.ablations import without
+from tests.engine.models import FAMILIES, VOCAB, Oracle
 from tests.engine.test_token_equality import OUTPUT, make, mixed_prompts, run
 
 Folder = Callable[[str], Path]
@@ -54,7 +62,8 @@ def test_all_steps_but_the_prompts_run_in_one_call(
     assert sum(taken) >= OUTPUT - 1
     assert not taken[0]
     steps = len(taken)
-    assert run(make(model_folder(family), compiled_step=False), PROMPTS) == expected
+    with without("step"):
+        assert run(make(model_folder(family)), PROMPTS) == expected
     assert len(taken) == steps
 
 
@@ -68,36 +77,83 @@ MIXED = [
 
 def test_draws_are_the_same(model_folder: Folder, taken: list[bool]) -> None:
     folder = model_folder("llama")
-    expected = outputs(make(folder, compiled_step=False), MIXED)
+    with without("step"):
+        expected = outputs(make(folder), MIXED)
     assert not taken
     assert outputs(make(folder), MIXED) == expected
     assert any(taken)
 
 
-@pytest.mark.parametrize(
-    "wish",
-    [
-        {"logprobs": 2}, {"presence_penalty": 0.5}, {"min_tokens": 4, "ignore_eos": False},
-        {"logit_bias": {5: 2.0}}, {"prompt_logprobs": 1}, {"bad_words": ["a"]},
-    ],
-)  # fmt: skip
-def test_they_step_aside_for_what_python_does(
+WISHES: list[dict[str, object]] = [
+    {"logprobs": 2}, {"presence_penalty": 0.5}, {"repetition_penalty": 1.3, "temperature": 1.0},
+    {"min_tokens": 4, "ignore_eos": False}, {"logit_bias": {5: 2.0}}, {"prompt_logprobs": 1},
+    {"bad_words_token_ids": [[5, 6], [7]]}, {"allowed_token_ids": [3, 4, 5], "logprobs": 0},
+    {"use_beam_search": True, "n": 2},
+    {"logits_processors": [lambda output, logits: logits.roll(len(output))]},
+]  # fmt: skip
+
+
+def scored(llm: LLM, params: list[SamplingParams]) -> list[object]:
+    results = llm.generate(PROMPTS[: len(params)], params, use_tqdm=False)
+    return [
+        (result.outputs[0].token_ids, result.outputs[0].logprobs, result.prompt_logprobs)
+        for result in results
+    ]
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=lambda wish: "-".join(wish))
+def test_one_unusual_sequence_leaves_the_others_in_the_call(
     wish: dict[str, object], model_folder: Folder, taken: list[bool]
 ) -> None:
     folder = model_folder("llama")
-    # Alone after the others have ended, the last one needs Python no more.
-    params = [sampling(**wish, max_tokens=4), sampling(max_tokens=8)]
-    assert outputs(make(folder), params) == outputs(make(folder, compiled_step=False), params)
-    assert not any(taken[:4])
-    assert all(taken[4:])
+    params = [*MIXED, sampling(seed=9, **wish), sampling(**wish, max_tokens=4)]
+    with without("step"):
+        expected = scored(make(folder), params)
+    assert not taken
+    assert scored(make(folder), params) == expected
+    # The prompts fill the first steps; from then on nothing leaves the call, unless a beam that
+    # goes on from another one computes its last block anew.
+    assert all(taken[taken.index(True) :]) != ("use_beam_search" in wish)
+    assert sum(taken) >= OUTPUT - 1 or "use_beam_search" in wish
+
+
+def test_a_sequence_goes_on_in_the_call_once_it_has_its_min_tokens(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+    inner = Sampler.sample
+
+    def spy(self: Sampler, logits: Tensor, *args: Any) -> SamplerOutput:
+        seen.append(len(logits))
+        return inner(self, logits, *args)
+
+    monkeypatch.setattr(Sampler, "sample", spy)
+    llm = make(model_folder("llama"))
+    outputs(llm, [sampling(min_tokens=5, ignore_eos=False, stop_token_ids=[96]), sampling()])
+    # Both of the prompts' step, then those that min_tokens hold back.
+    assert seen == [2, 1, 1, 1, 1]
+
+
+def test_the_sampler_is_plain_where_nothing_changes_the_logits() -> None:
+    kernels = get("cpu", use_compiled=False)
+    sampler = Sampler([2], kernels)
+    plain = [*MIXED, sampling(min_tokens=3), sampling(stop_token_ids=[4]), sampling(logit_bias={})]
+    odd = [sampling(**wish) for wish in WISHES if "prompt_logprobs" not in wish]
+    for params in (*plain, *odd):
+        state = SequenceSampling(params, [5, 6], [], 0)
+        batch = Batch([state], [2], VOCAB, torch.device("cpu"))
+        untouched = batch.untouched and not batch.logprobs.rows and not batch.beams.rows
+        assert sampler.is_plain(state) == untouched == (params in plain), params
+    assert not Sampler([2]).is_plain(SequenceSampling(plain[0], [5], [], 0))
 
 
 def test_tokens_are_the_same_under_preemption(model_folder: Folder, taken: list[bool]) -> None:
     folder = model_folder("llama")
     llm = make(folder, num_gpu_blocks_override=12, block_size=8, max_model_len=64)
-    assert run(llm, [prompt[:24] for prompt in PROMPTS]) == run(
-        make(folder, compiled_step=False), [prompt[:24] for prompt in PROMPTS]
-    )
+    prompts = [prompt[:24] for prompt in PROMPTS]
+    with without("step"):
+        expected = run(make(folder), prompts)
+    assert run(llm, prompts) == expected
     assert any(taken)
     assert llm.core.stats.num_preemptions_total or llm.core.snapshot().num_preemptions_total
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from engine.scheduler.fair_queue import OUTPUT_COST, PROMPT_COST, FairQueue
+from engine.scheduler.fair_queue import FORGET_AFTER_S, OUTPUT_COST, PROMPT_COST, FairQueue
 from engine.scheduler.sequence import Sequence
 from tests.engine.helpers import Driver
 
@@ -103,6 +103,47 @@ def test_nobody_saves_up_service_while_away() -> None:
     got = {name: simulation.service[name] - before[name] for name in before}
     # The sleeper gets its share from now on, not the thousand steps that it slept.
     assert abs(got["sleeper"] - got["steady"]) <= BOUND
+
+
+def test_a_tenant_that_was_away_for_an_hour_is_forgotten_and_one_that_runs_or_waits_is_not() -> (
+    None
+):
+    now = 0.0
+    driver = Driver(num_blocks=50, max_num_seqs=1)
+    queue = FairQueue(clock=lambda: now)
+    driver.scheduler.waiting = queue
+    driver.scheduler._admitter._waiting = queue
+    for number in range(1000):
+        passing = driver.add([number], tenant=f"t{number}")
+        driver.step()
+        driver.scheduler.finish(passing, "stop")
+    driver.add([1], tenant="runs")
+    driver.step()
+    driver.add([2], tenant="waits")
+    for _ in range(3):
+        now += FORGET_AFTER_S
+        driver.step()
+        driver.scheduler.finish(driver.add([3], tenant="new"), "abort")
+    assert set(queue.counters) == {"runs", "waits", "new"}
+
+
+def test_a_tenant_that_is_forgotten_begins_where_the_others_are() -> None:
+    now = 0.0
+    queue = FairQueue(clock=lambda: now)
+    driver = Driver(num_blocks=50)
+    away, there = (
+        driver.add([number], tenant=name) for number, name in enumerate(("away", "there"))
+    )
+    queue.charge_prompt(away, 500)
+    for _ in range(3):
+        queue.push(there)
+        queue.take(there)
+        queue.charge_prompt(there, 100)
+        now += FORGET_AFTER_S
+    assert "away" not in queue.counters
+    queue.push(there)
+    queue.push(away)
+    assert queue.counters["away"] == queue.counters["there"]
 
 
 def test_a_modest_tenant_waits_no_longer_than_for_the_next_free_seats() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.config import EngineConfig
-from engine.errors import ModelLoadError
-from engine.generation_config import eos_ids, read_generation_config, sampling_defaults
-from engine.tokenizer_folder import tokenizer_folder
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ModelLoadError
+from engine.text.generation_config import eos_ids, read_generation_config, sampling_defaults
+from engine.text.tokenizer_folder import tokenizer_folder
 from tests.engine.models import make_model
 
 
@@ -25,7 +25,7 @@ def test_eos_ids_of_all_three_places_are_taken_once() -> None:
 def test_the_tokenizers_eos_ends_a_chat_whose_config_names_another(tmp_path: Path) -> None:
     folder = make_model("llama", tmp_path / "m", eos_token_id=0)
     llm = LLM(str(folder), num_gpu_blocks_override=16, max_model_len=64)
-    assert set(llm.core.loaded.eos_token_ids) == {0, 2}
+    assert set(llm.core.executor.loaded.eos_token_ids) == {0, 2}
 
 
 def test_defaults_out_of_range_are_left_out(caplog: pytest.LogCaptureFixture) -> None:

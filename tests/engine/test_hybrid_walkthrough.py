@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from engine.kv_cache import NULL_BLOCK, HybridKVCacheManager, KVCacheManager, make_manager
+from engine.kv_cache import NULL_BLOCK, BlockHashes, make_coordinator
+from engine.kv_cache.coordinators import HybridKVCacheCoordinator, UnitaryKVCacheCoordinator
 from engine.kv_cache.hashing import group_key
 from engine.kv_cache.layout import make_layout, uniform
+from engine.kv_cache.single_type_managers import FullAttentionManager, SlidingWindowManager
 from tests.engine.helpers import Driver
 
 LONG = 10**6
@@ -65,27 +67,35 @@ def test_the_switch_gives_every_layer_all_blocks() -> None:
     assert make_layout((0, 8, 8), 3, LONG, hybrid=False) == uniform(3)
 
 
-def test_one_type_of_full_attention_keeps_the_plain_manager() -> None:
-    assert type(make_manager(make_layout((0, 0), 2, LONG), 8, 4)) is KVCacheManager
-    assert type(make_manager(None, 8, 4)) is KVCacheManager
-    sliding = make_manager(make_layout((8, 8), 2, LONG), 8, 4)
-    assert isinstance(sliding, HybridKVCacheManager)
-    assert sliding.num_groups == 1
+@pytest.mark.parametrize(
+    ("windows", "managers"),
+    [
+        (None, [FullAttentionManager]),
+        ((0, 0), [FullAttentionManager]),
+        ((8, 8), [SlidingWindowManager]),
+        ((0, 8), [FullAttentionManager, SlidingWindowManager]),
+    ],
+)
+def test_each_group_has_the_manager_of_its_type(
+    windows: tuple[int, ...] | None, managers: list[type]
+) -> None:
+    layout = None if windows is None else make_layout(windows, 2, LONG)
+    kv = make_coordinator(layout, 8, 4)
+    assert [type(manager) for manager in kv.managers] == managers
+    several = len(managers) > 1
+    assert type(kv) is (HybridKVCacheCoordinator if several else UnitaryKVCacheCoordinator)
 
 
 # -- how many blocks, and which -------------------------------------------------------------------
 
 
 def test_112_tokens_of_ten_full_and_twenty_sliding_layers_take_eleven_blocks() -> None:
-    manager = make_manager(make_layout((32, 32, 0) * 10, 30, LONG), 20, 16)
-    driver = Driver(num_blocks=1)
-    sequence = driver.add(list(range(112)))
+    kv = make_coordinator(make_layout((32, 32, 0) * 10, 30, LONG), 20, 16)
     # Every token but the last is computed; the last one's window begins in block 5.
-    sequence.num_computed_tokens = 111
-    assert manager.needed(sequence, 112) == 11
-    manager.allocate(sequence, 112)
+    assert kv.needed(0, 111, 1) == 11
+    kv.allocate(0, kv.quotas.of(""), 111, 1)
     early = [None] * 5
-    assert [ids(table) for table in sequence.tables] == [
+    assert [ids(table) for table in kv.tables(0)] == [
         [0, 1, 2, 3, 4, 5, 6],
         [*early, 7, 8],
         [*early, 9, 10],
@@ -97,8 +107,9 @@ def test_a_prompt_of_112_tokens_holds_eleven_blocks_once_it_is_computed() -> Non
     sequence = driver.add(list(range(112)))
     for _ in range(7):
         driver.step()
-    driver.scheduler.kv.trim(sequence)
-    assert [sum(block is not NULL_BLOCK for block in table) for table in sequence.tables] == [
+    kv = driver.scheduler.kv
+    kv.trim(sequence.seq_id, driver.scheduler.quota_of(sequence), sequence.num_computed_tokens)
+    assert [sum(block is not NULL_BLOCK for block in table) for table in kv.tables(0)] == [
         7,
         2,
         2,
@@ -156,7 +167,7 @@ def test_blocks_that_left_the_window_serve_others_while_the_sequence_runs() -> N
         driver.step()
     assert sequence.num_tokens == 204
     assert sequence.flight.num_preemptions == 0
-    assert sum(block is not NULL_BLOCK for block in sequence.blocks) <= 2
+    assert sum(block is not NULL_BLOCK for block in driver.blocks(sequence)) <= 2
 
 
 # -- prefix hits, with blocks of one token --------------------------------------------------------
@@ -164,26 +175,21 @@ def test_blocks_that_left_the_window_serve_others_while_the_sequence_runs() -> N
 
 def hit_length(windows: tuple[int, ...], cached: dict[int, set[int]], num_tokens: int) -> int:
     """Tokens of the prefix found when these blocks (by group) of a prompt are cached."""
-    manager = make_manager(make_layout(windows, len(windows), LONG), 100, 1)
-    sequence = Driver(num_blocks=1).add(list(range(num_tokens)))
-    manager.update_hashes(sequence)
-    several = manager.num_groups > 1
+    kv = make_coordinator(make_layout(windows, len(windows), LONG), 100, 1)
+    token_ids, hashes = list(range(num_tokens)), BlockHashes()
+    keys = hashes.extend(token_ids, 1)
+    several = len(kv.managers) > 1
     for group, tokens in cached.items():
         for token in sorted(tokens):
-            block = manager.pool.allocate(1)[0]
-            key = sequence.block_hashes[token] + (group_key(group) if several else b"")
-            manager.pool.cache(block, key)
-    found = manager.find_cached_prefix(sequence)
-    for window, table in zip(manager_windows(manager), found, strict=True):
+            block = kv.pool.allocate(1)[0]
+            kv.pool.cache(block, keys[token] + (group_key(group) if several else b""))
+    found = kv.find_cached_prefix(token_ids, hashes)
+    for window, table in zip(kv.windows, found, strict=True):
         first = max(0, len(table) - window + 1) if window else 0
         assert [block is NULL_BLOCK for block in table] == [
             index < first for index in range(len(table))
         ]
     return len(found[0])
-
-
-def manager_windows(manager: KVCacheManager) -> tuple[int, ...]:
-    return manager.windows if isinstance(manager, HybridKVCacheManager) else (0,)
 
 
 def test_full_attention_hits_from_the_left_until_the_first_miss() -> None:
@@ -236,10 +242,9 @@ def test_several_windows_are_searched_until_they_agree() -> None:
 
 
 def test_a_cold_prompt_costs_one_look_up_a_window() -> None:
-    manager = make_manager(make_layout((0, 64), 2, LONG), 10, 1)
-    sliding = make_manager(make_layout((65,), 1, LONG), 10, 1)
-    for kv, most in ((manager, 1), (sliding, 17)):
-        sequence = Driver(num_blocks=1).add(list(range(1024)))
+    hybrid = make_coordinator(make_layout((0, 64), 2, LONG), 10, 1)
+    sliding = make_coordinator(make_layout((65,), 1, LONG), 10, 1)
+    for kv, most in ((hybrid, 1), (sliding, 17)):
         calls = 0
         lookup = kv.pool.lookup
 
@@ -249,5 +254,5 @@ def test_a_cold_prompt_costs_one_look_up_a_window() -> None:
             return lookup(key)  # noqa: B023
 
         kv.pool.lookup = counting  # type: ignore[assignment,method-assign]
-        assert kv.find_cached_prefix(sequence)[0] == []
+        assert kv.find_cached_prefix(list(range(1024)), BlockHashes())[0] == []
         assert calls <= most

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.kv_cache import Account, BlockPool
-from engine.kv_cache.accounts import PRESENT_S
+from engine.contract.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.kv_cache import BlockPool, TenantQuota
+from engine.kv_cache.quotas import PRESENT_S
 from engine.scheduler import Sequence, Status
-from engine.warmup import warm_up
+from engine.serving.warmup import warm_up
 from tests.engine.helpers import Driver
 
 
 def used(driver: Driver, tenant: str) -> int:
-    return driver.scheduler.kv.accounts.of(tenant).used
+    return driver.scheduler.kv.quotas.of(tenant).used
 
 
 def prompt(start: int, length: int) -> list[int]:
@@ -103,8 +103,8 @@ def test_reserved_blocks_are_never_taken_by_others_allocations() -> None:
     others = [driver.add(prompt(1 + i, 8), tenant="other") for i in range(10)]
     for _ in range(30):
         driver.step()
-        accounts = driver.scheduler.kv.accounts
-        assert driver.scheduler.kv.pool.num_free >= accounts.of("kept").unused_reserve
+        quotas = driver.scheduler.kv.quotas
+        assert driver.scheduler.kv.pool.num_free >= quotas.of("kept").unused_reserve
         assert used(driver, "other") <= 10
     assert sum(s.flight.num_preemptions for s in others) > 0
     assert kept.flight.num_preemptions == 0
@@ -139,23 +139,42 @@ def test_reserves_beyond_the_pool_go_to_who_came_first() -> None:
     driver = Driver(num_blocks=20)
     driver.add(prompt(0, 4), tenant="a", reserved=0.75)
     driver.add(prompt(1, 4), tenant="b", reserved=0.75)
-    accounts = driver.scheduler.kv.accounts
-    assert (accounts.of("a").reserved, accounts.of("b").reserved) == (15, 5)
+    quotas = driver.scheduler.kv.quotas
+    assert (quotas.of("a").reserved, quotas.of("b").reserved) == (15, 5)
     driver.add(prompt(2, 4), tenant="a", reserved=0.0)
     driver.add(prompt(3, 4), tenant="b", reserved=0.75)
-    assert (accounts.of("a").reserved, accounts.of("b").reserved) == (0, 15)
+    assert (quotas.of("a").reserved, quotas.of("b").reserved) == (0, 15)
+
+
+@pytest.mark.parametrize("reserves", [(1.0,), (0.8, 0.8)])
+def test_fault_45_whatever_is_reserved_the_longest_request_of_another_tenant_runs(
+    reserves: tuple[float, ...],
+) -> None:
+    driver = Driver(num_blocks=20, max_model_len=32, enable_prefix_caching=False)
+    others = [
+        driver.add(prompt(number, 4), tenant=f"t{number}", reserved=reserved)
+        for number, reserved in enumerate(reserves)
+    ]
+    message = driver.add(prompt(9, 31), tenant="neighbour").request.message
+    assert driver.scheduler.capacity_of(message) >= 32
+    assert sum(a.reserved for a in driver.scheduler.kv.quotas) == 20 - 32 // 4
+    driver.step()
+    for sequence in others:
+        driver.scheduler.finish(sequence, "stop")
+    driver.step()
+    assert len(running(driver, "neighbour")) == 1
 
 
 def test_a_reserve_lapses_when_its_tenant_stays_away() -> None:
     now = 0.0
     pool = BlockPool(20, clock=lambda: now)
-    pool.accounts.note("away", reserved_fraction=0.5)
-    here = pool.accounts.note("here")
+    pool.quotas.note("away", reserved_fraction=0.5)
+    here = pool.quotas.note("here")
     assert pool.available_to(here) == 10
     now = PRESENT_S + 1
-    here = pool.accounts.note("here")
+    here = pool.quotas.note("here")
     assert pool.available_to(here) == 20
-    assert [account.name for account in pool.accounts] == ["here"]
+    assert [quota.name for quota in pool.quotas] == ["here"]
 
 
 def test_a_warm_up_leaves_no_tenant_behind(model_folder: Callable[[str], Path]) -> None:
@@ -163,9 +182,9 @@ def test_a_warm_up_leaves_no_tenant_behind(model_folder: Callable[[str], Path]) 
         EngineConfig(model=str(model_folder("llama")), num_gpu_blocks_override=64, num_threads=1)
     )
     warm_up(core)
-    assert len(core.scheduler.kv.accounts) == 0
-    only = core.scheduler.kv.accounts.note("only")
-    assert core.scheduler.kv.accounts.fraction(only) == 1
+    assert len(core.scheduler.kv.quotas) == 0
+    only = core.scheduler.kv.quotas.note("only")
+    assert core.scheduler.kv.quotas.fraction(only) == 1
 
 
 # -- who gives first ------------------------------------------------------------------------------
@@ -205,12 +224,12 @@ def test_eviction_takes_the_cached_prefixes_of_who_is_most_over_his_share() -> N
 def test_the_prefixes_of_who_has_been_away_for_long_go_first() -> None:
     now = 0.0
     pool = BlockPool(8, clock=lambda: now)
-    here, away = pool.accounts.note("here"), pool.accounts.note("away")
+    here, away = pool.quotas.note("here"), pool.quotas.note("away")
     mine, theirs = pool.allocate(5, here), pool.allocate(2, away)
     pool.free(mine, here)
     pool.free(theirs, away)
     now = PRESENT_S + 1
-    here = pool.accounts.note("here")
+    here = pool.quotas.note("here")
     assert [block.block_id for block in pool.allocate(4, here)] == [7, 6, 5, 4]
 
 
@@ -238,48 +257,48 @@ def test_a_shared_block_is_charged_once_and_inherited_when_its_owner_leaves() ->
 
 def test_shares_are_weights_among_those_present_and_at_least_the_reserve() -> None:
     pool = BlockPool(100)
-    a = pool.accounts.note("a", weight=3)
-    assert pool.accounts.share(a) == 100
-    b = pool.accounts.note("b", reserved_fraction=0.5)
-    assert math.isclose(pool.accounts.share(a), 75)
-    assert pool.accounts.share(b) == 50
-    pool.accounts.note("a", weight=1)
-    assert math.isclose(pool.accounts.share(a), 50)
+    a = pool.quotas.note("a", weight=3)
+    assert pool.quotas.share(a) == 100
+    b = pool.quotas.note("b", reserved_fraction=0.5)
+    assert math.isclose(pool.quotas.share(a), 75)
+    assert pool.quotas.share(b) == 50
+    pool.quotas.note("a", weight=1)
+    assert math.isclose(pool.quotas.share(a), 50)
 
 
 def test_choosing_whom_to_evict_does_not_walk_the_tenants(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
     for tenants in (20, 400):
         pool = BlockPool(2 * tenants)
-        accounts = [pool.accounts.note(f"t{index}") for index in range(tenants)]
-        for account in accounts:
-            pool.free(pool.allocate(2, account), account)
+        quotas = [pool.quotas.note(f"t{index}") for index in range(tenants)]
+        for quota in quotas:
+            pool.free(pool.allocate(2, quota), quota)
         calls = 0
-        rank = pool.accounts._rank
+        rank = pool.quotas._rank
 
-        def counting(account: Account) -> tuple[float, float]:
+        def counting(quota: TenantQuota) -> tuple[float, float]:
             nonlocal calls
             calls += 1
-            return rank(account)  # noqa: B023
+            return rank(quota)  # noqa: B023
 
-        monkeypatch.setattr(pool.accounts, "_rank", counting)
+        monkeypatch.setattr(pool.quotas, "_rank", counting)
         for _ in range(10):
-            pool.allocate(1, accounts[0])
+            pool.allocate(1, quotas[0])
         looks.append(calls)
     assert looks[0] == looks[1]
 
 
 def test_eviction_follows_the_shares_as_tenants_and_weights_come_and_go() -> None:
     pool = BlockPool(30)
-    a, b = pool.accounts.note("a"), pool.accounts.note("b")
-    blocks = {account.name: pool.allocate(15, account) for account in (a, b)}
-    for account in (a, b):
-        pool.free(blocks[account.name], account)
-    pool.accounts.note("a", weight=3)
-    c = pool.accounts.note("c")
+    a, b = pool.quotas.note("a"), pool.quotas.note("b")
+    blocks = {quota.name: pool.allocate(15, quota) for quota in (a, b)}
+    for quota in (a, b):
+        pool.free(blocks[quota.name], quota)
+    pool.quotas.note("a", weight=3)
+    c = pool.quotas.note("c")
     pool.allocate(5, c)
     # At three times the weight a's 15 blocks are within its share: b's are evicted.
     assert (a.free.count, b.free.count) == (15, 10)
-    pool.accounts.note("b", reserved_fraction=0.9)
+    pool.quotas.note("b", reserved_fraction=0.9)
     pool.allocate(3, c)
     assert (a.free.count, b.free.count) == (12, 10)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.errors import EngineFault
-from engine.outputs import CompletionOutput
+from engine.contract.errors import EngineFault
+from engine.contract.outputs import CompletionOutput
 
 EOS = 2
 #: Of the tiny tokenizer: special tokens that end nothing.

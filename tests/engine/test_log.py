@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.log import configure_logging
+from engine.serving.log import configure_logging
 
 
 @pytest.fixture

@@ -13,9 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.config import EngineConfig
-from engine.errors import ModelLoadError, QuireError
-from engine.models.loader import load_model
+import kernels
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ModelLoadError, QuireError
+from engine.model_loader.loader import LoadedModel, load_model
 from tests.engine.models import make_model
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
@@ -32,10 +33,14 @@ def folder(sound: Path, tmp_path: Path) -> Path:
     return shutil.copytree(sound, tmp_path / "m")
 
 
+def load(config: EngineConfig) -> LoadedModel:
+    return load_model(config, kernels.get("cpu"), lambda done, total: None)
+
+
 def refused(folder: Path) -> QuireError:
     config = EngineConfig(model=str(folder), cpu_kernels=False, skip_tokenizer_init=True)
     with pytest.raises(QuireError) as error:
-        load_model(config, lambda done, total: None)
+        load(config)
     assert len(str(error.value)) < 2000
     return error.value
 
@@ -70,7 +75,7 @@ def test_a_type_of_model_that_nobody_knows_is_named_whatever_its_tokenizer(
         model=str(folder), cpu_kernels=False, skip_tokenizer_init=tokenizer == "whole"
     )
     with pytest.raises(ModelLoadError, match="QuuxForCausalLM isn't supported") as error:
-        load_model(config, lambda done, total: None)
+        load(config)
     assert "tokenizer" not in str(error.value)
 
 
@@ -78,7 +83,7 @@ def test_a_broken_tokenizer_of_a_known_model_is_named(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{}")
     config = EngineConfig(model=str(folder), cpu_kernels=False)
     with pytest.raises(ModelLoadError, match=r"tokenizer\.json is no tokenizer"):
-        load_model(config, lambda done, total: None)
+        load(config)
 
 
 @pytest.mark.parametrize("file", ["config.json", "generation_config.json"])
@@ -137,7 +142,7 @@ def test_fault_30_files_that_are_no_json(folder: Path, file: str, content: bytes
 def test_ids_that_are_none_end_nothing(folder: Path) -> None:
     (folder / "generation_config.json").write_text('{"eos_token_id": [[], "x", 2, 99999]}')
     config = EngineConfig(model=str(folder), cpu_kernels=False, skip_tokenizer_init=True)
-    assert load_model(config, lambda done, total: None).eos_token_ids == (2,)
+    assert load(config).eos_token_ids == (2,)
 
 
 # -- weights --------------------------------------------------------------------------------------
@@ -159,7 +164,7 @@ def test_half_precision_checkpoints_keep_their_precision(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     change(folder, dtype="float16")
     config = EngineConfig(model=str(folder), cpu_kernels=False, skip_tokenizer_init=True)
-    assert load_model(config, lambda done, total: None).dtype == torch.float16
+    assert load(config).dtype == torch.float16
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
 from engine.worker.batch import RunningBatch
 
 Folder = Callable[[str], Path]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import redis
 
-from engine import protocol
-from engine.protocol import OutboxBatch
+from engine.contract import protocol
+from engine.contract.protocol import OutboxBatch
 from engine.serving.outbox import OutboxWriter, StepOutput
 
 

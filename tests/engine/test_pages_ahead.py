@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.executor.pages_ahead import PagesAhead
+from engine.contract.config import EngineConfig
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
+from engine.devices.pages_ahead import PagesAhead
 from engine.scheduler.plan import NewSequence, StepPlan
-from engine.warmup import warm_up
+from engine.serving.warmup import warm_up
 from kernels.reference import ReferenceKernels
+from tests.engine.ablations import without
 
 BLOCK_BYTES = 1 << 20
 
@@ -24,8 +26,8 @@ BLOCK_BYTES = 1 << 20
 @pytest.fixture(autouse=True)
 def at_normal_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lest tests wait for an idle core."""
-    monkeypatch.setattr("engine.executor.pages_ahead._run_when_idle", lambda: None)
-    monkeypatch.setattr("engine.executor.pages_ahead._PAUSE_S", 0.01)
+    monkeypatch.setattr("engine.devices.pages_ahead._run_when_idle", lambda: None)
+    monkeypatch.setattr("engine.devices.pages_ahead._PAUSE_S", 0.01)
 
 
 class Mapped(ReferenceKernels):
@@ -79,13 +81,14 @@ def test_some_are_mapped_at_once_and_more_as_blocks_are_handed_out(
     assert reached(ops, 40)
 
 
-def test_the_thread_ends_with_its_executor(model_folder: Callable[[str], Path]) -> None:
+def test_the_thread_ends_with_its_executor(
+    model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.devices.cpu.MAPPED_AHEAD_BYTES", 1 << 20)
     folder = str(model_folder("llama"))
-    core = EngineCore(
-        EngineConfig(model=folder, num_gpu_blocks_override=20_000, kv_cache_map_ahead=1)
-    )
+    core = EngineCore(EngineConfig(model=folder, num_gpu_blocks_override=20_000))
     warm_up(core)
-    pages = core.executor._pages
+    pages = core.executor.device._pages
     assert pages is not None
     assert pages._thread.is_alive()
     del core
@@ -95,9 +98,8 @@ def test_the_thread_ends_with_its_executor(model_folder: Callable[[str], Path]) 
 
 
 def test_a_new_sequence_counts(ops: Mapped, pages: PagesAhead) -> None:
-    one = StepPlan(1)
-    one.new.append(NewSequence.__new__(NewSequence))
-    one.new[0].block_ids = [[5], [7]]
+    new = NewSequence(0, [1, 2], 2, 0, [[5], [7]], SamplingParams(), seed=0)
+    one = StepPlan(1, new=[new])
     pages.note(one)
     assert reached(ops, 18)
 
@@ -106,7 +108,7 @@ def test_nothing_is_mapped_between_steps(
     ops: Mapped, pages: PagesAhead, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert reached(ops, 10)
-    monkeypatch.setattr("engine.executor.pages_ahead._PAUSE_S", 60.0)
+    monkeypatch.setattr("engine.devices.pages_ahead._PAUSE_S", 60.0)
     monkeypatch.setattr("time.sleep", lambda seconds, sleep=time.sleep: sleep(0.01))
     pages.note(plan(3))
     assert reached(ops, 10)
@@ -121,16 +123,15 @@ def test_the_thread_ends_with_its_work(ops: Mapped, pages: PagesAhead) -> None:
     assert ops.blocks == list(range(40))
 
 
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_replica_maps_what_it_is_told(model_folder: Callable[[str], Path], ahead: int) -> None:
+@pytest.mark.parametrize("off", [[], ["map-ahead"]])
+def test_a_replica_maps_ahead(model_folder: Callable[[str], Path], off: list[str]) -> None:
     folder = str(model_folder("llama"))
-    core = EngineCore(
-        EngineConfig(model=folder, num_gpu_blocks_override=50, kv_cache_map_ahead=ahead)
-    )
     names = [thread.name for thread in threading.enumerate()]
-    warm_up(core)
-    pages = core.executor._pages
-    assert (pages is not None) is bool(ahead)
+    core = EngineCore(EngineConfig(model=folder, num_gpu_blocks_override=50))
+    with without(*off):
+        warm_up(core)
+    pages = core.executor.device._pages
+    assert (pages is None) is bool(off)
     if pages is not None:
         pages.close()
         pages._thread.join()

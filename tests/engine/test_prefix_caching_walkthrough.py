@@ -64,9 +64,9 @@ def test_an_equal_request_leaves_duplicate_blocks_until_it_is_freed() -> None:
     for token in (7, 8, 9):
         driver.step(next_token=token)
     assert driver.table(two)[0] == 0
-    duplicate = two.blocks[1]
+    duplicate = driver.blocks(two)[1]
     assert duplicate.block_id != 1
-    assert duplicate.block_hash == one.blocks[1].block_hash
+    assert duplicate.block_hash == driver.blocks(one)[1].block_hash
 
 
 def test_a_whole_prompt_in_the_cache_still_computes_its_last_block() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine import LLM, SamplingParams
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from tests.engine.models import Oracle
 from tests.engine.test_token_equality import mixed_prompts
 
@@ -74,6 +74,20 @@ def test_prefixes_are_shared_with_equal_vectors_alone(
     again = llm.generate([first], GREEDY, use_tqdm=False)[0]
     assert again.num_cached_tokens >= 16
     assert again.prompt_token_ids == []
+
+
+def test_prompts_share_the_blocks_before_their_vectors_part(
+    model_folder: Folder, oracle: Callable[[str], Oracle]
+) -> None:
+    llm = make(model_folder("llama"), block_size=4)
+    prompt = [*range(20, 32), 40, 41]
+    other = [*prompt[:9], *range(60, 65)]
+    expected = [oracle("llama").greedy(each, 12) for each in (prompt, other)]
+    first, second = (as_embeds(oracle("llama"), each) for each in (prompt, other))
+    assert run(llm, [first]) == expected[:1]
+    after = llm.generate([second], GREEDY, use_tqdm=False)[0]
+    assert after.outputs[0].token_ids == expected[1]
+    assert after.num_cached_tokens == 8
 
 
 def test_sampling_sees_no_prompt_tokens(

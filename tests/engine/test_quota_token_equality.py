@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.protocol import EngineRequest
-from engine.sampling_params import SamplingParams
+from engine.contract.config import EngineConfig
+from engine.contract.protocol import EngineRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
 from tests.engine.models import VOCAB
 
 Folder = Callable[[str], Path]
@@ -78,4 +78,4 @@ def test_tenants_preempt_each_other_and_change_no_token(
     )
     assert run(core, jobs) == expected
     assert core.scheduler.num_preemptions > 5
-    assert core.scheduler.kv.pool.num_free == core.executor.num_blocks
+    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks

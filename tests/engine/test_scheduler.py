@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections import Counter
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.lazy_heap import LazyHeap
-from engine.scheduler import Status
+from engine.scheduler import Sequence, Status
 from engine.scheduler.queue import WaitingQueue
 from tests.engine.helpers import Driver
 
@@ -60,6 +61,23 @@ def test_prompts_leave_room_for_decodes_and_take_all_when_nobody_decodes() -> No
     # The last chunk of one prompt and the first of the next share a step's allowance.
     assert later.num_computed_tokens == 2
     assert driver.step().num_scheduled == [1, 1, 8]
+
+
+@pytest.mark.parametrize("policy", ["fair", "fcfs", "priority"])
+def test_fault_54_what_is_aborted_behind_a_head_that_cannot_start_is_not_kept(policy: str) -> None:
+    driver = Driver(num_blocks=100, max_num_seqs=1, scheduling_policy=policy)
+    running, waiting = driver.add([1], tenant="a"), driver.add([2], tenant="a")
+    driver.step()
+    for number in range(30_000):
+        gone = driver.add([3, 4], tenant=f"t{number % 2}")
+        driver.scheduler.finish(gone, "abort")
+    gc.collect()
+    kept = sum(type(each) is Sequence for each in gc.get_objects())
+    assert kept < 100
+    assert len(driver.scheduler.waiting) == 1
+    assert driver.scheduler.waiting.num_tokens == waiting.num_tokens
+    driver.scheduler.finish(running, "stop")
+    assert driver.step().seq_ids == [waiting.seq_id]
 
 
 def test_no_more_sequences_than_max_num_seqs_run() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.kv_cache import ContentKey
 from engine.scheduler import Sequence, Status
 from tests.engine.helpers import Driver
 from tests.engine.paged_memory import PagedMemory
@@ -36,7 +37,7 @@ class Chaos:
         self.live: list[Sequence] = []
         self.most = min(60, scheduler.capacity_tokens // (2 if quotas else 1))
         for tenant, (reserved, maximum) in QUOTAS.items() if quotas else ():
-            scheduler.kv.accounts.note(tenant, 1.0, reserved, maximum)
+            scheduler.kv.quotas.note(tenant, 1.0, reserved, maximum)
         self.stems = [[self.rng.randint(0, 2) for _ in range(60)] for _ in range(2)]
 
     def round(self) -> None:
@@ -68,6 +69,10 @@ class Chaos:
         prompt += [rng.randint(0, 2) for _ in range(rng.randint(0, self.most - 1 - len(prompt)))]
         tenant = rng.choice("abc")
         reserved, maximum = QUOTAS[tenant] if self.quotas else (0.0, 1.0)
+        content = ()
+        if rng.random() < 0.3:  # an image, say, of which there are two
+            position = rng.randrange(len(prompt))
+            content = (ContentKey(position, rng.choice((b"cat", b"dog"))),)
         for _ in range(rng.choice((1, 1, 3))):
             self.live.append(
                 self.driver.add(
@@ -78,6 +83,7 @@ class Chaos:
                     tenant=tenant,
                     reserved=reserved,
                     maximum=maximum,
+                    content=content,
                 )
             )
 
@@ -87,10 +93,13 @@ class Chaos:
         if len(running) < 2:
             return
         parent, child = self.rng.sample(running, 2)
-        if parent.extra_key == child.extra_key and parent.num_prompt_tokens < parent.num_tokens:
+        ours, theirs = parent.block_hashes, child.block_hashes
+        same = (ours.scope, ours.content) == (theirs.scope, theirs.content)
+        if same and parent.num_prompt_tokens < parent.num_tokens:
             child.token_ids = [*parent.token_ids[:-1], self.rng.randint(0, 2)]
             child.num_prompt_tokens = parent.num_prompt_tokens
-            child.block_hashes = parent.block_hashes[: (len(child.token_ids) - 1) // BLOCK]
+            child.block_hashes = parent.block_hashes.copy()
+            del child.block_hashes.values[(len(child.token_ids) - 1) // BLOCK :]
             self.driver.scheduler.restart(child)
 
     def _step(self, *, fails: bool = False) -> None:
@@ -121,14 +130,14 @@ class Chaos:
 
     def _check_quotas(self) -> None:
         scheduler = self.driver.scheduler
-        accounts = scheduler.kv.accounts
-        assert scheduler.kv.pool.num_free >= sum(a.unused_reserve for a in accounts)
-        for account in accounts:
-            assert account.used <= account.maximum
-            running = [s for s in scheduler.running if s.request.message.tenant == account.name]
-            assert account.running == len(running)
-            assert account.sequences == sum(
-                s.request.message.tenant == account.name for s in self.live if not s.finished
+        tenants = scheduler.kv.quotas
+        assert scheduler.kv.pool.num_free >= sum(a.unused_reserve for a in tenants)
+        for quota in tenants:
+            assert quota.used <= quota.maximum
+            running = [s for s in scheduler.running if s.request.message.tenant == quota.name]
+            assert quota.running == len(running)
+            assert quota.sequences == sum(
+                s.request.message.tenant == quota.name for s in self.live if not s.finished
             )
 
 
@@ -168,10 +177,10 @@ def test_one_shared_prompts_blocks_serve_all_outputs(windows: tuple[int, ...], b
     assert all(sequence.status is Status.RUNNING for sequence in outputs)
     groups = max(1, len(windows))
     pool = driver.scheduler.kv.pool
-    shared = {block.block_id for block in outputs[0].blocks[:7]}
-    assert all({block.block_id for block in s.blocks[:7]} == shared for s in outputs)
+    shared = driver.table(outputs[0])[:7]
+    assert all(driver.table(sequence)[:7] == shared for sequence in outputs)
     if groups == 1:
         # 30 tokens fill seven blocks, which all share; each has its own from the eighth on.
-        own = sum(len(sequence.blocks) - 7 for sequence in outputs)
+        own = sum(len(driver.table(sequence)) - 7 for sequence in outputs)
         assert pool.num_blocks - pool.num_free == 7 + own
     assert all(sequence.num_cached_tokens == 28 for sequence in outputs[1:])

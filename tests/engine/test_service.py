@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from engine import LLM, SamplingParams, protocol
+from engine import LLM, SamplingParams
+from engine.contract import protocol
 from tests.engine.replica import Gateway, replica
 
 Folder = Callable[[str], Path]
@@ -94,7 +95,7 @@ def test_an_abort_of_nothing_does_nothing(gateway: Gateway) -> None:
 
 
 def test_a_refused_request_gets_its_typed_error(gateway: Gateway) -> None:
-    gateway.request("bad", [5] * 255, max_tokens=100)
+    gateway.request("bad", [5] * 5, max_tokens=1000)
     gateway.finish("bad")
     error = gateway.deltas["bad"][-1].error
     assert error is not None

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.config import EngineConfig
-from engine.errors import ConfigError
-from engine.executor import threads as engine_threads
-from engine.executor.threads import Threads, parse_cpus
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.devices import threads as engine_threads
+from engine.devices.threads import Threads, parse_cpus
 from kernels.cpu import threads as settings
 from kernels.reference import ReferenceKernels
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import BudgetExhausted
-from engine.protocol import EngineRequest, TokenDelta
-from engine.sampling_params import RepetitionDetectionParams, SamplingParams
-from engine.structured.params import StructuredOutputsParams
+from engine.contract.config import EngineConfig
+from engine.contract.errors import BudgetExhausted
+from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.sampling_params import RepetitionDetectionParams, SamplingParams
+from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.core.engine_core import EngineCore
 
 Folder = Callable[[str], Path]
 Found = dict[int, list[TokenDelta]]
@@ -50,7 +50,7 @@ def run(core: EngineCore, cap: int | None, resume: Any = (), **sampling: Any) ->
             found.setdefault(delta.index, []).append(delta)
     core.check_integrity()
     assert not core.requests
-    assert core.scheduler.kv.pool.num_free == core.executor.num_blocks
+    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
     return found
 
 

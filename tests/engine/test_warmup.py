@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.warmup import warm_up
+from engine.contract.config import EngineConfig
+from engine.core.engine_core import EngineCore
+from engine.serving.warmup import warm_up
 
 
 def started(folder: Path, **settings: Any) -> EngineCore:
@@ -25,7 +25,7 @@ def test_prompts_beside_decodes_are_bounded_by_what_prompts_take_here(
 ) -> None:
     core = started(model_folder("llama"))
     assert core.scheduler.share.most >= 32
-    assert core.scheduler.share.full_at == core.config.prefill_full_share_at
+    assert (core.scheduler.share.full_at, core.scheduler.share.least) == (64, 72)
     assert core.stats.steps_total == 0
     assert core.scheduler.kv.pool.num_cached == 0
     core.check_integrity()
@@ -34,7 +34,7 @@ def test_prompts_beside_decodes_are_bounded_by_what_prompts_take_here(
 def test_slow_prompts_get_the_least_share(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.warmup._SECONDS_BESIDE_DECODES", 1e-9)
+    monkeypatch.setattr("engine.serving.warmup._SECONDS_BESIDE_DECODES", 1e-9)
     assert started(model_folder("llama")).scheduler.share.most == 32
 
 

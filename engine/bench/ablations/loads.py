@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from engine.bench.offline import run_jobs
 from engine.bench.statistics import mean, percentile
 from engine.bench.workload import Job, random_jobs
-from engine.core import EngineCore
+from engine.core.engine_core import EngineCore
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ _REST_S = 1.0
 def _jobs(
     core: EngineCore, count: int, prompt: tuple[int, int], output: tuple[int, int], seed: int
 ) -> list[Job]:
-    room = core.loaded.max_model_len - max(output)
+    room = core.facts.max_model_len - max(output)
     prompt = min(prompt[0], room), min(prompt[1], room)
-    return random_jobs(count, core.loaded.spec.vocab_size, prompt, output, seed)
+    return random_jobs(count, core.facts.vocab_size, prompt, output, seed)
 
 
 def _decode_rate(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +18,12 @@ class Facts:
         dtype: of its weights.
         quantization: of its weights.
         experts: whether the model has any.
-        gated: whether its MLPs are.
     """
 
     kernels: str
     dtype: str
     quantization: str | None
     experts: bool
-    gated: bool
 
     @property
     def compiled(self) -> bool:
@@ -45,10 +43,6 @@ def _with_experts(facts: Facts) -> str:
     return _compiled(facts) or ("" if facts.experts else "the model has no experts")
 
 
-def _with_gates(facts: Facts) -> str:
-    return _compiled(facts) or ("" if facts.gated else "the model's MLPs have no gate")
-
-
 def _on_avx512(facts: Facts) -> str:
     wide = facts.kernels.startswith("cpu-avx512")
     return "" if wide else f"{facts.kernels} kernels have nothing wider to turn off"
@@ -59,12 +53,6 @@ def _with_pairs(facts: Facts) -> str:
     if not plain:
         return "the weights aren't bfloat16 (--dtype bfloat16)"
     return "" if facts.kernels == "cpu-avx512" else f"{facts.kernels} kernels never round them"
-
-
-def _with_rounding(facts: Facts) -> str:
-    if facts.quantization is None:
-        return "the weights aren't quantised (--quantization int8)"
-    return _on_avx512(facts)
 
 
 def _with_integers(facts: Facts) -> str:
@@ -107,12 +95,10 @@ def _flag(
     )
 
 
-def _variable(
-    name: str, what: str, *loads: str, refuses: Callable[[Facts], str] = _compiled
-) -> Part:
-    """One of `kernels.cpu.switches`."""
-    variable = f"QUIRE_CPU_{name}"
-    return Part(what, f"{variable}=0", loads, environment={variable: "0"}, refuses=refuses)
+def _switch(name: str, what: str, *loads: str, refuses: Callable[[Facts], str] = _compiled) -> Part:
+    """One of `kernels.ablations.NAMES`, and of `PARTS`."""
+    variable = "QUIRE_ABLATIONS"
+    return Part(what, f"{variable}={name}", loads, environment={variable: name}, refuses=refuses)
 
 
 def _isa(isa: str, what: str, *loads: str, refuses: Callable[[Facts], str]) -> Part:
@@ -143,22 +129,13 @@ PARTS: dict[str, Part] = {
         "many",
         refuses=_with_integers,
     ),
-    "decoder": _flag(
-        "compiled_decoder", "all layers in one call", "one", refuses=_compiled
-    ),
-    "step": _flag(
-        "compiled_step", "a whole decode step in one call", "one", "eight", refuses=_compiled
-    ),
-    "experts": _flag(
-        "compiled_experts",
-        "experts in one call, and all layers with them",
-        "one",
-        "many",
+    "decoder": _switch("decoder", "all layers in one call", "one"),
+    "step": _switch("step", "a whole decode step in one call", "one", "eight"),
+    "experts": _switch(
+        "experts", "experts in one call, and all layers with them", "one", "many",
         refuses=_with_experts,
     ),
-    "sampling": _flag(
-        "compiled_sampling", "tokens chosen by the kernels", "one", "sampled", refuses=_compiled
-    ),
+    "sampling": _switch("sampling", "tokens chosen by the kernels", "one", "sampled"),
     "rounding": _flag(
         "round_activations",
         "activations rounded to bfloat16 beside such weights",
@@ -176,43 +153,26 @@ PARTS: dict[str, Part] = {
         without={"kv_cache_dtype": "auto"},
         refuses=_compiled,
     ),
-    "fused-gate": _variable(
-        "FUSED_GATE", "both halves of a gated MLP in one product", "one", "many",
-        refuses=_with_gates,
+    "prefetch": _switch(
+        "prefetch", "weights and KV fetched ahead", "one", "eight", "long", "many"
     ),
-    "prefetch": _variable(
-        "PREFETCH", "weights and KV fetched ahead", "one", "eight", "long", "many"
+    "huge-pages": _switch("huge-pages", "memory in huge pages", "one", "long", "many"),
+    "dealing": _switch(
+        "dealing", "work dealt to whichever thread is free", "one", "eight", "many"
     ),
-    "huge-pages": _variable("HUGE_PAGES", "memory in huge pages", "one", "long", "many"),
-    "dealing": _variable(
-        "DEALING", "work dealt to whichever thread is free", "one", "eight", "many"
+    "spinning": _switch("spinning", "idle threads look for work before they sleep", "one"),
+    "split-kv": _switch("split-kv", "a sequence's KV split over threads", "long"),
+    "even-tiles": _switch("even-tiles", "a product's rows in even tiles", "many"),
+    "shared-pages": _switch("shared-pages", "small matrices in huge pages", "one", "many"),
+    "kv-ahead": _switch("kv-ahead", "new pages of the KV cache mapped ahead", "rested", "many"),
+    "map-ahead": _switch(
+        "map-ahead", "pages of the KV cache mapped while a replica is idle", "rested"
     ),
-    "single-panels": _variable("SINGLE_PANELS", "a product's last panels one by one", "many"),
-    "spinning": _variable("SPINNING", "idle threads look for work before they sleep", "one"),
-    "split-kv": _variable("SPLIT_KV", "a sequence's KV split over threads", "long"),
-    "heads-together": _variable("HEADS_TOGETHER", "KV read block by block, all heads", "long"),
-    "even-tiles": _variable("EVEN_TILES", "a product's rows in even tiles", "many"),
-    "shared-pages": _variable("SHARED_PAGES", "small matrices in huge pages", "one", "many"),
-    "kv-ahead": _variable("KV_AHEAD", "new pages of the KV cache mapped ahead", "rested", "many"),
-    "map-ahead": Part(
-        "pages of the KV cache mapped while a replica is idle",
-        "--kv-cache-map-ahead 0",
-        ("rested",),
-        without={"kv_cache_map_ahead": 0},
-        refuses=_compiled,
+    "own-runs": _switch(
+        "own-runs", "each thread in a run of weights of its own, few rows", "one", "eight"
     ),
-    "own-runs": _variable(
-        "OWN_RUNS", "each thread in a run of weights of its own, few rows", "one", "eight"
-    ),
-    "shared-loading": _variable("SHARED_LOADING", "a product's rows loaded by all threads", "many"),
-    "row-pieces": _variable(
-        "ROW_PIECES", "rows in pieces that stay in the L2 cache", "prompt", "many"
-    ),
-    "wide-rounding": _variable(
-        "WIDE_ROUNDING", "activations rounded to 8 bits 16 at a time", "prompt", "many",
-        refuses=_with_rounding,
-    ),
-    "last-rows": _variable("LAST_ROWS", "only wanted tokens after the last attention", "prompt"),
+    "shared-loading": _switch("shared-loading", "a product's rows loaded by all threads", "many"),
+    "last-rows": _switch("last-rows", "only wanted tokens after the last attention", "prompt"),
     "binding": Part(
         "threads kept apart, each on a CPU",
         "--cpu-threads-bind nobind",
@@ -227,17 +187,13 @@ PARTS: dict[str, Part] = {
         ("beside", "many"),
         without={"prefill_tokens_beside_decodes": 0},
     ),
-    "prefill-by-load": Part(
-        "that share by the number of decodes",
-        "--prefill-full-share-at 0",
-        ("beside", "many"),
-        without={"prefill_full_share_at": 0},
+    "prefill-by-load": _switch(
+        "prefill-by-load", "that share by the number of decodes", "beside", "many",
+        refuses=_anywhere,
     ),
-    "prefill-least": Part(
-        "steps of few decodes filled up with prompts",
-        "--prefill-least-tokens 1",
-        ("first", "beside"),
-        without={"prefill_least_tokens": 1},
+    "prefill-least": _switch(
+        "prefill-least", "steps of few decodes filled up with prompts", "first", "beside",
+        refuses=_anywhere,
     ),
     "overtaking": Part(
         "short prompts ahead of long ones, for a bounded time",

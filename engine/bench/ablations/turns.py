@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.bench.ablations.loads import LOADS, Sizes
 from engine.bench.ablations.parts import Facts, Part
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 
 ROOT = Path(__file__).parents[3]
 

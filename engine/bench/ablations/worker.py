@@ -12,21 +12,22 @@ import sys
 from typing import Any, TextIO
 
 from engine.bench.ablations.loads import LOADS, Sizes
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import QuireError
-from engine.warmup import warm_up
+from engine.contract.config import EngineConfig
+from engine.contract.errors import QuireError
+from engine.core.engine_core import EngineCore
+from engine.executor.factory import in_process
+from engine.serving.warmup import warm_up
 
 
 def facts_of(core: EngineCore) -> dict[str, Any]:
     """The fields of `parts.Facts`."""
-    spec = core.loaded.spec
+    executor = in_process(core.executor)
+    spec = executor.loaded.spec
     return {
-        "kernels": core.executor.kernels.name,
-        "dtype": str(core.loaded.dtype).removeprefix("torch."),
+        "kernels": executor.kernels.name,
+        "dtype": core.facts.dtype,
         "quantization": core.config.quantization,
         "experts": getattr(spec, "moe", None) is not None,
-        "gated": bool(getattr(spec, "gated", False)),
     }
 
 

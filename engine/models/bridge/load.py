@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.bridge.check import prove
 from engine.models.bridge.explore import Exploration, NotPageable
 from engine.models.bridge.interface import EXPLORED, PAGED, register, running, use_attention

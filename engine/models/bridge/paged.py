@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 from engine.models.bridge.interface import Call
 from engine.models.context import AttentionContext
 from kernels import KernelSet
+from kernels.attention.args import AttentionArgs
 
 
 @dataclass(slots=True)
@@ -65,15 +66,17 @@ class PagedRun:
         ops.rope_and_cache(q, k, v, context.positions, None, *caches, context.slot_mapping)
         sinks = options.get("s_aux")
         out = ops.paged_attention(
-            q,
-            *caches,
-            context.block_tables,
-            context.seq_lens,
-            context.query_start_loc,
-            float(options.get("scaling") or size**-0.5),
-            sliding_window=layer.window,
-            soft_cap=float(options.get("softcap") or 0.0),
-            sinks=None if sinks is None else sinks.float().contiguous(),
+            AttentionArgs(
+                q,
+                *caches,
+                context.block_tables,
+                context.seq_lens,
+                context.query_start_loc,
+                float(options.get("scaling") or size**-0.5),
+                sliding_window=layer.window,
+                soft_cap=float(options.get("softcap") or 0.0),
+                sinks=None if sinks is None else sinks.float().contiguous(),
+            )
         )
         return out.float().view(batch, tokens, heads, layer.size)[..., : layer.value_dim]
 
@@ -90,10 +93,8 @@ class PagedRun:
 
 
 def _kept(cache: Tensor, ops: KernelSet) -> torch.dtype:
-    """In which dtype attention is given its inputs: on a GPU the cache's, if that is a float's."""
-    if ops.device.type == "cpu":
-        return torch.float32
-    return cache.dtype if cache.dtype.itemsize > 1 else torch.bfloat16
+    """In which dtype attention is given its inputs: the activations' for a cache of this dtype."""
+    return ops.activation_dtype(cache.dtype if cache.dtype.itemsize > 1 else torch.bfloat16)
 
 
 def _by_token(x: Tensor, size: int) -> Tensor:

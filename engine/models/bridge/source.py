@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.layers.rotary import RopeSpec, rope_spec
 from engine.models.bridge.spec import BridgeSpec
 

@@ -11,9 +11,10 @@ from engine.layers.rotary import RopeSpec, cos_sin_table
 from engine.models.encoders.attention import BidirectionalAttention, Sequences
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
-from engine.models.mlp import activation, gated_activation
 from engine.models.norms import LayerNorm, NoNorm, Norm, Step, chain
 from kernels import KernelSet, LinearLayer
+from kernels.activations import activation, gated_activation
+from kernels.interface import ActivationSpec
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ class EncoderBuilder:
         rows = spec.intermediate_size * (2 if spec.gated else 1) // len(names.up)
         up = self.linear([(at + name, rows) for name in names.up], spec.hidden_size, spec.mlp_bias)
         act = (
-            gated_activation(self.ops, spec.activation)
+            gated_activation(self.ops, ActivationSpec(spec.activation))
             if spec.gated
             else activation(spec.activation)
         )

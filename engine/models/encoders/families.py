@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.layers.rotary import rope_spec
 from engine.models.encoders.spec import EncoderNames, EncoderSpec
 from engine.models.families.family import ACTIVATIONS, Config, refuse

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.errors import BadModelConfig, ModelLoadError
+from engine.contract.errors import BadModelConfig, ModelLoadError
 from engine.layers.rotary import rope_spec
 
 Config = dict[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.layers.rotary import rope_spec
 from engine.models.families.family import (
     Config,

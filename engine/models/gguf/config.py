@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.gguf import types
 from engine.models.gguf.reader import Header
 

@@ -13,11 +13,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.gguf.config import make_config
 from engine.models.gguf.parts import GGUFFiles, parts_of
 from engine.models.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
-from engine.tokenizer_folder import cache_dir
+from engine.text.tokenizer_folder import cache_dir
 
 SUFFIX = ".gguf"
 _SOURCE = "source.json"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from engine.models.gguf import types
-from engine.models.gguf.blocks import FORMATS, READERS
+from engine.models.gguf.block_formats import FORMATS, READERS
 from engine.models.gguf.reader import TensorInfo
 from engine.models.mapped import MappedFile
 from engine.quantization.matrix import Rows

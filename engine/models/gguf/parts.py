@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.gguf.reader import Header, TensorInfo, broken, read_header
 from engine.models.mapped import MappedFile
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.gguf.types import BLOCKS, name_of
 
 _MAGIC = b"GGUF"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.gguf import types
 from engine.models.gguf.config import architecture_of, heads_of
 from engine.models.gguf.matrix import GGUFMatrix

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.models.context import AttentionContext
 from engine.worker.cuda.dispatcher import Dispatcher, Key
-from engine.worker.cuda.graphs import AttentionBreaks, Recording
+from engine.worker.cuda.graphs import AttentionBreaks, Recording, no_garbage
 from engine.worker.cuda.inputs import Feed, Staged, StaticInputs, stage
 from engine.worker.cuda.modes import RuntimeMode
 
@@ -64,25 +64,27 @@ class DeviceForward:
         if dispatcher is None or inputs is None or breaks is None:
             return 0
         left_out: list[int] = []
-        for key in dispatcher.keys:
-            mode, descriptor = key
-            if not has_room():
-                left_out.append(descriptor.num_tokens)
-                dispatcher.drop(key)
-                continue
-            inputs.rehearse(descriptor)
-            token_ids, context = inputs.views(descriptor)
-            # Once eagerly: kernels are compiled and workspaces made outside of the recording.
-            self._run(token_ids, context)
-            self._recordings[key] = breaks.record(
-                self._run, token_ids, context, piecewise=mode is RuntimeMode.PIECEWISE
-            )
+        with no_garbage():
+            for key in dispatcher.keys:
+                if has_room():
+                    self._recordings[key] = self._record(key, inputs, breaks)
+                else:
+                    left_out.append(key[1].num_tokens)
+                    dispatcher.drop(key)
         if quiet:
             return len(self._recordings)
         if left_out:
             log.warning("CUDA graphs: no memory for those of %s tokens", sorted(set(left_out)))
         log.info("CUDA graphs: %d captured, %s", len(self._recordings), dispatcher.mode.name)
         return len(self._recordings)
+
+    def _record(self, key: Key, inputs: StaticInputs, breaks: AttentionBreaks) -> Recording:
+        """One graph, of a batch that is harmless to run."""
+        mode, descriptor = key
+        token_ids, context = inputs.rehearse(descriptor)
+        # Once eagerly: kernels are compiled and workspaces made outside of the recording.
+        self._run(token_ids, context)
+        return breaks.record(self._run, token_ids, context, piecewise=mode is RuntimeMode.PIECEWISE)
 
     def __call__(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """Hidden states of `context.logits_rows`; the arguments are on the host."""

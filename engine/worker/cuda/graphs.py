@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from engine.models.context import AttentionContext
+from kernels.attention.args import AttentionArgs
 from kernels.attention.backend import Forward
 
 Replay = Callable[[], None]
@@ -41,7 +42,6 @@ class CudaRecorder:
     @contextlib.contextmanager
     def session(self) -> Iterator[None]:
         """See `Recorder.session`."""
-        gc.collect()
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
             yield
@@ -59,6 +59,24 @@ class CudaRecorder:
         graph, self._graph = self._graph, None
         graph.capture_end()
         return graph.replay
+
+
+@contextlib.contextmanager
+def no_garbage() -> Iterator[None]:
+    """Within it, Python collects no garbage; what there is goes first.
+
+    A tensor that the collector found while a graph is recorded would be freed into its pool. One
+    collection with a model loaded takes a third of a second or more, so that there is one for all
+    graphs.
+    """
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(slots=True)
@@ -94,21 +112,16 @@ class AttentionBreaks:
         self._static: AttentionContext | None = None
         self.batch: AttentionContext | None = None
 
-    def __call__(
-        self, q: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor,
-        seq_lens: Tensor, query_start_loc: Tensor, scale: float, **options: Any,
-    ) -> Tensor:  # fmt: skip
+    def __call__(self, args: AttentionArgs) -> Tensor:
         """See `KernelSet.paged_attention`."""
+        q = args.q
         if self._steps is None or self._recorder is None:
-            batch = self._split_batch(block_tables)
-            if batch is not None and options.get("out") is None:
+            batch = self._split_batch(args.block_tables)
+            if batch is not None and args.out is None:
                 out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-                return self._attend(q, key_cache, value_cache, batch, scale, out, options)
-            return self.attention(
-                q, key_cache, value_cache, block_tables, seq_lens, query_start_loc, scale,
-                **options,
-            )  # fmt: skip
-        group = self._group_of(block_tables)
+                return self._attend(args, batch, len(q), out)
+            return self.attention(args)
+        group = self._group_of(args.block_tables)
         # Made while the piece is recorded: the memory stays the recording's.
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self._steps.append(self._recorder.end())
@@ -117,30 +130,32 @@ class AttentionBreaks:
             if self.batch is None:
                 raise RuntimeError("A piecewise graph is replayed without a batch.")
             batch = self.batch.groups[group]
-            count = len(batch.positions)
-            self._attend(q[:count], key_cache, value_cache, batch, scale, out[:count], options)
+            self._attend(args, batch, len(batch.positions), out)
 
         self._steps.append(attend)
         self._recorder.begin()
         return out
 
     def _attend(
-        self, q: Tensor, key_cache: Tensor, value_cache: Tensor, batch: AttentionContext,
-        scale: float, out: Tensor, options: dict[str, Any],
-    ) -> Tensor:  # fmt: skip
-        """Attention of one group's batch into `out`: decodes, then the rest."""
+        self, args: AttentionArgs, batch: AttentionContext, count: int, out: Tensor
+    ) -> Tensor:
+        """Attention of one group's batch of `count` tokens into `out`: decodes, then the rest."""
         tables, lens, starts = batch.block_tables, batch.seq_lens, batch.query_start_loc
-        caches, first = (key_cache, value_cache), batch.num_decodes
+
+        def part(tokens: slice, sequences: slice, starts: Tensor) -> None:
+            self.attention(
+                replace(
+                    args, q=args.q[tokens], out=out[tokens], block_tables=tables[sequences],
+                    seq_lens=lens[sequences], query_start_loc=starts,
+                )
+            )  # fmt: skip
+
+        first = batch.num_decodes
         if batch.prefill_start_loc is None:
-            return self.attention(q, *caches, tables, lens, starts, scale, out=out, **options)
-        self.attention(
-            q[:first], *caches, tables[:first], lens[:first], starts[: first + 1], scale,
-            out=out[:first], **options,
-        )  # fmt: skip
-        self.attention(
-            q[first:], *caches, tables[first:], lens[first:], batch.prefill_start_loc, scale,
-            out=out[first:], **options,
-        )  # fmt: skip
+            part(slice(count), slice(None), starts)
+        else:
+            part(slice(first), slice(first), starts[: first + 1])
+            part(slice(first, count), slice(first, None), batch.prefill_start_loc)
         return out
 
     def _split_batch(self, block_tables: Tensor) -> AttentionContext | None:

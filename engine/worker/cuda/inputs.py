@@ -175,23 +175,28 @@ class StaticInputs:
             rows, width = group.block_tables.shape
             table[:rows, :width].copy_(group.block_tables)
 
-    def rehearse(self, of: BatchDescriptor) -> None:
-        """Fill in a batch that is harmless to run: one token a sequence, nothing written."""
+    def rehearse(self, of: BatchDescriptor) -> tuple[Tensor, AttentionContext]:
+        """Fill in a batch that is harmless to run, and its views.
+
+        Nothing is written. Where the graph leaves the number of sequences open, there are as many
+        as it takes for none to be longer than its block table, or all that a batch may have.
+        """
         self.token_ids.zero_()
         self.positions.zero_()
         for slots in self.slots:
             slots.fill_(-1)
         for table in self.tables:
             table.zero_()
-        reqs = max(1, of.num_reqs)
-        self.seq_lens.fill_(max(1, of.num_tokens // reqs))
-        starts = torch.arange(reqs + 1, dtype=torch.int32) * (of.num_tokens // reqs)
-        starts[-1] = of.num_tokens
+        max_seqs, width = self.tables[0].shape
+        reqs = of.num_reqs or min(-(-of.num_tokens // width), max_seqs)
+        share = -(-of.num_tokens // reqs)
+        self.seq_lens.fill_(min(share, width))
+        starts = (torch.arange(reqs + 1, dtype=torch.int32) * share).clamp(max=of.num_tokens)
         self.query_start_loc[: reqs + 1].copy_(starts)
+        return self._views(of.num_tokens, reqs)
 
-    def views(self, of: BatchDescriptor) -> tuple[Tensor, AttentionContext]:
-        """Token ids and context of a batch of that size, as views of the buffers."""
-        size, reqs = of.num_tokens, max(1, of.num_reqs)
+    def _views(self, size: int, reqs: int) -> tuple[Tensor, AttentionContext]:
+        """Token ids and context of a batch of so many tokens and sequences."""
         contexts = [
             AttentionContext(
                 positions=self.positions[:size],

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-from engine.errors import ConfigError
+from engine.contract.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from engine.config import EngineConfig
+from engine.contract.config import EngineConfig
 from engine.kv_cache.layout import KVLayout
 from engine.models.context import AttentionContext
 from engine.worker.cuda.dispatcher import BatchDescriptor
@@ -66,10 +66,9 @@ def _full_steps(
     inputs = StaticInputs(token_budget, reqs, max_blocks, groups, model.ops.device)
     for tokens in (token_budget, reqs):
         descriptor = BatchDescriptor(tokens, reqs, tokens == reqs)
-        inputs.rehearse(descriptor)
+        token_ids, context = inputs.rehearse(descriptor)
         # No more keys are read than the one block has.
         inputs.seq_lens.fill_(1)
-        token_ids, context = inputs.views(descriptor)
         context.sequence_rows = torch.arange(reqs)  # on the host, for models that carry a state
         yield token_ids, context, reqs
 

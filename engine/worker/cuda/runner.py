@@ -12,10 +12,13 @@ from engine.models.interface import EngineModel
 from engine.sampling.sampler import Choice, Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
+from engine.worker.collect import collect, masked_rows
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.inputs import Feed
 from engine.worker.cuda.staging import Download, copies
-from engine.worker.runner import ModelRunner, masked_rows
+from engine.worker.grammar_inbox import GrammarInbox
+from engine.worker.interface import Finished
+from engine.worker.runner import ModelRunner
 
 
 @dataclass(slots=True)
@@ -72,10 +75,10 @@ class Pending:
         if self._before is not None:
             self._before.finish()
             self._before = None
-        result = StepResult([-1] * len(self._plan.seq_ids))
+        result = StepResult.empty(len(self._plan.seq_ids))
         if self._inputs.sampled:
             output = self._choice.settle(self._download.wait())
-            self._runner.collect(self._plan, self._inputs, output, result)
+            collect(self._runner.batch, self._plan, self._inputs, output, result)
         return result
 
 
@@ -90,9 +93,9 @@ class DeviceRunner(ModelRunner):
 
     def __init__(
         self, model: EngineModel, batch: RunningBatch, sampler: Sampler, forward: DeviceForward,
-        device: torch.device,
+        device: torch.device, masks: GrammarInbox | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(model, batch, sampler)
+        super().__init__(model, batch, sampler, masks=masks)
         self.forward = self._forward = forward
         self.copies = copies(device)
         rows = len(batch.num_tokens)
@@ -129,7 +132,7 @@ class DeviceRunner(ModelRunner):
         """Give the device a prepared step, after the one before."""
         before, self._last = self._last, None
         if not isinstance(inputs, DeviceInputs):
-            return Finished(StepResult([]))
+            return Finished(StepResult.empty(0))
         if self._keep is not None or _step_by_step(inputs):
             if before is not None:
                 before.finish()
@@ -151,25 +154,14 @@ class DeviceRunner(ModelRunner):
             empty = torch.empty(0, dtype=torch.int64)
             return Pending(self, plan, inputs, Choice(empty), before)
         logits = self.model.logits(hidden)
-        waits = plan.mask is not None or self.sampler.waits(logits, inputs.states)
+        waits = plan.awaits_masks or self.sampler.waits(logits, inputs.states)
         if waits and before is not None:
             before.finish()
-        mask = masked_rows(plan, inputs)
+        mask = masked_rows(plan, inputs, self._masks)
         choice = self.sampler.choose(logits, inputs.states, mask, inputs.lengths)
         # One that is no token fails its sequence; until then the next step has to read something.
         self._sampled.index_copy_(0, staged.more[0], choice.token_ids.clamp(min=0))
         return Pending(self, plan, inputs, choice, before)
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A step that was run to its end at once; like `Pending`."""
-
-    result: StepResult
-
-    def finish(self) -> StepResult:
-        """The step's result."""
-        return self.result
 
 
 def _step_by_step(inputs: StepInputs) -> bool:

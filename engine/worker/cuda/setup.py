@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
-
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
 from engine.models.decoder import NativeDecoder
 from engine.models.fused_experts import fuses_experts
 from engine.models.interface import EngineModel
@@ -23,12 +21,6 @@ from kernels.attention import GraphSupport, get_backend
 
 LEFT_FREE = 256 << 20
 """Bytes that capturing graphs leaves to everything else."""
-
-
-def device_of(model: EngineModel) -> torch.device:
-    """Where a model's kernels run."""
-    ops = getattr(model, "ops", None)
-    return ops.device if isinstance(ops, KernelSet) else torch.device("cpu")
 
 
 class DeviceModel(EngineModel, Protocol):

@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from engine.beams.params import BeamSearchParams
 from engine.beams.search import BeamSearch, Move
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import InvalidRequest
-from engine.llm import LLM
-from engine.protocol import EngineRequest, TokenDelta, TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.contract.config import EngineConfig
+from engine.contract.errors import InvalidRequest
+from engine.contract.protocol import EngineRequest, TokenDelta, TokenLogprobs
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.core.engine_core import EngineCore
+from engine.offline.beam_search_params import BeamSearchParams
+from engine.offline.llm import LLM
 from engine.scheduler import StepPlan, StepResult
-from engine.structured.params import StructuredOutputsParams
+from tests.engine.helpers import block_ids
 
 Folder = Callable[[str], Path]
 PROMPT = list(range(10, 43))
@@ -45,12 +46,12 @@ def finish(core: EngineCore) -> list[TokenDelta]:
         found += core.step()
         core.check_integrity()
     assert not core.requests
-    assert core.scheduler.kv.pool.num_free == core.executor.num_blocks
+    assert core.scheduler.kv.pool.num_free == core.capacity.num_blocks
     return found
 
 
 def used(core: EngineCore) -> int:
-    return core.executor.num_blocks - core.scheduler.kv.pool.num_free
+    return core.capacity.num_blocks - core.scheduler.kv.pool.num_free
 
 
 def test_beams_share_the_blocks_of_the_prompt_and_of_what_they_have_in_common(
@@ -64,7 +65,7 @@ def test_beams_share_the_blocks_of_the_prompt_and_of_what_they_have_in_common(
             break
         core.step()
         running = core.scheduler.running
-        tables = [[block.block_id for block in sequence.blocks] for sequence in running]
+        tables = [block_ids(core.scheduler, sequence) for sequence in running]
         assert all(table[:whole] == tables[0][:whole] for table in tables)
         # Each block of a table beyond what is shared is counted once.
         assert used(core) == len({block for table in tables for block in table})
@@ -80,12 +81,12 @@ def test_a_beam_that_goes_on_with_one_token_keeps_its_blocks_and_computes_that_t
     core = make(model_folder)
     core.add_request(request(n=1))
     core.step()
-    before = core.scheduler.running[0].blocks[:]
+    before = block_ids(core.scheduler, core.scheduler.running[0])
     for _ in range(5):
         plan_size = core.scheduler.running[0].num_computed_tokens
         core.step()
         assert core.scheduler.running[0].num_computed_tokens == plan_size + 1
-    assert core.scheduler.running[0].blocks[: len(before)] == before
+    assert block_ids(core.scheduler, core.scheduler.running[0])[: len(before)] == before
     finish(core)
 
 
@@ -267,7 +268,7 @@ def test_a_beam_that_brings_its_candidates_twice_moves_once(model_folder: Folder
     before = beam.num_tokens
     plan = StepPlan(core.scheduler.num_steps + 1)
     found = scores(t40=-0.5, t41=-0.7)
-    core._harvest.take(plan, [beam, beam], StepResult([-1, -1], candidates={beam.seq_id: found}))
+    core._harvest.take(plan, [beam, beam], StepResult([[], []], candidates={beam.seq_id: found}))
     assert beam.num_tokens == before + 1
     core.abort("r")
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.beams.params import BeamSearchParams
+from engine.offline.beam_search_params import BeamSearchParams
 from tests.engine.models import VOCAB, Oracle, make_model
 
 ENDS = [2, *range(20, 384, 20)]
@@ -77,7 +77,7 @@ def search(llm: LLM, prompt_list: list[list[int]], params: BeamSearchParams) -> 
         rows = [beam.tokens[len(prompt) :] for beam in output.sequences]
         found.append((rows, [beam.score for beam in output.sequences]))
     llm.core.check_integrity()
-    assert llm.core.scheduler.kv.pool.num_free == llm.core.executor.num_blocks
+    assert llm.core.scheduler.kv.pool.num_free == llm.core.capacity.num_blocks
     return found
 
 

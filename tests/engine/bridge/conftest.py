@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.models.survey.bridged import BRIDGED, REFUSED, STATEFUL
-from engine.models.survey.recipes import RECIPES
-from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
+from engine.survey.bridged import BRIDGED, REFUSED, STATEFUL
+from engine.survey.recipes import RECIPES
+from engine.survey.tiny import Oracle, make_checkpoint, prompts
 
 OUTPUT = 6
 LENGTHS = (1, 47, 16, 64, 33, 90)

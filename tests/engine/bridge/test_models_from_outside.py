@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from engine import LLM, ModelRegistry
-from engine.errors import ConfigError, ModelLoadError
+from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models import plugins
 from engine.models.bridge.model import BridgeModel
 from tests.engine.bridge.conftest import GREEDY, Case, make
@@ -87,8 +87,8 @@ def test_a_transformers_class_goes_through_the_bridge(
     ModelRegistry.register_model("MineForCausalLM", MineForCausalLM)
     expected = llama("MineForCausalLM")
     llm = make(expected.folder, model_impl="auto")
-    assert isinstance(llm.core.loaded.model, BridgeModel)
-    assert llm.core.loaded.spec.architecture == "MineForCausalLM"
+    assert isinstance(llm.core.executor.loaded.model, BridgeModel)
+    assert llm.core.executor.loaded.spec.architecture == "MineForCausalLM"
     assert first_tokens(llm, expected) == expected.greedy
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import register_dataclass, tree_map_only
 
 import kernels
 from engine import LLM
-from engine.executor.single import SingleExecutor
+from engine.executor.in_process import InProcessExecutor
 from engine.sampling.sampler import Sampler
 from engine.worker.cuda import inputs as device_inputs
 from engine.worker.cuda import runner as device_runner
@@ -24,6 +24,7 @@ from engine.worker.cuda import staging
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.graphs import AttentionBreaks
 from engine.worker.cuda.runner import DeviceRunner
+from kernels.attention.args import AttentionArgs
 from kernels.reference.linear import ReferenceLinear
 
 CPU = torch.device("cpu")
@@ -36,6 +37,9 @@ KERNELS = (
     *("rms_norm", "fused_add_rms_norm", "rope_and_cache", "paged_attention", "silu_and_mul"),
     *("gelu_and_mul", "argmax", "sample"),
 )
+
+
+register_dataclass(AttentionArgs)  # so that its tensors are found
 
 
 class Waited(Exception):
@@ -71,7 +75,7 @@ def seen(values: Any) -> Any:
 def kernel(run: Any) -> Any:
     def launch(*args: Any, **options: Any) -> Any:
         out = run(*seen(args), **seen(options))
-        kept = options.get("out")
+        kept = args[0].out if args and isinstance(args[0], AttentionArgs) else options.get("out")
         return kept if kept is not None else on_device(out)
 
     return launch
@@ -127,7 +131,7 @@ class FakeDevice:
         inline: a step is launched where it is submitted, before the last one's tokens are taken.
         """
 
-        def make_runner(executor: SingleExecutor, batch: Any, config: Any) -> DeviceRunner:
+        def make_runner(executor: InProcessExecutor, batch: Any) -> DeviceRunner:
             model = executor.loaded.model
             ops = model.ops
             sampler = Sampler(executor.loaded.eos_token_ids, ops)
@@ -135,11 +139,11 @@ class FakeDevice:
             self._patch.setitem(vars(ops), "paged_attention", breaks)
             batch.decodes_first = split
             forward = DeviceForward(model.forward, CPU, breaks=breaks)
-            runner = DeviceRunner(model, batch, sampler, forward, CPU)
+            runner = DeviceRunner(model, batch, sampler, forward, CPU, executor._masks)
             runner._sampled = on_device(runner._sampled)
             return runner
 
-        self._patch.setattr(SingleExecutor, "_make_runner", make_runner)
+        self._patch.setattr(InProcessExecutor, "_make_runner", make_runner)
         defaults = {"num_gpu_blocks_override": 64, "max_model_len": 128, "max_num_seqs": 8}
         llm = LLM(
             str(folder), dtype="float32", cpu_kernels=False, async_scheduling=True,

@@ -6,11 +6,13 @@ at a value.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.attention.args import AttentionArgs
 from kernels.interface import LinearLayer
 from kernels.triton import TritonKernels
 from kernels.triton.linear import TorchLinear
@@ -49,9 +51,9 @@ class MetaKernels(TritonKernels):
         only_there(*args, *options.values())
 
     @staticmethod
-    def paged_attention(q: Tensor, *args: Any, **options: Any) -> Tensor:
-        only_there(q, *args, *options.values())
-        return torch.empty(q.shape, dtype=q.dtype, device=META)
+    def paged_attention(args: AttentionArgs) -> Tensor:
+        only_there(*(getattr(args, field.name) for field in fields(args)))
+        return torch.empty(args.q.shape, dtype=args.q.dtype, device=META)
 
     @staticmethod
     def silu_and_mul(x: Tensor, *args: Any) -> Tensor:

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from engine.config import EngineConfig, add_cli_args
-from engine.errors import ConfigError
+from engine.contract.config import EngineConfig, add_cli_args
+from engine.contract.errors import ConfigError
 from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher, capture_sizes
 from engine.worker.cuda.modes import LEVELS, GraphMode, RuntimeMode, resolve_mode, wanted_mode
 from kernels.attention import GraphSupport

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 #: What `pip install torch triton transformers msgspec` doesn't bring.
 ABSENT = (
     *("django", "rest_framework", "adrf", "channels", "channels_redis", "daphne", "uvicorn"),
-    *("celery", "prometheus_client", "django_prometheus", "axes", "pydantic", "dj_database_url"),
+    *("celery", "prometheus_client", "django_prometheus", "allauth", "pydantic", "dj_database_url"),
     *("servestatic", "corsheaders", "drf_spectacular", "redis", "hiredis", "llguidance"),
     *("openai", "playwright", "granian", "sentence_transformers", "gguf", "psutil"),
 )

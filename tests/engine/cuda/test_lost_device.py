@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from engine import SamplingParams
-from engine.executor import single
 from tests.engine.cuda.fake_device import FakeDevice
 
 GREEDY = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
@@ -21,14 +20,13 @@ def test_a_failed_step_ends_the_engine_only_if_the_device_is_lost(
 ) -> None:
     llm = FakeDevice(monkeypatch).engine(model_folder("llama"))
     executor, given_back = llm.core.executor, []
-    monkeypatch.setattr(executor, "device", torch.device("cuda"))
 
-    def give_back(device: torch.device) -> None:
-        given_back.append(device)
+    def give_back() -> None:
+        given_back.append(True)
         if lost:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    monkeypatch.setattr(single, "give_back_memory", give_back)
+    monkeypatch.setattr(executor.device, "step_failed", give_back)
     runner = executor._runner
     launch, calls = runner._launch, []
 
@@ -45,4 +43,4 @@ def test_a_failed_step_ends_the_engine_only_if_the_device_is_lost(
     else:
         output = llm.generate([[5, 6, 7], [8, 9]], GREEDY, use_tqdm=False)[0]
         assert len(output.outputs[0].token_ids) == 4
-    assert given_back == [torch.device("cuda")]
+    assert given_back == [True]

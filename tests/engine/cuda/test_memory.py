@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from engine import LLM
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
 from engine.worker.cuda.memory import DeviceMemory, graph_bytes, num_gpu_blocks
 from engine.worker.cuda.profile import SAMPLING_COPIES, profile
 from engine.worker.cuda.setup import capture
@@ -102,14 +102,14 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
 
 def test_full_steps_are_run_and_leave_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the largest batch, and of one of decodes alone, with room for sampling."""
-    model, made, seen = llm.core.loaded.model, [], []
+    model, made, seen = llm.core.executor.loaded.model, [], []
     forward, empty_like = model.forward, torch.empty_like
     monkeypatch.setattr(model, "forward", lambda ids, b: seen.append((ids, b)) or forward(ids, b))
     monkeypatch.setattr(
         torch, "empty_like", lambda x, **more: made.append(x.shape) or empty_like(x, **more)
     )
     config = EngineConfig(model="m", max_num_seqs=5, block_size=16)
-    layout = llm.core.executor.layout
+    layout = llm.core.capacity.layout
     # Before the graphs; after one, and after another; at the end.
     meter = FakeMeter(iter([100, 100, 900, 950, 60]), peak=70, free=800, total=1000)
     found = profile(
@@ -128,7 +128,7 @@ def test_full_steps_are_run_and_leave_nothing(llm: LLM, monkeypatch: pytest.Monk
 def test_without_graphs_none_are_counted(llm: LLM) -> None:
     config = EngineConfig(model="m", max_num_seqs=2)
     meter = FakeMeter(iter([60]), peak=70, free=800, total=1000)
-    model, layout = llm.core.loaded.model, llm.core.executor.layout
+    model, layout = llm.core.executor.loaded.model, llm.core.capacity.layout
     found = profile(model, config, 8, 4, torch.float32, layout, meter, lambda: None)
     assert found.graphs == 0
 

@@ -11,15 +11,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.config import EngineConfig
-from engine.executor.held import tensors_of
-from engine.models.builders import Order, build_model
+import kernels
+from engine.contract.config import EngineConfig
+from engine.devices.held import tensors_of
+from engine.model_loader.implementation import Built, Order, build_model
+from engine.models.architectures import decoder_spec, read_config
 from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
 from engine.models.fused_experts import FusedExperts
-from engine.models.registry import decoder_spec, read_config
 from engine.models.weights import WeightReader
 from engine.worker.cuda.inputs import stage
+from kernels import KernelSet
 from tests.engine.cuda.meta import META, MetaKernels
 from tests.engine.models import make_model
 from tests.engine.pooling.models import make as make_encoder
@@ -113,6 +115,10 @@ def test_experts_go_to_the_device_one_by_one(tmp_path: Path) -> None:
     assert host.largest <= 4 * MIB
 
 
+def build(folder: Path, config: EngineConfig, ops: KernelSet) -> Built:
+    return build_model(Order(folder, read_config(folder), config, ops, lambda done, total: None))
+
+
 FAMILIES = ["bert", "roberta", "mpnet", "modernbert", "nomic_bert"]
 
 
@@ -120,11 +126,12 @@ FAMILIES = ["bert", "roberta", "mpnet", "modernbert", "nomic_bert"]
 @pytest.mark.parametrize("family", FAMILIES)
 def test_encoders(family: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_encoder(family, tmp_path)
-    monkeypatch.setattr("engine.pooling.load.kernels_for", lambda config: MetaKernels())
     config = EngineConfig(
         model=str(folder), dtype=dtype, runner="pooling", skip_tokenizer_init=True
     )
-    built = build_model(Order(folder, read_config(folder), config, lambda done, total: None))
+    built = build_model(
+        Order(folder, read_config(folder), config, MetaKernels(), lambda done, total: None)
+    )
     assert all(tensor.device == META for tensor in tensors_of(built.model))
     ids, batch = context()
     staged = stage(ids, batch, META)
@@ -151,7 +158,15 @@ def test_bridged_models(kind: str, dtype: str, tmp_path: Path) -> None:
         model=str(folder), dtype=dtype, model_impl="transformers", cpu_kernels=False,
         skip_tokenizer_init=True, max_model_len=64,
     )  # fmt: skip
-    built = build_model(Order(folder, read_config(folder), config, lambda done, total: None))
+    built = build_model(
+        Order(
+            folder,
+            read_config(folder),
+            config,
+            kernels.get("cpu", use_compiled=False),
+            lambda done, total: None,
+        )
+    )
     model: Any = built.model
     model.to_device(MetaKernels())
     assert all(tensor.device == META for tensor in tensors_of(model))
@@ -173,9 +188,10 @@ def test_bridged_models_that_carry_a_state(
 ) -> None:
     """Prompts first, then a step in which all of them decode together."""
     folder = make_model("llama", tmp_path, num_hidden_layers=2, model_type=kind, **STATEFUL[kind])
-    monkeypatch.setattr("engine.models.builders.kernels_for", lambda config: MetaKernels())
     config = EngineConfig(model=str(folder), max_model_len=64, skip_tokenizer_init=True)
-    built = build_model(Order(folder, read_config(folder), config, lambda done, total: None))
+    built = build_model(
+        Order(folder, read_config(folder), config, MetaKernels(), lambda done, total: None)
+    )
     model: Any = built.model
     assert model.stateful
     assert all(tensor.device == META for tensor in tensors_of(model))

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
+from engine.worker.collect import collect
+from kernels.attention.args import AttentionArgs
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice, Waited, on_device
 from tests.engine.models import Oracle
 
@@ -141,12 +143,14 @@ def test_log_probabilities_come_with_the_tokens(device: FakeDevice, model_folder
 
 
 def test_a_step_that_fails_on_the_device_is_taken_back(
-    device: FakeDevice, model_folder: Folder, oracle: Callable[[str], Oracle]
+    device: FakeDevice,
+    model_folder: Folder,
+    oracle: Callable[[str], Oracle],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its tokens never come; the step that was launched behind it is taken back with it."""
     llm = device.engine(model_folder("llama"))
-    runner = llm.core.executor._runner
-    collect, calls = runner.collect, []
+    calls = []
 
     def failing(*args: Any) -> None:
         calls.append(args)
@@ -154,17 +158,17 @@ def test_a_step_that_fails_on_the_device_is_taken_back(
             raise RuntimeError("an illegal address was met")
         collect(*args)
 
-    runner.collect = failing
+    monkeypatch.setattr("engine.worker.cuda.runner.collect", failing)
     assert token_ids(llm) == [[oracle("llama").greedy(prompt, 7)] for prompt in PROMPTS]
 
 
 def test_logits_that_are_not_finite_fail_their_sequence_alone(
     device: FakeDevice, model_folder: Folder, oracle: Callable[[str], Oracle]
 ) -> None:
-    from engine.errors import EngineFault
+    from engine.contract.errors import EngineFault
 
     llm = device.engine(model_folder("llama"))
-    model = llm.core.loaded.model
+    model = llm.core.executor.loaded.model
     logits = model.logits
 
     def broken(hidden: torch.Tensor) -> torch.Tensor:
@@ -188,9 +192,9 @@ def test_decodes_beside_prompts_are_attended_to_by_themselves(
     ops = kernels.get("cpu", use_compiled=False)
     attention = ops.paged_attention
 
-    def noted(q: Any, *args: Any, **options: Any) -> Any:
-        calls.append(args[4].as_subclass(torch.Tensor).diff().tolist())
-        return attention(q, *args, **options)
+    def noted(args: AttentionArgs) -> torch.Tensor:
+        calls.append(args.query_start_loc.as_subclass(torch.Tensor).diff().tolist())
+        return attention(args)
 
     monkeypatch.setitem(vars(ops), "paged_attention", noted)
     llm = device.engine(model_folder("llama"), max_num_batched_tokens=16)

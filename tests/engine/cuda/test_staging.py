@@ -110,3 +110,19 @@ def test_a_graphs_buffers_hold_the_padded_step(reqs: int) -> None:
     )
     assert static.query_start_loc[:5].tolist() == ([0, 1, 2, 5, 5] if reqs else [0] * 5)
     assert static.nbytes == 16 * 8 * 4 + 2 * 6 * 3 * 4 + 6 * 4 + 7 * 4
+
+
+@pytest.mark.parametrize(("tokens", "reqs", "seqs"), [(16, 0, 6), (5, 0, 2), (6, 6, 6), (1, 0, 1)])
+def test_a_rehearsal_reads_no_block_that_its_tables_do_not_have(
+    tokens: int, reqs: int, seqs: int
+) -> None:
+    """A graph in pieces for many tokens, beside tables for few and short sequences."""
+    width = 3
+    static = StaticInputs(16, 6, width, 2, CPU)
+    ids, context = static.rehearse(BatchDescriptor(tokens, reqs, False))
+    assert len(ids) == len(context.positions) == tokens
+    assert context.block_tables.shape == (seqs, width)
+    # A block holds one token at least.
+    assert int(context.seq_lens.max()) <= width
+    lengths = context.query_start_loc.diff()
+    assert (lengths.sum(), lengths.min() >= 0, lengths.max() <= width) == (tokens, True, True)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.models.survey.foreign import FOREIGN
-from engine.models.survey.published import PUBLISHED
-from engine.models.survey.recipes import RECIPES
-from engine.models.survey.run import Recipe, make
-from engine.models.survey.tiny import prompts
+from engine.survey.foreign import FOREIGN
+from engine.survey.published import PUBLISHED
+from engine.survey.recipes import RECIPES
+from engine.survey.run import Recipe, make
+from engine.survey.tiny import prompts
 
 OUTPUT = 6
 LENGTHS = (1, 47, 16, 64, 33, 90)

@@ -10,8 +10,9 @@ import pytest
 
 from engine import LLM, SamplingParams
 from engine.models.decoder import NativeDecoder
-from engine.models.survey.recipes import RECIPES
-from engine.models.survey.tiny import Oracle, make_checkpoint, prompts
+from engine.survey.recipes import RECIPES
+from engine.survey.tiny import Oracle, make_checkpoint, prompts
+from tests.engine.ablations import without
 from tests.engine.families.conftest import NATIVE, OUTPUT, Case
 
 NAMES = list(NATIVE)
@@ -38,7 +39,7 @@ def test_prompts_together_and_with_a_warm_prefix_cache(
 ) -> None:
     expected = case(name)
     llm = make(expected)
-    model = llm.core.loaded.model
+    model = llm.core.executor.loaded.model
     if isinstance(model, NativeDecoder) and model.ops.name.startswith("cpu-"):
         assert model.compiled == (name not in LAYER_BY_LAYER)
     for cached in (0, 128):
@@ -51,8 +52,9 @@ def test_prompts_together_and_with_a_warm_prefix_cache(
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
 def test_experts_one_by_one(name: str, case: Callable[[str], Case]) -> None:
     expected = case(name)
-    llm = make(expected, compiled_experts=False)
-    model = llm.core.loaded.model
+    with without("experts"):
+        llm = make(expected)
+    model = llm.core.executor.loaded.model
     assert isinstance(model, NativeDecoder)
     assert not model.compiled
     outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)
@@ -64,9 +66,8 @@ def test_chunked_prefill_of_16_tokens_and_prompt_logprobs(
     name: str, case: Callable[[str], Case]
 ) -> None:
     expected = case(name)
-    llm = make(
-        expected, max_num_batched_tokens=16, enable_prefix_caching=False, compiled_decoder=False
-    )
+    with without("decoder"):
+        llm = make(expected, max_num_batched_tokens=16, enable_prefix_caching=False)
     outputs = llm.generate(expected.prompts, GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in outputs] == expected.greedy
     prompt = expected.longest

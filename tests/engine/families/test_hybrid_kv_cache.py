@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from engine import LLM, SamplingParams
-from engine.errors import ConfigError
-from engine.kv_cache import NULL_BLOCK, HybridKVCacheManager, KVCacheManager
+from engine.contract.errors import ConfigError
+from engine.kv_cache import NULL_BLOCK
 from tests.engine.families.conftest import OUTPUT, Case
 
 #: Family -> windows of its KV cache groups.
@@ -31,7 +31,7 @@ def make(case: Case, **settings: Any) -> LLM:
 def run(llm: LLM, prompts: list[list[int]]) -> list[list[int]]:
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     llm.core.check_integrity()
-    assert llm.core.scheduler.kv.pool.num_free == llm.core.executor.num_blocks
+    assert llm.core.scheduler.kv.pool.num_free == llm.core.capacity.num_blocks
     return [output.outputs[0].token_ids for output in outputs]
 
 
@@ -40,7 +40,6 @@ def test_alone_together_and_cached(family: str, case: Cases) -> None:
     expected = case(family)
     llm = make(expected)
     kv = llm.core.scheduler.kv
-    assert isinstance(kv, HybridKVCacheManager)
     assert kv.windows == GROUPS[family]
     assert [run(llm, [prompt])[0] for prompt in expected.prompts] == expected.greedy
     llm.core.reset_prefix_cache()
@@ -73,7 +72,7 @@ def test_preempted_and_in_chunks_while_blocks_leave_the_window(family: str, case
 def test_the_switch_keeps_all_blocks_and_changes_no_token(family: str, case: Cases) -> None:
     expected = case(family)
     llm = make(expected, disable_hybrid_kv_cache_manager=True)
-    assert type(llm.core.scheduler.kv) is KVCacheManager
+    assert llm.core.scheduler.kv.windows == (0,)
     assert run(llm, expected.prompts) == expected.greedy
 
 
@@ -86,8 +85,8 @@ def test_a_long_output_of_a_sliding_model_runs_in_few_blocks(case: Cases) -> Non
     def watching() -> object:
         nonlocal most
         deltas = step()
-        for sequence in llm.core.scheduler.running:
-            most = max(most, sum(block is not NULL_BLOCK for block in sequence.blocks))
+        for table in llm.core.scheduler.kv.managers[0].tables.values():
+            most = max(most, sum(block is not NULL_BLOCK for block in table))
         return deltas
 
     llm.core.step = watching  # type: ignore[assignment,method-assign]
@@ -123,9 +122,13 @@ def test_the_pool_of_a_hybrid_model_has_smaller_and_more_blocks(case: Cases) -> 
         disable_hybrid_kv_cache_manager=True,
     )
     sizes = [
-        {id(cache): cache.nbytes for pair in llm.core.loaded.model.kv_caches for cache in pair[:2]}
+        {
+            id(cache): cache.nbytes
+            for pair in llm.core.executor.loaded.model.kv_caches
+            for cache in pair[:2]
+        }
         for llm in (hybrid, plain)
     ]
     memory = [sum(size.values()) for size in sizes]
     assert memory[0] == pytest.approx(memory[1], rel=0.02)
-    assert hybrid.core.executor.num_blocks == pytest.approx(3 * plain.core.executor.num_blocks, 2)
+    assert hybrid.core.capacity.num_blocks == pytest.approx(3 * plain.core.capacity.num_blocks, 2)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
+from engine.contract.config import EngineConfig
+from engine.models.architectures import decoder_spec
 from engine.models.overrides import with_overrides
-from engine.models.registry import decoder_spec
 from engine.models.spec import DecoderSpec
 from tests.engine.families.test_refusals import config
 

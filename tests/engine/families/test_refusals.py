@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ModelLoadError
-from engine.models.builders import refuse_quantized
-from engine.models.registry import decoder_spec, known_architectures, register_decoder
+from engine.contract.errors import ModelLoadError
+from engine.model_loader.implementation import refuse_quantized
+from engine.models.architectures import decoder_spec, known_architectures, register_decoder
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

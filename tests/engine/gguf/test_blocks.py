@@ -9,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 import kernels
-from engine.models.gguf.blocks import FORMATS, READERS
+from engine.models.gguf.block_formats import FORMATS, READERS
 from engine.models.gguf.types import BLOCKS
 from kernels.reference import ReferenceKernels
 from tests.engine.gguf.files import random_blocks

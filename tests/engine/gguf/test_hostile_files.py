@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.gguf.config import make_config
 from engine.models.gguf.folder import find_gguf, gguf_folder
 from engine.models.gguf.reader import Header, read_header

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.models.gguf.reader import Header
 from engine.models.gguf.tokenizer import eos_token_ids, make_tokenizer, tokenizer_config
 

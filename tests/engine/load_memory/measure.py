@@ -14,8 +14,9 @@ from pathlib import Path
 
 import torch
 
-from engine.config import QUANTIZATIONS, EngineConfig
-from engine.models.loader import LoadedModel, load_model
+import kernels
+from engine.contract.config import QUANTIZATIONS, EngineConfig
+from engine.model_loader.loader import LoadedModel, load_model
 
 DEMO = Path(__file__).parents[3] / "demo" / "model"
 
@@ -37,7 +38,7 @@ def load(model: str, weights: str) -> LoadedModel:
         quantization=weights if rounded else None,
         dtype="auto" if rounded else weights,
     )
-    return load_model(config, lambda done, total: None)
+    return load_model(config, kernels.get("cpu"), lambda done, total: None)
 
 
 def told(model: str, weights: str) -> dict[str, int]:

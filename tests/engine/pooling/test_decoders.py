@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from engine import LLM, PoolingParams
-from engine.errors import ConfigError, InvalidRequest, ModelLoadError
+from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
 from tests.engine.pooling.models import DECODERS, TEXTS, change_config, make
 
 Maker = Callable[..., Path]

@@ -7,7 +7,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from engine import LLM, PoolingParams
-from engine.errors import ContextLengthExceeded
+from engine.contract.errors import ContextLengthExceeded
 from tests.engine.pooling.minilm import minilm_folder
 
 TEXTS = [

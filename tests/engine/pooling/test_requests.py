@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from engine import LLM, PoolingParams
-from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.pooling.similarity import from_bytes, pair_up, similarity
-from engine.protocol import EngineRequest
+from engine.contract.errors import ContextLengthExceeded, InvalidRequest
+from engine.contract.protocol import EngineRequest
+from engine.contract.similarity import from_bytes, pair_up, similarity
 from tests.engine.pooling.models import TEXTS
 
 Maker = Callable[..., Path]
@@ -112,7 +112,7 @@ def test_prompts_of_the_default_context_run_whole(pooling_model: Maker) -> None:
 
 
 def test_weights_that_are_no_numbers_fail_the_request_alone(llm: LLM) -> None:
-    llm.core.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
+    llm.core.executor.loaded.model.embedding[9] = float("nan")  # type: ignore[attr-defined]
     submit(llm, "bad", [9, 5])
     submit(llm, "good", [5, 6])
     found = {delta.request_id: delta for delta in llm.core.step()}

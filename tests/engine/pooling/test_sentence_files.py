@@ -10,7 +10,7 @@ import pytest
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from engine import LLM, PoolingParams
-from engine.errors import ConfigError, InvalidRequest, ModelLoadError
+from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
 from tests.engine.pooling.models import TEXTS, change_config, make, write, write_sentence_files
 
 
@@ -53,8 +53,8 @@ def test_the_longest_text_is_theirs(folder: Path) -> None:
     write_sentence_files(folder)
     write(folder / "sentence_bert_config.json", {"max_seq_length": 20, "do_lower_case": False})
     llm = LLM(str(folder))
-    assert llm.core.loaded.max_model_len == 20
-    assert LLM(str(folder), max_model_len=100).core.loaded.max_model_len == 100
+    assert llm.core.executor.loaded.max_model_len == 20
+    assert LLM(str(folder), max_model_len=100).core.executor.loaded.max_model_len == 100
 
 
 def test_similarity_is_theirs(folder: Path) -> None:

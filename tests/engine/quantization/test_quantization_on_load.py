@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
 from engine.models.decoder import NativeDecoder
 from engine.quantization.matrix import DenseMatrix
 from engine.quantization.scratch import Scratch
@@ -78,9 +78,9 @@ def test_the_layers_are_small_and_the_tables_stay_in_eight_bits(model_folder: Fo
             str(model_folder("llama")), quantization=quantization, num_gpu_blocks_override=8,
             max_model_len=64,
         )  # fmt: skip
-        model = llm.core.loaded.model
+        model = llm.core.executor.loaded.model
         assert isinstance(model, NativeDecoder)
-        sizes[quantization] = sum(layer.nbytes for layer in model.layers), model.lm_head.nbytes
+        sizes[quantization] = sum(layer.nbytes for layer in model.weights), model.lm_head.nbytes
     # Groups of 128 are wider than these rows of 64 to 96 values, which are padded.
     assert sizes["int4"][0] < sizes[None][0] / 5
     assert sizes["int8"][1] == sizes["int4"][1] < sizes[None][1]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from engine.contract.sampling_params import SamplingParams
 from engine.sampling import Sampler, SequenceSampling, prompt_logprobs
-from engine.sampling_params import SamplingParams
 
 
 def state(**fields):
@@ -53,6 +53,25 @@ def test_every_row_may_want_some_and_the_logits_may_stay(temperature):
     for row, entry in enumerate(output.logprobs):
         assert len(entry.token_ids) == len(entry.ranks) == row + 1
         assert entry.logprobs == pytest.approx(expected[row, entry.token_ids], abs=1e-5)
+
+
+def test_named_tokens_are_scored_in_place_of_the_top_ones():
+    logits = torch.randn(3, 200)
+    expected = log_softmax(logits)
+    states = [
+        state(logprob_token_ids=[7, 150, 3], temperature=0.3, top_k=5),
+        state(logprobs=4),
+        state(logprob_token_ids=[9], logit_bias={9: 100.0}, temperature=0.0),
+    ]
+    output = Sampler().sample(logits.clone(), states)
+    named, top, sampled = output.logprobs
+    assert named.token_ids[1:] == [7, 150, 3]
+    assert top.token_ids[1:] == logits[1].topk(4).indices.tolist()
+    assert sampled.token_ids == [9, 9]
+    for row, entry in enumerate(output.logprobs):
+        assert entry.logprobs == pytest.approx(expected[row, entry.token_ids], abs=1e-5)
+        over = [int((logits[row] > logits[row, token]).sum()) for token in entry.token_ids]
+        assert entry.ranks == [count + 1 for count in over]
 
 
 def test_equal_logits_share_a_rank():

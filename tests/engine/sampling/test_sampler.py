@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import kernels
+from engine.contract.sampling_params import SamplingParams
 from engine.sampling import Sampler, SequenceSampling, batch, filters, radix
 from engine.sampling.compiled import CompiledChoice
-from engine.sampling_params import SamplingParams
 from tests.engine.sampling import reference
 
 EOS = (0, 3)

@@ -7,10 +7,10 @@ import math
 import msgspec
 import pytest
 
-from engine import sampling_checks as limits
-from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.protocol import EngineRequest, decode_inbox, encode
-from engine.sampling_params import RepetitionDetectionParams, SamplingParams
+from engine.contract import sampling_checks as limits
+from engine.contract.errors import ContextLengthExceeded, InvalidRequest
+from engine.contract.protocol import EngineRequest, decode_inbox, encode
+from engine.contract.sampling_params import RepetitionDetectionParams, SamplingParams
 
 NAN, INF = math.nan, math.inf
 #: Wrong for any number.
@@ -74,7 +74,7 @@ def test_fault_10_numbers(name, good, bad):
         ("top_k", [-1, 0, 1, 10**6], [-2], False),
         ("logprobs", [0, 5], [-1], True),
         ("prompt_logprobs", [0, 5], [-1], True),
-        ("seed", [0, 2**31, 2**63 - 1], [-1, 2**63, 2**64], True),
+        ("seed", [0, 2**31, 2**63 - 1], [-(2**63) - 1, 2**63, 2**64], True),
     ],
 )
 def test_faults_04_05_08_integers(name, good, bad, optional):
@@ -318,13 +318,43 @@ def test_values_at_the_models_limits():
     against(SamplingParams(max_tokens=None), prompt=99)
 
 
-@pytest.mark.parametrize(("prompt", "max_tokens"), [(100, None), (500, 1), (10, 91)])
-def test_fault_06_prompt_and_output_over_the_context(prompt, max_tokens):
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "shown"), [(100, None, "100"), (500, 1, "500"), (10, 101, "101")]
+)
+def test_fault_06_prompt_or_output_over_the_whole_context(prompt, max_tokens, shown):
     with pytest.raises(ContextLengthExceeded) as caught:
         against(SamplingParams(max_tokens=max_tokens), prompt=prompt)
-    assert str(prompt) in caught.value.message
-    assert "100" in caught.value.message
+    assert shown in caught.value.message
+    assert "context is 100 tokens" in caught.value.message
     assert caught.value.code == "context_length_exceeded"
+
+
+def test_fault_06_max_tokens_beside_a_prompt_is_a_ceiling():
+    params = SamplingParams(max_tokens=100)
+    against(params, prompt=99)
+    assert params.output_budget(99, 100) == 1
+    assert params.output_budget(10, 100) == 90
+
+
+def test_named_tokens_for_log_probabilities_are_bounded():
+    params = SamplingParams(logprob_token_ids=list(range(40)), logprobs=40)
+    assert params.logprobs == 40
+    against(params)  # whatever the model's most top ones are
+    assert SamplingParams(logprob_token_ids=[3]).clone().logprob_token_ids == [3]
+    for bad in ([], [3, 3], [-1], [True], list(range(129)), "3"):
+        refused("logprob_token_ids", bad)
+    for fields in ({"logprobs": 1}, {"use_beam_search": True}):
+        with pytest.raises(InvalidRequest) as caught:
+            SamplingParams(logprob_token_ids=[1, 2], **fields)
+        assert caught.value.param == "logprob_token_ids"
+    with pytest.raises(InvalidRequest):
+        against(SamplingParams(logprob_token_ids=[50]))
+
+
+def test_negative_seeds_are_seeds_and_minus_one_is_none():
+    assert SamplingParams(seed=-1).seed is None
+    assert SamplingParams(seed=-2).seed == 2**63 - 2
+    assert SamplingParams(seed=-(2**63)).seed == 0
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from engine import LLM, SamplingParams
-from engine.executor.held import HostCopy, tensors_of
+from engine.devices.held import HostCopy, tensors_of
 from tests.engine.models import Oracle, make_model
 
 CPU = torch.device("cpu")
@@ -65,7 +66,7 @@ def test_what_is_not_ours_is_not_searched() -> None:
 def test_views_stay_views_of_one_storage() -> None:
     base = torch.arange(12.0)
     parts = [base[:4], base[4:].view(2, 4), base]
-    copy = HostCopy(iter(parts), CPU, pinned=False)
+    copy = HostCopy(iter(parts), CPU)
     assert copy.nbytes == 48
     assert base.untyped_storage().nbytes() == 0
     copy.restore()
@@ -75,9 +76,24 @@ def test_views_stay_views_of_one_storage() -> None:
     assert parts[1][1, 3] == 11
 
 
+def test_pages_are_locked_while_they_are_kept_and_no_longer() -> None:
+    locked: list[int] = []
+
+    def pin(tensor: torch.Tensor) -> Callable[[], None]:
+        locked.append(tensor.data_ptr())
+        return lambda: locked.remove(tensor.data_ptr())
+
+    tensors = [torch.arange(8.0), torch.ones(3)]
+    copy = HostCopy(iter(tensors), CPU, pin)
+    assert len(locked) == 2
+    copy.restore()
+    assert locked == []
+    assert tensors[0].tolist() == list(range(8))
+
+
 def test_memory_that_is_short_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = [torch.full((4,), float(n)) for n in range(3)]
-    copy = HostCopy(iter(tensors), CPU, pinned=False)
+    copy = HostCopy(iter(tensors), CPU)
     resize, calls = torch.UntypedStorage.resize_, []
 
     def short(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -113,19 +129,26 @@ def test_a_model_away_and_back_answers_the_same(form: str, impl: str, tmp_path: 
         str(folder), dtype="float32", num_gpu_blocks_override=32, max_model_len=64,
         cpu_kernels=False, model_impl=impl,
     )  # fmt: skip
-    model = llm.core.loaded.model
+    model = llm.core.executor.loaded.model
     model.release_kv()
     for tensor in tensors_of(model):
         if not tensor.untyped_storage().resizable():  # of a mapped file; on a GPU there are none
             tensor.data = tensor.data.clone()
     expected = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    copy = HostCopy(tensors_of(model), CPU, pinned=False)
+    if impl == "quire":
+        names, held = zip(*model.named_tensors(), strict=True)
+        assert len(set(names)) == len(names)
+        assert {id(tensor) for tensor in held} == {id(tensor) for tensor in tensors_of(model)}
+        assert "layers.1.attention.qkv.weight" in names
+        copy = HostCopy(iter(held), CPU)
+    else:
+        copy = HostCopy(tensors_of(model), CPU)
     # All of the checkpoint (its header aside) and the rotary tables.
     assert copy.nbytes >= expected - 16384
     for tensor in tensors_of(model):
         assert tensor.untyped_storage().nbytes() == 0
     copy.restore()
-    llm.core.executor._runner = llm.core.executor._allocate()
+    llm.core.executor.allocate_cache()
     prompts = [[5] * 20, [7, 8, 9]]
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     oracle = Oracle(folder)

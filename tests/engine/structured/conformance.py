@@ -19,8 +19,8 @@ import jsonschema
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.structured.backend import BadGrammar, Vocabulary, build, fill, load_tokenizer
-from engine.structured.params import StructuredOutputsParams
 from engine.structured.source import grammar_text, spec_of
 from engine.text.tokenizer import load_tokenizer as load_tokenizer_folder
 

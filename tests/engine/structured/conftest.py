@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from engine.core import EngineCore
-from engine.llm import LLM
-from engine.protocol import EngineRequest, TokenDelta
-from engine.sampling_params import SamplingParams
+from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.core.engine_core import EngineCore
+from engine.offline.llm import LLM
 from engine.structured.backend import Vocabulary
-from engine.structured.params import StructuredOutputsParams
 from tests.engine.models import make_tokenizer
 
 SETTINGS: dict[str, Any] = {"num_gpu_blocks_override": 1024, "block_size": 4}
@@ -61,7 +61,7 @@ def finish(core: EngineCore) -> dict[tuple[str, int], list[TokenDelta]]:
             found.setdefault((delta.request_id, delta.index), []).append(delta)
     core.check_integrity()
     assert core.structured.num_waiting == 0
-    assert not core.structured._active
+    assert not core.structured.states
     return found
 
 

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import EngineOverloaded, InvalidRequest
-from engine.llm import LLM
+from engine.contract.config import EngineConfig
+from engine.contract.errors import EngineOverloaded, InvalidRequest
+from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.core.engine_core import EngineCore
+from engine.offline.llm import LLM
 from engine.structured import jobs
 from engine.structured.backend import BadGrammar, Vocabulary
 from engine.structured.cache import GrammarCache
 from engine.structured.compiler import Compiler
 from engine.structured.grammar import CompiledGrammar
 from engine.structured.jobs import Job, JobLine
-from engine.structured.params import StructuredOutputsParams
 from engine.structured.process import CompileProcess, Limits, WorkerFailed
 from engine.structured.source import GrammarSpec, spec_of
 from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens

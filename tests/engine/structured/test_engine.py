@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import InvalidRequest
-from engine.llm import LLM
-from engine.sampling_params import SamplingParams
+from engine.contract.config import EngineConfig
+from engine.contract.errors import InvalidRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.thinking import ThinkingParams
+from engine.core.engine_core import EngineCore
+from engine.offline.llm import LLM
 from engine.scheduler import StepPlan, StepResult
+from tests.engine.ablations import without
 from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens
 
 Folder = Callable[[str], Path]
@@ -245,3 +247,25 @@ def test_a_model_without_a_tokenizer_refuses(model_folder: Folder) -> None:
     assert error.value.param == "structured_outputs"
     assert not core.requests
     assert not core.has_work
+
+
+def test_a_compiled_step_masks_no_row_but_its_own(
+    model_folder: Folder,
+) -> None:
+    """Grammars and limits on reasoning beside plain sequences, which are chosen in the call."""
+    end = [61, 62]
+    wanted = [
+        params(1, regex=PATTERN),
+        params(2),
+        params(3, thinking=ThinkingParams(end=[end], budget=3), temperature=0.0),
+        params(4, temperature=0.0),
+    ]
+    found = []
+    for off in ([], ["step"]):
+        with without(*off):
+            llm = LLM(str(model_folder("llama")), **SETTINGS)
+        results = llm.generate([PROMPT] * len(wanted), wanted, use_tqdm=False)
+        found.append([result.outputs[0].token_ids for result in results])
+    assert found[0] == found[1]
+    assert re.fullmatch(PATTERN, results[0].outputs[0].text)
+    assert results[2].outputs[0].token_ids[3:5] == end

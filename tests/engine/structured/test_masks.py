@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from engine.contract.sampling_params import SamplingParams
 from engine.sampling.sampler import Sampler
 from engine.sampling.state import SequenceSampling
 from engine.sampling.token_mask import MaskedRows, unpack, unpack_on_device
-from engine.sampling_params import SamplingParams
 
 CPU = torch.device("cpu")
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine import protocol
-from engine.errors import InvalidRequest
-from engine.sampling_params import SamplingParams
-from engine.structured.params import StructuredOutputsParams
+from engine.contract import protocol
+from engine.contract.errors import InvalidRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.structured.source import spec_of
 
 
@@ -123,7 +123,7 @@ def test_one_grammar_has_one_key_however_it_is_written() -> None:
 def test_the_parameters_load_neither_torch_nor_the_backend() -> None:
     script = (
         "import sys\n"
-        "from engine.structured.params import StructuredOutputsParams as S\n"
+        "from engine.contract.structured_outputs import StructuredOutputsParams as S\n"
         "S(json={'type': 'string'})\n"
         "print({'torch', 'llguidance', 'numpy'} & set(sys.modules))"
     )

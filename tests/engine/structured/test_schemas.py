@@ -9,9 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from engine.errors import InvalidRequest
-from engine.llm import LLM
-from engine.outputs import CompletionOutput
+from engine.contract.errors import InvalidRequest
+from engine.contract.outputs import CompletionOutput
+from engine.offline.llm import LLM
 from tests.engine.structured.conftest import PROMPT, params
 from tests.engine.structured.schemas import SCHEMAS, UNSUPPORTED
 

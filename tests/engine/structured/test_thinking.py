@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from engine.config import EngineConfig
-from engine.core import EngineCore
-from engine.errors import InvalidRequest
-from engine.llm import LLM
-from engine.sampling_params import SamplingParams
-from engine.structured.thinking import Phase, Thinking, ThinkingParams
+from engine.contract.config import EngineConfig
+from engine.contract.errors import InvalidRequest
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.thinking import Phase, Thinking, ThinkingParams
+from engine.core.engine_core import EngineCore
+from engine.offline.llm import LLM
 from tests.engine.structured.conftest import PROMPT, SETTINGS, finish, params, request, tokens
 
 START, END = [7], [5, 6]
@@ -136,7 +136,7 @@ def test_marks_outside_of_the_vocabulary_are_refused(llm: LLM) -> None:
 
 
 def thoughtful(seed: int, core: EngineCore, *, form: bool, budget: int | None) -> SamplingParams:
-    tokenizer = core.loaded.tokenizer
+    tokenizer = core.executor.loaded.tokenizer
     assert tokenizer is not None
     fields: dict[str, Any] = {"regex": "[ab]{3,9}!"} if form else {}
     sampling = params(seed, max_tokens=40, **fields)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import AutoTokenizer
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from engine.text.chat_template import render_chat, render_chat_text
 from engine.text.jinja import compile_template
 from engine.text.jinja_limits import RenderLimits, TemplateLimit

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from engine.errors import InvalidRequest, ModelLoadError, QuireError
-from engine.generation_config import eos_ids, read_generation_config, sampling_defaults
+from engine.contract.errors import InvalidRequest, ModelLoadError, QuireError
 from engine.text import render_chat
+from engine.text.generation_config import eos_ids, read_generation_config, sampling_defaults
 from engine.text.jinja_limits import RenderLimits
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from tests.engine.text import folders

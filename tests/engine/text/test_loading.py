@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from engine.errors import ModelLoadError
+from engine.contract.errors import ModelLoadError
 from engine.text.convert import convert_tokenizer
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text import folders
@@ -120,7 +120,7 @@ def test_a_folders_code_is_run_to_convert_when_trusted(folder, tmp_path):
     (folder / "tokenizer.json").unlink()
     code = (  # in a process of its own: such code stays registered in the library
         "from engine.text.convert import convert_tokenizer\n"
-        "from engine.errors import ModelLoadError\n"
+        "from engine.contract.errors import ModelLoadError\n"
         f"try: convert_tokenizer({str(folder)!r}, 'out', trust_remote_code=True)\n"
         "except ModelLoadError: pass"  # it runs, but finds no tokenizer's files
     )

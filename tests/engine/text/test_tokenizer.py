@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text import folders
 from tests.engine.text.conftest import BYTE_KINDS, KINDS

@@ -1,0 +1,335 @@
+"""`EngineConfig`: every setting of one replica, typed and validated. Torch-free.
+
+Made from keywords (`EngineConfig(model=...)`), from command-line flags (`add_cli_args`,
+`from_cli_args`) or from a mapping such as Django settings (`from_mapping`). Names and defaults are
+vLLM's where the thing exists here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from engine.contract.errors import ConfigError
+from engine.contract.options import Settings, add_flag, add_foreign_flag, checked, option
+from engine.contract.plugins import check_device
+from engine.contract.vllm_settings import FOREIGN, translated
+
+DEFAULT_NUM_SEQS = 256
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
+MODEL_IMPLS = ("auto", "quire", "transformers")
+LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "dummy")
+#: Formats of vLLM's that are something else here.
+_OTHER_FORMATS = {
+    "hf": "leave it out: that is how a folder from the hub is read",
+    "gguf": "leave it out: a GGUF file is known by its name",
+    "bitsandbytes": "use --quantization int8 or int4, which rounds the weights while they load",
+    "mistral": "take the folder in the hub's format, with config.json",
+    "runai_streamer": "mount the bucket and give a folder",
+    "runai_streamer_sharded": "mount the bucket and give a folder",
+    "fastsafetensors": "use safetensors",
+    "npccache": "the word is npcache",
+}
+#: Of `model_loader_extra_config`, by load_format.
+_LOADER_KEYS = {"sharded_state": {"pattern"}, "tensorizer": {"tensorizer_uri"}}
+RUNNERS = ("auto", "generate", "pooling")
+CONVERSIONS = ("auto", "none", "embed", "classify")
+QUANTIZATIONS = ("int8", "int4", "fp8")
+CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
+POLICIES = ("fair", "fcfs", "priority")
+KV_DTYPES = (
+    "auto", "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2",
+)  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class EngineConfig(Settings):
+    """Settings of one replica. Raises `ConfigError` (with `param`) when one is out of its range."""
+
+    model: str = option("", "model folder, or hub id when a hub is in reach")
+    tokenizer: str | None = option(None, "tokenizer folder; default: the model's")
+    skip_tokenizer_init: bool = option(False, "load no tokenizer; prompts must be token ids")
+    served_model_name: str | None = option(None, "name that clients use; default: the model's")
+    trust_remote_code: bool = option(False, "run Python code that a model folder brings")
+    model_impl: str = option(
+        "auto",
+        "who runs the model: the native decoder (quire), the Transformers bridge, or the first "
+        "that can",
+        choices=MODEL_IMPLS,
+    )
+    hf_overrides: dict[str, Any] | None = option(  # noqa: RUF009
+        None, "JSON that is put over the model's config.json", json=True
+    )
+    revision: str | None = option(None, "branch, tag or commit on the hub")
+    download_dir: str | None = option(None, "where downloads go; default: the hub's cache")
+    runner: str = option(
+        "auto",
+        "generate text, or give vectors, labels and scores; auto: by the model",
+        choices=RUNNERS,
+    )
+    convert: str = option("auto", "adapt a model that wasn't made for pooling", choices=CONVERSIONS)
+    pooler_config: dict[str, Any] | None = option(  # noqa: RUF009
+        None,
+        "JSON: pooling_type (CLS, LAST, MEAN), use_activation, dimensions of a pooling model",
+        json=True,
+    )
+    load_format: str = option(
+        "auto",
+        "how weights are read; auto: safetensors or GGUF; see docs/load-formats.md",
+        choices=LOAD_FORMATS,
+    )
+    model_loader_extra_config: dict[str, Any] | None = option(  # noqa: RUF009
+        None,
+        "JSON for load_format: sharded_state's pattern, tensorizer's tensorizer_uri",
+        json=True,
+    )
+    dtype: str = option(
+        "auto",
+        "of the weights (activations are float32 on a CPU); auto: the checkpoint's",
+        choices=DTYPES,
+    )
+    quantization: str | None = option(
+        None,
+        "round the weights to 8 or 4 bits while they load (fp8: on a GPU); default: as the "
+        "checkpoint has them",
+        choices=QUANTIZATIONS,
+        short="-q",
+    )
+    kv_cache_dtype: str = option("auto", "KV cache; auto: the model's", choices=KV_DTYPES)
+    calculate_kv_scales: bool = option(
+        False,
+        "measure the scales of an fp8 KV cache on a sample text at load, where the checkpoint has "
+        "none; otherwise they are 1",
+    )
+    max_model_len: int | None = option(None, "context length; default: the model's", low=1)
+    block_size: int = option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
+    enable_prefix_caching: bool = option(True, "reuse the KV blocks of shared prefixes")
+    disable_hybrid_kv_cache_manager: bool = option(
+        False, "keep all KV blocks of sliding-window layers, as of any other layer"
+    )
+    disable_sliding_window: bool = option(
+        False, "attend to everything and cap the context to the window"
+    )
+    seed: int = option(0, "seed of requests that bring none", low=0)
+    cpu_kvcache_space: float | None = option(
+        None,
+        "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4",
+        low=0.0001,
+        high=1048576.0,
+    )
+    num_gpu_blocks_override: int | None = option(
+        None, "exactly this many KV blocks, whatever the memory", low=1, high=1 << 24
+    )
+    max_num_batched_tokens: int | None = option(
+        None, "token budget of one step; default: 512 on a CPU, 8192 on a GPU", low=1
+    )
+    max_num_seqs: int = option(
+        None,
+        "most sequences in one step; default: 256, or max_num_batched_tokens where that is less",
+        low=1,
+        high=65536,
+    )
+    async_scheduling: bool | None = option(
+        None,
+        "plan a step and deliver the one before while one is being run; default: on a GPU; on a "
+        "CPU the model needs the cores itself",
+    )
+    kept_seats_fraction: float = option(
+        1 / 16,
+        "part of max_num_seqs that tenants over their share leave to others who were here in the "
+        "last ten minutes, so that these start at once (fair policy)",
+        low=0.0,
+        high=0.5,
+    )
+    max_waiting: int = option(16384, "most queued requests; more are refused with 429", low=1)
+    enable_prompt_embeds: bool = option(
+        False, "take prompts as embedding vectors (offline); trusted callers only"
+    )
+    max_logprobs: int = option(20, "most logprobs a request may ask for", low=0, high=1000)
+    enable_chunked_prefill: bool = option(True, "split long prompts over steps")
+    prefill_tokens_beside_decodes: int | None = option(
+        None,
+        "most prompt tokens of one step in which others decode, so that streams don't stutter; "
+        "0: the budget; default: when serving on a CPU by the load, at most 0.09 s of work; else 0",
+        low=0,
+    )
+    long_prefill_token_threshold: int = option(
+        0, "most prompt tokens of one request in one step; 0: the budget", low=0
+    )
+    scheduling_policy: str = option(
+        "fair",
+        "order of the waiting queue; fair: shares between tenants, by their weights",
+        choices=POLICIES,
+    )
+    prompt_overtaking: float = option(
+        4.0,
+        "under the fair policy a tenant's shorter prompts go ahead of longer ones that wait, until "
+        "so many times the longer one's tokens were served since it came; 0: by arrival",
+        low=0.0,
+    )
+    device: str = option(
+        "auto", "where the model runs: auto, cpu, cuda, or one that an installed package brings"
+    )
+    attention_backend: str | None = option(
+        None,
+        "what computes attention, see docs/attention-backends.md; default: the first that fits",
+    )
+    enforce_eager: bool = option(False, "no CUDA graphs on a GPU")
+    cudagraph_mode: str | None = option(
+        None,
+        "what is captured in CUDA graphs on a GPU; default: by the optimization level",
+        choices=CUDAGRAPH_MODES,
+    )
+    cudagraph_capture_sizes: list[int] | None = option(  # noqa: RUF009
+        None,
+        "numbers of tokens that CUDA graphs are captured for; default: by max_num_seqs; no more "
+        "than fit the memory kept for graphs",
+        low=1,
+        high=8192,
+    )
+    optimization_level: int = option(
+        2,
+        "start-up time against speed on a GPU: the default of cudagraph_mode; 0: NONE, 1: "
+        "PIECEWISE, 2: FULL_AND_PIECEWISE, 3: as 2",
+        short="-O",
+        low=0,
+        high=3,
+    )
+    gpu_memory_utilization: float = option(
+        0.9, "part of a GPU's memory that weights, activations and KV cache may take", low=0.01,
+        high=1.0,
+    )  # fmt: skip
+    enable_sleep_mode: bool = option(
+        False, "an operator may send the model to sleep, which gives its memory back for a while"
+    )
+    num_threads: int | None = option(
+        None, "CPU threads of the engine; default: all cores", low=1, high=4096
+    )
+    cpu_threads_bind: str = option(
+        "auto",
+        "CPUs of the engine's threads, one each, such as 0-3,8; auto: the pool keeps them apart; "
+        "nobind: the system decides",
+    )
+    cpu_kernels: bool = option(True, "use the compiled CPU kernels; off: plain torch")
+    round_activations: bool = option(
+        True,
+        "multiply bfloat16 weights with activations rounded to bfloat16, as such a model was "
+        "trained, where the CPU has instructions for it; off: with float32",
+    )
+    rope_scaling: dict[str, Any] | None = option(  # noqa: RUF009
+        None, "JSON that replaces the model's", json=True
+    )
+    rope_theta: float | None = option(None, "replaces the model's rope_theta", low=1.0)
+    generation_config: str = option(
+        "auto",
+        "auto: sampling defaults of the model's generation_config.json; vllm: none",
+        choices=("auto", "vllm"),
+    )
+    chat_template: str | None = option(
+        None, "file with the chat template, or its text; default: the model's"
+    )
+    tool_call_parser: str | None = option(
+        None, "how gateways read tool calls; default: told by the chat template"
+    )
+    reasoning_parser: str | None = option(
+        None, "how gateways find reasoning; none: not at all; default: told by the chat template"
+    )
+    disable_log_stats: bool = option(False, "no periodic line of statistics")
+
+    def __post_init__(self) -> None:
+        self._set_defaults()
+        self._check_load_format()
+        for spec in dataclasses.fields(self):
+            setattr(self, spec.name, checked(spec, getattr(self, spec.name)))
+        check_device(self.device)
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
+            limit = self.max_model_len
+            if limit is not None and self.max_num_batched_tokens < limit:
+                raise ConfigError(
+                    f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                    f"max_model_len ({limit}) when chunked prefill is off.",
+                    param="max_num_batched_tokens",
+                )
+
+    def _check_load_format(self) -> None:
+        """Raise `ConfigError` for a format that is another one here, and for keys that it lacks."""
+        other = _OTHER_FORMATS.get(str(self.load_format))
+        if other is not None:
+            raise ConfigError(
+                f"load_format={self.load_format} can't be used: {other}.", param="load_format"
+            )
+        given: Any = self.model_loader_extra_config or {}
+        known = _LOADER_KEYS.get(str(self.load_format), set())
+        for key, value in given.items() if isinstance(given, dict) else ():
+            if key not in known or not isinstance(value, str):
+                raise ConfigError(
+                    f"model_loader_extra_config: load_format={self.load_format} takes "
+                    f"{' and '.join(sorted(known)) or 'no settings'} (texts), not {key}={value!r}.",
+                    param="model_loader_extra_config",
+                )
+
+    def _set_defaults(self) -> None:
+        """A small budget bounds the default number of sequences, never one that was asked for."""
+        given: Any = self.max_num_seqs
+        if given is None:
+            budget = self.max_num_batched_tokens
+            small = type(budget) is int and 0 < budget < DEFAULT_NUM_SEQS
+            self.max_num_seqs = budget if small and budget is not None else DEFAULT_NUM_SEQS
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """From settings or JSON, by our names or vLLM's. An unknown name is refused."""
+        return cls(**translated(values, SETTINGS))
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """From parsed flags; what the parser didn't set keeps its default."""
+        names = SETTINGS | {foreign.name for foreign in FOREIGN}
+        given = {name: each for name, each in vars(args).items() if name in names}
+        return cls.from_mapping({name: each for name, each in given.items() if each is not None})
+
+    @property
+    def kept_seats(self) -> int:
+        """Places in a step that tenants over their share leave to others."""
+        if self.scheduling_policy != "fair":
+            return 0
+        return int(self.kept_seats_fraction * self.max_num_seqs)
+
+    def plans_ahead(self, by_default: bool) -> bool:
+        """`async_scheduling`, or what the device does by default."""
+        return by_default if self.async_scheduling is None else self.async_scheduling
+
+    @property
+    def name(self) -> str:
+        """The name clients use."""
+        return self.served_model_name or self.model
+
+
+#: Names of all settings.
+SETTINGS = frozenset(spec.name for spec in dataclasses.fields(EngineConfig))
+
+
+def add_cli_args(parser: argparse.ArgumentParser, *, skip: frozenset[str] = frozenset()) -> None:
+    """One flag a setting, `--like-this`; booleans also take `--no-like-this`; `-O2` as vLLM's."""
+    group = parser.add_argument_group("engine settings")
+    group.add_argument(
+        "--config", metavar="FILE", help="YAML file of settings; the command line wins"
+    )
+    for spec in dataclasses.fields(EngineConfig):
+        if spec.name in skip:
+            continue
+        add_flag(group, spec)
+    add_vllm_flags(parser, skip=skip | SETTINGS)
+
+
+def add_vllm_flags(parser: argparse.ArgumentParser, *, skip: frozenset[str]) -> None:
+    """vLLM's flags for what works otherwise here, but for those in `skip`."""
+    group = parser.add_argument_group(
+        "vLLM's settings", "taken where they change nothing, or refused; docs/arguments.md"
+    )
+    for foreign in FOREIGN:
+        if foreign.name not in skip:
+            add_foreign_flag(group, foreign)

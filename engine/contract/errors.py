@@ -1,0 +1,111 @@
+"""The one error tree. Every error that a person or a client can meet is a `QuireError`.
+
+`status` and `error_type` follow OpenAI's envelope
+`{"error": {"message", "type", "param", "code"}}`; storeys above the engine subclass these, and one
+renderer (`inference.errors`) writes them. This module imports nothing.
+"""
+
+
+class QuireError(Exception):
+    """Base of all expected errors.
+
+    Attributes:
+        message: one sentence for the client, with the offending value where that helps.
+        param: the offending field's name, or None.
+        code: a stable machine-readable word.
+        status: HTTP status a gateway answers with.
+        error_type: OpenAI's `type`.
+    """
+
+    status = 500
+    code = "internal_error"
+    error_type = "server_error"
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class InvalidRequest(QuireError, ValueError):
+    """The request can't be served as it is: a field is out of its range or of the wrong type."""
+
+    status = 400
+    code = "invalid_value"
+    error_type = "invalid_request_error"
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and requested output don't fit the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class KVPoolTooSmall(InvalidRequest):
+    """The request fits the context, but could never fit the replica's KV pool."""
+
+    code = "kv_pool_too_small"
+
+
+class EngineOverloaded(QuireError):
+    """The engine's waiting queue is at its bound."""
+
+    status = 429
+    code = "engine_overloaded"
+    error_type = "rate_limit_error"
+
+
+class BudgetExhausted(QuireError):
+    """The server's cap on a request leaves room for no token."""
+
+    status = 429
+    code = "insufficient_quota"
+    error_type = "insufficient_quota"
+
+
+class EngineUnavailable(QuireError):
+    """No live replica serves the model."""
+
+    status = 503
+    code = "engine_unavailable"
+    error_type = "server_error"
+
+
+class EngineSleeping(EngineUnavailable):
+    """The model's memory is given back for now; an operator wakes it up."""
+
+    code = "engine_sleeping"
+
+
+class EnginePaused(EngineUnavailable):
+    """An operator has paused the replica; it takes nothing new until it's resumed."""
+
+    code = "engine_paused"
+
+
+class EngineFault(QuireError):
+    """The engine failed while it ran this request."""
+
+    code = "engine_fault"
+
+
+class ModelLoadError(QuireError):
+    """A model folder can't be loaded: what is wrong with which file."""
+
+    status = 400
+    code = "model_load_error"
+    error_type = "invalid_request_error"
+
+
+class BadModelConfig(ModelLoadError):
+    """A checkpoint's config.json holds a value that nothing can make sense of."""
+
+
+class ConfigError(QuireError, ValueError):
+    """An engine setting is out of its range, or two contradict each other."""
+
+    status = 400
+    code = "invalid_config"
+    error_type = "invalid_request_error"

@@ -1,0 +1,136 @@
+"""Settings that are fields of a dataclass and flags of a command line at once. Torch-free."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from engine.contract.errors import ConfigError
+from engine.contract.vllm_settings import Foreign
+
+
+def option(default: Any, help: str, **extra: Any) -> Any:
+    """A dataclass field that is also a command-line flag; `choices`, `low`, `high` are checked."""
+    return field(default=default, metadata={"help": help, **extra})
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """A dataclass of options, made from whatever holds them."""
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> Self:
+        """From settings or JSON. An unknown key is refused by its name."""
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"{key} is no engine setting.", param=str(key))
+        return cls(**values)
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """From parsed flags; what the parser didn't set keeps its default."""
+        known = {spec.name for spec in dataclasses.fields(cls)}
+        given = {k: v for k, v in vars(args).items() if k in known and v is not None}
+        return cls(**given)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Only what differs from the defaults; `from_mapping` takes it back."""
+        return {
+            spec.name: getattr(self, spec.name)
+            for spec in dataclasses.fields(self)
+            if getattr(self, spec.name) != spec.default
+        }
+
+
+def checked(spec: dataclasses.Field[Any], value: Any) -> Any:
+    """A field's value, whole numbers made floats where these belong.
+
+    Raises `ConfigError` unless it has the field's type and lies in its range.
+    """
+    name, meta, kind = spec.name, spec.metadata, kind_of(str(spec.type))
+    if value is None and "None" in str(spec.type):
+        return None
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} must be {kind.__name__}, got {value!r}.", param=name)
+    if isinstance(value, list):
+        _check_numbers(name, value, meta["low"], meta["high"])
+        return value
+    choices, low, high = meta.get("choices"), meta.get("low"), meta.get("high")
+    if choices and value not in choices:
+        known = ", ".join(str(choice) for choice in choices)
+        raise ConfigError(f"{name} must be one of {known}; got {value!r}.", param=name)
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        bounds = f"at least {low}" if high is None else f"in [{low}, {high}]"
+        raise ConfigError(f"{name} must be {bounds}, got {value!r}.", param=name)
+    return value
+
+
+def _check_numbers(name: str, values: list[Any], low: int, high: int) -> None:
+    """Raise `ConfigError` unless these are whole numbers from `low` to `high`, at least one."""
+    for value in values or [None]:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        if not whole or not low <= value <= high:
+            raise ConfigError(
+                f"{name} must be whole numbers in [{low}, {high}], got {value!r}.", param=name
+            )
+
+
+def kind_of(annotation: str) -> type:
+    """The plain type behind an annotation such as `int | None`."""
+    head = annotation.split("|")[0].split("[")[0].strip()
+    kinds = {"str": str, "bool": bool, "int": int, "float": float, "dict": dict, "list": list}
+    return kinds[head]
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    """A JSON object from a flag's text."""
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("must be a JSON object")
+    return value
+
+
+def add_flag(group: argparse._ArgumentGroup, spec: dataclasses.Field[Any]) -> None:
+    """A field's flag, `--like-this`; a boolean's also takes `--no-like-this`."""
+    flag = "--" + spec.name.replace("_", "-")
+    kind = kind_of(str(spec.type))
+    text = spec.metadata["help"].replace("%", "%%")
+    if spec.default not in (None, ""):
+        text += f" (default: {spec.default})"
+    options: dict[str, Any] = {"dest": spec.name, "default": None, "help": text}
+    if kind is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif spec.metadata.get("json"):
+        options |= {"type": _json_object, "metavar": "JSON"}
+    elif kind is list:
+        options |= {"type": int, "nargs": "+", "metavar": "N"}
+    else:
+        options |= {"type": kind, "choices": spec.metadata.get("choices")}
+        if options["choices"] is None:
+            options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+    short = [spec.metadata["short"]] if "short" in spec.metadata else []
+    group.add_argument(*short, flag, **options)
+
+
+def add_foreign_flag(group: argparse._ArgumentGroup, foreign: Foreign) -> None:
+    """A flag of vLLM's, hidden from the help: the table in the docs explains them all."""
+    options: dict[str, Any] = {"dest": foreign.name, "default": None, "help": argparse.SUPPRESS}
+    if foreign.kind is bool:
+        options["action"] = argparse.BooleanOptionalAction
+    elif foreign.kind is dict:
+        options["type"] = _json_object
+    elif foreign.kind is list:
+        options["nargs"] = "*"
+    else:
+        options["type"] = foreign.kind
+    group.add_argument(*foreign.short, "--" + foreign.name.replace("_", "-"), **options)

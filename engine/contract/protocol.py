@@ -1,0 +1,280 @@
+"""Messages between gateways and engine replicas: msgspec structs over Redis streams.
+
+Torch-free. MessagePack; no pickle crosses a process. Layout in Redis, all keys under a prefix
+(default `quire`):
+
+    {prefix}:replica:{replica_id}            string with TTL, a `Heartbeat`
+    {prefix}:replicas                        set of replica ids ever seen (a reader drops dead ones)
+    {prefix}:inbox:{replica_id}              stream read by the consumer group `engine`, field `m`:
+                                             one `InboxMessage`
+    {prefix}:outbox:{gateway_id}             stream, field `m`: one `OutboxBatch` a step
+
+An inbox entry that holds an `EngineRequest` is acknowledged and deleted only after the request's
+last output is written to the outbox: what a killed engine leaves is pending, not lost.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.contract.pooling_params import PoolingParams
+from engine.contract.replica_state import EngineStats as EngineStats
+from engine.contract.replica_state import Heartbeat
+from engine.contract.replica_state import ModelInfo as ModelInfo
+from engine.contract.replica_state import PoolingInfo as PoolingInfo
+from engine.contract.sampling_params import SamplingParams
+
+KEY_PREFIX = "quire"
+CONSUMER_GROUP = "engine"
+FIELD = b"m"
+HEARTBEAT_INTERVAL_S = 0.5
+HEARTBEAT_TTL_S = 5.0
+#: A replica whose loop has not come round for this long is not ready, whatever its port says.
+STALL_AFTER_S = 20.0
+#: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.
+OUTBOX_MAXLEN = 100_000
+#: A gateway renews the expiry of its outbox; one that nobody renews is gone after so long.
+OUTBOX_TTL_S = 60
+#: What of a replica can sleep and wake up.
+WEIGHTS, KV_CACHE = "weights", "kv_cache"
+SLEEP_TAGS = (WEIGHTS, KV_CACHE)
+SLEEP_LEVELS = (1, 2)
+#: What becomes of running requests while a replica is paused.
+PAUSE_MODES = ("abort", "wait", "keep")
+
+
+def replica_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of a replica's heartbeat."""
+    return f"{prefix}:replica:{replica_id}"
+
+
+def replicas_key(prefix: str = KEY_PREFIX) -> str:
+    """Key of the set of replica ids."""
+    return f"{prefix}:replicas"
+
+
+def inbox_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of a replica's inbox stream."""
+    return f"{prefix}:inbox:{replica_id}"
+
+
+def outbox_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of a gateway process's outbox stream."""
+    return f"{prefix}:outbox:{gateway_id}"
+
+
+def progress_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of what a gateway has read of its outbox: "request/output" -> tokens."""
+    return f"{prefix}:progress:{gateway_id}"
+
+
+def first_attempt(request_id: str) -> str:
+    """A request's id without the number of its attempt: what gateways call it."""
+    return request_id.partition("~")[0]
+
+
+class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=True):
+    """One prompt to generate from, or to pool. Everything about identity is set by the server.
+
+    Attributes:
+        request_id: unique; outputs carry it.
+        gateway_id: whose outbox gets the outputs.
+        prompt_token_ids: [num_prompt_tokens], each in [0, vocab_size).
+        sampling: validated again by the engine against the vocabulary and the context.
+        pooling: what a pooling model is to do instead; `sampling` has no meaning then.
+        arrival_time: seconds since the epoch, the gateway's clock.
+        tenant, weight: fair-share identity; weight > 0.
+        kv_reserved_fraction, kv_max_fraction: of the KV pool: what others leave free for the
+            tenant, and the most that it may use; in [0, 1].
+        priority: smaller runs earlier; 0 is the default.
+        cache_namespace: goes into the first block's hash, so that prefixes never cross tenants.
+        adapter: name of a LoRA adapter, or "".
+        resume_token_ids: `resume_token_ids[i]` holds the tokens of output i that a client already
+            has; generation goes on after them as if it had never stopped. Empty: a fresh request.
+        skip_indices: outputs that the client already has whole; they aren't generated again.
+        token_cap: the most output tokens over all outputs, those of `resume_token_ids` included:
+            the server's own limit (a reservation, a budget). None: none. At exactly this token all
+            outputs end with finish reason "budget". In a beam search each beam counts.
+    """
+
+    request_id: str
+    gateway_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    pooling: PoolingParams | None = None
+    arrival_time: float = 0.0
+    tenant: str = "default"
+    weight: float = 1.0
+    kv_reserved_fraction: float = 0.0
+    kv_max_fraction: float = 1.0
+    priority: int = 0
+    cache_namespace: str = ""
+    adapter: str = ""
+    resume_token_ids: list[list[int]] = msgspec.field(default_factory=list)
+    skip_indices: list[int] = msgspec.field(default_factory=list)
+    token_cap: int | None = None
+
+
+class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True):
+    """Stop a request at the next step. `index` None means all of its outputs.
+
+    `finish_reason` is what the final delta carries ("abort", or "stop" when the gateway found a
+    stop string).
+    """
+
+    request_id: str
+    index: int | None = None
+    finish_reason: str = "abort"
+
+
+class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
+    """An operator's word to a replica.
+
+    The replica answers with a `ControlReply` in the gateway's outbox when `gateway_id` is set.
+
+    Attributes:
+        command: `reset_prefix_cache`, `drain`, `check_integrity`, `sleep`, `wake_up`, `pause`,
+            `resume`, `abort_requests`, `start_profile` or `stop_profile`.
+        level: of `sleep`, one of `SLEEP_LEVELS`: 1 keeps the weights in host memory, 2 nowhere.
+        tags: of `wake_up`, some of `SLEEP_TAGS`; [] for all.
+        mode: of `pause`, one of `PAUSE_MODES`: running requests are aborted; they come to their end
+            before the answer, while nothing new is taken; or they stand still, new ones wait.
+        request_ids: of `abort_requests`; [] for all.
+    """
+
+    command: str
+    control_id: str = ""
+    gateway_id: str = ""
+    level: int = 1
+    tags: list[str] = msgspec.field(default_factory=list)
+    mode: str = "abort"
+    request_ids: list[str] = msgspec.field(default_factory=list)
+
+
+InboxMessage = EngineRequest | AbortRequest | Control
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log probabilities at one position.
+
+    `token_ids[0]` is the sampled (or prompt) token, the rest the top ones, best first; `ranks[i]`
+    is the 1-based vocabulary rank of `token_ids[i]`.
+    """
+
+    token_ids: list[int]
+    logprobs: list[float]
+    ranks: list[int]
+
+
+class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What happened to one output of a request inside the engine; times in seconds.
+
+    Attributes:
+        queue_time, prefill_time, decode_time: waiting, to the first token, from there to the end.
+        prefill_chunks: steps in which prompt tokens were computed.
+        num_cached_tokens: prompt tokens found in the prefix cache at the first start.
+        num_preemptions, num_steps: how often its blocks were taken; steps that it was part of.
+        cold_reason: why none was found, "" if some were: "no_shared_prefix",
+            "shorter_than_a_block", "evicted", "another_namespace", "caching_off" or
+            "all_tokens_needed". For operators, never for clients: it speaks of other tenants.
+    """
+
+    queue_time: float = 0.0
+    prefill_time: float = 0.0
+    decode_time: float = 0.0
+    prefill_chunks: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    cold_reason: str = ""
+
+
+class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """New tokens of one output of one request.
+
+    Attributes:
+        index: which of the `n` outputs.
+        token_ids: new tokens since the last delta; may be empty on the final one. A stop token is
+            included: the gateway decides what the client sees.
+        start: how many output tokens came before these; a reader drops what it already has.
+        logprobs: one entry a token when asked for.
+        prompt_logprobs: on the first delta when asked for; entry 0 is None.
+        finish_reason: None while running; "stop", "length", "abort", "error", "repetition" (see
+            `RepetitionDetectionParams`) or "budget" (see `EngineRequest.token_cap`).
+        stop_reason: the stop token id that ended it, if one did (EOS leaves None).
+        cumulative_logprob: a beam's, on its only delta.
+        num_prompt_tokens, num_cached_tokens: on the first and on the final delta.
+        pooled: a pooling model's result on the only delta, little-endian float32: one row, or one a
+            prompt token for the tasks by token.
+        error: set with finish_reason "error".
+        flight: on the final delta.
+    """
+
+    request_id: str
+    index: int = 0
+    token_ids: list[int] = msgspec.field(default_factory=list)
+    start: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    cumulative_logprob: float | None = None
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    pooled: bytes | None = None
+    error: ErrorInfo | None = None
+    flight: FlightRecord | None = None
+
+
+class ErrorInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A `QuireError` on the wire."""
+
+    message: str
+    status: int = 500
+    error_type: str = "server_error"
+    code: str = "internal_error"
+    param: str | None = None
+
+
+class ControlReply(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Answer to a `Control`."""
+
+    control_id: str
+    ok: bool
+    detail: str = ""
+
+
+class OutboxBatch(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """All that one step produced for one gateway. One stream entry."""
+
+    replica_id: str
+    incarnation: str
+    step: int
+    deltas: list[TokenDelta] = msgspec.field(default_factory=list)
+    replies: list[ControlReply] = msgspec.field(default_factory=list)
+
+
+_inbox_encoder = msgspec.msgpack.Encoder()
+_inbox_decoder = msgspec.msgpack.Decoder(EngineRequest | AbortRequest | Control)
+_outbox_decoder = msgspec.msgpack.Decoder(OutboxBatch)
+_heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Any message of this module as MessagePack."""
+    return _inbox_encoder.encode(message)
+
+
+def decode_inbox(data: bytes) -> InboxMessage:
+    """Raises msgspec.DecodeError or ValidationError for bytes that are no inbox message."""
+    return _inbox_decoder.decode(data)
+
+
+def decode_outbox(data: bytes) -> OutboxBatch:
+    """Raises msgspec.DecodeError or ValidationError for bytes that are no outbox batch."""
+    return _outbox_decoder.decode(data)
+
+
+def decode_heartbeat(data: bytes) -> Heartbeat:
+    """Raises msgspec.DecodeError or ValidationError for bytes that are no heartbeat."""
+    return _heartbeat_decoder.decode(data)

@@ -1,0 +1,98 @@
+"""What a replica says of itself: its model, its counters, its heartbeat. Torch-free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What a gateway must know of a pooling model.
+
+    Attributes:
+        embedding_size: elements of a whole embedding, or labels of a classifier.
+        matryoshka: dimensions that embeddings may be cut to; None: no others, []: any.
+        labels: a classifier's, in order.
+        prompt: put before every text that is embedded.
+        similarity: of two embeddings: "cosine", "dot", "euclidean" or "manhattan".
+        token_types: the model tells a pair's two parts by token types.
+    """
+
+    embedding_size: int
+    matryoshka: list[int] | None = None
+    labels: list[str] = msgspec.field(default_factory=list)
+    prompt: str = ""
+    similarity: str = "cosine"
+    token_types: bool = False
+
+
+class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What a gateway must know of a replica's model to check and render requests.
+
+    `path` is the folder with tokenizer files; gateways and replicas share it by volume or by image.
+    `tasks` is "generate", or what a pooling model does (`engine.contract.pooling_params`);
+    `pooling` is for the latter. `tool_call_parser` and `reasoning_parser` are names, "" for what
+    the chat template tells of. `chat_template` is the source of another than the folder's.
+    """
+
+    name: str
+    path: str
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    max_logprobs: int = 20
+    kv_capacity_tokens: int = 0
+    eos_token_ids: list[int] = msgspec.field(default_factory=list)
+    default_sampling: dict[str, Any] = msgspec.field(default_factory=dict)
+    adapters: list[str] = msgspec.field(default_factory=list)
+    quantization: str = ""
+    tasks: list[str] = msgspec.field(default_factory=lambda: ["generate"])
+    pooling: PoolingInfo | None = None
+    tool_call_parser: str = ""
+    chat_template: str = ""
+    reasoning_parser: str = ""
+
+
+class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A replica's load and its running totals since it started (names follow vLLM's metrics)."""
+
+    num_requests_running: int = 0
+    num_requests_waiting: int = 0
+    kv_cache_usage_perc: float = 0.0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_cached_blocks: int = 0
+    num_preemptions_total: int = 0
+    #: That were computed; those that a prefix hit saved aren't among them.
+    prompt_tokens_total: int = 0
+    generation_tokens_total: int = 0
+    prefix_cache_queries_total: int = 0
+    prefix_cache_hits_total: int = 0
+    prefix_cold_total: dict[str, int] = msgspec.field(default_factory=dict)
+    requests_finished_total: dict[str, int] = msgspec.field(default_factory=dict)
+    steps_total: int = 0
+    last_step_ms: float = 0.0
+
+
+class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Written every `HEARTBEAT_INTERVAL_S` with TTL `HEARTBEAT_TTL_S`.
+
+    `state`: "loading", "ready", "sleeping" (its memory is given back), "draining" or "failed".
+    `incarnation` changes at each start. `progress_at` is when the engine loop last came round
+    (seconds since the epoch): a port that answers while this stands still is a sick replica.
+    `paused`: an operator has paused it; what it has goes on when it's resumed.
+    """
+
+    replica_id: str
+    incarnation: str
+    state: str
+    model: ModelInfo
+    at: float
+    progress_at: float
+    pid: int = 0
+    host: str = ""
+    detail: str = ""
+    load_progress: float = 0.0
+    stats: EngineStats = msgspec.field(default_factory=EngineStats)
+    paused: bool = False

@@ -1,0 +1,179 @@
+"""Checks of structured output's sources: size, depth, shape. Torch-free; no backend.
+
+They bound what reaches the grammar compiler; whether a source means anything is the compiler's to
+say. Depth is counted without recursion, so that no input can exhaust the stack.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from engine.contract.checks import is_unicode, shown
+from engine.contract.errors import InvalidRequest
+
+#: Of a schema, regex, grammar or structural tag, as text; of all choices together.
+MAX_SOURCE_CHARS = 131_072
+#: Of arrays and objects in a schema, or of brackets in a regex or a grammar.
+MAX_DEPTH = 64
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARS = 4096
+MAX_STRUCTURES = 128
+MAX_TAG_CHARS = 1024
+
+
+def check_source(name: str, text: Any) -> None:
+    """A non-empty text of at most MAX_SOURCE_CHARS whose brackets nest at most MAX_DEPTH deep."""
+    _check_text(name, text)
+    depth = deepest = 0
+    for char in text:
+        if char in "([{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif char in ")]}" and depth:
+            depth -= 1
+    if deepest > MAX_DEPTH:
+        raise _too_deep(name)
+
+
+def check_schema(name: str, schema: Any) -> None:
+    """A JSON Schema: a dict of plain JSON values, or JSON text of an object."""
+    if isinstance(schema, str):
+        schema = parse_object(name, schema)
+    elif not isinstance(schema, dict):
+        raise InvalidRequest(
+            f"{name} must be a JSON schema (an object or JSON text), got {shown(schema)}.",
+            param=name,
+        )
+    check_json(name, schema)
+
+
+def check_json(name: str, value: Any) -> None:
+    """Plain JSON of at most MAX_DEPTH levels and about MAX_SOURCE_CHARS of text."""
+    stack, size = [(value, 1)], 0
+    while stack:
+        item, depth = stack.pop()
+        if isinstance(item, dict | list) and depth > MAX_DEPTH:
+            raise _too_deep(name)
+        size += _cost(name, item)
+        if size > MAX_SOURCE_CHARS:
+            raise _too_long(name)
+        if isinstance(item, dict):
+            for key, entry in item.items():
+                size += _cost(name, _key(name, key))
+                stack.append((entry, depth + 1))
+        elif isinstance(item, list):
+            stack.extend((entry, depth + 1) for entry in item)
+
+
+def check_choice(name: str, choices: Any) -> None:
+    """1 to MAX_CHOICES different non-empty strings."""
+    if not isinstance(choices, list) or not 0 < len(choices) <= MAX_CHOICES:
+        raise InvalidRequest(
+            f"{name} must be a list of 1 to {MAX_CHOICES} strings, got {shown(choices)}.",
+            param=name,
+        )
+    for choice in choices:
+        if not isinstance(choice, str) or not 0 < len(choice) <= MAX_CHOICE_CHARS:
+            raise InvalidRequest(
+                f"{name} must hold strings of 1 to {MAX_CHOICE_CHARS} characters, "
+                f"got {shown(choice)}.",
+                param=name,
+            )
+        if not is_unicode(choice):
+            raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)
+    if sum(map(len, choices)) > MAX_SOURCE_CHARS:
+        raise _too_long(name)
+
+
+def check_structural_tag(name: str, text: Any) -> None:
+    """JSON text {"structures": [{"begin", "schema", "end"}], "triggers": [...]}."""
+    tag = parse_object(name, text)
+    check_json(name, tag)
+    structures, triggers = tag.get("structures"), tag.get("triggers")
+    for key, entries in (("structures", structures), ("triggers", triggers)):
+        if not isinstance(entries, list) or not 0 < len(entries) <= MAX_STRUCTURES:
+            raise InvalidRequest(
+                f"{name} needs {key!r}, a list of 1 to {MAX_STRUCTURES} entries.", param=name
+            )
+    for trigger in triggers or ():
+        _check_tag_text(name, "a trigger", trigger)
+    for structure in structures or ():
+        _check_structure(name, structure, triggers or [])
+
+
+def _check_structure(name: str, structure: Any, triggers: list[str]) -> None:
+    if not isinstance(structure, dict) or set(structure) != {"begin", "schema", "end"}:
+        raise InvalidRequest(f"{name}: a structure has 'begin', 'schema' and 'end'.", param=name)
+    _check_tag_text(name, "'begin'", structure["begin"])
+    if structure["end"] != "":
+        _check_tag_text(name, "'end'", structure["end"])
+    if not isinstance(structure["schema"], dict):
+        raise InvalidRequest(f"{name}: 'schema' must be a JSON schema object.", param=name)
+    if not any(structure["begin"].startswith(trigger) for trigger in triggers):
+        raise InvalidRequest(
+            f"{name}: {shown(structure['begin'])} begins with none of the triggers.", param=name
+        )
+
+
+def parse_object(name: str, text: Any) -> dict[str, Any]:
+    """The JSON object that `text` holds."""
+    _check_text(name, text)
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise _too_deep(name) from error
+    except ValueError as error:
+        raise InvalidRequest(f"{name} is no JSON: {error}.", param=name) from error
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{name} must be a JSON object, got {shown(value)}.", param=name)
+    return value
+
+
+def _check_text(name: str, text: Any) -> None:
+    if not isinstance(text, str) or not text:
+        raise InvalidRequest(f"{name} must be a non-empty string, got {shown(text)}.", param=name)
+    if len(text) > MAX_SOURCE_CHARS:
+        raise _too_long(name)
+    if not is_unicode(text):
+        raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)
+
+
+def _check_tag_text(name: str, what: str, text: Any) -> None:
+    if not isinstance(text, str) or not 0 < len(text) <= MAX_TAG_CHARS:
+        raise InvalidRequest(
+            f"{name}: {what} must be a string of 1 to {MAX_TAG_CHARS} characters.", param=name
+        )
+
+
+def _key(name: str, key: Any) -> str:
+    if not isinstance(key, str):
+        raise InvalidRequest(f"{name} has a key that is no string: {shown(key)}.", param=name)
+    return key
+
+
+def _cost(name: str, item: Any) -> int:
+    """About how many characters a value takes as JSON text."""
+    if isinstance(item, str):
+        if not is_unicode(item):
+            raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)
+        return len(item) + 3
+    if item is None or isinstance(item, bool | dict | list):
+        return 5
+    if isinstance(item, float) and item - item == 0:
+        return 8
+    if isinstance(item, int) and item.bit_length() <= 64:
+        return 8
+    raise InvalidRequest(f"{name} holds {shown(item)}, which is no JSON value here.", param=name)
+
+
+def _too_deep(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name} is nested too deep; {MAX_DEPTH} levels are the most.", param=name
+    )
+
+
+def _too_long(name: str) -> InvalidRequest:
+    return InvalidRequest(
+        f"{name} is too long; {MAX_SOURCE_CHARS} characters are the most.", param=name
+    )

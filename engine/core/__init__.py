@@ -1,0 +1,1 @@
+"""`EngineCore.step()` and what it calls: validation, harvest, exits, counters."""

@@ -1,0 +1,80 @@
+"""What the engine counts: totals for the metrics, and each sequence's flight record."""
+
+from __future__ import annotations
+
+import time
+
+from engine.contract.protocol import EngineStats
+from engine.scheduler import Scheduler, Sequence, StepPlan
+from engine.scheduler.plan import decodes
+
+
+class EngineCounters:
+    """Totals since the start (or `reset`).
+
+    Attributes:
+        stats: the totals; load figures in it are as of the last `snapshot`.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self.stats = EngineStats(num_blocks=scheduler.kv.pool.num_blocks)
+
+    def note_end(self, sequence: Sequence, reason: str) -> None:
+        """Close the flight record of a sequence that ends, and count it."""
+        now, flight = time.time(), sequence.flight
+        started = sequence.first_scheduled_at or now
+        first_token = sequence.first_token_at or now
+        flight.queue_time = max(0.0, started - sequence.request.arrived_at)
+        flight.prefill_time = max(0.0, first_token - started)
+        flight.decode_time = max(0.0, now - first_token)
+        message = sequence.request.message
+        if sequence.request.searches and sequence.index >= message.sampling.n:
+            return  # a beam that is no output
+        finished = self.stats.requests_finished_total
+        finished[reason] = finished.get(reason, 0) + 1
+        if flight.cold_reason:
+            cold = self.stats.prefix_cold_total
+            cold[flight.cold_reason] = cold.get(flight.cold_reason, 0) + 1
+
+    def note_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
+        """Count the prompt tokens that a step has computed.
+
+        Of several outputs the first one's alone, and none twice though it was preempted meanwhile.
+        """
+        if not plan.num_prompt_tokens:
+            return  # a prompt's last token alone is counted when it has its first output
+        for sequence, count in zip(scheduled, plan.num_scheduled, strict=True):
+            if not decodes(count):
+                self.note_prompt(sequence, count)
+
+    def note_prompt(self, sequence: Sequence, count: int) -> None:
+        """Count tokens of a sequence's prompt, at most those that were not counted yet."""
+        new = min(count, sequence.num_prompt_tokens - sequence.num_prompt_counted)
+        sequence.num_prompt_counted += new
+        if sequence.index == 0:
+            self.stats.prompt_tokens_total += new
+
+    def note_step(self, started: float, scheduled: bool) -> None:
+        """Count a step that began at `started` (of `time.perf_counter`)."""
+        self.stats.steps_total += scheduled
+        self.stats.last_step_ms = (time.perf_counter() - started) * 1000
+
+    def reset(self) -> None:
+        """Start the totals anew."""
+        self.stats = EngineStats(num_blocks=self._scheduler.kv.pool.num_blocks)
+        self._scheduler.num_preemptions = 0
+        self._scheduler.kv.num_query_tokens = self._scheduler.kv.num_hit_tokens = 0
+
+    def snapshot(self, num_waiting_for_grammar: int) -> EngineStats:
+        """Load and totals as of now."""
+        stats, scheduler = self.stats, self._scheduler
+        stats.num_requests_running = len(scheduler.running)
+        stats.num_requests_waiting = len(scheduler.waiting) + num_waiting_for_grammar
+        stats.kv_cache_usage_perc = scheduler.kv.pool.usage
+        stats.num_free_blocks = scheduler.kv.pool.num_free
+        stats.num_cached_blocks = scheduler.kv.pool.num_cached
+        stats.num_preemptions_total = scheduler.num_preemptions
+        stats.prefix_cache_queries_total = scheduler.kv.num_query_tokens
+        stats.prefix_cache_hits_total = scheduler.kv.num_hit_tokens
+        return stats

@@ -1,0 +1,395 @@
+"""`EngineCore`: requests in, token deltas out. `step()` is the engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import EngineOverloaded, EngineSleeping, InvalidRequest
+from engine.contract.protocol import (
+    SLEEP_LEVELS,
+    SLEEP_TAGS,
+    EngineRequest,
+    EngineStats,
+    TokenDelta,
+)
+from engine.core.counters import EngineCounters
+from engine.core.exits import Exits
+from engine.core.harvest import Harvest
+from engine.core.input_processor import InputProcessor
+from engine.executor.factory import make_executor
+from engine.executor.outcome import Outcome
+from engine.pooling.requests import scheduler_config, without_kv_quota
+from engine.scheduler import (
+    GrammarOutput,
+    Request,
+    Scheduler,
+    Sequence,
+    StepPlan,
+    StepResult,
+)
+from engine.scheduler.plan import EncoderInput
+from engine.scheduler.prefill_pace import PrefillPace
+from engine.scheduler.prefill_share import PrefillShare
+from engine.structured.structured_outputs import StructuredOutputManager
+
+log = logging.getLogger(__name__)
+
+#: How long a step waits for a grammar when there is nothing else to do.
+_GRAMMAR_WAIT_S = 0.01
+
+
+@dataclass(slots=True)
+class StepInFlight:
+    """A step that was begun: its plan, the plan's sequences in order, and what comes of it.
+
+    Attributes:
+        masks: its grammars' masks, once they were begun.
+    """
+
+    plan: StepPlan
+    scheduled: list[Sequence]
+    result: Outcome
+    masks: Future[GrammarOutput] | None = None
+
+
+class EngineCore:
+    """One replica's engine. Not thread-safe: one thread calls everything.
+
+    Args:
+        config: the replica's settings.
+        progress: called with (done, total) while weights load.
+
+    Attributes:
+        facts: what is known of the model; the model itself is the executor's.
+        capacity: what a step and the KV cache hold.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+    ) -> None:
+        self.config = config
+        self.executor = executor = make_executor(config)
+        self.facts = facts = executor.load(progress)
+        self.capacity = capacity = executor.size_cache()
+        executor.allocate_cache()
+        self.scheduler = Scheduler(
+            scheduler_config(config, facts, capacity.token_budget),
+            capacity.num_blocks,
+            capacity.token_budget,
+            PrefillShare(told) if (told := config.prefill_tokens_beside_decodes) else None,
+            capacity.layout,
+            facts.max_model_len,
+        )
+        self.requests: dict[str, Request] = {}
+        self.structured = StructuredOutputManager(
+            facts.tokenizer, facts.vocab_size, facts.eos_token_ids
+        )
+        overlaps = config.plans_ahead(executor.overlaps)
+        self._input_processor = InputProcessor(
+            config, facts, self.scheduler.capacity_of, looks_ahead=overlaps
+        )
+        self._counters = EngineCounters(self.scheduler)
+        self._exits = Exits(
+            self.scheduler,
+            self.structured,
+            self._counters,
+            self.requests,
+            facts.eos_token_ids,
+            executor.detach,
+        )
+        self._harvest = Harvest(self.scheduler, self.structured, self._counters, self._exits)
+        self._most_in_flight = 1 if overlaps else 0
+        #: Follows how long prompts take; set where that bounds them beside decodes.
+        self.pace: PrefillPace | None = None
+        self._steps_in_flight: deque[StepInFlight] = deque()
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        message: EngineRequest,
+        on_done: Callable[[], None] | None = None,
+        *,
+        prompt_embeds: Tensor | None = None,
+    ) -> Request:
+        """Queue a request. Nothing is allocated before all checks have passed.
+
+        `prompt_embeds`: float [num_prompt_tokens, hidden] in the place of the prompt ids' own.
+
+        Raises:
+            InvalidRequest: a field is out of range for this model, or the id is in use.
+            KVPoolTooSmall: it could never fit the pool.
+            BudgetExhausted: its token cap leaves no token.
+            EngineOverloaded: the waiting queue is full.
+            EngineSleeping: the model's memory is given back.
+        """
+        if self.executor.asleep:
+            raise EngineSleeping("The model sleeps until an operator wakes it up.")
+        if message.request_id in self.requests:
+            raise InvalidRequest(
+                f"request_id {message.request_id!r} is in use.", param="request_id"
+            )
+        message = without_kv_quota(message, self.facts)
+        self._input_processor.check(message)
+        if prompt_embeds is not None:
+            self._input_processor.check_embeds(message, prompt_embeds)
+        waiting = len(self.scheduler.waiting) + self.structured.num_waiting
+        if waiting + message.sampling.num_running > self.config.max_waiting:
+            raise EngineOverloaded(f"{waiting} requests wait already.")
+        request = self._input_processor.request(message, on_done, prompt_embeds)
+        ready = self.structured.admit(request)
+        self._attach(request, prompt_embeds)
+        if ready:
+            self._queue(request)
+        self.requests[message.request_id] = request
+        return request
+
+    def _attach(self, request: Request, prompt_embeds: Tensor | None) -> None:
+        """Hand to the executor what plans will name by handle."""
+        attach = self.executor.attach
+        if prompt_embeds is not None:
+            handle = attach(prompt_embeds.float().cpu().contiguous())
+            request.encoder_inputs = [EncoderInput(0, len(prompt_embeds), handle)]
+        if (functions := request.message.sampling.logits_processors) is not None:
+            request.logits_processors = attach(functions)
+
+    def _queue(self, request: Request) -> None:
+        """Hand a request's sequences to the scheduler."""
+        for sequence in request.sequences:
+            if request.searches and sequence.index > 0:
+                self.scheduler.add_parked(sequence)
+            elif not sequence.finished:
+                self.scheduler.add(sequence)
+
+    def abort(
+        self, request_id: str, index: int | None = None, reason: str = "abort"
+    ) -> list[TokenDelta]:
+        """Stop a request (or one of its outputs) now; its blocks are free when this returns.
+
+        Returns the final deltas. An unknown or finished id is no error: the end and the abort may
+        have crossed on their way.
+        """
+        request = self.requests.get(request_id)
+        if request is None:
+            return []
+        deltas: list[TokenDelta] = []
+        for sequence in request.sequences:
+            # Of a search there is no output before its end, so none to stop alone.
+            wanted = index is None or (index == sequence.index and not request.searches)
+            if wanted and not sequence.finished:
+                deltas += self._exits.finish(sequence, reason)
+        return deltas
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` would do anything. Requests of a model that sleeps wait."""
+        if self.executor.asleep:
+            return False
+        return bool(self.scheduler.has_work or self.structured.num_waiting or self._steps_in_flight)
+
+    # -- one step -----------------------------------------------------------------------------
+
+    def step(self) -> list[TokenDelta]:
+        """Schedule, execute, update: new tokens of all sequences that got one.
+
+        With async scheduling a step is only begun here, and the one before it updated: the tokens
+        come one call later.
+        """
+        started = time.perf_counter()
+        deltas = self._take_compiled() if self.structured.num_waiting else []
+        deltas += self._complete_down_to(self._most_in_flight)  # an interrupt may leave one more
+        begun = self._begin()
+        for ended in self.scheduler.take_refused():
+            deltas += self._exits.refuse(*ended)
+        if begun is not None:
+            self._steps_in_flight.append(begun)
+        deltas += self._complete_down_to(self._most_in_flight if begun else 0)
+        self._counters.note_step(started, begun is not None)
+        if self.pace is not None and begun is not None and not self._most_in_flight:
+            self.pace.note(begun.plan, time.perf_counter() - started)
+        return deltas
+
+    def _begin(self) -> StepInFlight | None:
+        """Schedule a step and have it run; None when there is nothing to compute now."""
+        plan, scheduled = self.scheduler.schedule()
+        if not scheduled:
+            self.executor.prepare(plan)
+            if not self._steps_in_flight:
+                self.scheduler.park_idle()
+            return None
+        masks = None
+        if self.structured.has_masks:
+            if self._steps_in_flight:  # they can be begun once the step before has been followed
+                plan.awaits_masks = True
+            else:
+                masks = self._begin_masks(plan.step)
+                plan.awaits_masks = masks is not None
+        return StepInFlight(plan, scheduled, self._execute(plan), masks)
+
+    def _begin_masks(self, step: int) -> Future[GrammarOutput] | None:
+        """Start on the masks of the step that was scheduled last; they go to the executor."""
+        masks = self.structured.begin_masks(step)
+        if masks is not None:
+            masks.add_done_callback(partial(_hand_over, self.executor.give_masks, step))
+        return masks
+
+    def _execute(self, plan: StepPlan) -> Outcome:
+        """The step's result: to come, or there already without async scheduling."""
+        if self._most_in_flight:
+            return self.executor.submit(plan)
+        result: Future[StepResult] = Future()
+        try:
+            result.set_result(self.executor.execute(plan))
+        except Exception as error:  # `_recover` takes the step back
+            result.set_exception(error)
+        return result
+
+    def _complete_down_to(self, count: int) -> list[TokenDelta]:
+        """Update the oldest steps until so many are in flight."""
+        deltas: list[TokenDelta] = []
+        while len(self._steps_in_flight) > count:
+            deltas += self._complete()
+        return deltas
+
+    def _complete(self) -> list[TokenDelta]:
+        """Wait for the oldest step's result and update; then the next one's masks can be made."""
+        step = self._steps_in_flight[0]
+        try:
+            result = step.result.result()
+        except Exception as error:
+            return self._recover(step, error)
+        # Not before: an interrupt while it waits must leave the step for the next call.
+        self._steps_in_flight.popleft()
+        masks = None if step.masks is None else step.masks.result()
+        deltas = self._harvest.take(step.plan, step.scheduled, result, masks)
+        for later in self._steps_in_flight:
+            if later.plan.awaits_masks:
+                later.masks = self._begin_masks(later.plan.step)
+                if later.masks is None:
+                    self.executor.give_masks(GrammarOutput(later.plan.step))
+        return deltas
+
+    def _take_compiled(self) -> list[TokenDelta]:
+        """Queue the requests whose grammar is there now; answer those whose grammar is bad."""
+        deltas: list[TokenDelta] = []
+        wait = 0.0 if self.scheduler.has_work else _GRAMMAR_WAIT_S
+        for request, error in self.structured.take_ready(wait):
+            if error is None:
+                self._queue(request)
+            else:
+                for sequence in request.sequences:
+                    if not sequence.finished:
+                        deltas += self._exits.refuse(sequence, error)
+        return deltas
+
+    def _recover(self, step: StepInFlight, error: Exception) -> list[TokenDelta]:
+        """A step failed: blame its only sequence, or let each of them run alone from here on."""
+        log.error(
+            "Step %d failed with %d sequences", step.plan.step, len(step.scheduled), exc_info=error
+        )
+        failed = list(self._steps_in_flight)
+        self._steps_in_flight.clear()
+        for each in failed:
+            # Nothing of them may still be at work on the next step.
+            each.result.exception()
+            if each.masks is not None:
+                each.masks.exception()
+        self.executor.resume()
+        self.scheduler.undo(*((each.plan, each.scheduled) for each in failed))
+        alive = [sequence for sequence in step.scheduled if not sequence.finished]
+        if len(step.scheduled) > 1 or not alive:
+            return []
+        return self._exits.fail(alive[0], f"{type(error).__name__}: {error}")
+
+    # -- for operators ------------------------------------------------------------------------
+
+    def check_health(self) -> None:
+        """Raise `EngineFault` when no step can ever be run again."""
+        self.executor.check_health()
+
+    def shutdown(self) -> None:
+        """End what runs steps; the engine is of no use afterwards."""
+        self.executor.shutdown()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while any request holds blocks."""
+        return self.scheduler.kv.pool.reset_cache()
+
+    @property
+    def is_sleeping(self) -> bool:
+        """Whether some of the memory is given back."""
+        return self.executor.asleep
+
+    def sleep(self, level: int = 1) -> list[TokenDelta]:
+        """Give memory back until `wake_up`: at level 1 the KV cache (on a GPU the weights too, to
+        host memory), at level 2 the weights as well.
+
+        Requests that run go on when it wakes up, as after a preemption. The prefix cache is empty
+        then. Returns what the steps under way brought.
+
+        Raises:
+            InvalidRequest: there's no such level, or `enable_sleep_mode` is off.
+            ConfigError: the model can't sleep.
+        """
+        if isinstance(level, bool) or level not in SLEEP_LEVELS:
+            raise InvalidRequest(f"level must be 1 or 2, got {level!r}.", param="level")
+        if not self.config.enable_sleep_mode:
+            raise InvalidRequest("Sleeping needs enable_sleep_mode.", param="enable_sleep_mode")
+        self.executor.check_sleep()
+        deltas = self._complete_down_to(0)
+        self.scheduler.preempt_all()
+        if not self.scheduler.kv.pool.reset_cache():
+            raise RuntimeError("Blocks are in use though nothing runs.")
+        self.executor.sleep(level)
+        return deltas
+
+    def wake_up(self, tags: Collection[str] | None = None) -> None:
+        """Take memory again, of `SLEEP_TAGS` those named; None: all.
+
+        Raises:
+            InvalidRequest: there's no such tag.
+            ModelLoadError: the weights can't be read any more; they sleep on.
+        """
+        for tag in tags or ():
+            if tag not in SLEEP_TAGS:
+                raise InvalidRequest(
+                    f"tags must be of {', '.join(SLEEP_TAGS)}; got {tag!r}.", param="tags"
+                )
+        if self.executor.asleep:
+            self.executor.wake_up(tags or SLEEP_TAGS)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless the pool's books balance."""
+        self.scheduler.check_integrity()
+
+    def reset_stats(self) -> None:
+        """Start the totals anew."""
+        self._counters.reset()
+
+    @property
+    def stats(self) -> EngineStats:
+        """Totals since the start; `snapshot` also brings the load up to date."""
+        return self._counters.stats
+
+    def snapshot(self) -> EngineStats:
+        """Load and totals as of now."""
+        return self._counters.snapshot(self.structured.num_waiting)
+
+
+def _hand_over(
+    give: Callable[[GrammarOutput], None], step: int, masks: Future[GrammarOutput]
+) -> None:
+    """Give a step its masks, or the reason why there are none."""
+    error = masks.exception()
+    give(masks.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))

@@ -1,0 +1,255 @@
+"""Which requests may enter the engine, and what becomes of one that may."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from engine.beams.group import BeamGroup, BeamRequest
+from engine.beams.search import end_tokens
+from engine.contract.config import EngineConfig
+from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall
+from engine.contract.protocol import EngineRequest
+from engine.kv_cache.hashing import BlockHashes, ContentKey, scope_key
+from engine.models.facts import ModelFacts
+from engine.pooling.requests import check_pooling
+from engine.scheduler import Request, Sequence
+
+
+class InputProcessor:
+    """Checks requests against the model and the pool, then makes their sequences.
+
+    Args:
+        capacity: how many tokens of one sequence the pool holds for a request's tenant.
+        looks_ahead: steps are planned before the tokens of the one before are known.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        facts: ModelFacts,
+        capacity: Callable[[EngineRequest], int],
+        *,
+        looks_ahead: bool,
+    ) -> None:
+        self._plans_ahead = looks_ahead
+        self._config = config
+        self._facts = facts
+        self._capacity = capacity
+        self._next_seq_id = 0
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def check(self, message: EngineRequest) -> None:
+        """Refuse what can't run, before anything is allocated.
+
+        Raises:
+            InvalidRequest: a field is out of range for this model.
+            BudgetExhausted: its token cap leaves no token.
+            KVPoolTooSmall: it could never fit the pool.
+        """
+        prompt, params = message.prompt_token_ids, message.sampling
+        if not prompt:
+            raise InvalidRequest("The prompt is empty.", param="prompt")
+        vocab = self._facts.vocab_size
+        if min(prompt) < 0 or max(prompt) >= vocab:
+            wrong = next(token for token in prompt if not 0 <= token < vocab)
+            raise InvalidRequest(
+                f"The prompt holds token {wrong}, but the vocabulary has {vocab} entries.",
+                param="prompt",
+            )
+        if message.pooling is not None or self._facts.pooling is not None:
+            check_pooling(message, self._config.name, self._facts)
+        else:
+            params.check_against_model(
+                vocab_size=vocab,
+                num_prompt_tokens=len(prompt),
+                max_model_len=self._facts.max_model_len,
+                max_logprobs=self._config.max_logprobs,
+            )
+        if message.adapter:
+            raise InvalidRequest(f"There is no adapter {message.adapter!r}.", param="model")
+        self._check_resumption(message)
+        self._check_cap(message)
+        _check_tenant(message)
+        self._check_pool(message, len(prompt))
+
+    def _check_resumption(self, message: EngineRequest) -> None:
+        """What another replica had generated must be consistent with the request."""
+        count, resumed = message.sampling.num_sequences, message.resume_token_ids
+        if resumed and len(resumed) != count:
+            raise InvalidRequest(
+                "resume_token_ids must hold one list an output.", param="resume_token_ids"
+            )
+        skipped = set(message.skip_indices)
+        if skipped and (not skipped < set(range(count)) or not resumed):
+            raise InvalidRequest("skip_indices is out of range.", param="skip_indices")
+        budget = message.sampling.output_budget(
+            len(message.prompt_token_ids), self._facts.max_model_len
+        )
+        for index, token_ids in enumerate(resumed):
+            if index not in skipped and len(token_ids) >= budget:
+                raise InvalidRequest(
+                    f"Output {index} has all of its {budget} tokens already.",
+                    param="resume_token_ids",
+                )
+
+    def _check_cap(self, message: EngineRequest) -> None:
+        """The server's cap must leave room for a token of an output, or of each beam."""
+        left, params = _tokens_left(message), message.sampling
+        if left is not None and left < (params.beam_width if params.use_beam_search else 1):
+            raise BudgetExhausted("No tokens are left for this request.")
+
+    def _check_pool(self, message: EngineRequest, num_prompt_tokens: int) -> None:
+        """A request that can never fit the pool is refused at once, with both numbers."""
+        output = 1
+        if message.pooling is not None:
+            output = 0
+        elif message.sampling.max_tokens is not None:
+            output = message.sampling.output_budget(num_prompt_tokens, self._facts.max_model_len)
+        needed = num_prompt_tokens + output
+        capacity = self._capacity(message)
+        if needed > capacity:
+            raise KVPoolTooSmall(
+                f"The request needs up to {needed} tokens of KV cache, "
+                f"but this replica's pool holds {capacity} for it.",
+                param="max_tokens" if num_prompt_tokens < capacity else "prompt",
+            )
+
+    def check_embeds(self, message: EngineRequest, embeds: Tensor) -> None:
+        """Raise `InvalidRequest` unless these may stand in for the prompt's embeddings."""
+        name = "prompt_embeds"
+        if not self._config.enable_prompt_embeds:
+            raise InvalidRequest("prompt_embeds need enable_prompt_embeds.", param=name)
+        if not self._facts.takes_embeds:
+            raise InvalidRequest("This model takes no prompt_embeds.", param=name)
+        shape = (len(message.prompt_token_ids), self._facts.hidden_size)
+        if tuple(embeds.shape) != shape:
+            raise InvalidRequest(
+                f"prompt_embeds must be {list(shape)}, got {list(embeds.shape)}.", param=name
+            )
+        if not bool(torch.isfinite(embeds).all()):
+            raise InvalidRequest("prompt_embeds hold NaN or infinity.", param=name)
+        if message.sampling.prompt_logprobs is not None:
+            raise InvalidRequest(
+                "There are no prompt_logprobs of prompt_embeds.", param="prompt_logprobs"
+            )
+
+    # -- sequences ----------------------------------------------------------------------------
+
+    def request(
+        self,
+        message: EngineRequest,
+        on_done: Callable[[], None] | None,
+        prompt_embeds: Tensor | None = None,
+    ) -> Request:
+        """The request that `check` has passed, with its sequences."""
+        search = message.sampling.use_beam_search
+        kind = BeamRequest if search else Request
+        request = kind(message, arrived_at=time.time(), on_done=on_done)
+        request.tokens_left = _tokens_left(message)
+        content = _content_keys(prompt_embeds, self._config.block_size)
+        seed = self._seed(message)
+        params = message.sampling
+        if isinstance(request, BeamRequest):
+            beams = range(params.beam_width)
+            request.sequences = [
+                self._sequence(request, index, seed, content, []) for index in beams
+            ]
+            self._make_beams(request)
+            return request
+        for index in range(params.num_sequences):
+            if index not in message.skip_indices:
+                resumed = message.resume_token_ids[index] if message.resume_token_ids else []
+                request.sequences.append(self._sequence(request, index, seed, content, resumed))
+        return request
+
+    def _make_beams(self, request: BeamRequest) -> None:
+        """Hold the request's sequences together in a search."""
+        params, longest = request.message.sampling, request.sequences[0].max_output_tokens
+        most = longest
+        if request.tokens_left is not None:
+            most = min(longest, request.tokens_left // params.beam_width)
+        ends = end_tokens(params, self._facts.eos_token_ids)
+        request.beams = BeamGroup(request, ends, most, capped=most < longest)
+
+    def _sequence(
+        self,
+        request: Request,
+        index: int,
+        seed: int,
+        content: list[ContentKey],
+        resumed: list[int],
+    ) -> Sequence:
+        message = request.message
+        params, prompt = message.sampling, message.prompt_token_ids
+        room = min(self._facts.max_model_len, self._capacity(message))
+        sequence = Sequence(
+            seq_id=self._next_seq_id,
+            request=request,
+            index=index,
+            token_ids=prompt + resumed,
+            num_prompt_tokens=len(prompt),
+            max_output_tokens=params.output_budget(len(prompt), room),
+            # Odd, so that no two outputs of a request share a seed.
+            seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
+            block_hashes=BlockHashes(scope_key(message.cache_namespace, message.adapter), content),
+            num_resumed_tokens=len(resumed),
+            looks_ahead=self._looks_ahead(message),
+        )
+        if params.prompt_logprobs is not None and index == 0:
+            sequence.prompt_logprobs = [None]
+        self._next_seq_id += 1
+        return sequence
+
+    def _looks_ahead(self, message: EngineRequest) -> bool:
+        """With async scheduling, except where the next token isn't simply the one sampled last."""
+        beams = message.sampling.use_beam_search
+        return self._plans_ahead and not beams and message.pooling is None
+
+    def _seed(self, message: EngineRequest) -> int:
+        """The request's seed; without one, from its id: the same on every replica that gets it."""
+        if message.sampling.seed is not None:
+            return message.sampling.seed
+        digest = hashlib.sha256(f"{self._config.seed}:{message.request_id}".encode()).digest()
+        return int.from_bytes(digest[:8], "little")
+
+
+def _check_tenant(message: EngineRequest) -> None:
+    """The tenant's shares, which the server sets, must be numbers to reckon with."""
+    if not 0 < message.weight < float("inf"):
+        raise InvalidRequest(f"weight must be positive, got {message.weight}.", param="weight")
+    if not 0 <= message.kv_reserved_fraction <= 1:
+        raise InvalidRequest(
+            f"kv_reserved_fraction must be in [0, 1], got {message.kv_reserved_fraction}.",
+            param="kv_reserved_fraction",
+        )
+    if not 0 < message.kv_max_fraction <= 1:
+        raise InvalidRequest(
+            f"kv_max_fraction must be in (0, 1], got {message.kv_max_fraction}.",
+            param="kv_max_fraction",
+        )
+
+
+def _content_keys(prompt_embeds: Tensor | None, block_size: int) -> list[ContentKey]:
+    """What tells a prompt from others with the same ids: its vectors, block by block, so that
+    prompts share the blocks before the one in which their vectors part.
+    """
+    if prompt_embeds is None:
+        return []
+    rows = prompt_embeds.float().cpu().contiguous().numpy()
+    return [
+        ContentKey(start, hashlib.sha256(rows[start : start + block_size].tobytes()).digest())
+        for start in range(0, len(rows), block_size)
+    ]
+
+
+def _tokens_left(message: EngineRequest) -> int | None:
+    """The server's cap, less what a client already has."""
+    if message.token_cap is None:
+        return None
+    return message.token_cap - sum(map(len, message.resume_token_ids))

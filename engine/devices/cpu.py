@@ -1,0 +1,114 @@
+"""`CpuDevice`: the processor, by the compiled kernels or by plain torch."""
+
+from __future__ import annotations
+
+import weakref
+from typing import ClassVar
+
+import kernels
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.devices.device import CacheNeed, Device, RunnerParts
+from engine.devices.host_memory import num_cpu_blocks
+from engine.devices.pages_ahead import PagesAhead
+from engine.model_loader.loader import LoadedModel
+from engine.models.decoder import NativeDecoder
+from engine.pooling.runner import PoolingRunner
+from engine.sampling.sampler import Sampler
+from engine.scheduler.plan import StepPlan
+from engine.worker.decode import DecodeSteps, tables_of
+from engine.worker.interface import Runner
+from engine.worker.runner import ModelRunner
+from kernels import KernelSet
+from kernels.ablations import is_on, turned_off
+
+MAPPED_AHEAD_BYTES = 512 << 20
+"""KV cache whose pages a serving replica has mapped before they are needed, when cores are idle."""
+
+
+class CpuDevice(Device):
+    """This machine's CPUs."""
+
+    name: ClassVar[str] = "cpu"
+    times_prompts: ClassVar[bool] = True
+    kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16", "int8")
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._pages: PagesAhead | None = None
+
+    @classmethod
+    def obstacle(cls) -> str:
+        """Never any."""
+        return ""
+
+    def make_kernels(self) -> KernelSet:
+        """See `Device`."""
+        return kernels_on(self.name, self.config)
+
+    def num_blocks(self, need: CacheNeed) -> int:
+        """See `Device`."""
+        least = len(need.layout.groups)
+        return num_cpu_blocks(self.config, need.bytes_per_token, need.blocks_per_sequence, least)
+
+    def cache_allocated(self, loaded: LoadedModel) -> None:
+        """Map pages of the KV cache before they are needed."""
+        model = loaded.model
+        if is_on("map-ahead") and isinstance(model, NativeDecoder):
+            caches = {id(kept): kept for cache in model.kv_caches for kept in cache}
+            tensors = [kept for kept in caches.values() if kept is not None]
+            self._pages = PagesAhead(self.kernels, tensors, MAPPED_AHEAD_BYTES)
+            weakref.finalize(self, self._pages.close, wait_s=0.0)
+
+    def cache_released(self) -> None:
+        """See `Device`."""
+        if self._pages is not None:
+            self._pages.close()
+            self._pages = None
+
+    def note_step(self, plan: StepPlan) -> None:
+        """See `Device`."""
+        if self._pages is not None:
+            self._pages.note(plan)
+
+    def use_threads(self, loaded: LoadedModel) -> None:
+        """The native decoder's work is the kernels': torch keeps one thread there."""
+        on_kernels = isinstance(loaded.model, NativeDecoder)
+        self._threads.use(self.kernels, torch_too=not on_kernels)
+
+    def make_runner(self, parts: RunnerParts) -> Runner:
+        """See `Device`."""
+        loaded, batch = parts.loaded, parts.batch
+        if loaded.pooler is not None:
+            return PoolingRunner(loaded.model, batch, loaded.pooler)
+        compiled = is_on("sampling") and self.kernels.name != "reference"
+        sampler = Sampler(loaded.eos_token_ids, self.kernels if compiled else None)
+        decodes = self._decodes(parts, sampler)
+        return ModelRunner(loaded.model, batch, sampler, decodes, parts.masks)
+
+    def _decodes(self, parts: RunnerParts, sampler: Sampler) -> DecodeSteps | None:
+        """What runs decode steps in one call, where model and kernels can."""
+        model, batch = parts.loaded.model, parts.batch
+        if not is_on("step") or not isinstance(model, NativeDecoder):
+            return None
+        step = model.compile_step(tables_of(batch))
+        if step is None:
+            return None
+        return DecodeSteps(step, batch, sampler, model.spec.vocab_size, parts.masks)
+
+    def close(self) -> None:
+        """See `Device`."""
+        self.cache_released()
+
+
+def kernels_on(device: str, config: EngineConfig) -> KernelSet:
+    """The kernels for a device, as the settings and QUIRE_KERNELS ask for them.
+
+    Raises `ConfigError` where the environment asks for kernels that can't run there, or turns off
+    what there isn't.
+    """
+    try:
+        turned_off()  # refuses names that there aren't, whichever kernels are used
+        return kernels.get(device, use_compiled=config.cpu_kernels)
+    except kernels.KernelsUnavailable as error:
+        raise ConfigError(str(error), param=error.param) from error

@@ -1,0 +1,144 @@
+"""`CudaDevice`: an NVIDIA GPU, by Triton kernels, with CUDA graphs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor
+
+import kernels
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.devices.cpu import kernels_on
+from engine.devices.device import CacheNeed, Device, RunnerParts
+from engine.devices.held import HostCopy
+from engine.devices.host_memory import num_cpu_blocks
+from engine.pooling.runner import PoolingRunner
+from engine.sampling.sampler import Sampler
+from engine.worker.cuda.forward import DeviceForward
+from engine.worker.cuda.inputs import stage
+from engine.worker.cuda.memory import CudaMeter, DeviceMemory, num_gpu_blocks
+from engine.worker.cuda.profile import profile
+from engine.worker.cuda.runner import DeviceRunner
+from engine.worker.cuda.setup import DeviceModel, capture, device_forward
+from engine.worker.cuda.warm import warm_up_kernels
+from engine.worker.interface import Runner
+from kernels import KernelSet
+from kernels.ablations import is_on
+
+
+class CudaDevice(Device):
+    """The GPU that torch sees first."""
+
+    name: ClassVar[str] = "cuda"
+    overlaps: ClassVar[bool] = True
+    token_budget: ClassVar[int] = 8192
+    kv_cache_dtypes: ClassVar[tuple[str, ...]] = (
+        "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2",
+    )  # fmt: skip
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._kept_for_graphs: int | None = None
+
+    @classmethod
+    def obstacle(cls) -> str:
+        """See `Device`."""
+        return "" if torch.cuda.is_available() else "torch sees no CUDA device."
+
+    def make_kernels(self) -> KernelSet:
+        """See `Device`. Without Triton only plain torch is left, which somebody must ask for."""
+        plain = not self.config.cpu_kernels or os.environ.get(kernels.FORCED) == "reference"
+        if not plain and not has_triton():
+            raise ConfigError(
+                "device is cuda, but Triton, which the GPU kernels are written in, is not "
+                "installed: pip install triton. (--no-cpu-kernels runs the model on plain torch, "
+                "slowly.)",
+                param="device",
+            )
+        return kernels_on(self.name, self.config)
+
+    # -- memory -------------------------------------------------------------------------------
+
+    def num_blocks(self, need: CacheNeed) -> int:
+        """See `Device`: a step of full size is run to see what it takes."""
+        config, groups = self.config, len(need.layout.groups)
+        if config.num_gpu_blocks_override is not None:
+            return num_cpu_blocks(config, need.bytes_per_token, need.blocks_per_sequence, groups)
+        memory = self._profile(need)
+        self._kept_for_graphs = memory.graphs
+        return num_gpu_blocks(
+            memory,
+            config.gpu_memory_utilization,
+            need.bytes_per_token * config.block_size,
+            config.max_num_seqs * need.blocks_per_sequence,
+            groups,
+        )
+
+    def _profile(self, need: CacheNeed) -> DeviceMemory:
+        """What the model takes beside its KV cache."""
+        model, config, layout = cast(DeviceModel, need.loaded.model), self.config, need.layout
+        budget, longest = need.token_budget, self._max_blocks(need.loaded.max_model_len)
+
+        def make_forward() -> DeviceForward | None:
+            if need.loaded.pooler is not None:
+                return None
+            return device_forward(model, config, budget, longest, len(layout.groups))
+
+        meter = CudaMeter(self.torch_device)
+        return profile(model, config, budget, longest, need.dtype, layout, meter, make_forward)
+
+    def _max_blocks(self, max_model_len: int) -> int:
+        """Blocks of a sequence of full length."""
+        return -(-max_model_len // self.config.block_size)
+
+    def put_away(self, tensors: Iterator[Tensor]) -> HostCopy:
+        """See `Device`: in pages that the GPU copies from at full speed."""
+        return HostCopy(tensors, self.torch_device, _pin)
+
+    def give_back_memory(self) -> None:
+        """See `Device`."""
+        super().give_back_memory()
+        torch.cuda.synchronize(self.torch_device)
+        torch.cuda.empty_cache()
+
+    def step_failed(self) -> None:
+        """Memory that lies idle in pieces may be what the step ran out of."""
+        self.give_back_memory()
+
+    # -- compute ------------------------------------------------------------------------------
+
+    def make_runner(self, parts: RunnerParts) -> Runner:
+        """See `Device`."""
+        loaded, batch, device = parts.loaded, parts.batch, self.torch_device
+        if loaded.pooler is not None:
+            return PoolingRunner(
+                loaded.model, batch, loaded.pooler, lambda ids, context: stage(ids, context, device)
+            )
+        compiled = is_on("sampling") and self.kernels.name != "reference"
+        sampler = Sampler(loaded.eos_token_ids, self.kernels if compiled else None)
+        model = cast(DeviceModel, loaded.model)
+        longest, groups = self._max_blocks(loaded.max_model_len), len(parts.layout.groups)
+        warm_up_kernels(
+            model, self.config, parts.token_budget, longest, groups, loaded.model.spec.vocab_size
+        )
+        forward = device_forward(model, self.config, parts.token_budget, longest, groups)
+        capture(forward, CudaMeter(device), self._kept_for_graphs)
+        batch.decodes_first = is_on("split-batches")
+        return DeviceRunner(model, batch, sampler, forward, device, parts.masks)
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def _pin(tensor: Tensor) -> Callable[[], None]:
+    """Lock a host tensor's pages; what is returned lets go of them, before the tensor is freed."""
+    cudart = torch.cuda.cudart()
+    torch.cuda.check_error(cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0))
+    return lambda: torch.cuda.check_error(cudart.cudaHostUnregister(tensor.data_ptr()))

@@ -1,0 +1,164 @@
+"""`Device`: where a model runs, and all that the engine must know of it.
+
+The engine never asks which device it has, only what the device can do. A new one is a subclass,
+found by name: a built-in, or an installed package's entry point in the group `quire.devices`
+(docs/extending/device.md).
+"""
+
+# Hooks that do nothing are for those devices that have a use for them.
+# ruff: noqa: B027
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from engine.contract.config import EngineConfig
+from engine.devices.held import HostCopy
+from engine.devices.threads import Threads
+from engine.kv_cache.layout import KVLayout
+from engine.model_loader.loader import LoadedModel
+from engine.scheduler.plan import StepPlan
+from engine.worker.batch import RunningBatch
+from engine.worker.grammar_inbox import GrammarInbox
+from engine.worker.interface import Runner
+from kernels import KernelSet
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNeed:
+    """What a model asks of a device's memory for its KV cache.
+
+    Attributes:
+        loaded: the model; its cache isn't allocated yet.
+        dtype: of keys and values.
+        layout: its KV cache groups.
+        bytes_per_token: of the layers that a block holds.
+        blocks_per_sequence: that a sequence of full length takes.
+        token_budget: of a step.
+    """
+
+    loaded: LoadedModel
+    dtype: torch.dtype
+    layout: KVLayout
+    bytes_per_token: int
+    blocks_per_sequence: int
+    token_budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerParts:
+    """What a runner is made of.
+
+    Attributes:
+        loaded: the model, with its KV cache.
+        batch: holds no sequence yet.
+        masks: where grammars' masks come.
+        layout, token_budget: as in `CacheNeed`.
+    """
+
+    loaded: LoadedModel
+    batch: RunningBatch
+    masks: GrammarInbox
+    layout: KVLayout
+    token_budget: int
+
+
+class Device(ABC):
+    """One replica's device.
+
+    Args:
+        config: the replica's settings.
+
+    Raises `ConfigError` where they ask for what it can't do.
+    """
+
+    #: As `--device` names it.
+    name: ClassVar[str]
+    #: Steps are planned while the one before runs, unless `async_scheduling` says otherwise.
+    overlaps: ClassVar[bool] = False
+    #: Prompts are timed at the start, so that they leave room for others' decodes: worth it where
+    #: a chunk of a prompt takes much longer than a decode.
+    times_prompts: ClassVar[bool] = False
+    #: `max_num_batched_tokens` by default.
+    token_budget: ClassVar[int] = 512
+    #: What `kv_cache_dtype` may be beside "auto".
+    kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.kernels = self.make_kernels()
+        self._threads = Threads.of(config, self.kernels)
+
+    @classmethod
+    @abstractmethod
+    def obstacle(cls) -> str:
+        """Why it can't be used here, as a sentence; "" when it can."""
+
+    @abstractmethod
+    def make_kernels(self) -> KernelSet:
+        """Its kernels. Raises `ConfigError` where the settings ask for others than there are."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where its tensors are."""
+        return self.kernels.device
+
+    # -- memory -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def num_blocks(self, need: CacheNeed) -> int:
+        """Blocks of KV cache that there is room for.
+
+        Raises `ConfigError` where there isn't enough for one sequence.
+        """
+
+    def cache_allocated(self, loaded: LoadedModel) -> None:
+        """The model has a new KV cache, and serves requests from now on."""
+
+    def cache_released(self) -> None:
+        """The model's KV cache goes."""
+
+    def note_step(self, plan: StepPlan) -> None:
+        """A step is about to be run."""
+
+    def put_away(self, tensors: Iterator[Tensor]) -> HostCopy | None:
+        """Move a model's weights to host memory while it sleeps; None: that's where they are."""
+        return None
+
+    def give_back_memory(self) -> None:
+        """Hand freed memory to the system, or to the device's other users.
+
+        Raises what a device says that is lost for good: the process is of no use any more.
+        """
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+        if trim is not None:
+            trim(0)
+
+    def step_failed(self) -> None:
+        """A step failed; another will be tried. May raise, as `give_back_memory`."""
+
+    # -- compute ------------------------------------------------------------------------------
+
+    def use_threads_to_load(self) -> None:
+        """All threads that the load needs; CPUs are for the thread that will run steps."""
+        Threads(self._threads.count).use(self.kernels, torch_too=True)
+
+    def use_threads(self, loaded: LoadedModel) -> None:
+        """Take over the thread settings; called in the thread that runs steps."""
+        self._threads.use(self.kernels, torch_too=True)
+
+    @abstractmethod
+    def make_runner(self, parts: RunnerParts) -> Runner:
+        """What runs steps of the model."""
+
+    def close(self) -> None:
+        """End its threads; it isn't used any more."""

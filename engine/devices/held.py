@@ -1,0 +1,124 @@
+"""The tensors that a model holds, wherever they are, and their way to host memory and back."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from kernels import KernelSet
+
+_OURS = ("engine", "kernels")
+Pin = Callable[[Tensor], Callable[[], None]]
+
+
+def tensors_of(root: object) -> Iterator[Tensor]:
+    """Every tensor that is reached from an object, each once.
+
+    The way leads through containers, modules of torch, what closures, methods and partials hold,
+    and the fields of our own objects; not through sets of kernels, which models share.
+    """
+    seen: set[int] = set()
+    left = [root]
+    while left:
+        found = left.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, Tensor):
+            yield found
+            continue
+        left += _inside(found)
+
+
+def _inside(found: Any) -> list[Any]:
+    """What an object holds that may lead to tensors."""
+    if isinstance(found, Mapping):
+        return list(found.values())
+    if isinstance(found, list | tuple | set | frozenset):
+        return list(found)
+    if isinstance(found, types.MethodType):
+        return [found.__self__]
+    if isinstance(found, types.FunctionType):
+        cells = [cell.cell_contents for cell in found.__closure__ or () if _filled(cell)]
+        return cells + list(found.__defaults__ or ())
+    if isinstance(found, functools.partial):
+        return [found.func, *found.args, *found.keywords.values()]
+    if isinstance(found, KernelSet | type | types.ModuleType):
+        return []
+    ours = type(found).__module__.partition(".")[0] in _OURS
+    return _fields(found) if ours or isinstance(found, nn.Module) else []
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # a name that its function hasn't bound
+        return False
+
+
+def _fields(found: Any) -> list[Any]:
+    """The values of an object's attributes, in its dictionary and in slots."""
+    values = list(getattr(found, "__dict__", {}).values())
+    for kind in type(found).__mro__:
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            values.append(getattr(found, name, None))
+    return values
+
+
+class HostCopy:
+    """The tensors of a device in host memory, while the device's memory is others' to use.
+
+    Tensors stay the objects that they are and have no memory meanwhile; `restore` gives them new
+    memory, at other addresses. Views of one storage stay views of it.
+
+    Args:
+        tensors: what is to be put away; those on other devices, or whose memory isn't torch's own,
+            are left alone.
+        device: whose memory is given back.
+        pin: locks a host tensor's pages, which a GPU then copies from at full speed, and returns
+            what lets go of them; None: they stay as they are. (torch's own pinned memory would be
+            kept for later, up to twice as much as was asked for.)
+    """
+
+    def __init__(
+        self, tensors: Iterator[Tensor], device: torch.device, pin: Pin | None = None
+    ) -> None:
+        self._kept: list[tuple[torch.UntypedStorage, Tensor, Callable[[], None]]] = []
+        seen: set[int] = set()
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            ours = tensor.device.type == device.type and storage.resizable()
+            if not ours or not storage.nbytes() or storage._cdata in seen:
+                continue
+            seen.add(storage._cdata)
+            copy = torch.empty(storage.nbytes(), dtype=torch.uint8)
+            unpin = _nothing if pin is None else pin(copy)
+            copy.untyped_storage().copy_(storage, non_blocking=False)
+            storage.resize_(0)
+            self._kept.append((storage, copy, unpin))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(copy.nbytes for _, copy, _ in self._kept)
+
+    def restore(self) -> None:
+        """Bring everything back. Where memory is short (torch.OutOfMemoryError) it can be called
+        again once there is more.
+        """
+        while self._kept:
+            storage, copy, unpin = self._kept[-1]
+            storage.resize_(copy.nbytes)
+            storage.copy_(copy.untyped_storage(), non_blocking=False)
+            self._kept.pop()
+            unpin()
+
+
+def _nothing() -> None:
+    pass

@@ -1,0 +1,96 @@
+"""Which threads compute, and on which CPUs.
+
+The kernels have one pool of threads; torch's own is left a single one where the kernels do all of
+the work, because its idle threads spin and would take the cores that the kernels need.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+import torch
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.devices.cgroup import usable_cpus
+from kernels import KernelSet
+
+_own_count: int | None = None
+"""torch's threads before the first engine of this process set them."""
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """The engine's threads.
+
+    Attributes:
+        count: of them.
+        cpus: one CPU for each, the step's own thread first; (): wherever the system puts them.
+        spread: without `cpus`, keep the pool's threads on CPUs of their own where there are enough.
+    """
+
+    count: int
+    cpus: tuple[int, ...] = ()
+    spread: bool = True
+
+    @classmethod
+    def of(cls, config: EngineConfig, ops: KernelSet) -> Threads:
+        """What the settings say. Raises `ConfigError` for CPUs that make no sense."""
+        wanted = config.cpu_threads_bind
+        if wanted in ("auto", "nobind"):
+            return cls(config.num_threads or _default_count(ops), (), wanted == "auto")
+        cpus = parse_cpus(wanted)
+        allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(cpus)
+        if not allowed.issuperset(cpus):
+            raise ConfigError(
+                f"cpu_threads_bind: this process may not run on all of {wanted!r}, "
+                f"only on {sorted(allowed)}.",
+                param="cpu_threads_bind",
+            )
+        count = config.num_threads or len(cpus)
+        if count > len(cpus):
+            raise ConfigError(
+                f"num_threads ({count}) is more than the {len(cpus)} CPUs of cpu_threads_bind.",
+                param="num_threads",
+            )
+        return cls(count, cpus)
+
+    def use(self, ops: KernelSet, *, torch_too: bool = False) -> None:
+        """Compute with these from now on; to be called in the thread that runs steps.
+
+        Args:
+            torch_too: a part of the work is torch's, which gets as many threads.
+        """
+        global _own_count
+        if _own_count is None:
+            _own_count = torch.get_num_threads()
+        ops.use_threads(self.count, self.cpus or None, spread=self.spread)
+        if torch_too:
+            torch.set_num_threads(self.count)
+
+
+def _default_count(ops: KernelSet) -> int:
+    """As many as torch took before an engine told it otherwise, within a container's CPU quota."""
+    return usable_cpus(_own_count or ops.num_threads())
+
+
+def parse_cpus(text: str) -> tuple[int, ...]:
+    """CPUs of a list such as "0-3,8". Raises `ConfigError` for anything else."""
+    cpus: list[int] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(
+                f'cpu_threads_bind must be "auto", "nobind" or CPUs such as "0-3,8"; got {text!r}.',
+                param="cpu_threads_bind",
+            )
+        first, last = int(match[1]), int(match[2] or match[1])
+        cpus += range(first, last + 1)
+    if len(set(cpus)) != len(cpus) or not cpus:
+        raise ConfigError(
+            f"cpu_threads_bind: {text!r} names no CPU, or one twice.", param="cpu_threads_bind"
+        )
+    return tuple(cpus)

@@ -1,0 +1,272 @@
+"""`InProcessExecutor`: one device, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, cast
+
+import torch
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError, EngineFault
+from engine.contract.protocol import KV_CACHE, WEIGHTS
+from engine.devices.device import CacheNeed, RunnerParts
+from engine.devices.find import make_device
+from engine.devices.host_memory import num_counted_blocks
+from engine.executor.executor import Capacity
+from engine.executor.outcome import Launched, Outcome
+from engine.executor.sleep import Sleeper
+from engine.executor.step_thread import StepThread
+from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
+from engine.model_loader.loader import LoadedModel, load_model
+from engine.models.decoder import NativeDecoder
+from engine.models.facts import ModelFacts
+from engine.models.spec import DecoderSpec
+from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+from engine.worker.attachments import Attachments
+from engine.worker.batch import RunningBatch
+from engine.worker.grammar_inbox import GrammarInbox
+from engine.worker.interface import Finishable, Runner
+from kernels import KernelSet
+
+#: Of models that aren't ours: a bridged one makes the logits of every token that is asked for.
+_OTHERS_TOKEN_BUDGET = 2048
+_KV_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.int8,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
+class InProcessExecutor:
+    """Loads the model, allocates the KV cache and runs plans, one at a time.
+
+    Attributes:
+        device: where the model runs.
+        loaded: the model and what is known of it; from `load` on.
+        capacity: see `Capacity`; from `size_cache` on.
+    """
+
+    loaded: LoadedModel
+    capacity: Capacity
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self.device = make_device(config)
+        self._attachments, self._masks = Attachments(), GrammarInbox()
+        self._thread: StepThread | None = None
+        self._begun = self._serving = False
+        self._runner: Runner = cast(Any, None)
+
+    # -- start --------------------------------------------------------------------------------
+
+    def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
+        """See `Executor`."""
+        self.device.use_threads_to_load()
+        self.loaded = load_model(self._config, self.device.kernels, progress)
+        self._kv_dtype = _KV_DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
+        self._sleeper = Sleeper(self.loaded, self._config, self.device)
+        return self.loaded.facts
+
+    def size_cache(self) -> Capacity:
+        """See `Executor`."""
+        budget, layout = self._token_budget(), self._layout()
+        per_token = self._token_bytes()
+        self.capacity = Capacity(self._num_blocks(budget, layout), layout, per_token, budget)
+        return self.capacity
+
+    def allocate_cache(self) -> None:
+        """See `Executor`."""
+        config, layout = self._config, self.capacity.layout
+        self.loaded.model.allocate_kv(
+            self.capacity.num_blocks, config.block_size, self._kv_dtype, layout
+        )
+        batch = RunningBatch(
+            config.max_num_seqs,
+            self.loaded.max_model_len,
+            config.block_size,
+            len(layout.groups),
+            self._attachments,
+        )
+        if self._serving:
+            self.device.cache_allocated(self.loaded)
+        self._runner = self._make_runner(batch)
+
+    def _make_runner(self, batch: RunningBatch) -> Runner:
+        """What runs steps on the device."""
+        parts = RunnerParts(
+            self.loaded, batch, self._masks, self.capacity.layout, self.capacity.token_budget
+        )
+        return self.device.make_runner(parts)
+
+    def serving(self) -> None:
+        """See `Executor`."""
+        self._serving = True
+        self.device.cache_allocated(self.loaded)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    @property
+    def overlaps(self) -> bool:
+        """See `Executor`."""
+        return self.device.overlaps
+
+    @property
+    def times_prompts(self) -> bool:
+        """See `Executor`."""
+        return self.device.times_prompts
+
+    @property
+    def kernels(self) -> KernelSet:
+        """Of the device."""
+        return self.device.kernels
+
+    def attach(self, value: Any) -> int:
+        """See `Executor`."""
+        return self._attachments.put(value)
+
+    def detach(self, handle: int) -> None:
+        """See `Executor`."""
+        self._attachments.drop(handle)
+
+    def give_masks(self, output: GrammarOutput) -> None:
+        """See `Executor`."""
+        self._masks.put(output)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """See `Executor`."""
+        if not self._begun:
+            self._begin()
+        self.device.note_step(plan)
+        return self._runner.execute(plan)
+
+    def prepare(self, plan: StepPlan) -> None:
+        """See `Executor`."""
+        self._runner.prepare(plan)
+
+    def submit(self, plan: StepPlan) -> Outcome:
+        """Prepare a step now and launch it in a thread, after those submitted before.
+
+        Where the device has a queue of its own, the thread launches a step while the one before is
+        under way; what comes of it is waited for by whoever asks for the result.
+        """
+        if self._thread is None:
+            self._thread = StepThread()
+        runner = self._runner
+        self.device.note_step(plan)
+
+        def prepare() -> Callable[[], Finishable]:
+            return partial(self._launch, plan, runner.prepare(plan))
+
+        return Launched(self._thread.submit(prepare))
+
+    def _launch(self, plan: StepPlan, inputs: Any) -> Finishable:
+        """Launch a prepared step, in the thread that does it for all."""
+        if not self._begun:
+            self._begin()
+        return self._runner.launch(plan, inputs)
+
+    def resume(self) -> None:
+        """See `Executor`."""
+        self.device.step_failed()
+        self._runner.forget()
+        self._masks.clear()
+        if self._thread is not None:
+            self._thread.resume()
+
+    def _begin(self) -> None:
+        """Take over the thread settings; in the thread that runs steps."""
+        self._begun = True
+        self.device.use_threads(self.loaded)
+
+    # -- for operators ------------------------------------------------------------------------
+
+    @property
+    def asleep(self) -> bool:
+        """See `Executor`."""
+        return bool(self._sleeper.asleep)
+
+    def check_sleep(self) -> None:
+        """See `Executor`."""
+        self._sleeper.check()
+
+    def sleep(self, level: int) -> None:
+        """See `Executor`, and `Sleeper` for the levels."""
+        self.check_sleep()
+        # Graphs and their buffers go with the runner: they hold addresses of what goes.
+        self._runner = cast(Any, None)
+        self.device.cache_released()
+        self._sleeper.sleep(level)
+
+    def wake_up(self, tags: Collection[str]) -> None:
+        """See `Executor`. The KV cache comes after the weights, whichever is woken first."""
+        asleep = self._sleeper.asleep
+        if WEIGHTS in tags:
+            self._sleeper.wake_weights()
+        if KV_CACHE in tags:
+            asleep.discard(KV_CACHE)
+        if not asleep and self._runner is None:
+            self.allocate_cache()
+
+    def check_health(self) -> None:
+        """See `Executor`."""
+        if self._thread is not None and not self._thread.alive:
+            raise EngineFault("The thread that runs steps has ended.")
+
+    def shutdown(self) -> None:
+        """See `Executor`."""
+        if self._thread is not None:
+            self._thread.close()
+            self._thread = None
+        self.device.close()
+        self._runner = cast(Any, None)
+
+    # -- sizes --------------------------------------------------------------------------------
+
+    def _layout(self) -> KVLayout:
+        """The model's KV cache groups."""
+        spec = self.loaded.spec
+        hybrid = not self._config.disable_hybrid_kv_cache_manager
+        return make_layout(spec.windows, spec.num_layers, self.loaded.max_model_len, hybrid)
+
+    def _token_bytes(self, num_layers: int | None = None) -> int:
+        """Bytes of KV cache of one token over `num_layers` layers, by default all."""
+        spec = self.loaded.spec
+        size = spec.kv_bytes_per_token(self._kv_dtype.itemsize, num_layers)
+        if self._kv_dtype != torch.int8:
+            return size
+        if not isinstance(spec, DecoderSpec):
+            raise ConfigError(
+                f"kv_cache_dtype='int8' isn't done for {spec.architecture}.", param="kv_cache_dtype"
+            )
+        return size + size // spec.head_dim * torch.float32.itemsize  # each head's scale
+
+    def _num_blocks(self, token_budget: int, layout: KVLayout) -> int:
+        """The pool's size: a block holds `layers_per_block` layers, whatever their group."""
+        config, longest = self._config, self.loaded.max_model_len
+        most = sum(
+            most_blocks(window, longest, token_budget, config.block_size)
+            for window in layout.windows
+        )
+        token_bytes = self._token_bytes(layout.layers_per_block)
+        if token_bytes == 0:
+            return num_counted_blocks(config, token_budget)
+        return self.device.num_blocks(
+            CacheNeed(self.loaded, self._kv_dtype, layout, token_bytes, most, token_budget)
+        )
+
+    def _token_budget(self) -> int:
+        """`max_num_batched_tokens`: without chunked prefill a whole prompt must fit."""
+        budget = self._config.max_num_batched_tokens
+        if budget is None:
+            budget = self.device.token_budget
+            if not isinstance(self.loaded.model, NativeDecoder):
+                budget = min(budget, _OTHERS_TOKEN_BUDGET)
+        if not self._config.enable_chunked_prefill or self.loaded.runs_whole_prompts:
+            budget = max(budget, self.loaded.max_model_len)
+        return budget

@@ -1,0 +1,200 @@
+"""Whose blocks they are: each tenant's used and free blocks, its reserve and its maximum.
+
+Every block that is in use is charged to exactly one tenant: the one that took it from a free list.
+Others who share it meanwhile (that takes an equal cache namespace) are its guests and pay nothing;
+when the owner lets go first, the block is charged to one of them. A free block stays with the
+tenant that used it last, until another one takes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from engine.kv_cache.block import TenantQuota
+from engine.lazy_heap import LazyHeap
+
+#: A tenant's share and its reserve last for so long after its last request.
+PRESENT_S = 600.0
+_EXPIRE_EVERY_S = 10.0
+#: A tenant gives a sixteenth of its blocks before the shares are looked at again.
+_PART_AT_ONCE = 16
+
+
+class TenantQuotas:
+    """All tenants of a pool, by name.
+
+    Args:
+        num_blocks: the pool's size.
+        clock: seconds; only differences matter.
+    """
+
+    def __init__(self, num_blocks: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_blocks = num_blocks
+        #: Blocks that no reserve takes: what the longest request needs, so that reserves, whatever
+        #: they add up to, make nobody else's request one that can never run.
+        self.shared = 0
+        self._clock = clock
+        self._expired_at = clock()
+        #: Who has the blocks that were never used.
+        self.nobody = TenantQuota("", num_blocks)
+        self._quotas: dict[str, TenantQuota] = {}
+        #: Those with a reserve.
+        self.reserving: list[TenantQuota] = []
+        self._total_weight = 0.0
+        #: Those with free blocks, most over their share first.
+        self._evictable = LazyHeap()
+
+    def __iter__(self) -> Iterator[TenantQuota]:
+        return iter(self._quotas.values())
+
+    def __len__(self) -> int:
+        return len(self._quotas)
+
+    def of(self, name: str) -> TenantQuota:
+        """The tenant's quota, opened when it has none."""
+        quota = self._quotas.get(name)
+        if quota is None:
+            quota = self._quotas[name] = TenantQuota(name, self.num_blocks)
+        return quota
+
+    def note(
+        self,
+        name: str,
+        weight: float = 1.0,
+        reserved_fraction: float = 0.0,
+        max_fraction: float = 1.0,
+    ) -> TenantQuota:
+        """A request of the tenant came, with what it is entitled to as of now.
+
+        Args:
+            name: the tenant.
+            weight: its share beside others, > 0.
+            reserved_fraction: of the pool, in [0, 1]. Where all reserves are more than the pool
+                without `shared`, those who came first have theirs whole.
+            max_fraction: of the pool, in (0, 1].
+        """
+        now = self._clock()
+        if now - self._expired_at >= _EXPIRE_EVERY_S:
+            self._expire(now)
+        quota = self.of(name)
+        quota.seen_at = now
+        added = weight - (quota.weight if quota.present else 0.0)
+        quota.weight, quota.present = weight, True
+        quota.maximum = max(1, int(max_fraction * self.num_blocks))
+        self._reserve(quota, int(reserved_fraction * self.num_blocks))
+        if added:
+            self._add_weight(added)
+            self.list_free(quota)
+        return quota
+
+    def _add_weight(self, weight: float) -> None:
+        """Somebody came, went or changed; what a reserve is worth changes with it."""
+        self._total_weight += weight
+        for quota in self.reserving:
+            self.list_free(quota)
+
+    def _reserve(self, quota: TenantQuota, wanted: int) -> None:
+        """Reserve as many blocks as wanted, or as others have left."""
+        if not wanted and not quota.reserved:
+            return
+        left = self.num_blocks - self.shared - self.reserved_by_others(quota)
+        quota.reserved = max(0, min(wanted, quota.maximum, left))
+        if quota not in self.reserving:
+            self.reserving.append(quota)
+        if not quota.reserved:
+            self.reserving.remove(quota)
+        self.list_free(quota)
+
+    def _expire(self, now: float) -> None:
+        """Who hasn't been here for a while has no share and no reserve; empty quotas go."""
+        self._expired_at = now
+        for quota in list(self._quotas.values()):
+            if quota.used or quota.sequences or now - quota.seen_at < PRESENT_S:
+                continue
+            if quota.present:
+                quota.present = False
+                self._reserve(quota, 0)
+                self._add_weight(-quota.weight)
+                self.list_free(quota)
+            if not quota.free.count:
+                del self._quotas[quota.name]
+
+    def forget_idle(self) -> None:
+        """Who uses nothing and has nothing waiting counts as long gone."""
+        self._expire(float("inf"))
+        self._expired_at = self._clock()
+
+    def reserved_by_others(self, quota: TenantQuota) -> int:
+        """Blocks reserved for everyone else."""
+        return sum(other.reserved for other in self.reserving if other is not quota)
+
+    def kept_for_others(self, quota: TenantQuota) -> int:
+        """Blocks that must stay free for everyone else's reserve."""
+        return sum(other.unused_reserve for other in self.reserving if other is not quota)
+
+    def unbacked(self, num_free: int) -> list[TenantQuota]:
+        """Those with a reserve, when fewer blocks are free than they haven't used of it."""
+        if sum(quota.unused_reserve for quota in self.reserving) <= num_free:
+            return []
+        return list(self.reserving)
+
+    def limit(self, quota: TenantQuota) -> int:
+        """Most blocks that the tenant could ever use, with nobody else there."""
+        return min(quota.maximum, self.num_blocks - self.reserved_by_others(quota))
+
+    def fraction(self, quota: TenantQuota) -> float:
+        """The tenant's part of everything, by weight among those present; 0 of who isn't."""
+        if not quota.present or not self._total_weight:
+            return 0.0
+        return quota.weight / self._total_weight
+
+    def share(self, quota: TenantQuota) -> float:
+        """Blocks that are the tenant's by weight among those present, at least its reserve."""
+        return max(quota.reserved, self.num_blocks * self.fraction(quota))
+
+    def excess(self, quota: TenantQuota, blocks: int) -> float:
+        """How far over its share a tenant with so many blocks is: 1 is just its share."""
+        share = self.share(quota)
+        return blocks / share if share else float("inf")
+
+    def list_free(self, quota: TenantQuota) -> None:
+        """Say that the tenant has free blocks, or holds more blocks than before."""
+        if quota.free.count:
+            self._evictable.put(quota.name, self._rank(quota))
+
+    def next_evicted(self) -> tuple[TenantQuota, int]:
+        """Whose free blocks are taken next, and how many at a time.
+
+        Those that nobody ever used, then those of whoever is most over its share, counting what it
+        uses and what it keeps cached; among the absent, of whoever went first. Raises IndexError
+        when there is no free block.
+        """
+        if self.nobody.free.count:
+            return self.nobody, self.nobody.free.count
+        while (first := self._evictable.first()) is not None:
+            name, listed = first
+            quota = self._quotas.get(name)
+            if quota is None or not quota.free.count:
+                self._evictable.discard(name)
+                continue
+            rank = self._rank(quota)
+            if rank != listed:
+                # It has less than when it was listed; who has more is listed anew at once.
+                self._evictable.put(name, rank)
+                continue
+            if len(self._evictable) == 1 or not self.share(quota):
+                return quota, quota.free.count
+            part = (quota.used + quota.free.count) // _PART_AT_ONCE
+            return quota, min(quota.free.count, max(1, part))
+        raise IndexError("No block is free.")
+
+    def _rank(self, quota: TenantQuota) -> tuple[float, float]:
+        """The order of eviction: the excess, but for a factor that all have in common.
+
+        So it doesn't change with whoever else comes and goes, but for those with a reserve.
+        """
+        held = quota.used + quota.free.count
+        reserve = quota.reserved * self._total_weight / self.num_blocks
+        weight = max(quota.weight if quota.present else 0.0, reserve)
+        return (-held / weight if weight else float("-inf")), quota.seen_at

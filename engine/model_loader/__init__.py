@@ -1,0 +1,1 @@
+"""From settings to a model with its weights: which implementation runs it, and loading it."""

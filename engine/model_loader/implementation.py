@@ -1,0 +1,289 @@
+"""What runs a checkpoint: the native decoder, the Transformers bridge or a class from outside."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+import kernels
+from engine.contract.config import EngineConfig
+from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
+from engine.layers.rotary import RopeSpec
+from engine.models.architectures import decoder_spec, is_known
+from engine.models.backend import with_backend
+from engine.models.decoder import NativeDecoder
+from engine.models.interface import EngineModel, ModelSpec
+from engine.models.kv_scales import read_kv_scales
+from engine.models.registry import ModelRegistry, is_transformers
+from engine.models.source import open_weights
+from engine.pooling.load import load_pooled, pooled_spec
+from engine.pooling.pooler import Pooler
+from engine.pooling.settings import PoolingSettings, pooling_settings
+from engine.quantization.scheme import scheme_of
+
+log = logging.getLogger(__name__)
+
+_HOST = torch.device("cpu")
+_DTYPES = {
+    "half": torch.float16,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float": torch.float32,
+    "float32": torch.float32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model with its weights.
+
+    Attributes:
+        dtype: of its linear weights.
+        max_model_len: the context that is served.
+        pooler: of a pooling model.
+    """
+
+    model: EngineModel
+    spec: ModelSpec
+    dtype: torch.dtype
+    max_model_len: int
+    pooler: Pooler | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What is to be built.
+
+    Attributes:
+        folder: of the checkpoint.
+        raw: its config.json with the settings applied.
+        config: the settings.
+        ops: the device's kernels.
+        progress: called with (done, total) while weights load.
+    """
+
+    folder: Path
+    raw: dict[str, Any]
+    config: EngineConfig
+    ops: kernels.KernelSet
+    progress: Callable[[int, int], None]
+
+
+def build_model(order: Order) -> Built:
+    """Make the model. Raises `ModelLoadError` or `ConfigError`."""
+    folder, raw, config = order.folder, order.raw, order.config
+    refuse_quantized(raw)
+    outside = ModelRegistry.find(raw)
+    pooling = pooling_settings(config, folder, raw) if outside is None else None
+    if pooling is not None:
+        return _pooled(order, pooling)
+    if outside is not None:
+        if is_transformers(outside):
+            return _bridged(order, outside)
+        return _native(order, outside)
+    if config.model_impl == "transformers":
+        return _bridged(order)
+    if config.model_impl == "quire":
+        return _native(order)
+    if not is_known(raw):
+        return _bridged(order)
+    try:
+        decoder_spec(raw)
+    except BadModelConfig:
+        raise
+    except ModelLoadError as refused:
+        return _bridged_instead(order, refused)
+    return _native(order)
+
+
+def refuse_unknown(order: Order) -> None:
+    """Raise `ModelLoadError` for an architecture that nothing here runs; reads no weights."""
+    folder, raw, config = order.folder, order.raw, order.config
+    if ModelRegistry.find(raw) is not None or is_known(raw):
+        return
+    if pooling_settings(config, folder, raw) is None:
+        from engine.models.bridge.source import Source
+
+        Source(folder, raw, config.trust_remote_code, dummy=True)
+
+
+def _bridged_instead(order: Order, refused: ModelLoadError) -> Built:
+    """A native architecture with a setting that only `transformers` does, if it does."""
+    try:
+        built = _bridged(order)
+    except (ModelLoadError, ConfigError) as error:
+        raise ModelLoadError(
+            f"{refused.message} By the Transformers bridge: {error.message}", param=refused.param
+        ) from error
+    log.info("%s It runs through the Transformers bridge.", refused.message)
+    return built
+
+
+def _native(order: Order, outside: Any = None) -> Built:
+    """The native decoder, or a class from outside that keeps to its contract."""
+    folder, raw, config = order.folder, order.raw, order.config
+    spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
+    _refuse_rope_settings(spec, config)
+    max_model_len = context_length(spec, config)
+    if config.disable_sliding_window:
+        spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
+    dtype = resolve_dtype(config.dtype, spec.dtype)
+    ops = order.ops
+    _refuse_unknown_quantization(config, ops)
+    if outside is None:
+        ops = with_backend(ops, spec, dtype, config)
+        model: EngineModel = NativeDecoder(
+            spec,
+            ops,
+            dtype,
+            max_model_len,
+            config.quantization,
+            config.round_activations,
+        )
+    else:
+        _refuse_quantization(config, spec.architecture)
+        model = outside(spec, ops, dtype, max_model_len)
+    weights = open_weights(folder, config, ops.device)
+    model.load(weights, order.progress)
+    if isinstance(model, NativeDecoder):
+        model.kv_scales = read_kv_scales(weights, model.spec)
+    if unread := weights.unread():
+        log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
+    weights.close()
+    return Built(model, spec, dtype, max_model_len)
+
+
+def _pooled(order: Order, settings: PoolingSettings) -> Built:
+    """A model that gives vectors, labels or scores."""
+    folder, raw, config = order.folder, order.raw, order.config
+    _refuse_quantization(config, "a pooling model")
+    spec = pooled_spec(settings, raw)
+    max_model_len = context_length(spec, config, settings.max_length)
+    dtype = resolve_dtype(config.dtype, spec.dtype)
+    model, pooler = load_pooled(
+        settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress
+    )
+    # An encoder has no logits; nobody asks a pooling model for them.
+    return Built(cast(EngineModel, model), spec, dtype, max_model_len, pooler)
+
+
+def _bridged(order: Order, outside: Any = None) -> Built:
+    """A model of `transformers`, which is imported only for this."""
+    folder, raw, config = order.folder, order.raw, order.config
+    from engine.models.bridge.load import load_bridge, without_windows
+    from engine.models.bridge.source import Source
+
+    if config.load_format not in ("auto", "safetensors", "dummy"):
+        raise ConfigError(
+            f"load_format={config.load_format} is for models that Quire runs natively; "
+            "this one runs through transformers, from safetensors.",
+            param="load_format",
+        )
+    source = Source(folder, raw, config.trust_remote_code, outside, config.load_format == "dummy")
+    spec = source.spec(config.max_model_len)
+    if not source.rotates:
+        _refuse_rope_settings(spec, config)
+    dtype = resolve_dtype(config.dtype, spec.dtype)
+    max_model_len = context_length(spec, config)
+    _refuse_unknown_quantization(config, kernels.get(_HOST, use_compiled=config.cpu_kernels))
+    # Models are explored and proven on the CPU. What moves elsewhere is packed as plain tensors.
+    moves = order.ops.device != _HOST
+    ops = kernels.get(_HOST, use_compiled=config.cpu_kernels and not moves)
+    scheme = scheme_of(config.quantization)
+    model = load_bridge(source, spec, ops, dtype, max_model_len, order.progress, scheme)
+    if moves:
+        model.to_device(order.ops)
+    if config.disable_sliding_window:
+        max_model_len = min([max_model_len, *filter(None, model.spec.windows)])
+        without_windows(model)
+    return Built(model, model.spec, dtype, max_model_len)
+
+
+def _refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
+    """A setting that would do nothing is refused."""
+    for name in ("rope_scaling", "rope_theta"):
+        if getattr(config, name) is not None and spec.rope is None:
+            raise ConfigError(
+                f"{name} is set, but {spec.architecture} has no rotary embedding.", param=name
+            )
+
+
+def _refuse_quantization(config: EngineConfig, what: str) -> None:
+    """Pooling models and classes from outside don't round weights while they load them."""
+    if config.quantization is not None:
+        raise ConfigError(
+            f"quantization={config.quantization!r} isn't done for {what}.", param="quantization"
+        )
+
+
+def _refuse_unknown_quantization(config: EngineConfig, ops: kernels.KernelSet) -> None:
+    """Not every device has products for every method."""
+    if config.quantization is not None and config.quantization not in ops.quantizations:
+        raise ConfigError(
+            f"quantization={config.quantization!r} isn't done by the {ops.name} kernels on "
+            f"{ops.device.type}, which do {', '.join(ops.quantizations)}.",
+            param="quantization",
+        )
+
+
+def refuse_quantized(raw: dict[str, Any]) -> None:
+    """Refuse checkpoints whose weights are quantised, by the method's name."""
+    found = raw.get("quantization_config")
+    if not found:
+        return
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    if method == "compressed-tensors" and not found.get("config_groups"):
+        return  # of the KV cache alone: its scales are tensors of the checkpoint
+    raise ModelLoadError(
+        f"config.json: quantization_config: {method or 'unnamed'} quantisation isn't supported.",
+        param="quantization_config",
+    )
+
+
+def resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:
+    """In which dtype weights are kept. `auto`: the checkpoint's."""
+    name = checkpoint.removeprefix("torch.") if wanted == "auto" else wanted
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise ModelLoadError(f"config.json: dtype {checkpoint!r} isn't supported.", param="dtype")
+    return dtype
+
+
+def derived_max_len(spec: ModelSpec) -> int:
+    """The longest context that the checkpoint is made for, rope scaling included."""
+    rope: RopeSpec | None = spec.rope
+    length = spec.max_position_embeddings
+    if rope is None:
+        return length
+    factor = float(rope.params.get("factor") or 1.0)
+    if rope.kind in ("linear", "dynamic"):
+        return int(length * factor)
+    if rope.kind == "yarn":
+        original = rope.params.get("original_max_position_embeddings") or length
+        return max(length, int(original * factor))
+    return length
+
+
+def context_length(spec: ModelSpec, config: EngineConfig, default: int | None = None) -> int:
+    """The context that is served: as the operator says, else `default`, else the model's own.
+
+    Raises `ConfigError` for one beyond the model's.
+    """
+    derived = derived_max_len(spec)
+    windows = [window for window in spec.windows if window]
+    if config.disable_sliding_window and windows:
+        derived = min(derived, *windows)
+    if config.max_model_len is None:
+        return min(derived, default or derived)
+    if config.max_model_len > derived:
+        raise ConfigError(
+            f"max_model_len ({config.max_model_len}) is over the model's context ({derived}).",
+            param="max_model_len",
+        )
+    return config.max_model_len

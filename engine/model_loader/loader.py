@@ -1,0 +1,201 @@
+"""From an `EngineConfig` to a model that is ready to run."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError, ModelLoadError
+from engine.model_loader.implementation import Built, Order, build_model, refuse_unknown
+from engine.models.architectures import read_config
+from engine.models.decoder import NativeDecoder
+from engine.models.facts import ModelFacts
+from engine.models.gguf.folder import SUFFIX, find_gguf, gguf_folder
+from engine.models.interface import EngineModel, ModelSpec
+from engine.models.kv_scales import calibrate
+from engine.models.overrides import with_overrides
+from engine.models.plugins import load_plugins
+from engine.pooling.pooler import Pooler
+from engine.text.generation_config import eos_ids, read_generation_config, sampling_defaults
+from engine.text.tokenizer import Tokenizer, load_tokenizer
+from engine.text.tokenizer_folder import tokenizer_folder
+from kernels import KernelSet
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model, and what the rest of the engine must know of it."""
+
+    model: EngineModel
+    spec: ModelSpec
+    folder: Path
+    dtype: torch.dtype
+    max_model_len: int
+    #: None with skip_tokenizer_init.
+    tokenizer: Tokenizer | None
+    tokenizer_folder: Path
+    eos_token_ids: tuple[int, ...]
+    default_sampling: dict[str, Any]
+    load_seconds: float
+    #: Of a model that gives vectors, labels or scores instead of text.
+    pooler: Pooler | None = None
+
+    @property
+    def runs_whole_prompts(self) -> bool:
+        """Whether a prompt can't be computed in chunks."""
+        return self.pooler is not None and self.pooler.settings.encoder
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the engine core is told."""
+        spec, model = self.spec, self.model
+        return ModelFacts(
+            architecture=spec.architecture,
+            vocab_size=spec.vocab_size,
+            hidden_size=spec.hidden_size,
+            num_parameters=spec.num_parameters,
+            decode_bytes=getattr(model, "decode_bytes", 0),
+            dtype=str(self.dtype).removeprefix("torch."),
+            max_model_len=self.max_model_len,
+            stateful=model.stateful,
+            takes_embeds=getattr(model, "takes_embeds", False),
+            tokenizer=self.tokenizer,
+            tokenizer_folder=self.tokenizer_folder,
+            eos_token_ids=self.eos_token_ids,
+            default_sampling=self.default_sampling,
+            load_seconds=self.load_seconds,
+            pooling=None if self.pooler is None else self.pooler.facts(spec),
+        )
+
+
+def load_model(
+    config: EngineConfig, ops: KernelSet, progress: Callable[[int, int], None]
+) -> LoadedModel:
+    """Load the model that `config` names, for the kernels of its device.
+
+    Raises `ModelLoadError` or `ConfigError`.
+    """
+    started = time.perf_counter()
+    load_plugins()
+    folder = resolve_folder(config)
+    raw = with_overrides(read_config(folder), config)
+    _refuse_custom_code(raw, config, folder)
+    generation = read_generation_config(folder)
+    order = Order(folder, raw, config, ops, progress)
+    try:
+        files = tokenizer_folder(config, folder)
+        tokenizer = None if config.skip_tokenizer_init else load_tokenizer(files)
+    except ModelLoadError:
+        refuse_unknown(order)  # which would be why it can't be read, and matters more
+        raise
+    built = build_model(order)
+    spec = built.spec
+    _measure_kv_scales(built, config, tokenizer)
+    return LoadedModel(
+        model=built.model,
+        spec=spec,
+        folder=folder,
+        dtype=built.dtype,
+        max_model_len=built.max_model_len,
+        tokenizer=tokenizer,
+        tokenizer_folder=files,
+        eos_token_ids=tuple(
+            eos_ids(
+                generation,
+                (*spec.eos_token_ids, tokenizer.eos_token_id if tokenizer else None),
+                spec.vocab_size,
+            )
+        ),
+        default_sampling=(
+            {} if config.generation_config == "vllm" else sampling_defaults(generation)
+        ),
+        load_seconds=time.perf_counter() - started,
+        pooler=built.pooler,
+    )
+
+
+def reload_model(loaded: LoadedModel, config: EngineConfig, ops: KernelSet) -> None:
+    """Read the weights anew; all else of `loaded` stays as it is.
+
+    Raises `ModelLoadError` where they can't be read, or are another model's by now.
+    """
+    raw = with_overrides(read_config(loaded.folder), config)
+    built = build_model(Order(loaded.folder, raw, config, ops, lambda done, total: None))
+    if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):
+        raise ModelLoadError(f"{loaded.folder} holds another model by now.", param="model")
+    loaded.model, loaded.pooler = built.model, built.pooler
+
+
+def _facts(spec: ModelSpec, max_model_len: int) -> tuple[object, ...]:
+    """What the engine has planned with."""
+    sizes = spec.vocab_size, spec.hidden_size, spec.num_layers, spec.num_parameters
+    return spec.architecture, sizes, tuple(spec.windows), max_model_len
+
+
+def _measure_kv_scales(built: Built, config: EngineConfig, tokenizer: Tokenizer | None) -> None:
+    """With `calculate_kv_scales`; refused where it would do nothing."""
+    if not config.calculate_kv_scales:
+        return
+    name = config.kv_cache_dtype
+    if not name.startswith("fp8") or not isinstance(built.model, NativeDecoder):
+        raise ConfigError(
+            "calculate_kv_scales is for fp8 KV caches of the native decoder; kv_cache_dtype is "
+            f"{name}.",
+            param="calculate_kv_scales",
+        )
+    dtype = torch.float8_e5m2 if name == "fp8_e5m2" else torch.float8_e4m3fn
+    calibrate(built.model, tokenizer, built.max_model_len, dtype)
+
+
+def resolve_folder(config: EngineConfig) -> Path:
+    """The model's folder; a hub id is downloaded when no such folder is there.
+
+    Of a GGUF file it is one in the cache, with all that the file says beside its weights.
+    """
+    if not config.model:
+        raise ConfigError("model must name a folder or a hub id.", param="model")
+    folder = Path(config.model).expanduser()
+    if file := find_gguf(folder):
+        wanted = config.tokenizer is None and not config.skip_tokenizer_init
+        return gguf_folder(file, with_tokenizer=wanted)
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.suffix == SUFFIX:
+        raise ModelLoadError(f"There is no file {config.model}.", param="model")
+    if folder.is_absolute() or config.model.count("/") != 1 or config.model.startswith("."):
+        raise ModelLoadError(f"There is no folder {config.model}.", param="model")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+    if config.load_format in ("pt", "npcache"):
+        patterns += ["*.bin", "*.pt", "*.pth"]
+    patterns += ["*.tensors"] if config.load_format == "tensorizer" else []
+    patterns += ["*.py"] if config.trust_remote_code else []
+    try:
+        path = snapshot_download(
+            config.model,
+            revision=config.revision,
+            cache_dir=config.download_dir,
+            allow_patterns=patterns,
+        )
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ModelLoadError(
+            f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
+        ) from error
+    return Path(path)
+
+
+def _refuse_custom_code(raw: dict[str, Any], config: EngineConfig, folder: Path) -> None:
+    """A folder that brings its own code runs only on the operator's word."""
+    if raw.get("auto_map") and not config.trust_remote_code:
+        log.warning("%s brings Python code of its own (auto_map); it isn't imported.", folder)

@@ -1,0 +1,132 @@
+"""A `DecoderSpec`'s model, layer by layer: `ModelDescription`."""
+
+from __future__ import annotations
+
+from engine.models.description import (
+    AttentionDescription,
+    ExpertsDescription,
+    LayerDescription,
+    LinearDescription,
+    LinearPart,
+    MlpDescription,
+    ModelDescription,
+    NormDescription,
+    RowOrder,
+    Split,
+    TableDescription,
+)
+from engine.models.spec import DecoderSpec, MoeSpec
+from kernels.interface import ActivationSpec
+
+
+def describe(spec: DecoderSpec) -> ModelDescription:
+    """All of a model."""
+    names = spec.names
+    head = TableDescription(
+        names.embedding if spec.tie_embeddings else names.lm_head,
+        spec.lm_head_bias,
+        spec.normalized_head,
+    )
+    return ModelDescription(
+        embedding=None if spec.tie_embeddings else TableDescription(names.embedding),
+        head=head,
+        positions=names.positions if spec.num_positions else "",
+        embedding_norm=NormDescription(names.embedding_norm, spec.hidden_size),
+        layers=tuple(describe_layer(spec, index) for index in range(spec.num_layers)),
+        final_norm=NormDescription(names.final_norm, spec.hidden_size),
+    )
+
+
+def describe_layer(spec: DecoderSpec, index: int) -> LayerDescription:
+    """One layer of it."""
+    names, at = spec.names, spec.names.layer.format(index)
+    moe = spec.moe if spec.moe is not None and spec.moe.layers[index] else None
+    beside = moe is not None and spec.residual_size > 0
+
+    def norm(name: str) -> NormDescription:
+        return NormDescription(at + name if name else "", spec.hidden_size)
+
+    up = tuple(at + name for name in names.up)
+    shares = spec.wiring == "parallel" and not beside and not names.mlp_norm
+    return LayerDescription(
+        wiring="residual_experts" if beside else spec.wiring,
+        input_norm=norm(names.attention_norm),
+        attention=_attention(spec, index, at),
+        attention_out_norm=norm(names.attention_out_norm),
+        mlp_norm=None if shares else norm(names.mlp_norm),
+        mlp=_mlp(spec, up, at + names.down, spec.intermediate_size)
+        if moe is None
+        else _experts(spec, at, moe),
+        mlp_out_norm=norm(names.mlp_out_norm),
+        residual_norm=norm(names.residual_norm) if beside else None,
+        residual_mlp=_mlp(
+            spec,
+            tuple(at + name for name in names.residual_up),
+            at + names.residual_down,
+            spec.residual_size,
+        )
+        if beside
+        else None,
+    )
+
+
+def _linear(
+    name: str, rows: int, columns: int, bias: bool, split: Split = "", quantized: bool = True
+) -> LinearDescription:
+    parts = (LinearPart(name, rows),)
+    return LinearDescription(
+        parts=parts, columns=columns, bias=bias, split=split, quantized=quantized
+    )
+
+
+def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
+    names = spec.names
+    kv_heads = spec.layer_kv_heads[index] if spec.layer_kv_heads else spec.num_kv_heads
+    kv_size = kv_heads * spec.head_dim
+    sizes: tuple[int, ...] = (spec.q_size, kv_size, kv_size)
+    order: RowOrder = ""
+    if len(names.qkv) == 1:
+        sizes = (sum(sizes),)
+        order = "grouped" if spec.qkv_layout == "grouped" else ""
+    elif spec.layer_kv_heads:
+        order = "repeated"
+    parts = tuple(LinearPart(at + name, rows) for name, rows in zip(names.qkv, sizes, strict=True))
+    return AttentionDescription(
+        qkv=LinearDescription(
+            parts=parts, columns=spec.hidden_size, bias=spec.qkv_bias, split="rows", order=order
+        ),
+        o=_linear(at + names.o, spec.hidden_size, spec.q_size, spec.o_bias, "columns"),
+        qk_norm=spec.qk_norm,
+        q_norm=at + names.q_norm if spec.qk_norm else "",
+        k_norm=at + names.k_norm if spec.qk_norm else "",
+        kv_heads=kv_heads,
+        rope=spec.rope_of(index),
+        window=spec.windows[index] if spec.windows else 0,
+        sinks=at + names.sinks if spec.sinks else "",
+    )
+
+
+def _mlp(spec: DecoderSpec, up: tuple[str, ...], down: str, inner: int) -> MlpDescription:
+    rows = inner * (2 if spec.gated else 1) // len(up)
+    return MlpDescription(
+        LinearDescription(
+            parts=tuple(LinearPart(name, rows) for name in up),
+            columns=spec.hidden_size,
+            bias=spec.mlp_bias,
+            split="rows",
+        ),
+        _linear(down, spec.hidden_size, inner, spec.mlp_bias, "columns"),
+        ActivationSpec(spec.activation, spec.activation_limit, spec.activation_alpha),
+        spec.gated,
+    )
+
+
+def _experts(spec: DecoderSpec, at: str, moe: MoeSpec) -> ExpertsDescription:
+    hidden = spec.hidden_size
+    router = _linear(at + moe.router, moe.num_experts, hidden, moe.router_bias, quantized=False)
+    if not moe.shared_size:
+        return ExpertsDescription(router, moe, at)
+    up = (f"{at}{moe.shared}gate_proj", f"{at}{moe.shared}up_proj")
+    shared = _mlp(spec, up, f"{at}{moe.shared}down_proj", moe.shared_size)
+    gate = _linear(at + moe.shared_gate, 1, hidden, False, quantized=False)
+    return ExpertsDescription(router, moe, at, shared, gate if moe.shared_gate else None)

@@ -1,0 +1,189 @@
+"""What a model is made of, as data: norms, linear layers and tables by their checkpoint's names.
+
+`engine.models.describe` makes it from a `DecoderSpec`; weights are loaded by it, and whatever must
+know a layer by its name (a rank's share, an adapter, a quantised checkpoint) finds it here.
+Sizes are in elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.layers.rotary import RopeSpec
+from engine.models.spec import MoeSpec, QKNorm
+from kernels.interface import ActivationSpec
+
+Split = Literal["", "rows", "columns"]
+RowOrder = Literal["", "grouped", "repeated"]
+Wiring = Literal["sequential", "parallel", "residual_experts"]
+
+
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """One of the checkpoint's weights within a linear layer.
+
+    Attributes:
+        name: in the checkpoint, without `.weight`.
+        rows: outputs.
+    """
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearDescription:
+    """A linear layer: its parts over each other, [rows, columns].
+
+    Attributes:
+        parts: in order; several are fused into one product.
+        columns: inputs.
+        bias: whether each part has one.
+        split: how ranks would share it: "rows" (each computes some outputs), "columns" (each takes
+            some inputs, and the results are added up), "": each holds all of it.
+        order: of the checkpoint's rows. "grouped": by KV head its queries, its key, its value;
+            "repeated": keys and values of fewer heads than the cache has.
+        quantized: whether a quantisation scheme applies to it.
+    """
+
+    parts: tuple[LinearPart, ...]
+    columns: int
+    bias: bool = False
+    split: Split = ""
+    order: RowOrder = ""
+    quantized: bool = True
+
+    @property
+    def rows(self) -> int:
+        """Outputs, as the checkpoint has them."""
+        return sum(part.rows for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class NormDescription:
+    """A norm over `size` values; `name` "": there is none, x stays as it is."""
+
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionDescription:
+    """Attention of one layer.
+
+    Attributes:
+        qkv, o: the projections before and after.
+        qk_norm: how queries and keys are normed, by the weights called q_norm and k_norm.
+        kv_heads: KV heads that the checkpoint has.
+        rope: None: no rotation.
+        window: in tokens; 0: all of them.
+        sinks: name of each head's learned logit; "": none.
+    """
+
+    qkv: LinearDescription
+    o: LinearDescription
+    qk_norm: QKNorm
+    q_norm: str
+    k_norm: str
+    kv_heads: int
+    rope: RopeSpec | None
+    window: int
+    sinks: str
+
+
+@dataclass(frozen=True, slots=True)
+class MlpDescription:
+    """up (gate over up, where it is gated), the activation, down."""
+
+    up: LinearDescription
+    down: LinearDescription
+    activation: ActivationSpec
+    gated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsDescription:
+    """A mixture of experts.
+
+    Attributes:
+        router: hidden size to number of experts.
+        moe: how many, of what size, and how the checkpoint keeps them.
+        layer: prefix of the layer's names, to which those in `moe` are relative.
+        shared: the expert that every token goes through; None: there is none.
+        shared_gate: hidden size to 1, whose sigmoid weighs it.
+    """
+
+    router: LinearDescription
+    moe: MoeSpec
+    layer: str
+    shared: MlpDescription | None = None
+    shared_gate: LinearDescription | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerDescription:
+    """One layer.
+
+    Attributes:
+        wiring: see `engine.models.decoder_layers`.
+        input_norm: before attention.
+        attention_out_norm, mlp_out_norm: of what attention and MLP give, before it is added.
+        mlp_norm: before the MLP or the experts; None in a parallel layer: they take what attention
+            takes.
+        residual_norm, residual_mlp: the MLP beside the experts of "residual_experts".
+    """
+
+    wiring: Wiring
+    input_norm: NormDescription
+    attention: AttentionDescription
+    attention_out_norm: NormDescription
+    mlp_norm: NormDescription | None
+    mlp: MlpDescription | ExpertsDescription
+    mlp_out_norm: NormDescription
+    residual_norm: NormDescription | None = None
+    residual_mlp: MlpDescription | None = None
+
+    def linears(self) -> Iterator[LinearDescription]:
+        """Its linear layers, but for the experts that tokens are sent to."""
+        yield self.attention.qkv
+        yield self.attention.o
+        if isinstance(self.mlp, ExpertsDescription):
+            yield self.mlp.router
+            if self.mlp.shared_gate is not None:
+                yield self.mlp.shared_gate
+            mlps = (self.mlp.shared, self.residual_mlp)
+        else:
+            mlps = (self.mlp, self.residual_mlp)
+        for mlp in mlps:
+            if mlp is not None:
+                yield mlp.up
+                yield mlp.down
+
+
+@dataclass(frozen=True, slots=True)
+class TableDescription:
+    """A weight of [vocab_size, hidden_size]; `normalized`: its rows are brought to length 1."""
+
+    name: str
+    bias: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """A whole decoder.
+
+    Attributes:
+        embedding: None: the head serves as the embedding, too.
+        positions: name of the learned positions; "": none.
+        embedding_norm: after the embedding.
+    """
+
+    embedding: TableDescription | None
+    head: TableDescription
+    positions: str
+    embedding_norm: NormDescription
+    layers: tuple[LayerDescription, ...]
+    final_norm: NormDescription

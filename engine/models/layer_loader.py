@@ -1,0 +1,308 @@
+"""From a checkpoint's tensors to a layer's weights, by the layer's description."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.layers.rotary import RopeSpec, cos_sin_table
+from engine.models.description import (
+    AttentionDescription,
+    ExpertsDescription,
+    LayerDescription,
+    LinearDescription,
+    LinearPart,
+    MlpDescription,
+    NormDescription,
+    TableDescription,
+)
+from engine.models.experts import Weights, read_experts
+from engine.models.fused_experts import FusedExperts, fuses_experts
+from engine.models.layer_weights import AttentionWeights, LayerWeights, MlpWeights
+from engine.models.spec import DecoderSpec, MoeSpec
+from engine.quantization.matrix import DenseMatrix, Matrix
+from engine.quantization.scheme import Scheme
+from engine.quantization.scratch import Scratch
+from engine.quantization.stack import Stack
+from kernels import KernelSet, LinearLayer
+from kernels.ablations import is_on
+from kernels.experts import ExpertsOneByOne
+from kernels.interface import (
+    NO_NORM,
+    ActivationSpec,
+    ExpertLayers,
+    HeadNormWeights,
+    MixtureOfExperts,
+    NormWeights,
+)
+
+
+class LayerLoader:
+    """Loads layers one at a time, so that never more than a layer is held twice.
+
+    Args:
+        spec: the architecture.
+        ops: kernels of the device.
+        dtype: in which linear weights are kept. Norms and biases are float32.
+        max_model_len: length of the rotary tables.
+        scheme: which weights are kept in few bits.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        ops: KernelSet,
+        dtype: torch.dtype,
+        max_model_len: int,
+        weights: Weights,
+        scheme: Scheme = Scheme(),  # noqa: B008
+    ) -> None:
+        self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
+        self.scheme = scheme
+        self._max_model_len = max_model_len
+        self._tables: list[tuple[RopeSpec, Tensor]] = []
+        self._scratch = Scratch()
+        optional = spec.names.optional_prefix
+        bare = f"{spec.names.embedding.removeprefix(optional)}.weight"
+        whole = f"{spec.names.embedding}.weight"
+        self._strip = optional if whole not in weights and bare in weights else ""
+
+    # -- tensors ------------------------------------------------------------------------------
+
+    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of the checkpoint, in its dtype, maybe backed by the mapped file."""
+        return self.weights.get(name.removeprefix(self._strip), shape)
+
+    def vector(self, name: str, *shape: int) -> Tensor:
+        """A small tensor of our own, in float32, on the kernels' device."""
+        return self.tensor(name, shape).float().clone().to(self.ops.device)
+
+    def norm(self, norm: NormDescription) -> NormWeights:
+        """A norm's weights."""
+        spec = self.spec
+        if not norm.name:
+            return NO_NORM
+        weight = self._norm_weight(norm.name, norm.size) if spec.norm_weight else None
+        if spec.norm == "rms" and weight is not None:
+            return NormWeights("rms", weight)
+        bias = self.vector(f"{norm.name}.bias", norm.size) if spec.norm_bias else None
+        # torch's norm wants its weights in the dtype of what is normed.
+        kept = self.ops.activation_dtype(self.dtype)
+        return NormWeights(
+            "layer",
+            weight.to(kept) if weight is not None else None,
+            bias.to(kept) if bias is not None else None,
+        )
+
+    def _norm_weight(self, name: str, *shape: int) -> Tensor:
+        return self.vector(f"{name}.weight", *shape) + self.spec.norm_offset
+
+    def matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """A weight [rows, columns], whichever way around the checkpoint keeps it."""
+        if self.spec.transposed:
+            return DenseMatrix(self.tensor(f"{name}.weight", (columns, rows)).T)
+        return self.weights.matrix(f"{name}.weight".removeprefix(self._strip), (rows, columns))
+
+    def linear(self, linear: LinearDescription) -> LinearLayer:
+        """A linear layer, packed."""
+        spec = self.spec
+        if linear.order == "repeated":
+            return self._repeated(linear)
+        order = _ungrouped_rows(spec) if linear.order == "grouped" else None
+        matrices = [self.matrix(part.name, part.rows, linear.columns) for part in linear.parts]
+        parts = linear.parts if linear.bias else ()
+        biases = [self.vector(f"{part.name}.bias", part.rows) for part in parts]
+        added = torch.cat(biases) if biases else None
+        if order is not None and added is not None:
+            added = added[order]
+        scheme = self.scheme.layers if linear.quantized else None
+        return self._pack(matrices, added, scheme, order)
+
+    def _repeated(self, linear: LinearDescription) -> LinearLayer:
+        """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
+        spec, (q, k, v) = self.spec, linear.parts
+        heads = k.rows // spec.head_dim
+        rows = torch.arange(k.rows).view(heads, spec.head_dim)
+        order = rows.repeat_interleave(spec.num_kv_heads // heads, dim=0).flatten()
+        queries = self.tensor(f"{q.name}.weight", (q.rows, linear.columns))
+        keys, values = (
+            self.tensor(f"{part.name}.weight", (part.rows, linear.columns))[order]
+            for part in (k, v)
+        )
+        return self.pack(torch.cat((queries, keys, values)), None)
+
+    def table(self, table: TableDescription) -> LinearLayer:
+        """The output layer or the embedding."""
+        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        bias = self.vector(f"{self.spec.names.lm_head}.bias", shape[0]) if table.bias else None
+        if table.normalized:
+            rows = self.tensor(f"{table.name}.weight", shape).float()
+            matrix: Matrix = DenseMatrix(torch.nn.functional.normalize(rows))
+        else:
+            matrix = self.weights.matrix(f"{table.name}.weight".removeprefix(self._strip), shape)
+        return self._pack([matrix], bias, self.scheme.tables)
+
+    def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
+        """A linear layer of [rows, columns]."""
+        return self._pack([DenseMatrix(weight)], bias, self.scheme.layers)
+
+    def _pack(
+        self,
+        matrices: list[Matrix],
+        bias: Tensor | None,
+        quantization: str | None,
+        order: Tensor | None = None,
+    ) -> LinearLayer:
+        bias = bias.float() if bias is not None else None
+        stack = Stack(matrices, order, self.weights.release, self._scratch)
+        return stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.round_inputs)
+
+    # -- layers -------------------------------------------------------------------------------
+
+    def layer(self, layer: LayerDescription) -> LayerWeights:
+        """All weights of one layer."""
+        attention = self._attention(layer.attention)
+        mlp_norm = None if layer.mlp_norm is None else self.norm(layer.mlp_norm)
+        described, mlp, experts = layer.mlp, None, None
+        if isinstance(described, ExpertsDescription):
+            experts = self._experts(described)
+        else:
+            mlp = self._mlp(described)
+        beside, before = layer.residual_mlp, layer.residual_norm
+        return LayerWeights(
+            wiring=layer.wiring,
+            input_norm=self.norm(layer.input_norm),
+            attention=attention,
+            attention_out_norm=self.norm(layer.attention_out_norm),
+            mlp_norm=mlp_norm,
+            mlp=mlp,
+            experts=experts,
+            mlp_out_norm=self.norm(layer.mlp_out_norm),
+            residual_norm=NO_NORM if before is None else self.norm(before),
+            residual_mlp=None if beside is None else self._mlp(beside),
+        )
+
+    def _attention(self, attention: AttentionDescription) -> AttentionWeights:
+        spec, slopes = self.spec, self.spec.alibi_slopes
+        return AttentionWeights(
+            qkv=self.linear(attention.qkv),
+            o=self.linear(attention.o),
+            **self._qk_norm(attention),
+            cos_sin=self._table(attention.rope),
+            window=attention.window,
+            alibi=self._slopes(slopes) if slopes else None,
+            sinks=self.vector(attention.sinks, spec.num_heads) if attention.sinks else None,
+        )
+
+    def _qk_norm(self, attention: AttentionDescription) -> dict[str, Any]:
+        """The weights that norm queries and keys, by their names in `AttentionWeights`."""
+        spec, kind, dim = self.spec, attention.qk_norm, self.spec.head_dim
+        both = (("q", attention.q_norm, spec.num_heads), ("k", attention.k_norm, spec.num_kv_heads))
+        if not kind:
+            return {}
+        if kind == "rms_head":
+            return {f"{of}_norm": self._norm_weight(name, dim) for of, name, _ in both}
+        if kind == "rms_full":
+            return {
+                f"{of}_full_norm": self._norm_weight(name, heads * dim) for of, name, heads in both
+            }
+        return {f"{of}_head_norm": self._head_norm(name, heads) for of, name, heads in both}
+
+    def _head_norm(self, name: str, heads: int) -> HeadNormWeights:
+        spec, dim = self.spec, self.spec.head_dim
+        if spec.qk_norm == "layer_list":
+            rows = [self._norm_weight(f"{name}.norms.{head}", dim) for head in range(heads)]
+            weight = torch.stack(rows)
+        elif spec.qk_norm == "layer_heads":
+            weight = self._norm_weight(name, heads, dim)
+        else:
+            weight = self._norm_weight(name, dim).unsqueeze(0)
+        bias = self.vector(f"{name}.bias", dim) if spec.qk_norm_bias else None
+        return HeadNormWeights(weight.contiguous(), bias)
+
+    def _slopes(self, slopes: Sequence[float]) -> Tensor:
+        return torch.tensor(slopes, dtype=torch.float32, device=self.ops.device)
+
+    def _table(self, rope: RopeSpec | None) -> Tensor | None:
+        """The rotary table, one for all layers with the same embedding."""
+        if rope is None:
+            return None
+        for known, table in self._tables:
+            if known == rope:
+                return table
+        table = cos_sin_table(rope, self._max_model_len).to(self.ops.device)
+        self._tables.append((rope, table))
+        return table
+
+    # -- feed-forward -------------------------------------------------------------------------
+
+    def _mlp(self, mlp: MlpDescription) -> MlpWeights:
+        return MlpWeights(self.linear(mlp.up), self.linear(mlp.down), mlp.activation, mlp.gated)
+
+    def _experts(self, experts: ExpertsDescription) -> MixtureOfExperts:
+        spec, moe = self.spec, experts.moe
+        router = self.linear(experts.router)
+        shared = None if experts.shared is None else self._mlp(experts.shared)
+        gate = None if experts.shared_gate is None else self.linear(experts.shared_gate)
+        read = read_experts(self.weights, experts.layer, moe, spec.hidden_size)
+        if fuses_experts(self.ops, spec, self.scheme.layers is not None):
+            fused = FusedExperts(
+                self.ops, router, read, moe, self.dtype, spec.activation, shared, gate
+            )
+            self.weights.release()
+            return fused
+        layers = self._streamed_experts(experts.layer, moe) or [
+            (self.pack(up, up_bias), self.pack(down, down_bias))
+            for up, up_bias, down, down_bias in read
+        ]
+        made = ExpertLayers(
+            router=router,
+            gate_up=[up for up, _ in layers],
+            down=[down for _, down in layers],
+            top_k=moe.top_k,
+            softmax_first=moe.softmax_first,
+            renormalize=moe.renormalize,
+            activation=ActivationSpec(
+                spec.activation, spec.activation_limit, spec.activation_alpha
+            ),
+            shared_gate_up=None if shared is None else shared.up,
+            shared_down=None if shared is None else shared.down,
+            shared_gate=gate,
+        )
+        if is_on("experts"):
+            return self.ops.compile_experts(made)
+        return ExpertsOneByOne(self.ops, made)
+
+    def _streamed_experts(self, at: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
+        """Gate over up, and down, of experts that have tensors of their own; else none.
+
+        Read some rows at a time, and as they are where the checkpoint keeps them in few bits.
+        """
+        hidden = self.spec.hidden_size
+        if moe.layout != "split":
+            return []
+        inner, (gate, up, down) = moe.intermediate_size, moe.expert_names
+        first = f"{at}{moe.experts}"
+        if f"{first}0.{gate}.weight".removeprefix(self._strip) not in self.weights:
+            return []
+        return [
+            (
+                self._expert([(f"{one}.{gate}", inner), (f"{one}.{up}", inner)], hidden),
+                self._expert([(f"{one}.{down}", hidden)], inner),
+            )
+            for one in (f"{first}{expert}" for expert in range(moe.num_experts))
+        ]
+
+    def _expert(self, parts: list[tuple[str, int]], columns: int) -> LinearLayer:
+        made = tuple(LinearPart(name, rows) for name, rows in parts)
+        return self.linear(LinearDescription(parts=made, columns=columns))
+
+
+def _ungrouped_rows(spec: DecoderSpec) -> Tensor:
+    """Row numbers that bring [KV head][its queries, key, value] to all queries, keys, values."""
+    group, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
+    rows = torch.arange(spec.q_size + 2 * spec.kv_size).view(spec.num_kv_heads, group + 2, dim)
+    return torch.cat((rows[:, :group].flatten(), rows[:, group].flatten(), rows[:, -1].flatten()))

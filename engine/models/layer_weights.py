@@ -1,0 +1,88 @@
+"""A layer's weights as they were loaded, from which both plain and compiled layers are made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+
+from torch import Tensor
+
+from engine.models.description import Wiring
+from kernels import LinearLayer
+from kernels.interface import (
+    NO_NORM,
+    ActivationSpec,
+    HeadNormWeights,
+    MixtureOfExperts,
+    NormWeights,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeights:
+    """See `AttentionDescription`. Queries and keys are normed in one of the kernels' ways, see
+    `kernels.interface.DecoderLayerWeights`; no weight: they aren't.
+    """
+
+    qkv: LinearLayer
+    o: LinearLayer
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
+    q_full_norm: Tensor | None = None
+    k_full_norm: Tensor | None = None
+    q_head_norm: HeadNormWeights | None = None
+    k_head_norm: HeadNormWeights | None = None
+    cos_sin: Tensor | None = None
+    window: int = 0
+    alibi: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MlpWeights:
+    """See `MlpDescription`."""
+
+    up: LinearLayer
+    down: LinearLayer
+    activation: ActivationSpec
+    gated: bool
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a pass over one token reads."""
+        return self.up.nbytes + self.down.nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """See `LayerDescription`. It has either an `mlp` or `experts`."""
+
+    wiring: Wiring
+    input_norm: NormWeights
+    attention: AttentionWeights
+    attention_out_norm: NormWeights = NO_NORM
+    mlp_norm: NormWeights | None
+    mlp: MlpWeights | None = None
+    experts: MixtureOfExperts | None = None
+    mlp_out_norm: NormWeights = NO_NORM
+    residual_norm: NormWeights = NO_NORM
+    residual_mlp: MlpWeights | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights that a pass over one token reads."""
+        blocks = (self.mlp, self.experts, self.residual_mlp)
+        own = self.attention.qkv.nbytes + self.attention.o.nbytes
+        return own + sum(block.nbytes for block in blocks if block is not None)
+
+
+def named_tensors(weights: object, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of some weights, by the names of their fields behind `name`."""
+    if isinstance(weights, Tensor):
+        yield name, weights
+    elif isinstance(weights, LinearLayer | MixtureOfExperts):
+        for part, tensor in weights.tensors().items():
+            yield f"{name}.{part}", tensor
+    elif is_dataclass(weights):
+        for field in fields(weights):
+            yield from named_tensors(getattr(weights, field.name), f"{name}.{field.name}")

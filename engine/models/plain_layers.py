@@ -1,0 +1,82 @@
+"""Layers that run operation by operation, made from their weights."""
+
+from __future__ import annotations
+
+from engine.models.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
+from engine.models.decoder_layers import Layer, ParallelLayer, ResidualExpertsLayer, SequentialLayer
+from engine.models.layer_weights import AttentionWeights, LayerWeights
+from engine.models.norms import NoNorm, Norm, Scaled, Step, chain, mlp_of, norm_of
+from engine.models.spec import DecoderSpec
+from kernels import KernelSet
+from kernels.interface import HeadNormWeights, NormWeights
+
+
+def plain_layer(
+    spec: DecoderSpec, ops: KernelSet, layer: LayerWeights, following: NormWeights
+) -> Layer:
+    """One layer; `following` is the norm of the next one, or the last."""
+
+    def norm(weights: NormWeights) -> Norm:
+        return norm_of(ops, weights, spec.hidden_size, spec.norm_eps)
+
+    def finished(step: Step, out_norm: NormWeights) -> Step:
+        """With the norm and the factor that come before the residual."""
+        after: list[Step] = [] if out_norm.kind == "none" else [norm(out_norm)]
+        if spec.residual_scale != 1.0:
+            after.append(Scaled(spec.residual_scale))
+        return chain(step, *after)
+
+    attention = _attention(spec, ops, layer.attention)
+    attention.output = finished(layer.attention.o, layer.attention_out_norm)
+    block = layer.experts or (mlp_of(ops, layer.mlp) if layer.mlp is not None else None)
+    if block is None:
+        raise ValueError("a layer has either an MLP or experts")
+    mlp, after = finished(block, layer.mlp_out_norm), norm(following)
+    mlp_norm = None if layer.mlp_norm is None else norm(layer.mlp_norm)
+    if layer.residual_mlp is not None:
+        beside = mlp_of(ops, layer.residual_mlp)
+        before = mlp_norm or NoNorm()
+        return ResidualExpertsLayer(
+            attention, norm(layer.residual_norm), beside, before, mlp, after
+        )
+    if layer.wiring == "parallel":
+        return ParallelLayer(attention, mlp_norm, mlp, after)
+    return SequentialLayer(attention, mlp_norm or NoNorm(), mlp, after)
+
+
+def _attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> Attention:
+    return Attention(
+        ops=ops,
+        project=chain(weights.qkv, *_after_qkv(spec, ops, weights)),
+        output=weights.o,
+        sizes=(spec.q_size, spec.kv_size, spec.kv_size),
+        head_dim=spec.head_dim,
+        scale=spec.attention_scale or spec.head_dim**-0.5,
+        eps=spec.norm_eps,
+        cos_sin=weights.cos_sin,
+        neox=spec.rope_neox,
+        q_norm=weights.q_norm,
+        k_norm=weights.k_norm,
+        window=weights.window,
+        soft_cap=spec.attention_soft_cap,
+        alibi_slopes=weights.alibi,
+        sinks=weights.sinks,
+    )
+
+
+def _after_qkv(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> list[Step]:
+    """What happens to queries, keys and values before they are rotated."""
+    steps: list[Step] = []
+    if weights.q_full_norm is not None and weights.k_full_norm is not None:
+        steps.append(FullWidthNorm(ops, weights.q_full_norm, weights.k_full_norm, spec.norm_eps))
+    if weights.q_head_norm is not None:
+        steps.append(_head_norm(spec, weights.q_head_norm, 0, spec.num_heads))
+    if weights.k_head_norm is not None:
+        steps.append(_head_norm(spec, weights.k_head_norm, spec.q_size, spec.num_kv_heads))
+    if spec.clip_qkv:
+        steps.append(Clamped(spec.clip_qkv))
+    return steps
+
+
+def _head_norm(spec: DecoderSpec, norm: HeadNormWeights, start: int, heads: int) -> HeadLayerNorm:
+    return HeadLayerNorm(start, heads, spec.head_dim, norm.weight, norm.bias, spec.norm_eps)

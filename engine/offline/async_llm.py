@@ -1,0 +1,280 @@
+"""`AsyncLLM`: an engine in a thread of this process, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable
+from concurrent.futures import Future
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import EngineFault, QuireError
+from engine.contract.outputs import RequestOutput
+from engine.contract.pooling_params import PoolingParams
+from engine.contract.sampling_params import SamplingParams
+from engine.offline.engine_args import EngineArgs
+from engine.offline.llm_engine import LLMEngine
+from engine.offline.metrics import Metric
+from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from engine.offline.prompts import Prompt
+from engine.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+#: How long `shutdown` waits for a step that is under way.
+STOP_WITHIN_S = 60.0
+
+
+class AsyncLLM:
+    """Answers many coroutines at once; their requests run together.
+
+    Everything that touches the engine happens in its own thread. Call `shutdown` at the end.
+
+    Raises:
+        ConfigError: a setting is out of its range. ModelLoadError: the model can't be loaded.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._streams: dict[str, _Stream] = {}
+        self._dead: BaseException | None = None
+        self._stopped = False
+        made: Future[LLMEngine] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(config, made), name="quire-engine", daemon=True
+        )
+        self._thread.start()
+        self.engine = made.result()
+
+    @classmethod
+    def from_engine_args(
+        cls, engine_args: EngineArgs, start_engine_loop: bool = True, **_: Any
+    ) -> AsyncLLM:
+        """An engine with these settings. Other arguments of vLLM's mean nothing here."""
+        return cls(engine_args.create_engine_config())
+
+    # -- the engine's thread ------------------------------------------------------------------
+
+    def _run(self, config: EngineConfig, made: Future[LLMEngine]) -> None:
+        try:
+            engine = LLMEngine(config)
+        except BaseException as error:
+            made.set_exception(error)
+            return
+        made.set_result(engine)
+        try:
+            while self._take_calls(wait=not engine.core.has_work):
+                if engine.core.has_work:
+                    self._step(engine)
+        except BaseException as error:
+            self._dead = error
+            for stream in list(self._streams.values()):
+                stream.put(EngineFault(f"The engine failed: {error}"))
+        finally:
+            engine.shutdown()
+
+    def _take_calls(self, *, wait: bool) -> bool:
+        """Run what others asked for; False once the engine shall end."""
+        while True:
+            try:
+                call = self._calls.get(block=wait)
+            except queue.Empty:
+                return True
+            if call is None:
+                return False
+            call()
+            wait = False
+
+    def _step(self, engine: LLMEngine) -> None:
+        touched, pooled = engine.advance()
+        for collector in touched:
+            stream = self._streams.get(collector.request_id)
+            if stream is not None:
+                stream.put(collector.error or collector.result())
+        for result in pooled:
+            stream = self._streams.get(result.request_id)
+            if stream is not None:
+                stream.put(result)
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """Run a function in the engine's thread."""
+        self._check()
+        done: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                done.set_result(function())
+            except BaseException as error:
+                done.set_exception(error)
+
+        self._calls.put(call)
+        return await asyncio.wrap_future(done)
+
+    # -- requests -----------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput]:
+        """The request's result so far, each time from its beginning, until `finished`.
+
+        A consumer that stops listening aborts the request.
+
+        Raises:
+            InvalidRequest: it can't be served. EngineFault: the engine failed on it.
+        """
+        results = self._results(prompt, sampling_params, request_id, lora_request, priority)
+        async with aclosing(results):
+            async for result in results:
+                yield result
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams,
+        request_id: str,
+        lora_request: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
+        """The one result of a pooling model. Raises as `generate` does."""
+        results = self._results(prompt, pooling_params, request_id, lora_request, priority)
+        async with aclosing(results):
+            async for result in results:
+                yield result
+
+    async def _results(
+        self, prompt: Prompt, params: Any, request_id: str, lora_request: Any, priority: int
+    ) -> AsyncGenerator[Any]:
+        stream = _Stream(asyncio.get_running_loop())
+
+        def add() -> None:
+            self.engine.add_request(
+                request_id, prompt, params, lora_request=lora_request, priority=priority
+            )
+            self._streams[request_id] = stream
+
+        await self._call(add)
+        try:
+            while True:
+                result = await stream.results.get()
+                if isinstance(result, QuireError):
+                    raise result
+                yield result
+                if result.finished:
+                    return
+        finally:
+            if self._streams.pop(request_id, None) is not None and not self._gone:
+                self._calls.put(lambda: self.engine.abort_request(request_id))
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """Stop one request, or several. Unknown and finished ones are no error."""
+        wanted = [request_id] if isinstance(request_id, str) else list(request_id)
+        await self._call(lambda: self.engine.abort_request(wanted))
+        for each in wanted:
+            stream = self._streams.get(each)
+            if stream is not None:
+                stream.put(EngineFault(f"The request {each} was aborted.", code="aborted"))
+
+    # -- what it knows ------------------------------------------------------------------------
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
+        return self.engine.get_tokenizer()
+
+    async def get_model_config(self) -> EngineConfig:
+        """The settings, with the context length as it is."""
+        return self.engine.get_model_config()
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        """ "generate", or what the pooling model does."""
+        return self.engine.get_supported_tasks()
+
+    async def get_metrics(self) -> list[Metric]:
+        """Load and totals, under vLLM's names."""
+        return await self._call(self.engine.get_metrics)
+
+    async def check_health(self) -> None:
+        """Raises `EngineFault` once the engine has failed or was shut down."""
+        self._check()
+
+    def _check(self) -> None:
+        if self._gone:
+            raise EngineFault(f"The engine doesn't run any more: {self._dead or 'shut down'}.")
+
+    @property
+    def _gone(self) -> bool:
+        return self._stopped or self._dead is not None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it takes requests."""
+        return not self._gone
+
+    @property
+    def errored(self) -> bool:
+        """Whether it has failed."""
+        return self._dead is not None
+
+    # -- for operators ------------------------------------------------------------------------
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while any request holds blocks."""
+        return await self._call(self.engine.reset_prefix_cache)
+
+    async def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`; see `LLM.sleep`."""
+        await self._call(lambda: self.engine.sleep(level))
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take memory again; see `LLM.wake_up`."""
+        await self._call(lambda: self.engine.wake_up(tags))
+
+    async def is_sleeping(self) -> bool:
+        """Whether something sleeps still."""
+        return await self._call(self.engine.is_sleeping)
+
+    async def start_profile(self, folder: str | None = None) -> None:
+        """Record what is computed; see `LLMEngine.start_profile`."""
+        await self._call(lambda: self.engine.start_profile(folder))
+
+    async def stop_profile(self) -> str:
+        """End the profile; its file."""
+        return await self._call(self.engine.stop_profile)
+
+    async def collective_rpc(self, method: str | Callable[..., Any], **given: Any) -> list[Any]:
+        """See `LLMEngine.collective_rpc`."""
+        return await self._call(lambda: self.engine.collective_rpc(method, **given))
+
+    def shutdown(self) -> None:
+        """End the engine's thread and give its memory back. Requests that run fail."""
+        if self._stopped:
+            return
+        self._stopped = True
+        self._calls.put(None)
+        self._thread.join(STOP_WITHIN_S)
+        for stream in list(self._streams.values()):
+            stream.put(EngineFault("The engine was shut down."))
+
+
+class _Stream:
+    """What one coroutine waits for; filled from the engine's thread."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.results: asyncio.Queue[Any] = asyncio.Queue()
+
+    def put(self, result: Any) -> None:
+        """Hand a result over, from any thread."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.results.put_nowait, result)
+
+
+AsyncLLMEngine = AsyncLLM

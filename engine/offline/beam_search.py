@@ -1,0 +1,98 @@
+"""`LLM.beam_search`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.contract.outputs import CompletionOutput, Logprob, RequestOutput
+from engine.contract.sampling_params import SamplingParams
+from engine.offline.beam_search_params import BeamSearchParams
+from engine.offline.llm_engine import refuse_lora
+from engine.offline.progress import UseTqdm
+from engine.offline.prompts import Prompt
+from engine.text.tokenizer import Tokenizer
+
+
+@dataclass(slots=True)
+class BeamSearchSequence:
+    """One output of a search.
+
+    Attributes:
+        tokens: prompt and output. text: of both; None without a tokenizer.
+        logprobs: [num output tokens], each token's own.
+        cum_logprob: their sum, EOS included. score: over the length to `length_penalty`.
+        finish_reason: "stop" or "length". stop_reason: the stop token id, if one ended it.
+    """
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    cum_logprob: float
+    score: float
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class BeamSearchOutput:
+    """A prompt's outputs, best score first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+class BeamSearchMethods:
+    """What a class with `generate` and a tokenizer gets of beam search."""
+
+    _tokenizer: Tokenizer | None
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompt_token_ids: list[int] | list[list[int]] | None = None,
+        use_tqdm: UseTqdm = True,
+    ) -> list[RequestOutput]:
+        """Outputs for all prompts."""
+        raise NotImplementedError
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: Any = None,
+        use_tqdm: UseTqdm = False,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each prompt, `params.beam_width` of them.
+
+        Prompts are as in `generate`, and so are the errors.
+        """
+        refuse_lora(lora_request)
+        results = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm)
+        return [
+            BeamSearchOutput(
+                [self._beam(result.prompt_token_ids, output, params) for output in result.outputs]
+            )
+            for result in results
+        ]
+
+    def _beam(
+        self, prompt: list[int], output: CompletionOutput, params: BeamSearchParams
+    ) -> BeamSearchSequence:
+        token_ids, logprobs = output.token_ids, output.logprobs or []
+        total = output.cumulative_logprob or 0.0
+        score = total / max(1, len(token_ids)) ** params.length_penalty
+        if output.finish_reason == "stop" and not params.include_stop_str_in_output:
+            token_ids, logprobs = token_ids[:-1], logprobs[:-1]
+        tokens = prompt + token_ids
+        tokenizer = self._tokenizer
+        return BeamSearchSequence(
+            tokens=tokens,
+            logprobs=logprobs,
+            cum_logprob=total,
+            score=score,
+            text=None if tokenizer is None else tokenizer.decode(tokens),
+            finish_reason=output.finish_reason,
+            stop_reason=output.stop_reason,
+        )

@@ -1,0 +1,78 @@
+"""`EngineArgs`: an engine's settings by vLLM's names, as a dataclass and as a command line."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from engine.contract.command_line import expanded
+from engine.contract.config import EngineConfig, add_cli_args
+from engine.contract.errors import ConfigError
+from engine.contract.vllm_settings import FOREIGN
+
+
+class FlexibleArgumentParser(argparse.ArgumentParser):
+    """Takes underscores, dotted names and `--config FILE`, as vLLM's parser does."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Read a command line; sys.argv's for None."""
+        try:
+            words = expanded(sys.argv[1:] if args is None else args)
+        except ConfigError as error:
+            self.error(error.message)
+        return super().parse_known_args(words, namespace)
+
+
+class _Methods:
+    """What `EngineArgs` has beside its fields."""
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for each setting; the same parser."""
+        add_cli_args(parser)
+        return parser
+
+    @classmethod
+    def from_cli_args(cls, args: argparse.Namespace) -> Self:
+        """From parsed flags; what wasn't given keeps its default."""
+        names = {spec.name for spec in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        return cls(**{name: value for name, value in vars(args).items() if name in names})
+
+    def create_engine_config(self) -> EngineConfig:
+        """The settings, checked. Raises `ConfigError`."""
+        given = dataclasses.asdict(self)  # type: ignore[call-overload]
+        return offline_config({name: each for name, each in given.items() if each is not None})
+
+
+def offline_config(settings: dict[str, Any]) -> EngineConfig:
+    """Settings of an engine whose callers share its process. Raises `ConfigError`.
+
+    Nobody else waits: the queue takes whatever the caller has memory for.
+    """
+    return EngineConfig.from_mapping({"max_waiting": sys.maxsize, **settings})
+
+
+_ours = [spec.name for spec in dataclasses.fields(EngineConfig)]
+_names = [*_ours, *(foreign.name for foreign in FOREIGN if foreign.name not in _ours)]
+
+if TYPE_CHECKING:
+
+    class EngineArgs(_Methods):
+        """See below."""
+
+        def __init__(self, model: str = "", **settings: Any) -> None: ...
+
+else:
+    EngineArgs = dataclasses.make_dataclass(
+        "EngineArgs",
+        [(name, Any, dataclasses.field(default=None)) for name in _names],
+        bases=(_Methods,),
+        namespace={"__doc__": "Settings of an engine, None where the default is meant."},
+    )
+
+AsyncEngineArgs = EngineArgs

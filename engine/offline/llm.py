@@ -1,0 +1,308 @@
+"""`LLM`: the engine offline, in this process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.contract.errors import EngineSleeping, InvalidRequest
+from engine.contract.outputs import RequestOutput
+from engine.contract.sampling_params import SamplingParams
+from engine.offline.beam_search import BeamSearchMethods
+from engine.offline.collector import Collector
+from engine.offline.engine_args import EngineArgs, offline_config
+from engine.offline.llm_engine import LLMEngine, refuse_lora
+from engine.offline.metrics import Metric
+from engine.offline.pooling import PoolingMethods
+from engine.offline.progress import UseTqdm, progress
+from engine.offline.prompts import Prompt, TokenPrompt, as_list, tokenise
+from engine.text.chat_template import render_chat
+from engine.text.tokenizer import Tokenizer
+
+Messages = list[dict[str, Any]]
+#: What may be given to `LLM` by its place, as vLLM has it; `model` comes before.
+_POSITIONAL = (
+    *("tokenizer", "tokenizer_mode", "skip_tokenizer_init", "trust_remote_code"),
+    *("tensor_parallel_size", "dtype", "quantization", "revision", "tokenizer_revision", "seed"),
+    *("gpu_memory_utilization", "swap_space", "enforce_eager", "max_context_len_to_capture"),
+    *("max_seq_len_to_capture", "disable_custom_all_reduce"),
+)
+
+
+class LLM(PoolingMethods, BeamSearchMethods):
+    """Generates from a model in this process; or embeds, classifies and scores with one.
+
+    Args:
+        model: folder of the model (or a hub id where a hub is in reach).
+        *positional: settings by their place: tokenizer, tokenizer_mode, ..., as vLLM has them.
+        **settings: everything of `EngineConfig`: `dtype`, `block_size`, `max_num_seqs`,
+            `max_num_batched_tokens`, `num_gpu_blocks_override`, `enable_prefix_caching`, `seed`.
+            vLLM's names are taken too.
+
+    Attributes:
+        llm_engine: what does the work, for those who want each step.
+
+    Raises:
+        ConfigError: a setting is out of its range.
+        ModelLoadError: the model can't be loaded.
+    """
+
+    def __init__(self, model: str, *positional: Any, **settings: Any) -> None:
+        if len(positional) > len(_POSITIONAL):
+            raise TypeError(f"LLM takes at most {len(_POSITIONAL) + 1} arguments by place.")
+        for name, value in zip(_POSITIONAL, positional, strict=False):
+            if name in settings:
+                raise TypeError(f"LLM got two values for {name}.")
+            settings[name] = value
+        given = {name: value for name, value in settings.items() if value is not None}
+        self._use(LLMEngine(offline_config({**given, "model": model})))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
+        """An LLM with these settings."""
+        made = cls.__new__(cls)
+        made._use(LLMEngine.from_engine_args(engine_args))
+        return made
+
+    def _use(self, engine: LLMEngine) -> None:
+        self.llm_engine = engine
+        self.config, self.core, self._threads = engine.config, engine.core, engine.threads
+        self._ids = itertools.count()
+        self._enqueued: list[Collector] = []
+
+    @property
+    def _tokenizer(self) -> Tokenizer | None:  # type: ignore[override]
+        return self.llm_engine.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
+        return self.llm_engine.get_tokenizer()
+
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Use another tokenizer from now on; see `LLMEngine.set_tokenizer`."""
+        self.llm_engine.set_tokenizer(tokenizer)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What requests get that bring no `SamplingParams`: the model's own defaults."""
+        return SamplingParams(**self.core.facts.default_sampling)
+
+    # -- generating ---------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        prompt_token_ids: list[int] | list[list[int]] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for all prompts, batched; results come in the order of the prompts.
+
+        An output that reaches the end of the model's context ends there, with the finish reason
+        "length"; a prompt that leaves no room for one is refused.
+
+        Args:
+            prompts: a text, token ids, {"prompt": text}, {"prompt_token_ids": ids} or, with
+                enable_prompt_embeds, {"prompt_embeds": float tensor [num_tokens, hidden]} as the
+                model's embedding table gives them; or a list of such.
+            sampling_params: for all, or one a prompt; default: the model's own.
+            prompt_token_ids: instead of `prompts`.
+            use_tqdm: show a progress bar; or a function that makes one, as tqdm does.
+            lora_request: None; there are no adapters yet.
+            priority: one a prompt, with scheduling_policy="priority".
+
+        Raises:
+            InvalidRequest: a prompt or parameter can't be served; nothing has run then.
+            EngineFault: the engine failed on one of them.
+        """
+        entries = self._entries(prompts, prompt_token_ids, lora_request)
+        params = self._params_for(sampling_params, len(entries))
+        ranks = self._priorities(priority, len(entries))
+        return self._finish(self._submit_all(entries, params, ranks), use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | None = None,
+    ) -> list[str]:
+        """Queue prompts as `generate` takes them, and run nothing yet: the requests' ids.
+
+        Raises as `generate` does; nothing is queued then.
+        """
+        entries = self._entries(prompts, None, lora_request)
+        params = self._params_for(sampling_params, len(entries))
+        collectors = self._submit_all(entries, params, self._priorities(priority, len(entries)))
+        self._enqueued += collectors
+        return [collector.request_id for collector in collectors]
+
+    def wait_for_completion(
+        self, output_type: Any = None, *, use_tqdm: UseTqdm = True
+    ) -> list[RequestOutput]:
+        """Run all that was enqueued: the results in its order. Raises as `generate` does.
+
+        `output_type`: a class that results must have, or several.
+        """
+        waiting, self._enqueued = self._enqueued, []
+        results = self._finish(waiting, use_tqdm)
+        if output_type is not None and any(not isinstance(each, output_type) for each in results):
+            raise TypeError(f"A result is no {output_type}.")
+        return results
+
+    def _entries(self, prompts: Any, prompt_token_ids: Any, lora_request: Any) -> list[TokenPrompt]:
+        refuse_lora(lora_request)
+        prompts = prompt_token_ids if prompts is None else prompts
+        if prompts is None:
+            raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
+        return [tokenise(prompt, self._tokenizer) for prompt in as_list(prompts)]
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_content_format: str = "auto",
+    ) -> list[RequestOutput]:
+        """Generate the next turn of one conversation, or of several. Raises as `generate` does."""
+        several = messages and not isinstance(messages[0], dict)
+        conversations: Any = messages if several else [messages]
+        prompts: list[Prompt] = [
+            render_chat(
+                self.get_tokenizer(),
+                conversation,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template=chat_template,
+                content_format=chat_template_content_format,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
+
+    # -- for operators ------------------------------------------------------------------------
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the KV cache's memory back and, on a GPU, move the weights to the host's; at level 2
+        give the weights' back too. Needs `enable_sleep_mode`.
+
+        Raises `InvalidRequest` for another level, or without that setting.
+        """
+        self.llm_engine.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take the memory again: of "weights" and "kv_cache" those in `tags`, or all.
+
+        Raises `InvalidRequest` for another tag, `ModelLoadError` when the weights are gone.
+        """
+        self.llm_engine.wake_up(tags)
+
+    def is_sleeping(self) -> bool:
+        """Whether something sleeps still; until then nothing can be generated."""
+        return self.llm_engine.is_sleeping()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while any request holds blocks."""
+        return self.llm_engine.reset_prefix_cache()
+
+    def get_metrics(self) -> list[Metric]:
+        """Load and totals, under vLLM's names."""
+        return self.llm_engine.get_metrics()
+
+    def start_profile(self, folder: str | None = None) -> None:
+        """Record what is computed from now on; see `LLMEngine.start_profile`."""
+        self.llm_engine.start_profile(folder)
+
+    def stop_profile(self) -> str:
+        """End the profile; the file with it."""
+        return self.llm_engine.stop_profile()
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the executor; see `LLMEngine.collective_rpc`."""
+        return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
+
+    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Call a function with the model: the results, one a rank, of which there is one."""
+        return self.llm_engine.apply_model(function)
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """How many ranks there are: one."""
+        return 1
+
+    # -- the batch ----------------------------------------------------------------------------
+
+    def _params_for(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        """One `SamplingParams` a prompt."""
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise InvalidRequest(
+                f"{count} prompts need as many sampling_params, got {len(given)}.",
+                param="sampling_params",
+            )
+        return list(given)
+
+    def _priorities(self, given: Sequence[int] | None, count: int) -> list[int]:
+        """One priority a prompt."""
+        if given is not None and len(given) != count:
+            raise InvalidRequest("priority needs one entry a prompt.", param="priority")
+        return list(given or [0] * count)
+
+    def _submit_all(
+        self, entries: list[TokenPrompt], params: list[SamplingParams], priorities: list[int]
+    ) -> list[Collector]:
+        """Queue them all, or none."""
+        collectors: list[Collector] = []
+        try:
+            for entry, param, priority in zip(entries, params, priorities, strict=True):
+                request_id = str(next(self._ids))
+                collectors.append(self.llm_engine.submit(request_id, entry, param, priority))
+        except BaseException:
+            self.llm_engine.abort_request(each.request_id for each in collectors)
+            raise
+        return collectors
+
+    def _finish(self, collectors: list[Collector], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Run requests to their end. Whatever goes wrong, nothing of them stays in the engine."""
+        waiting = {each.request_id: each for each in collectors if not each.finished}
+        try:
+            with self._threads.at_work(), progress(use_tqdm, len(collectors)) as bar:
+                bar.update(len(collectors) - len(waiting))
+                while waiting:
+                    if not self.core.has_work:
+                        raise EngineSleeping("The model sleeps: wake it up first.")
+                    for collector in self.llm_engine.advance()[0]:
+                        if collector.finished and collector.request_id in waiting:
+                            del waiting[collector.request_id]
+                            bar.update()
+                        if collector.error is not None and collector in collectors:
+                            raise collector.error
+        except BaseException:
+            self.llm_engine.abort_request(waiting)
+            raise
+        for collector in collectors:
+            if collector.error is not None:
+                raise collector.error
+        return [collector.result() for collector in collectors]

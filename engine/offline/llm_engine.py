@@ -1,0 +1,362 @@
+"""`LLMEngine`: an engine in this process, a step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import EngineFault, InvalidRequest
+from engine.contract.outputs import RequestOutput
+from engine.contract.pooling_params import PoolingParams, default_task
+from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.contract.sampling_params import SamplingParams
+from engine.core.engine_core import EngineCore
+from engine.model_loader.loader import resolve_folder
+from engine.models.gguf.folder import find_gguf
+from engine.models.sharded_state import MAX_BYTES, save_sharded_state
+from engine.models.source import open_checkpoint
+from engine.offline.collector import Collector
+from engine.offline.engine_args import EngineArgs
+from engine.offline.metrics import Metric, metrics_of
+from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
+from engine.offline.profiling import Profile
+from engine.offline.prompts import Prompt, TokenPrompt, tokenise
+from engine.offline.threads import TorchThreads
+from engine.text.bad_words import bad_word_ids
+from engine.text.chat_template import read_template
+from engine.text.tokenizer import Tokenizer, load_tokenizer
+
+Result = RequestOutput | PoolingRequestOutput[PoolingOutput]
+
+
+class LLMEngine:
+    """Takes requests at any time and runs them together, a step with each call of `step`.
+
+    Attributes:
+        config: its settings. core: what schedules and runs.
+
+    Raises:
+        ConfigError: a setting is out of its range. ModelLoadError: the model can't be loaded.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.threads = TorchThreads()
+        with self.threads.at_work():
+            self.core = EngineCore(config)
+        self._tokenizer = self.core.facts.tokenizer
+        if self._tokenizer is not None and config.chat_template:
+            source = read_template(config.chat_template)
+            self._tokenizer = self._tokenizer.with_chat_template(source)
+        self.collectors: dict[str, Collector] = {}
+        self._pooling: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
+        self._profile = Profile()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
+        """An engine with these settings. Other arguments of vLLM's mean nothing here."""
+        return cls(engine_args.create_engine_config())
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | PoolingParams,
+        arrival_time: float | None = None,
+        lora_request: Any = None,
+        tokenization_kwargs: Any = None,
+        trace_headers: Any = None,
+        priority: int = 0,
+    ) -> str:
+        """Queue a request; its id. `prompt` is as `LLM.generate` takes it.
+
+        `arrival_time`: seconds since the epoch; None: now. `trace_headers` change nothing.
+
+        Raises:
+            InvalidRequest: it can't be served, or the id is in use.
+        """
+        refuse_lora(lora_request)
+        if tokenization_kwargs:
+            raise InvalidRequest(
+                "tokenization_kwargs can't be used: give token ids instead.",
+                param="tokenization_kwargs",
+            )
+        entry = tokenise(prompt, self._tokenizer)
+        if isinstance(params, PoolingParams):
+            self._add_pooling(request_id, entry, params, priority)
+        else:
+            self.submit(request_id, entry, params, priority, arrival_time)
+        return request_id
+
+    def submit(
+        self,
+        request_id: str,
+        entry: TokenPrompt,
+        params: SamplingParams,
+        priority: int,
+        arrival_time: float | None = None,
+    ) -> Collector:
+        """Queue a tokenised prompt. Output that wouldn't fit the context ends there ("length")."""
+        longest = self.core.facts.max_model_len
+        entry = entry.last(params.prompt_limit(longest))
+        room = longest - len(entry.token_ids)
+        if params.max_tokens is not None and 0 < room < params.max_tokens:
+            least = min(params.min_tokens, room)
+            params = msgspec.structs.replace(params, max_tokens=room, min_tokens=least)
+        if params.bad_words:
+            forbidden = bad_word_ids(self.get_tokenizer(), params.bad_words)
+            params = msgspec.structs.replace(params, bad_words_token_ids=forbidden)
+        ranked = params
+        if params.num_sequences > params.n and params.logprobs is None:
+            # Ranking the candidates needs their log probabilities.
+            ranked = msgspec.structs.replace(params, logprobs=0)
+        self.core.add_request(
+            EngineRequest(
+                request_id=request_id,
+                gateway_id="",
+                prompt_token_ids=entry.token_ids,
+                sampling=ranked,
+                priority=priority,
+                cache_namespace=entry.cache_salt,
+            ),
+            prompt_embeds=entry.embeds,
+        )
+        known = entry.token_ids if entry.embeds is None else []
+        collector = Collector(request_id, entry.text, known, params, self._tokenizer, arrival_time)
+        self.collectors[request_id] = collector
+        return collector
+
+    def _add_pooling(
+        self, request_id: str, entry: TokenPrompt, params: PoolingParams, priority: int
+    ) -> None:
+        pooling = self.core.facts.pooling
+        if not params.task and pooling is not None:
+            params = msgspec.structs.replace(params, task=default_task(self.core.facts.tasks))
+        self.core.add_request(
+            EngineRequest(
+                request_id=request_id,
+                gateway_id="",
+                prompt_token_ids=entry.token_ids,
+                pooling=params,
+                priority=priority,
+                cache_namespace=entry.cache_salt,
+            )
+        )
+        empty = PoolingOutput(torch.empty(0))
+        result = PoolingRequestOutput(request_id, empty, entry.token_ids, finished=False)
+        self._pooling[request_id] = result
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """Stop one request, or several. Unknown and finished ones are no error."""
+        for each in [request_id] if isinstance(request_id, str) else list(request_id):
+            self.core.abort(each)
+            self.collectors.pop(each, None)
+            self._pooling.pop(each, None)
+
+    def get_num_unfinished_requests(self) -> int:
+        """Requests that wait or run."""
+        return len(self.collectors) + len(self._pooling)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self.collectors or self._pooling)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def step(self) -> list[Result]:
+        """Run one step: the results so far of all requests that got something, each from its
+        beginning; `finished` says which have ended.
+
+        Raises:
+            EngineFault, InvalidRequest: a request failed; the others go on with the next step.
+        """
+        results: list[Result] = []
+        touched, pooled = self.advance()
+        for collector in touched:
+            if collector.error is not None:
+                raise collector.error
+            results.append(collector.result())
+        return results + list(pooled)
+
+    def advance(self) -> tuple[list[Collector], list[PoolingRequestOutput[PoolingOutput]]]:
+        """Run one step: those that got something. Requests that have ended are let go."""
+        touched: dict[str, Collector] = {}
+        pooled: list[PoolingRequestOutput[PoolingOutput]] = []
+        with self.threads.at_work():
+            deltas = self.core.step() if self.core.has_work else []
+            for delta in deltas:
+                if delta.request_id in self._pooling:
+                    pooled.append(self._take_pooled(delta))
+                    continue
+                collector = self.collectors.get(delta.request_id) or touched.get(delta.request_id)
+                if collector is None:  # aborted meanwhile
+                    continue
+                touched[delta.request_id] = collector
+                if collector.push(delta):
+                    self.core.abort(delta.request_id, delta.index, "stop")
+                if collector.error is not None:
+                    self.core.abort(delta.request_id)
+                if collector.finished:
+                    self.collectors.pop(delta.request_id, None)
+        return list(touched.values()), pooled
+
+    def _take_pooled(self, delta: TokenDelta) -> PoolingRequestOutput[PoolingOutput]:
+        result = self._pooling.pop(delta.request_id)
+        if delta.error is not None or delta.pooled is None:
+            raise EngineFault(delta.error.message if delta.error else "The engine gave no result.")
+        values = torch.frombuffer(bytearray(delta.pooled), dtype=torch.float32)
+        result.outputs = PoolingOutput(values)
+        result.num_cached_tokens, result.finished = delta.num_cached_tokens, True
+        return result
+
+    # -- what it knows ------------------------------------------------------------------------
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None with skip_tokenizer_init."""
+        return self._tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
+        if self._tokenizer is None:
+            raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
+        return self._tokenizer
+
+    def set_tokenizer(self, tokenizer: Any) -> None:
+        """Use another tokenizer from now on: one of `get_tokenizer`, a folder with one, or a fast
+        tokenizer of the transformers library.
+
+        Raises:
+            InvalidRequest: it is none of these. ModelLoadError: the folder has none.
+        """
+        self._tokenizer = as_tokenizer(tokenizer)
+
+    def get_model_config(self) -> EngineConfig:
+        """The settings, with the context length as it is."""
+        return replace(self.config, max_model_len=self.core.facts.max_model_len)
+
+    def get_metrics(self) -> list[Metric]:
+        """Load and totals, under vLLM's names."""
+        return list(metrics_of(self.core.snapshot(), self.config.name))
+
+    def get_supported_tasks(self) -> tuple[str, ...]:
+        """ "generate", or what the pooling model does."""
+        return tuple(self.core.facts.tasks)
+
+    def is_sleeping(self) -> bool:
+        """Whether something sleeps still; until then nothing can be generated."""
+        return self.core.is_sleeping
+
+    # -- for operators ------------------------------------------------------------------------
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes; False while any request holds blocks."""
+        return self.core.reset_prefix_cache()
+
+    def sleep(self, level: int = 1) -> None:
+        """Give memory back until `wake_up`; see `LLM.sleep`."""
+        with self.threads.at_work():
+            self.core.sleep(level)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Take memory again; see `LLM.wake_up`."""
+        with self.threads.at_work():
+            self.core.wake_up(tags)
+
+    def start_profile(self, folder: str | None = None) -> None:
+        """Record what is computed from now on, until `stop_profile`.
+
+        Raises `InvalidRequest` while a profile runs.
+        """
+        self._profile.start(folder)
+
+    def stop_profile(self) -> str:
+        """End the profile; the file with it, for Perfetto or chrome://tracing.
+
+        Raises `InvalidRequest` unless one runs.
+        """
+        return self._profile.stop()
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[Any]:
+        """Call a method of the executor, or a function with the executor first: the results, one a
+        rank, of which there is one. `timeout` means nothing within a process.
+
+        Raises `InvalidRequest` for a method that there isn't.
+        """
+        executor = self.core.executor
+        if isinstance(method, str):
+            found = None if method.startswith("_") else getattr(executor, method, None)
+            if not callable(found):
+                raise InvalidRequest(f"The executor has no method {method!r}.", param="method")
+            return [found(*args, **(kwargs or {}))]
+        return [method(executor, *args, **(kwargs or {}))]
+
+    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Call a function with the model: the results, one a rank, of which there is one."""
+        with self.threads.at_work():
+            return [function(self.core.executor.loaded.model)]  # type: ignore[attr-defined]
+
+    @property
+    def model_executor(self) -> LLMEngine:
+        """Where vLLM has `save_sharded_state`: this engine."""
+        return self
+
+    def save_sharded_state(
+        self, path: str, pattern: str | None = None, max_size: int | str | None = MAX_BYTES
+    ) -> list[Path]:
+        """Write the checkpoint's weights to a folder in files that load_format="sharded_state"
+        reads: the files. They are as the checkpoint has them; `quantization` rounds them anew.
+
+        Raises:
+            InvalidRequest: the folder, pattern or size can't be. ModelLoadError: the checkpoint is
+                a GGUF file, or can't be read.
+        """
+        folder = resolve_folder(self.config)
+        if find_gguf(Path(self.config.model)) is not None:
+            raise InvalidRequest("A GGUF file is saved as it is: copy it.", param="path")
+        return save_sharded_state(
+            open_checkpoint(folder, self.config).tensors(), path, pattern, max_size
+        )
+
+    def shutdown(self) -> None:
+        """Give all memory and threads back; nothing can be asked any more."""
+        self.core.shutdown()
+
+
+def refuse_lora(lora_request: Any) -> None:
+    """Raise `InvalidRequest` for an adapter: there are none."""
+    if lora_request is not None:
+        raise InvalidRequest("LoRA adapters can't be used yet.", param="lora_request")
+
+
+def as_tokenizer(given: Any) -> Tokenizer:
+    """A tokenizer in one of the forms that `set_tokenizer` takes."""
+    if isinstance(given, Tokenizer):
+        return given
+    if isinstance(given, str):
+        return load_tokenizer(given)
+    if hasattr(given, "save_pretrained") and getattr(given, "is_fast", False):
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            given.save_pretrained(folder)
+            return load_tokenizer(folder)
+    raise InvalidRequest(
+        "tokenizer must be one of get_tokenizer, a folder, or a fast tokenizer of transformers; "
+        f"got {type(given).__name__}.",
+        param="tokenizer",
+    )

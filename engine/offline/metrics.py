@@ -1,0 +1,55 @@
+"""What `get_metrics` gives: the engine's figures under vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from engine.contract.replica_state import EngineStats
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure. `labels` tells several of one name apart."""
+
+    name: str
+    labels: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Counter(Metric):
+    """It only grows."""
+
+    value: int = 0
+
+
+@dataclass(frozen=True)
+class Gauge(Metric):
+    """As it is now."""
+
+    value: float = 0.0
+
+
+_GAUGES = {
+    "vllm:num_requests_running": "num_requests_running",
+    "vllm:num_requests_waiting": "num_requests_waiting",
+    "vllm:kv_cache_usage_perc": "kv_cache_usage_perc",
+}
+_COUNTERS = {
+    "vllm:num_preemptions": "num_preemptions_total",
+    "vllm:prompt_tokens": "prompt_tokens_total",
+    "vllm:generation_tokens": "generation_tokens_total",
+    "vllm:prefix_cache_queries": "prefix_cache_queries_total",
+    "vllm:prefix_cache_hits": "prefix_cache_hits_total",
+}
+
+
+def metrics_of(stats: EngineStats, model: str) -> Iterator[Metric]:
+    """The figures of a snapshot, labelled with the model's name."""
+    labels = {"model_name": model}
+    for name, attribute in _GAUGES.items():
+        yield Gauge(name, labels, float(getattr(stats, attribute)))
+    for name, attribute in _COUNTERS.items():
+        yield Counter(name, labels, getattr(stats, attribute))
+    for reason, count in sorted(stats.requests_finished_total.items()):
+        yield Counter("vllm:request_success", {**labels, "finished_reason": reason}, count)

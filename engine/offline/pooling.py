@@ -1,0 +1,288 @@
+"""`PoolingMethods`: what `LLM` offers of pooling models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+
+from engine.contract.errors import EngineFault, InvalidRequest
+from engine.contract.pooling_params import TOKEN_TASKS, PoolingParams, check_task, default_task
+from engine.contract.protocol import EngineRequest, PoolingInfo, TokenDelta
+from engine.contract.similarity import pair_up, similarity
+from engine.core.engine_core import EngineCore
+from engine.offline.llm_engine import refuse_lora
+from engine.offline.pooling_outputs import (
+    ClassificationOutput,
+    ClassificationRequestOutput,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
+from engine.offline.progress import UseTqdm, progress
+from engine.offline.prompts import Prompt, as_list, tokenise
+from engine.offline.threads import TorchThreads
+from engine.text.tokenizer import Tokenizer
+
+Made = TypeVar("Made")
+Raw = PoolingRequestOutput[torch.Tensor]
+#: Token ids, what to do with them, and whom they share cached prefixes with.
+Entry = tuple[list[int], PoolingParams, str]
+Params = PoolingParams | Sequence[PoolingParams] | None
+
+
+class PoolingMethods:
+    """Mixed into `LLM`, whose attributes it uses."""
+
+    core: EngineCore
+    _threads: TorchThreads
+    _tokenizer: Tokenizer | None
+    _ids: itertools.count[int]
+
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector for each prompt; prompts are as for `generate`.
+
+        Raises:
+            InvalidRequest: the model doesn't embed, or a prompt or parameter can't be served.
+            EngineFault: the engine failed on one of them.
+        """
+        refuse_lora(lora_request)
+        results = self._pool(prompts, pooling_params, "embed", use_tqdm)
+        return [_made(raw, lambda data: EmbeddingOutput(data[0].tolist())) for raw in results]
+
+    def classify(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+    ) -> list[ClassificationRequestOutput]:
+        """Probabilities of the model's labels for each prompt. Raises as `embed` does."""
+        refuse_lora(lora_request)
+        results = self._pool(prompts, pooling_params, "classify", use_tqdm)
+        info = self._pooling_info
+        labels = info.labels if info is not None else []
+        return [
+            _made(raw, lambda data: ClassificationOutput(data[0].tolist(), labels))
+            for raw in results
+        ]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        pooling_params: Params = None,
+        prompt_token_ids: list[int] | list[list[int]] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        *,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Results as tensors: of the model's own task, or of `pooling_task`.
+
+        "token_embed" and "token_classify" give each token's. `prompt_token_ids` may come instead of
+        `prompts`. Raises as `embed` does.
+        """
+        refuse_lora(lora_request)
+        prompts = prompt_token_ids if prompts is None else prompts
+        if prompts is None:
+            raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
+        task = pooling_task or default_task(self.core.facts.tasks)
+        by_token = task in TOKEN_TASKS
+        results = self._pool(prompts, pooling_params, task, use_tqdm)
+        return [
+            _made(raw, lambda data: PoolingOutput(data if by_token else data[0])) for raw in results
+        ]
+
+    def reward(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: Params = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """What a reward model gives: float32 [num_tokens, size] where it scores each token, else
+        [size] of the whole prompt. Raises as `embed` does.
+        """
+        tasks = self.core.facts.tasks
+        task = next((each for each in ("token_classify", "classify") if each in tasks), "")
+        return self.encode(
+            prompts,
+            pooling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            pooling_task=task or "classify",
+        )
+
+    def score(
+        self,
+        text_1: str | list[str],
+        text_2: str | list[str],
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+    ) -> list[ScoringRequestOutput]:
+        """How well texts fit each other: one against each of several, or pair by pair.
+
+        By a cross-encoder where the model is one, else by the similarity of embeddings.
+        Raises as `embed` does.
+        """
+        tasks = self.core.facts.tasks
+        check_task(self.core.config.name, tasks, "score")
+        first = [text_1] if isinstance(text_1, str) else list(text_1)
+        second = [text_2] if isinstance(text_2, str) else list(text_2)
+        pairs = pair_up(len(first), len(second))
+        params = pooling_params or PoolingParams()
+        if "embed" in tasks:
+            return self._score_embeddings(first, second, pairs, params, use_tqdm)
+        entries = [self._pair(first[a], second[b], params) for a, b in pairs]
+        results = self._run_pooling(entries, use_tqdm)
+        return [_made(raw, lambda data: ScoringOutput(float(data[0, 0]))) for raw in results]
+
+    # -- prompts ------------------------------------------------------------------------------
+
+    def _pair(self, first: str, second: str, params: PoolingParams) -> Entry:
+        limit = params.prompt_limit(self.core.facts.max_model_len)
+        parts = self._text_tokenizer().encode_parts(first, second, limit=limit)
+        info = self._pooling_info
+        typed = parts.second_segment if info is not None and info.token_types else 0
+        params = msgspec.structs.replace(params, task="score", second_segment=typed)
+        return parts.token_ids, params, ""
+
+    def _entry(self, prompt: Prompt, params: PoolingParams, task: str) -> Entry:
+        """A prompt's token ids, cut where that is asked for."""
+        if params.task not in ("", task):
+            raise InvalidRequest(
+                f"PoolingParams of the task '{params.task}' can't be used to '{task}'.",
+                param="task",
+            )
+        params = msgspec.structs.replace(params, task=task)
+        limit = params.prompt_limit(self.core.facts.max_model_len)
+        found = tokenise(prompt, self._tokenizer)
+        given = isinstance(prompt, dict) and "prompt_token_ids" in prompt
+        text = None if given else found.text
+        if text is not None and self._tokenizer is not None:
+            info = self._pooling_info
+            prefix = info.prompt if info is not None else ""
+            return (
+                self._tokenizer.encode_parts(prefix + text, limit=limit).token_ids,
+                params,
+                found.cache_salt,
+            )
+        token_ids = found.token_ids
+        return (token_ids if limit is None else token_ids[:limit]), params, found.cache_salt
+
+    @property
+    def _pooling_info(self) -> PoolingInfo | None:
+        """What is known of the model as a pooling model; None: it generates."""
+        pooling = self.core.facts.pooling
+        return None if pooling is None else pooling.info
+
+    def _text_tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
+        return self._tokenizer
+
+    # -- the batch ----------------------------------------------------------------------------
+
+    def _pool(
+        self, prompts: Prompt | Sequence[Prompt], given: Params, task: str, use_tqdm: UseTqdm
+    ) -> list[Raw]:
+        check_task(self.core.config.name, self.core.facts.tasks, task)
+        listed = as_list(prompts)
+        params = _params_for(given, len(listed))
+        entries = [
+            self._entry(prompt, param, task) for prompt, param in zip(listed, params, strict=True)
+        ]
+        return self._run_pooling(entries, use_tqdm)
+
+    def _score_embeddings(
+        self,
+        first: list[str],
+        second: list[str],
+        pairs: list[tuple[int, int]],
+        params: PoolingParams,
+        use_tqdm: UseTqdm,
+    ) -> list[ScoringRequestOutput]:
+        results = self._pool([*first, *second], params, "embed", use_tqdm)
+        vectors = [raw.outputs[0].numpy() for raw in results]
+        info = self._pooling_info
+        kind = info.similarity if info is not None else "cosine"
+        return [
+            PoolingRequestOutput(
+                request_id=results[len(first) + b].request_id,
+                outputs=ScoringOutput(similarity(kind, vectors[a], vectors[len(first) + b])),
+                prompt_token_ids=(
+                    results[a].prompt_token_ids + results[len(first) + b].prompt_token_ids
+                ),
+            )
+            for a, b in pairs
+        ]
+
+    def _run_pooling(self, entries: list[Entry], use_tqdm: UseTqdm) -> list[Raw]:
+        """Run a batch to its end. Whatever goes wrong, nothing of it stays in the engine."""
+        results: dict[str, Raw] = {}
+        by_token = any(params.by_token for _, params, _ in entries)
+        try:
+            for token_ids, params, salt in entries:
+                request_id = str(next(self._ids))
+                message = EngineRequest(
+                    request_id=request_id,
+                    gateway_id="",
+                    prompt_token_ids=token_ids,
+                    pooling=params,
+                    cache_namespace=salt,
+                )
+                self.core.add_request(message)
+                results[request_id] = PoolingRequestOutput(request_id, torch.empty(0), token_ids)
+            with self._threads.at_work(), progress(use_tqdm, len(entries)) as bar:
+                while self.core.has_work:
+                    for delta in self.core.step():
+                        _take(results[delta.request_id], delta, by_token)
+                        bar.update()
+        except BaseException:
+            for request_id in results:
+                self.core.abort(request_id)
+            raise
+        return list(results.values())
+
+
+def _take(result: Raw, delta: TokenDelta, by_token: bool) -> None:
+    """Fill in a request's result: float32 [1, size], or [num_tokens, size]."""
+    if delta.error is not None or delta.pooled is None:
+        message = delta.error.message if delta.error is not None else "The engine gave no result."
+        raise EngineFault(message)
+    values = torch.frombuffer(bytearray(delta.pooled), dtype=torch.float32)
+    rows = len(result.prompt_token_ids) if by_token else 1
+    result.outputs = values.view(rows, -1)
+    result.num_cached_tokens = delta.num_cached_tokens
+
+
+def _made(raw: Raw, make: Callable[[torch.Tensor], Made]) -> PoolingRequestOutput[Made]:
+    """The same result with its numbers in another form."""
+    return PoolingRequestOutput(
+        raw.request_id, make(raw.outputs), raw.prompt_token_ids, raw.num_cached_tokens
+    )
+
+
+def _params_for(given: Params, count: int) -> list[PoolingParams]:
+    """One `PoolingParams` a prompt."""
+    if given is None or isinstance(given, PoolingParams):
+        return [given or PoolingParams()] * count
+    if len(given) != count:
+        raise InvalidRequest(
+            f"{count} prompts need as many pooling_params, got {len(given)}.",
+            param="pooling_params",
+        )
+    return list(given)

@@ -1,0 +1,95 @@
+"""A step while it's being dealt, and what the worker is told of it."""
+
+from __future__ import annotations
+
+from engine.kv_cache import Block
+from engine.scheduler.plan import NewSequence, StepPlan, decodes
+from engine.scheduler.sequence import Sequence
+
+
+class StepBuilder:
+    """A plan in the making, with its sequences in the plan's order.
+
+    Attributes:
+        budget: tokens that may still be dealt.
+        prefill_left: prompt tokens among them.
+    """
+
+    def __init__(self, step: int, budget: int, prefill_left: int) -> None:
+        self.plan = StepPlan(step)
+        self.scheduled: list[Sequence] = []
+        self.budget = budget
+        self.prefill_left = prefill_left
+
+    def deal(self, sequence: Sequence, count: int) -> None:
+        """Put `count` tokens of a sequence into the step."""
+        plan = self.plan
+        plan.seq_ids.append(sequence.seq_id)
+        plan.num_scheduled.append(count)
+        self.scheduled.append(sequence)
+        self.budget -= count
+        sequence.num_computed_tokens += count
+        sequence.flight.num_steps += 1
+        if not decodes(count):
+            self.prefill_left -= count
+        known = len(sequence.token_ids)
+        if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
+            sequence.flight.prefill_chunks += 1
+        caught_up = sequence.num_computed_tokens == known + sequence.num_placeholders
+        plan.num_samples.append(int(caught_up))
+        if sequence.looks_ahead:
+            sequence.num_placeholders += caught_up
+
+    def take_back(self, sequence: Sequence) -> int:
+        """Undo `deal` and `grow` for a sequence; the tokens that it had been dealt, 0 if none."""
+        if sequence not in self.scheduled:
+            return 0
+        at = self.scheduled.index(sequence)
+        del self.scheduled[at], self.plan.seq_ids[at], self.plan.num_samples[at]
+        count = self.plan.num_scheduled.pop(at)
+        self.plan.new_blocks = [
+            entry for entry in self.plan.new_blocks if entry[0] != sequence.seq_id
+        ]
+        known = len(sequence.token_ids)
+        ahead = sequence.num_computed_tokens - known + 1
+        if sequence.looks_ahead and sequence.num_placeholders == ahead > 0:
+            sequence.num_placeholders -= 1
+        if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
+            sequence.flight.prefill_chunks -= 1
+        self.budget += count
+        if not decodes(count):
+            self.prefill_left += count
+        sequence.num_computed_tokens -= count
+        sequence.flight.num_steps -= 1
+        return count
+
+    def start(self, sequence: Sequence, tables: list[list[Block]]) -> None:
+        """Describe a sequence that the worker doesn't hold, whole."""
+        request = sequence.request
+        message = request.message
+        delivered = sequence.prompt_logprobs
+        self.plan.new.append(
+            NewSequence(
+                seq_id=sequence.seq_id,
+                token_ids=list(sequence.token_ids),
+                num_prompt_tokens=sequence.num_prompt_tokens,
+                num_computed_tokens=sequence.num_computed_tokens,
+                block_ids=_ids(tables),
+                sampling=request.sampling,
+                seed=sequence.seed,
+                prompt_logprobs_from=-1 if delivered is None else len(delivered),
+                adapter=message.adapter,
+                encoder_inputs=request.encoder_inputs,
+                logits_processors=request.logits_processors,
+                pooling=message.pooling,
+            )
+        )
+
+    def grow(self, sequence: Sequence, fresh: list[list[Block]]) -> None:
+        """Tell of blocks appended to the tables of a sequence that the worker holds."""
+        self.plan.new_blocks.append((sequence.seq_id, _ids(fresh)))
+
+
+def _ids(tables: list[list[Block]]) -> list[list[int]]:
+    """Block ids of tables."""
+    return [[block.block_id for block in table] for table in tables]

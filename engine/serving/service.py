@@ -1,0 +1,335 @@
+"""One replica as a process: `python -m engine.serving --replica-id ID --model FOLDER`.
+
+Requests come from the replica's inbox stream, outputs go to each gateway's outbox stream, and a
+heartbeat says how it is. SIGTERM drains: nothing new is read, what runs is finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from types import FrameType
+
+import redis
+
+from engine.contract import protocol
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError, EngineFault, QuireError
+from engine.contract.protocol import (
+    AbortRequest,
+    Control,
+    ControlReply,
+    EngineRequest,
+    Heartbeat,
+    OutboxBatch,
+    TokenDelta,
+)
+from engine.core.engine_core import EngineCore
+from engine.serving.arguments import parse_args
+from engine.serving.heartbeat import HeartbeatWriter
+from engine.serving.inbox import InboxReader
+from engine.serving.load import load_core
+from engine.serving.log import configure_logging
+from engine.serving.model_info import model_info
+from engine.serving.outbox import OutboxWriter, StepOutput
+from engine.serving.pause import Pause, abort_requests
+from engine.serving.profiling import Profiler
+from engine.serving.refusal import refusal
+from engine.serving.stats_log import StatsLog
+
+log = logging.getLogger("engine.serving")
+
+_IDLE_WAIT_S = 0.2
+_REMEMBERED_IDS = 8192
+#: Exit status of a replica that can't go on, and whose model isn't to blame.
+_FAULT = 70
+
+
+class EngineService:
+    """The engine loop between the inbox and the outboxes."""
+
+    def __init__(
+        self, config: EngineConfig, replica_id: str, client: redis.Redis, prefix: str
+    ) -> None:
+        self.config = config
+        self.replica_id = replica_id
+        self.incarnation = uuid.uuid4().hex
+        self.state = "loading"
+        self.detail = ""
+        self.progress = 0.0
+        self.progress_at = time.time()
+        self.core: EngineCore | None = None
+        self.draining = False
+        inbox = protocol.inbox_key(replica_id, prefix)
+        self._reader = InboxReader(client, inbox, self.incarnation)
+        self._writer = OutboxWriter(client, prefix, inbox)
+        self._heart = HeartbeatWriter(client, prefix, self.heartbeat)
+        self._gateways: dict[str, str] = {}
+        self._recent: OrderedDict[str, None] = OrderedDict()
+        self._output = StepOutput()
+        self._pause = Pause()
+        self._profiler = Profiler(replica_id)
+        self._stats_log = StatsLog(enabled=not config.disable_log_stats)
+
+    # -- life ---------------------------------------------------------------------------------
+
+    def run(self, drain_timeout: float) -> int:
+        """Load, serve until told to drain, drain. Returns the process's exit status."""
+        self._heart.start()
+        try:
+            self.core = self._load()
+        except (QuireError, MemoryError) as error:
+            reason = error.message if isinstance(error, QuireError) else _no_memory(error)
+            log.error("The model can't be loaded: %s", reason)
+            self.state, self.detail = "failed", reason
+            self._heart.beat()
+            self._heart.stop(self.replica_id, forget=False)
+            return 1
+        self.state = "ready"
+        self._writer.start()
+        self._reader.start()
+        self._heart.beat()
+        log.info("Replica %s serves %s.", self.replica_id, self.config.name)
+        status = 0
+        try:
+            self._serve(self.core, drain_timeout)
+        except EngineFault as error:
+            # Gateways go on elsewhere, and the supervisor starts another.
+            log.critical("The replica ends: %s", error.message)
+            status = _FAULT
+            self._reader.stop()
+        self._writer.close(timeout=10.0)
+        self._heart.stop(self.replica_id, forget=True)
+        self.core.shutdown()
+        log.info("Replica %s has stopped.", self.replica_id)
+        return status
+
+    def drain(self) -> None:
+        """Take nothing new, finish what runs, then end."""
+        self.draining = True
+        self.state = "draining"
+        self._reader.stop()
+
+    def _load(self) -> EngineCore:
+        def progress(part: float) -> None:
+            self.progress, self.progress_at = part, time.time()
+
+        return load_core(self.config, progress)
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def _serve(self, core: EngineCore, drain_timeout: float) -> None:
+        deadline = float("inf")
+        while True:
+            frozen = self._pause.frozen
+            self._take_messages(core, wait=frozen or not core.has_work)
+            if core.has_work and not frozen:
+                self._deliver(core.step())
+                if path := self._profiler.step():
+                    log.info("The profile was long enough: %s", path)
+            for message in self._pause.settled(core):
+                self._reply(message, ok=True)
+            core.check_health()
+            self._flush(core)
+            self.progress_at = time.time()
+            self._stats_log.maybe(core)
+            if self.draining:
+                deadline = min(deadline, time.time() + drain_timeout)
+                if not core.requests or time.time() > deadline:
+                    break
+        if core.requests:
+            # Gateways see this incarnation end and go on elsewhere with what they have.
+            log.warning("Drained for %.0f s; %d requests left.", drain_timeout, len(core.requests))
+
+    def _take_messages(self, core: EngineCore, *, wait: bool) -> None:
+        """Handle all messages that are there; when idle, wait a little for the first."""
+        try:
+            entry = self._reader.messages.get(timeout=_IDLE_WAIT_S if wait else 0.0)
+            while True:
+                self._handle(core, *entry)
+                entry = self._reader.messages.get_nowait()
+        except queue.Empty:
+            return
+
+    def _handle(self, core: EngineCore, entry_id: bytes, message: protocol.InboxMessage) -> None:
+        if isinstance(message, EngineRequest):
+            self._add(core, entry_id, message)
+            return
+        if isinstance(message, AbortRequest):
+            self._deliver(core.abort(message.request_id, message.index, message.finish_reason))
+        else:
+            self._control(core, message)
+        self._output.done.append(entry_id)
+
+    def _add(self, core: EngineCore, entry_id: bytes, message: EngineRequest) -> None:
+        request_id = message.request_id
+        if request_id in core.requests or request_id in self._recent:
+            log.info("Request %s came twice; the second is dropped.", request_id)
+            self._output.done.append(entry_id)
+            return
+        self._gateways[request_id] = message.gateway_id
+        try:
+            self._pause.check_new()
+            core.add_request(message, on_done=lambda: self._output.done.append(entry_id))
+        except QuireError as error:
+            self._deliver(refusal(message, error))
+            self._output.done.append(entry_id)
+
+    def _control(self, core: EngineCore, message: Control) -> None:
+        """An operator's command; answered when a gateway asked."""
+        ok, detail = True, ""
+        if message.command in ("sleep", "wake_up"):
+            ok, detail = self._sleep_or_wake(core, message)
+        elif message.command == "reset_prefix_cache":
+            ok = core.reset_prefix_cache()
+            detail = "" if ok else "Blocks are in use."
+        elif message.command == "check_integrity":
+            try:
+                core.check_integrity()
+            except RuntimeError as error:
+                ok, detail = False, str(error)
+        elif message.command == "drain":
+            self.drain()
+        elif message.command == "pause":
+            ok, detail, deltas = self._pause.begin(core, message)
+            self._deliver(deltas)
+            self._heart.beat()
+            if ok and message.mode == "wait":
+                return  # answered once nothing runs any more
+        elif message.command == "resume":
+            for waiting in self._pause.end():
+                self._reply(waiting, ok=False, detail="It was resumed before all had ended.")
+            self._heart.beat()
+        elif message.command == "abort_requests":
+            deltas = abort_requests(core, message.request_ids)
+            self._deliver(deltas)
+            detail = f"{len({delta.request_id for delta in deltas})} requests were aborted."
+        elif message.command in ("start_profile", "stop_profile"):
+            start = message.command == "start_profile"
+            ok, detail = self._profiler.start() if start else self._profiler.stop()
+        else:
+            ok, detail = False, f"Unknown command {message.command!r}."
+        self._reply(message, ok=ok, detail=detail)
+
+    def _reply(self, message: Control, *, ok: bool, detail: str = "") -> None:
+        if message.gateway_id:
+            reply = ControlReply(control_id=message.control_id, ok=ok, detail=detail)
+            self._batch(message.gateway_id).replies.append(reply)
+
+    def _sleep_or_wake(self, core: EngineCore, message: Control) -> tuple[bool, str]:
+        """Do what the command says: (whether it's done, why not)."""
+        try:
+            if message.command == "sleep":
+                self._deliver(core.sleep(message.level))
+            else:
+                core.wake_up(message.tags or None)
+        except QuireError as error:
+            log.warning("%s is refused: %s", message.command, error.message)
+            return False, error.message
+        finally:
+            if not self.draining:
+                self.state = "sleeping" if core.is_sleeping else "ready"
+                self._heart.beat()
+        return True, ""
+
+    # -- output -------------------------------------------------------------------------------
+
+    def _deliver(self, deltas: list[TokenDelta]) -> None:
+        """Put deltas into their gateways' batches."""
+        for delta in deltas:
+            gateway_id = self._gateways.get(delta.request_id)
+            if gateway_id is not None:
+                self._batch(gateway_id).deltas.append(delta)
+
+    def _batch(self, gateway_id: str) -> OutboxBatch:
+        batch = self._output.batches.get(gateway_id)
+        if batch is None:
+            step = self.core.stats.steps_total if self.core else 0
+            batch = OutboxBatch(replica_id=self.replica_id, incarnation=self.incarnation, step=step)
+            self._output.batches[gateway_id] = batch
+        return batch
+
+    def _flush(self, core: EngineCore) -> None:
+        """Hand the step's output to the writer and forget the requests that it ended."""
+        output = self._output
+        if not output.batches and not output.done:
+            return
+        for batch in output.batches.values():
+            for delta in batch.deltas:
+                if delta.finish_reason and delta.request_id not in core.requests:
+                    self._forget(delta.request_id)
+        self._writer.put(output)
+        self._output = StepOutput()
+
+    def _forget(self, request_id: str) -> None:
+        """Remember a finished id for a while: a duplicate delivery must not run it again."""
+        self._gateways.pop(request_id, None)
+        self._recent[request_id] = None
+        while len(self._recent) > _REMEMBERED_IDS:
+            self._recent.popitem(last=False)
+
+    # -- heartbeat ----------------------------------------------------------------------------
+
+    def heartbeat(self) -> Heartbeat:
+        """The replica's state as of now."""
+        core = self.core
+        return Heartbeat(
+            replica_id=self.replica_id,
+            incarnation=self.incarnation,
+            state=self.state,
+            model=model_info(self.config, core),
+            at=time.time(),
+            progress_at=self.progress_at,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            detail=self.detail,
+            load_progress=self.progress,
+            stats=core.snapshot() if core else protocol.EngineStats(),
+            paused=bool(self._pause),
+        )
+
+
+def _no_memory(error: MemoryError) -> str:
+    """What to tell of an allocation that failed."""
+    return f"there isn't enough memory: {error}" if str(error) else "there isn't enough memory"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    args = parse_args(argv)
+    configure_logging(args.log_level)
+    try:
+        config = EngineConfig.from_cli_args(args)
+        if not config.model:
+            raise ConfigError("--model is required.", param="model")
+    except ConfigError as error:
+        log.error("%s", error.message)
+        return 2
+    threading.excepthook = _die_with_thread
+    client = redis.Redis.from_url(args.redis_url, health_check_interval=15)
+    service = EngineService(config, args.replica_id, client, args.key_prefix)
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if service.draining or service.core is None:
+            # A second signal, or nothing to finish yet.
+            os._exit(128 + number)
+        service.drain()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    return service.run(args.drain_timeout)
+
+
+def _die_with_thread(args: threading.ExceptHookArgs) -> None:
+    """A replica without one of its threads only looks alive: end it."""
+    name = args.thread.name if args.thread else "?"
+    log.critical("Thread %s failed; the replica ends.", name, exc_info=args.exc_value)
+    logging.shutdown()
+    os._exit(_FAULT)

@@ -1,0 +1,222 @@
+"""docs/models.md from results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.survey.architectures import EXPECTED
+from engine.survey.run import LENGTHS, OUTPUT, TOLERANCE, Result, refusal
+
+_HEAD = """# Models
+
+A checkpoint runs in one of three ways:
+
+1. **The native decoder**, one implementation of the mainstream families whose wiring is data: a
+   `DecoderSpec` says which norms, projections, rotary embedding, windows, biases and experts a
+   family has, and a family is a small function from `config.json` to that data
+   (`engine/models/families/`). A setting that a family has and the decoder doesn't do is refused by
+   name when the model loads, never ignored.
+2. **The Transformers bridge**, any other causal language model of `transformers` whose attention
+   goes through its attention interface ([below](#the-transformers-bridge)).
+3. **A class from outside** ([below](#a-model-from-outside)).
+
+`--model-impl quire` insists on the native decoder, `--model-impl transformers` on the bridge;
+`auto`, the default, takes a registered class, else the native decoder, else the bridge.
+`--hf-overrides` puts JSON over config.json; `--rope-scaling` and `--rope-theta` replace the rotary
+embedding's (where layers rotate in different ways, that of full attention).
+
+The tables on this page are written by a command, and each result comes from a run:
+
+```
+python -m engine.survey
+```
+
+For each recipe (`engine/survey/`) it makes a tiny random float32 checkpoint with
+`transformers` {version}, runs {count} prompts of {shortest} to {longest} tokens together through
+the engine with chunked prefill, and compares {output} greedy tokens of each, and the log
+probabilities of the longest prompt, with `transformers`. A recipe passes when all tokens are equal
+and no log probability is off by more than {tolerance:g}; its largest difference is given.
+
+Where `transformers` has no class of an architecture, the model is made by one that computes the
+same (`foreign.py`), and its tensors and config.json are rewritten the way the architecture's
+published checkpoints have them; or, where none does, the oracle is written out in plain torch
+(`published.py`: Arctic, Baichuan 2 13B, DeciLM, Jais).
+
+Random weights prove the arithmetic, not how well a model does. Tensors go by the names that
+`save_pretrained` writes; a prefix that older checkpoints leave out may be missing. Weights are read
+from safetensors or [another format](load-formats.md).
+
+## Expected architectures
+
+{passed} of {total} pass.
+
+| architecture | models | runs on | result |
+|---|---|---|---|
+"""
+_NATIVE = """
+## Further native architectures
+
+| architecture | recipe | result |
+|---|---|---|
+"""
+_BRIDGED = """
+## Through the Transformers bridge
+
+Architectures without a family of the native decoder.
+
+| architecture | recipe | result |
+|---|---|---|
+"""
+_CROSS = """
+Native ones, run by the bridge for comparison (`--model-impl transformers`):
+
+| architecture | recipe | result |
+|---|---|---|
+"""
+_REFUSED = """
+## Refused
+
+What the bridge can't serve says why when it loads.
+
+| architecture | recipe | result |
+|---|---|---|
+"""
+_NOTES = """
+## Notes
+
+- **LongRoPE** (Phi-3) and **dynamic** scaling choose their factors once, by `max_model_len`, not by
+  each request's length: a cached key must not change when its sequence grows.
+- **Falcon with ALiBi**: `transformers` rounds slope times position to bfloat16, which shows beyond
+  256 tokens; the engine computes it in float32.
+- What the native decoder doesn't do of a family, `auto` gives to the bridge: OPT-350m (norms after
+  the blocks, projected embedding), GPT-2 with scores scaled by layer.
+- **gpt-oss**: unpacked weights only; the published MXFP4 checkpoints are refused as quantised.
+- **DeciLM**: layers with fewer KV heads keep each as often as the layer with the most has them.
+
+## The Transformers bridge
+
+`transformers` lets a registered function stand in for a model's attention. Ours
+(`engine/models/bridge/`) writes the step's keys and values to the paged cache and attends over it
+with the same kernels as the native decoder, so prefix caching, chunked prefill, batching, KV cache
+groups for sliding windows, preemption and sampling are the engine's own. All tokens of a step go
+through the model as one sequence without padding; linear layers are packed by the kernels.
+
+At load a model is
+
+1. **explored**: one pass over 8 tokens finds its attention calls (heads, sizes, in order) and asks
+   the model's own mask functions, for whole rows of a context of `max_model_len` tokens, which
+   window each layer has. A mask that is neither causal nor a window (chunks shorter than the
+   context, say) is refused;
+2. **proven**: a few short texts go through the model's own attention, and then together and in
+   pieces through the paged one. Logits that differ, for whatever reason, refuse the model.
+
+Both cost passes over some 60 tokens.
+
+Models that carry a **state** from token to token (state-space layers, linear attention, short
+convolutions) keep it by sequence, beside the pages of their attention layers. For these a step is
+one pass for each prompt and one for all sequences that decode; a state is no block, so prefixes
+aren't cached, and a preempted sequence starts anew. Where `transformers` can't continue a state by
+several tokens at once (Mamba 1, Jamba), chunks after the first go token by token.
+
+`--quantization` rounds linear layers and tables as it does natively.
+
+Limits: the bridge runs on the CPU, with float32 activations (linear layers keep the checkpoint's
+dtype; norms, biases and experts that are fused into one tensor become float32); values shorter than
+keys (MLA) are padded in the cache; attention that chooses tokens (sparse indexers), biases its
+scores (T5-like, ALiBi outside of the native families) or sees other inputs (images, encoders) is
+refused. Code that a model folder brings runs only with `--trust-remote-code`.
+
+## A model from outside
+
+```python
+from engine import ModelRegistry
+
+ModelRegistry.register_model("MineForCausalLM", "my_package.model:MineForCausalLM")
+```
+
+takes a class or, to import it only when a checkpoint asks for it, `"package.module:Class"`. The
+class is either a `transformers.PreTrainedModel` whose attention goes through the attention
+interface, and then it runs through the bridge; or it keeps to `engine.models.interface`:
+`make_spec(config)` gives the facts that the engine plans with, then it's made with `(spec, ops,
+weight_dtype, max_model_len)`, and `load`, `allocate_kv`, `forward(token_ids, context)` and `logits`
+are called. Subclasses of `NativeDecoder` have all but `make_spec`. A known architecture is taken
+over, with a warning.
+
+An installed package registers by entry points: group `quire.models` maps architectures to such
+strings; a function in group `quire.general_plugins` is called once before a model is loaded.
+`QUIRE_PLUGINS` names those wanted, with commas between; empty means none.
+
+A new family of the native decoder is a function from config.json (older names resolved, defaults
+filled in) to the fields of `DecoderSpec` that aren't common to all:
+
+```python
+from engine.models.architectures import register_decoder
+
+register_decoder("MineForCausalLM", lambda config: {"qk_norm": "rms_head"}, {"head_dim": 128})
+```
+"""
+
+#: After the names of recipes that run by the bridge although they needn't.
+CROSS_SUFFIX = " (bridge)"
+
+
+def page(results: dict[str, Result], version: str) -> str:
+    """The whole page."""
+    rows = [_expected_row(name, results) for name in EXPECTED]
+    head = _HEAD.format(
+        version=version,
+        count=len(LENGTHS),
+        shortest=min(LENGTHS),
+        longest=max(LENGTHS),
+        output=OUTPUT,
+        tolerance=TOLERANCE,
+        passed=sum(_passes(name, results) for name in EXPECTED),
+        total=len(EXPECTED),
+    )
+    parts = [head, *rows]
+    others = {n: r for n, r in results.items() if r.architecture not in EXPECTED or _crossed(n)}
+    for title, wanted in _SECTIONS:
+        found = {name: result for name, result in others.items() if wanted(name, result)}
+        parts += [title, *(_row(name, result) for name, result in found.items())]
+    return "".join(parts) + _NOTES
+
+
+def _crossed(name: str) -> bool:
+    return name.endswith(CROSS_SUFFIX)
+
+
+_SECTIONS: tuple[tuple[str, Callable[[str, Result], bool]], ...] = (
+    (_NATIVE, lambda name, r: r.runner == "native"),
+    (_BRIDGED, lambda name, r: r.runner == "bridge" and not _crossed(name)),
+    (_CROSS, lambda name, r: r.runner == "bridge" and _crossed(name)),
+    (_REFUSED, lambda name, r: not r.runner),
+)
+
+
+def _row(name: str, result: Result) -> str:
+    return f"| {result.architecture} | {name.removesuffix(CROSS_SUFFIX)} | {result.text} |\n"
+
+
+def _of(architecture: str, results: dict[str, Result]) -> dict[str, Result]:
+    """Results of one architecture's recipes."""
+    return {
+        name: result
+        for name, result in results.items()
+        if result.architecture == architecture and not _crossed(name)
+    }
+
+
+def _passes(architecture: str, results: dict[str, Result]) -> bool:
+    found = _of(architecture, results)
+    return bool(found) and all(result.passed for result in found.values())
+
+
+def _expected_row(architecture: str, results: dict[str, Result]) -> str:
+    models, reason = EXPECTED[architecture]
+    found = _of(architecture, results)
+    cells = [f"{name}: {result.text}" for name, result in found.items()]
+    if not cells:
+        cells = [f"refused: {refusal(architecture)} ({reason})"]
+    runners = sorted({result.runner for result in found.values()} - {""})
+    runs_on = ", ".join(runners) or "-"
+    return f"| {architecture} | {models} | {runs_on} | {'<br>'.join(cells)} |\n"

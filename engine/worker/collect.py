@@ -1,0 +1,54 @@
+"""Between a step and the sampler: grammar masks go in, tokens and scores come out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.sampling.sampler import SamplerOutput
+from engine.sampling.token_mask import MaskedRows
+from engine.scheduler.plan import StepPlan, StepResult
+from engine.worker.batch import RunningBatch, Sampled
+from engine.worker.grammar_inbox import GrammarInbox
+
+
+def masked_rows(plan: StepPlan, sampled: Sampled, masks: GrammarInbox) -> MaskedRows | None:
+    """The step's grammar masks, in the order of the logits; waits until they are there."""
+    if not plan.awaits_masks:
+        return None
+    output = masks.take(plan.step)
+    if not output.seq_ids:
+        return None
+    row_of = {seq_id: row for row, seq_id in enumerate(output.seq_ids)}
+    seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
+    places = [(row, row_of[seq]) for row, seq in enumerate(seq_ids) if seq in row_of]
+    bits = np.frombuffer(output.bits, dtype="<i4").reshape(len(row_of), -1)
+    only_eos = set(output.only_eos)
+    return MaskedRows(
+        rows=[row for row, _ in places],
+        bits=bits[[at for _, at in places]],
+        forced=[n for n, (_, at) in enumerate(places) if at in only_eos],
+    )
+
+
+def collect(
+    batch: RunningBatch,
+    plan: StepPlan,
+    sampled: Sampled,
+    output: SamplerOutput,
+    result: StepResult,
+) -> None:
+    """Take over what was sampled, into the batch and into the step's result."""
+    seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
+    token_ids = output.token_ids.tolist()
+    for at, candidates in output.candidates.items():
+        token_ids[at] = -1
+        result.candidates[seq_ids[at]] = candidates
+    batch.take(sampled, token_ids)
+    for index, token_id in zip(sampled.sampled, token_ids, strict=True):
+        if token_id >= 0:
+            result.token_ids[index].append(token_id)
+    result.errors.update({seq_ids[at]: reason for at, reason in output.errors.items()})
+    if any(output.logprobs):
+        result.logprobs = [None] * len(plan.seq_ids)
+        for index, scores in zip(sampled.sampled, output.logprobs, strict=True):
+            result.logprobs[index] = None if scores is None else [scores]

@@ -1,0 +1,88 @@
+"""Compiling every kernel that serving may need before the first request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from engine.contract.config import EngineConfig
+from engine.models.decoder import NativeDecoder
+from engine.worker.cuda.dispatcher import BatchDescriptor
+from engine.worker.cuda.inputs import StaticInputs
+from engine.worker.cuda.setup import DeviceModel
+from kernels import KernelSet
+from kernels.logits import LogitEdits, PenalisedRows, TokenTable
+
+
+@torch.inference_mode()
+def warm_up_kernels(
+    model: DeviceModel, config: EngineConfig, token_budget: int, max_blocks: int, groups: int,
+    vocab_size: int,
+) -> None:  # fmt: skip
+    """Run prompts and batches of decodes of every size by twos, and all that chooses tokens.
+
+    Kernels choose their tiles by numbers of tokens and of sequences, and compile at the first use
+    of each, which takes a second or more: none of that shall fall to a request. Lengths need no
+    warm-up, being no constants of any kernel. Nothing is written to the KV cache. Bridged models,
+    which may keep a state, are left as they are.
+    """
+    _choose(model.ops, vocab_size)
+    if not isinstance(model, NativeDecoder):
+        return
+    most = min(config.max_num_seqs, token_budget)
+    inputs = StaticInputs(token_budget, most, max_blocks, groups, model.ops.device)
+    for descriptor in _batches(token_budget, most):
+        token_ids, context = inputs.rehearse(descriptor)
+        # A table leads to the first block alone.
+        inputs.seq_lens.fill_(min(config.block_size, descriptor.num_tokens // descriptor.num_reqs))
+        model.logits(model.forward(token_ids, context)[: descriptor.num_reqs])
+
+
+def _batches(token_budget: int, most: int) -> Iterator[BatchDescriptor]:
+    """Decodes of 1, 2, 4 ... `most` sequences, and prompts of 2, 4 ... `token_budget` tokens."""
+    for size in _by_twos(most):
+        yield BatchDescriptor(size, size, True)
+    for size in _by_twos(token_budget)[1:]:
+        yield BatchDescriptor(size, 1, False)
+
+
+def _by_twos(most: int) -> list[int]:
+    return [*(1 << power for power in range((most - 1).bit_length())), most]
+
+
+def _choose(ops: KernelSet, vocab_size: int) -> None:
+    """Every way of choosing one row's token."""
+
+    def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=ops.device)
+
+    logits = zeros(1, vocab_size, dtype=torch.float32)
+    if ops.edits is not None:
+        _edit(ops.edits, logits)
+    ops.argmax(logits)
+    temperature = zeros(1, dtype=torch.float32) + 1.0
+    top_k = zeros(1, dtype=torch.int64) + vocab_size
+    half = zeros(1, dtype=torch.float64) + 0.5
+    ops.sample(logits, temperature, top_k, half, half, half)
+
+
+def _edit(edits: LogitEdits, logits: Tensor) -> None:
+    """Bans, biases, masks, penalties and log probabilities of one row."""
+
+    def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=logits.device)
+
+    place = zeros(1, dtype=torch.int64)
+    one = zeros(1, dtype=torch.float32) + 1.0
+    edits.forbid(logits, place, place)
+    edits.add(logits, place, place, one)
+    words = zeros(1, -(-logits.shape[1] // 32), dtype=torch.int32)
+    for forced in (None, zeros(1, dtype=torch.bool)):
+        edits.keep(logits, place, words, forced)
+    small = zeros(1, dtype=torch.int32)
+    table = TokenTable(zeros(1, 256, dtype=torch.int32), zeros(1, 256, dtype=torch.int32))
+    edits.record(table, zeros(4, 1, dtype=torch.int32))
+    edits.penalise(logits, PenalisedRows(small, small, one, one, one), table, small)
+    edits.token_logprobs(logits, place)

@@ -1,0 +1,102 @@
+"""What serving compiles after the warm-up, counted on a device that holds nothing.
+
+Run by `test_compilations.py` in a process of its own, where kernels aren't the interpreter's:
+launches are watched, and what Triton would compile each for is asked of Triton itself.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.contract.config import EngineConfig
+from engine.models.architectures import decoder_spec, read_config
+from engine.models.context import AttentionContext
+from engine.models.decoder import NativeDecoder
+from engine.models.weights import WeightReader
+from engine.worker.cuda.graphs import AttentionBreaks
+from engine.worker.cuda.inputs import stage
+from engine.worker.cuda.warm import _choose, warm_up_kernels
+from kernels.triton import TritonKernels
+from kernels.triton.compiler import specialisation
+from kernels.triton.launch import Target, watch
+
+META = torch.device("meta")
+HOPPER = Target(90, 132)
+BLOCK, LONGEST, BUDGET, SEQUENCES = 16, 8448, 2048, 64
+
+
+def batch(sequences: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionContext]:
+    """A step of sequences given as (tokens of the step, length); decodes come first."""
+    counts = [count for count, _ in sequences]
+    lengths = [length for _, length in sequences]
+    starts = torch.tensor([0, *counts]).cumsum(0).int()
+    tokens = int(starts[-1])
+    decodes = sum(count == 1 for count in counts)
+    context = AttentionContext(
+        positions=torch.arange(tokens),
+        slot_mapping=torch.arange(tokens),
+        block_tables=torch.zeros(len(counts), -(-max(lengths) // BLOCK), dtype=torch.int32),
+        seq_lens=torch.tensor(lengths, dtype=torch.int32),
+        query_start_loc=starts,
+        logits_rows=starts[1:].long() - 1,
+    )
+    if 0 < decodes < len(counts):
+        context.num_decodes = sum(counts[:decodes])
+        context.prefill_start_loc = starts[decodes:] - starts[decodes]
+    return torch.zeros(tokens, dtype=torch.int64), context
+
+
+def serving() -> Iterator[list[tuple[int, int]]]:
+    """A chat that grows to 8,200 tokens, alone and beside others that come and go."""
+    rng = random.Random(5)
+    for length in (*range(1, 200), *range(200, 8200, 97), 8191, 8192, 8193, 8200):
+        yield [(1, length)]
+    for _ in range(150):
+        decodes = [(1, rng.randint(1, 8200)) for _ in range(rng.randrange(SEQUENCES // 2))]
+        prompts = [
+            (count, count + rng.choice((0, 0, rng.randrange(6000))))
+            for count in (rng.randint(2, 400) for _ in range(rng.randrange(4)))
+        ]
+        if decodes or prompts:
+            yield decodes + prompts
+    for count in (2, 3, 63, 255, 1000, 1001, BUDGET):
+        yield [(count, count)]
+
+
+def main(folder: Path, quantization: str | None) -> None:
+    """Print how many binaries the warm-up takes, and which serving takes besides."""
+    seen: set[Any] = set()
+
+    def note(kernel: Any, grid: Any, args: Any, options: Any) -> None:
+        seen.add(specialisation(kernel, args, options, HOPPER.capability))
+
+    ops = TritonKernels(META, "a test")
+    breaks = AttentionBreaks(ops.paged_attention)
+    vars(ops)["paged_attention"] = breaks
+    model = NativeDecoder(
+        decoder_spec(read_config(folder)), ops, torch.bfloat16, LONGEST, quantization
+    )
+    config = EngineConfig(model=str(folder), block_size=BLOCK, max_num_seqs=SEQUENCES)
+    with watch(note, HOPPER), torch.inference_mode():
+        model.load(WeightReader(folder), lambda done, total: None)
+        model.allocate_kv(4, BLOCK, torch.bfloat16)
+        warm_up_kernels(model, config, BUDGET, LONGEST // BLOCK, 1, model.spec.vocab_size)
+        warm = set(seen)
+        for sequences in serving():
+            staged = stage(*batch(sequences), META)
+            breaks.batch = staged.context
+            model.logits(model.forward(staged.token_ids, staged.context))
+        _choose(ops, model.spec.vocab_size)
+    later = [key[0] for key in seen - warm]
+    print(json.dumps({"warm": len(warm), "later": sorted(later)}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -1,0 +1,34 @@
+"""A device that an installed package brings: plain torch in float32 on its own terms."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import kernels
+from engine.devices import CacheNeed, Device, RunnerParts
+from engine.sampling.sampler import Sampler
+from engine.worker.interface import Runner
+from engine.worker.runner import ModelRunner
+from kernels import KernelSet
+
+
+class TestDevice(Device):
+    """What docs/extending/device.md describes, nothing more."""
+
+    name: ClassVar[str] = "testdevice"
+    token_budget: ClassVar[int] = 64
+    kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32",)
+
+    @classmethod
+    def obstacle(cls) -> str:
+        return ""
+
+    def make_kernels(self) -> KernelSet:
+        return kernels.get("cpu", use_compiled=False)
+
+    def num_blocks(self, need: CacheNeed) -> int:
+        return 128
+
+    def make_runner(self, parts: RunnerParts) -> Runner:
+        sampler = Sampler(parts.loaded.eos_token_ids, None)
+        return ModelRunner(parts.loaded.model, parts.batch, sampler, masks=parts.masks)

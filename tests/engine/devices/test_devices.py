@@ -1,0 +1,106 @@
+"""Devices are found by name; a package that is installed can bring one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.devices import Device
+from engine.devices.find import device_class
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = Path(__file__).parent / "package"
+DEMO = ROOT / "demo" / "model"
+
+
+def run(script: str, **environment: str) -> object:
+    """What a Python process prints last, as JSON; the package is installed in it."""
+    path = os.pathsep.join([str(PACKAGE), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": path, **environment},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+GENERATE = f"""
+import json, sys
+from engine import LLM, SamplingParams
+params = SamplingParams(temperature=0, max_tokens=8)
+def told(device):
+    llm = LLM({str(DEMO)!r}, device=device, dtype="float32", max_model_len=256)
+    text = llm.generate(["The capital of France is"], params, use_tqdm=False)[0].outputs[0].text
+    return [llm.core.executor.device.name, llm.core.capacity.num_blocks, text]
+"""
+
+
+def test_a_device_of_an_installed_package_serves_the_demo_model() -> None:
+    both = run(GENERATE + "print(json.dumps([told('testdevice'), told('cpu')]))")
+    (own, blocks, text), (name, _, expected) = both  # type: ignore[misc]
+    assert (own, blocks, name) == ("testdevice", 128, "cpu")
+    assert text == expected
+    assert "Paris" in text
+
+
+def test_a_replica_on_cpus_loads_nothing_that_a_gpu_needs() -> None:
+    loaded = run(GENERATE + "told('cpu')\nprint(json.dumps(sorted(sys.modules)))")
+    assert isinstance(loaded, list)
+    assert "engine.devices.cpu" in loaded
+    assert not [name for name in loaded if name.startswith("engine.worker.cuda")]
+    assert "engine.devices.cuda" not in loaded
+    assert "triton" not in loaded
+
+
+REFUSED = [
+    ("tpu", {}, "device", "must be one of auto, cpu, cuda, broken, nodevice, testdevice"),
+    ("broken", {}, "device", "quire_nowhere"),
+    ("nodevice", {}, "device", "no subclass of engine.devices.Device"),
+    ("testdevice", {"kv_cache_dtype": "int8"}, "kv_cache_dtype", "which keeps float32"),
+]
+REFUSE = f"""
+import json
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.devices.find import make_device
+found = []
+for name, given in {[(name, given) for name, given, *_ in REFUSED]!r}:
+    try:
+        make_device(EngineConfig(model="m", device=name, **given))
+        found.append(["", "it was made"])
+    except ConfigError as error:
+        found.append([error.param, error.message])
+print(json.dumps(found))
+"""
+
+
+def test_what_is_no_device_or_asks_too_much_is_refused_by_a_sentence() -> None:
+    found = run(REFUSE)
+    for (name, _, param, words), (named, message) in zip(REFUSED, found, strict=True):  # type: ignore[call-overload]
+        assert named == param, name
+        assert words in message
+
+
+def test_plug_ins_that_the_operator_left_out_are_no_devices() -> None:
+    found = run(REFUSE, QUIRE_PLUGINS="other")
+    assert found[-1] == ["device", "device must be one of auto, cpu, cuda; got 'testdevice'."]  # type: ignore[index]
+
+
+def test_a_device_that_nobody_brings_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="must be one of auto, cpu, cuda") as caught:
+        EngineConfig(model="m", device="tpu")
+    assert caught.value.param == "device"
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_built_in_devices_are_named_as_they_are_asked_for(name: str) -> None:
+    kind = device_class(name)
+    assert issubclass(kind, Device)
+    assert kind.name == name

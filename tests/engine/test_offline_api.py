@@ -1,0 +1,360 @@
+"""The offline classes beside `LLM.generate`: steps by hand, asyncio, queues, operators' calls."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from transformers import AutoTokenizer
+
+from engine import (
+    LLM,
+    AsyncLLM,
+    AsyncLLMEngine,
+    EngineArgs,
+    FlexibleArgumentParser,
+    LLMEngine,
+    PoolingParams,
+    RequestOutput,
+    SamplingParams,
+)
+from engine.contract.config import EngineConfig
+from engine.contract.errors import (
+    ContextLengthExceeded,
+    EngineFault,
+    EngineSleeping,
+    InvalidRequest,
+    ModelLoadError,
+)
+
+SMALL: dict[str, Any] = {"num_gpu_blocks_override": 200, "max_model_len": 128, "block_size": 4}
+GREEDY = SamplingParams(temperature=0, max_tokens=6)
+TEXTS = ["the quick brown fox", "the lazy dog", "the"]
+
+
+@pytest.fixture(scope="module")
+def folder(model_folder: Callable[[str], Path]) -> str:
+    return str(model_folder("llama"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: str) -> Iterator[LLM]:
+    made = LLM(folder, **SMALL, enable_sleep_mode=True)
+    yield made
+    made.core.check_integrity()
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+# -- LLMEngine -----------------------------------------------------------------------------------
+
+
+def test_an_engine_runs_a_step_at_a_time(folder: str, llm: LLM) -> None:
+    parser = FlexibleArgumentParser(description="try it")
+    parser = EngineArgs.add_cli_args(parser)
+    line = (
+        f"--model {folder} --max_model_len 128 --block-size 4 --num-gpu-blocks-override 200 -tp 1"
+    )
+    engine = LLMEngine.from_engine_args(EngineArgs.from_cli_args(parser.parse_args(line.split())))
+    expected = tokens(llm.generate(TEXTS, GREEDY, use_tqdm=False))
+    todo = list(enumerate(TEXTS))
+    seen: dict[str, list[RequestOutput]] = {}
+    while todo or engine.has_unfinished_requests():
+        if todo:
+            number, text = todo.pop(0)
+            assert engine.add_request(str(number), text, GREEDY) == str(number)
+        for output in engine.step():
+            assert isinstance(output, RequestOutput)
+            seen.setdefault(output.request_id, []).append(output)
+    for number, text in enumerate(TEXTS):
+        steps = seen[str(number)]
+        assert steps[-1].finished
+        assert not any(step.finished for step in steps[:-1])
+        assert [len(step.outputs[0].token_ids) for step in steps] == [1, 2, 3, 4, 5, 6]
+        assert steps[-1].outputs[0].token_ids == expected[number]
+        assert steps[2].outputs[0].token_ids == expected[number][:3]
+        assert steps[-1].prompt == text
+    engine.core.check_integrity()
+    engine.shutdown()
+
+
+def test_a_request_may_be_stopped_and_its_id_used_again(llm: LLM) -> None:
+    engine = llm.llm_engine
+    endless = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)
+    engine.add_request("a", "the", endless)
+    engine.add_request("b", "the", endless)
+    with pytest.raises(InvalidRequest, match="in use"):
+        engine.add_request("a", "the", endless)
+    engine.step()
+    engine.abort_request("a")
+    engine.abort_request(["a", "b", "nobody"])
+    assert not engine.has_unfinished_requests()
+    assert engine.step() == []
+    engine.add_request("a", "the", GREEDY)
+    assert engine.get_num_unfinished_requests() == 1
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+def test_adapters_and_tokenization_kwargs_are_refused(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        llm.generate("the", GREEDY, lora_request=object())
+    assert refusal.value.param == "lora_request"
+    with pytest.raises(InvalidRequest) as refusal:
+        llm.llm_engine.add_request("x", "the", GREEDY, tokenization_kwargs={"truncation": True})
+    assert refusal.value.param == "tokenization_kwargs"
+
+
+# -- AsyncLLM ------------------------------------------------------------------------------------
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def engine(folder: str) -> AsyncIterator[AsyncLLM]:
+    made = AsyncLLM.from_engine_args(EngineArgs(model=folder, **SMALL))
+    yield made
+    made.shutdown()
+
+
+async def last(engine: AsyncLLM, prompt: Any, params: SamplingParams, name: str) -> RequestOutput:
+    return [result async for result in engine.generate(prompt, params, name)][-1]
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_many_coroutines_are_answered_at_once(engine: AsyncLLM, llm: LLM) -> None:
+    expected = tokens(llm.generate(TEXTS * 3, GREEDY, use_tqdm=False))
+    names = [f"many-{number}" for number in range(9)]
+    results = await asyncio.gather(
+        *(last(engine, text, GREEDY, name) for text, name in zip(TEXTS * 3, names, strict=True))
+    )
+    assert tokens(results) == expected
+    assert all(result.finished for result in results)
+    assert engine.is_running
+    await engine.check_health()
+    assert AsyncLLMEngine is AsyncLLM
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_consumer_that_stops_listening_aborts(engine: AsyncLLM) -> None:
+    endless = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+    stream = engine.generate("the", endless, "left")
+    assert not (await anext(stream)).finished
+    await stream.aclose()
+    assert (await last(engine, "the", GREEDY, "left")).finished
+    assert engine.engine.get_num_unfinished_requests() == 0
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_abort_ends_the_stream_with_an_error(engine: AsyncLLM) -> None:
+    endless = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+    stream = engine.generate("the", endless, "aborted")
+    await anext(stream)
+    await engine.abort("aborted")
+    with pytest.raises(EngineFault, match="aborted"):
+        async for _ in stream:
+            pass
+    await engine.abort(["nobody"])
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_what_is_refused_is_told_and_hurts_nobody(engine: AsyncLLM) -> None:
+    with pytest.raises(InvalidRequest):
+        await anext(engine.generate([10**6], GREEDY, "bad"))
+    with pytest.raises(InvalidRequest):
+        await anext(engine.generate({"promt": "x"}, GREEDY, "bad"))
+    assert (await last(engine, "the", GREEDY, "bad")).finished
+    assert await engine.reset_prefix_cache()
+    assert (await engine.get_model_config()).max_model_len == 128
+    assert await engine.get_supported_tasks() == ("generate",)
+    assert {metric.name for metric in await engine.get_metrics()} >= {"vllm:prompt_tokens"}
+
+
+@pytest.mark.asyncio
+async def test_after_shutdown_nothing_hangs(folder: str) -> None:
+    engine = AsyncLLM(EngineConfig(model=folder, **SMALL))
+    endless = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True)
+    stream = engine.generate("the", endless, "a")
+    await anext(stream)
+    await asyncio.to_thread(engine.shutdown)
+    engine.shutdown()
+    with pytest.raises(EngineFault):
+        async for _ in stream:
+            pass
+    with pytest.raises(EngineFault):
+        await anext(engine.generate("the", GREEDY, "b"))
+    with pytest.raises(EngineFault):
+        await engine.check_health()
+    assert not engine.is_running
+    assert not engine.errored
+
+
+def test_a_model_that_cant_be_loaded_is_told_at_once(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError):
+        AsyncLLM(EngineConfig(model=str(tmp_path)))
+
+
+# -- LLM -----------------------------------------------------------------------------------------
+
+
+def test_prompts_are_queued_first_and_run_later(llm: LLM) -> None:
+    expected = tokens(llm.generate(TEXTS, GREEDY, use_tqdm=False))
+    ids = llm.enqueue(TEXTS[:2], GREEDY)
+    ids += llm.enqueue(TEXTS[2], [GREEDY])
+    assert len(set(ids)) == 3
+    between = llm.generate("the", GREEDY, use_tqdm=False)
+    assert between[0].finished
+    results = llm.wait_for_completion(RequestOutput, use_tqdm=False)
+    assert [result.request_id for result in results] == ids
+    assert tokens(results) == expected
+    assert llm.wait_for_completion() == []
+    with pytest.raises(InvalidRequest):
+        llm.enqueue(["the", [10**6]], GREEDY)
+    assert llm.llm_engine.get_num_unfinished_requests() == 0
+
+
+def test_what_waits_for_a_sleeping_model_doesnt_hang(llm: LLM) -> None:
+    llm.enqueue("the", GREEDY)
+    llm.sleep()
+    assert llm.is_sleeping()
+    with pytest.raises(EngineSleeping, match="sleeps"):
+        llm.wait_for_completion(use_tqdm=False)
+    llm.wake_up()
+    assert llm.generate("the", GREEDY, use_tqdm=False)[0].finished
+
+
+def test_outputs_tell_when_what_happened(llm: LLM) -> None:
+    (output,) = llm.generate("the quick brown fox", GREEDY, use_tqdm=False)
+    metrics = output.metrics
+    assert metrics is not None
+    assert metrics.scheduled_ts is not None
+    assert metrics.first_token_ts is not None
+    assert metrics.last_token_ts is not None
+    assert metrics.arrival_time <= metrics.scheduled_ts <= metrics.first_token_ts
+    assert metrics.first_token_ts <= metrics.last_token_ts
+    assert metrics.num_generation_tokens == len(output.outputs[0].token_ids)
+    assert metrics.first_token_latency == metrics.first_token_ts - metrics.arrival_time
+    assert metrics.time_in_queue == metrics.first_scheduled_time - metrics.queued_ts
+    assert (metrics.first_token_time, metrics.last_token_time, metrics.finished_time) == (
+        metrics.first_token_ts, metrics.last_token_ts, metrics.last_token_ts,
+    )  # fmt: skip
+    assert len(output.flights) == 1
+
+
+def test_arguments_by_their_place(folder: str, llm: LLM) -> None:
+    made = LLM(folder, None, "auto", False, False, 1, "auto", None, None, None, 7, 0.9, 4, **SMALL)
+    assert made.config.seed == 7
+    expected = tokens(llm.generate(TEXTS, GREEDY, None, False))
+    ids = [made.get_tokenizer().encode(text) for text in TEXTS]
+    assert tokens(made.generate(None, GREEDY, ids, False, None)) == expected
+    with pytest.raises(TypeError, match="two values"):
+        LLM(folder, "a", tokenizer="b")
+    with pytest.raises(TypeError, match="at most"):
+        LLM(folder, *([None] * 17))
+    bars: list[dict[str, Any]] = []
+
+    class Bar:
+        def __init__(self, **given: Any) -> None:
+            bars.append(given)
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def update(self, count: int = 1) -> None:
+            bars.append({"count": count})
+
+    made.generate("the", GREEDY, use_tqdm=Bar)
+    assert bars[0]["total"] == 1
+    assert sum(bar.get("count", 0) for bar in bars) == 1
+
+
+def test_an_output_ends_where_the_context_does(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=1000, ignore_eos=True)
+    for length in (4, 127):
+        (output,) = llm.generate([[5] * length], params, use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 128 - length
+        assert output.outputs[0].finish_reason == "length"
+    for length in (128, 500):
+        with pytest.raises(ContextLengthExceeded) as refusal:
+            llm.generate([[5], [5] * length], params, use_tqdm=False)
+        assert isinstance(refusal.value, ValueError)
+        assert str(length) in refusal.value.message
+
+
+def test_another_tokenizer(folder: str, llm: LLM) -> None:
+    own = llm.get_tokenizer()
+    expected = llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].text
+    try:
+        for other in (folder, AutoTokenizer.from_pretrained(folder), own):
+            llm.set_tokenizer(other)
+            assert (
+                llm.generate("the lazy dog", GREEDY, use_tqdm=False)[0].outputs[0].text == expected
+            )
+        with pytest.raises(InvalidRequest) as refusal:
+            llm.set_tokenizer(5)
+        assert refusal.value.param == "tokenizer"
+    finally:
+        llm.set_tokenizer(own)
+
+
+def test_a_cache_may_be_forgotten(llm: LLM) -> None:
+    text = "the quick brown fox jumps over the lazy dog and the fox"
+    llm.generate(text, GREEDY, use_tqdm=False)
+    assert llm.generate(text, GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
+    assert llm.reset_prefix_cache() is True
+    assert llm.generate(text, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_figures_under_vllms_names(llm: LLM) -> None:
+    def value(name: str) -> float:
+        return sum(metric.value for metric in llm.get_metrics() if metric.name == name)
+
+    before = value("vllm:generation_tokens"), value("vllm:request_success")
+    llm.generate(TEXTS, GREEDY, use_tqdm=False)
+    assert value("vllm:generation_tokens") == before[0] + 18
+    assert value("vllm:request_success") == before[1] + 3
+    assert value("vllm:num_requests_running") == 0
+
+
+def test_functions_reach_the_model(llm: LLM) -> None:
+    (count,) = llm.apply_model(lambda model: type(model).__name__)
+    assert count
+    assert llm.collective_rpc(lambda executor, n: n + 1, args=(4,)) == [5]
+    assert llm.collective_rpc("check_health") == [None]
+    for name in ("no_such_thing", "_allocate", "loaded"):
+        with pytest.raises(InvalidRequest) as refusal:
+            llm.collective_rpc(name)
+        assert refusal.value.param == "method"
+
+
+def test_a_profile_is_written(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest):
+        llm.stop_profile()
+    llm.start_profile(str(tmp_path / "new"))
+    with pytest.raises(InvalidRequest):
+        llm.start_profile()
+    llm.generate("the", SamplingParams(max_tokens=2), use_tqdm=False)
+    trace = json.loads(Path(llm.stop_profile()).read_text())
+    assert trace["traceEvents"]
+
+
+def test_engine_arguments_are_a_dataclass(folder: str) -> None:
+    import dataclasses
+
+    arguments = EngineArgs(model=folder, seed=3, swap_space=4, tensor_parallel_size=1)
+    given = dataclasses.asdict(arguments)
+    assert given["seed"] == 3
+    assert LLM(**{**given, **SMALL}).config.seed == 3
+    assert arguments.create_engine_config().seed == 3
+    assert "model" in inspect.signature(EngineArgs).parameters
+    with pytest.raises(SystemExit):
+        EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(["--config", "/nowhere.yaml"])
+    assert PoolingParams() is not None

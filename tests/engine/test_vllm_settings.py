@@ -1,0 +1,198 @@
+"""vLLM's settings and command lines: each works, changes nothing, or is refused by a sentence."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.contract.command_line import expanded
+from engine.contract.config import SETTINGS, EngineConfig, add_cli_args
+from engine.contract.errors import ConfigError
+from engine.contract.vllm_settings import BY_NAME, FOREIGN, Foreign
+
+#: The engine arguments of vLLM 0.5.1's manual, as its command line spells them.
+_MANUAL = """
+model tokenizer skip-tokenizer-init revision code-revision tokenizer-revision tokenizer-mode
+trust-remote-code download-dir load-format dtype kv-cache-dtype quantization-param-path
+max-model-len guided-decoding-backend distributed-executor-backend worker-use-ray
+pipeline-parallel-size tensor-parallel-size max-parallel-loading-workers
+ray-workers-use-nsight block-size enable-prefix-caching disable-sliding-window
+use-v2-block-manager num-lookahead-slots seed swap-space gpu-memory-utilization
+num-gpu-blocks-override max-num-batched-tokens max-num-seqs max-logprobs disable-log-stats
+quantization rope-scaling rope-theta enforce-eager max-context-len-to-capture
+max-seq-len-to-capture disable-custom-all-reduce tokenizer-pool-size tokenizer-pool-type
+tokenizer-pool-extra-config enable-lora max-loras max-lora-rank lora-extra-vocab-size
+lora-dtype long-lora-scaling-factors max-cpu-loras fully-sharded-loras device
+scheduler-delay-factor enable-chunked-prefill speculative-model num-speculative-tokens
+speculative-draft-tensor-parallel-size speculative-max-model-len
+speculative-disable-by-batch-size ngram-prompt-lookup-max ngram-prompt-lookup-min
+spec-decoding-acceptance-method typical-acceptance-sampler-posterior-threshold
+typical-acceptance-sampler-posterior-alpha model-loader-extra-config preemption-mode
+served-model-name qlora-adapter-name-or-path otlp-traces-endpoint engine-use-ray
+disable-log-requests max-log-len
+"""
+MANUAL = _MANUAL.split()
+#: What the same manual gives as defaults, where they can be written down.
+DEFAULTS: dict[str, Any] = {
+    "tokenizer_mode": "auto",
+    "guided_decoding_backend": "outlines",
+    "worker_use_ray": False,
+    "pipeline_parallel_size": 1,
+    "tensor_parallel_size": 1,
+    "use_v2_block_manager": False,
+    "num_lookahead_slots": 0,
+    "swap_space": 4,
+    "max_seq_len_to_capture": 8192,
+    "disable_custom_all_reduce": False,
+    "tokenizer_pool_size": 0,
+    "tokenizer_pool_type": "ray",
+    "enable_lora": False,
+    "max_loras": 1,
+    "max_lora_rank": 16,
+    "lora_extra_vocab_size": 256,
+    "lora_dtype": "auto",
+    "fully_sharded_loras": False,
+    "scheduler_delay_factor": 0.0,
+    "spec_decoding_acceptance_method": "rejection_sampler",
+    "typical_acceptance_sampler_posterior_threshold": 0.09,
+    "engine_use_ray": False,
+    "disable_log_requests": False,
+}
+VALUES: dict[Any, Any] = {bool: True, int: 7, float: 7.5, str: "word", dict: {"a": 1}, list: ["a"]}
+
+
+def parse(line: str) -> EngineConfig:
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    return EngineConfig.from_cli_args(parser.parse_args(expanded(line.split())))
+
+
+def test_the_manuals_arguments_are_all_known() -> None:
+    unknown = [name for name in MANUAL if name.replace("-", "_") not in SETTINGS | set(BY_NAME)]
+    assert unknown == []
+    assert len(MANUAL) == 73
+
+
+def test_the_manuals_defaults_are_taken() -> None:
+    assert EngineConfig.from_mapping(DEFAULTS) == EngineConfig()
+    assert EngineConfig.from_mapping(dict.fromkeys(BY_NAME)) == EngineConfig()
+
+
+@pytest.mark.parametrize("foreign", FOREIGN, ids=lambda foreign: foreign.name)
+def test_each_changes_nothing_or_is_refused_in_words_of_its_own(foreign: Foreign) -> None:
+    value = VALUES[foreign.kind]
+    wrong = "x" if foreign.kind is not str else 5
+    if foreign.name in SETTINGS:
+        pytest.skip("is a setting of ours by now")
+    with pytest.raises(ConfigError) as refusal:
+        EngineConfig.from_mapping({foreign.name: wrong})
+    assert refusal.value.param == foreign.name
+    if foreign.becomes is not None:
+        return
+    if foreign.takes is None:
+        assert EngineConfig.from_mapping({foreign.name: value}) == EngineConfig()
+        return
+    with pytest.raises(ConfigError) as refusal:
+        EngineConfig.from_mapping({foreign.name: value})
+    assert refusal.value.param == foreign.name
+    assert refusal.value.message.startswith(f"{foreign.name}={value!r} can't be used: ")
+    assert refusal.value.message.endswith((".", "`"))
+    for taken in foreign.takes:
+        assert EngineConfig.from_mapping({foreign.name: taken}) == EngineConfig()
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ({"task": "embed"}, {"runner": "pooling", "convert": "embed"}),
+        ({"attention_config": {"backend": "CPU"}}, {"attention_backend": "CPU"}),
+        (
+            {"compilation_config": {"mode": 1, "cudagraph_mode": "NONE"}},
+            {"optimization_level": 1, "cudagraph_mode": "NONE"},
+        ),
+        ({"kv_cache_memory_bytes": 2**31}, {"cpu_kvcache_space": 2.0}),
+        (
+            {"override_pooler_config": {"pooling_type": "CLS"}},
+            {"pooler_config": {"pooling_type": "CLS"}},
+        ),
+        ({"max-num-seqs": 4}, {"max_num_seqs": 4}),
+    ],
+)
+def test_some_stand_for_settings_of_ours(given: dict[str, Any], ours: dict[str, Any]) -> None:
+    assert EngineConfig.from_mapping(given) == EngineConfig(**ours)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"task": "fly"}, "task"),
+        ({"attention_config": {"flash_attn_version": 3}}, "attention_config"),
+        ({"compilation_config": {"use_inductor": True}}, "compilation_config"),
+        ({"task": "embed", "runner": "generate"}, "runner"),
+        ({"nonsense": 1}, "nonsense"),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size"),
+        ({"prefix_caching_hash_algo": "xxhash"}, "prefix_caching_hash_algo"),
+    ],
+)
+def test_what_cant_be_meant_is_refused_by_name(given: dict[str, Any], param: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        EngineConfig.from_mapping(given)
+    assert refusal.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("--max_num_seqs 4 --max_model_len=64", {"max_num_seqs": 4, "max_model_len": 64}),
+        ("-tp 1 -pp 1 -q int8 -O1", {"quantization": "int8", "optimization_level": 1}),
+        ("--swap-space 0 --no-enable-lora --disable-log-requests", {}),
+        ("--attention-config.backend CPU", {"attention_backend": "CPU"}),
+        ("-ac.backend CPU", {"attention_backend": "CPU"}),
+        (
+            "--compilation_config.cudagraph_mode NONE --compilation-config.mode=2",
+            {"cudagraph_mode": "NONE", "optimization_level": 2},
+        ),
+        (
+            "--hf-overrides.rope_theta 5 --hf-overrides.a.b x",
+            {"hf_overrides": {"rope_theta": 5, "a": {"b": "x"}}},
+        ),
+    ],
+)
+def test_command_lines_as_vllm_takes_them(line: str, wanted: dict[str, Any]) -> None:
+    assert parse(line) == EngineConfig(**wanted)
+
+
+def test_a_file_of_settings_comes_before_the_command_line(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(
+        "max_num_seqs: 8\nmax-model-len: 64\nenable-prefix-caching: false\n"
+        'hf_overrides: {"rope_theta": 5}\ncudagraph-capture-sizes: [1, 2]\ndtype:\n'
+    )
+    config = parse(f"--max-num-seqs 4 --config {file}")
+    assert config == EngineConfig(
+        max_num_seqs=4,
+        max_model_len=64,
+        enable_prefix_caching=False,
+        hf_overrides={"rope_theta": 5},
+        cudagraph_capture_sizes=[1, 2],
+    )
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "a: [", "5: 6\n", None])
+def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str | None) -> None:
+    file = tmp_path / "settings.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError) as refusal:
+        expanded(["--config", str(file)])
+    assert refusal.value.param == "config"
+    with pytest.raises(ConfigError):
+        expanded(["--config"])
+
+
+def test_what_is_no_flag_stays_as_it_is() -> None:
+    words = ["a_b", "--x", "-1.5", "--", "--c_d", "--config"]
+    assert expanded(words) == words

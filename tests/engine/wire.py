@@ -1,0 +1,49 @@
+"""`WireExecutor`: every plan, mask and result goes through bytes, as between two processes."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+from engine.executor.in_process import InProcessExecutor
+from engine.executor.outcome import Outcome
+from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def sent(message: T) -> T:
+    """What arrives of a message; what goes lost on the way is a failure."""
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=type(message))
+    assert arrived == message
+    return arrived
+
+
+class _Sent:
+    """An outcome whose result comes over the wire."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+
+    def result(self) -> StepResult:
+        return sent(self._outcome.result())
+
+    def exception(self) -> BaseException | None:
+        return self._outcome.exception()
+
+
+class WireExecutor(InProcessExecutor):
+    """The executor that engines of the tests run on."""
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return sent(super().execute(sent(plan)))
+
+    def prepare(self, plan: StepPlan) -> None:
+        super().prepare(sent(plan))
+
+    def submit(self, plan: StepPlan) -> Outcome:
+        return _Sent(super().submit(sent(plan)))
+
+    def give_masks(self, output: GrammarOutput) -> None:
+        super().give_masks(sent(output))
