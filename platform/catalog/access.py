@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from django.db import DatabaseError, InterfaceError
@@ -12,6 +12,7 @@ from django.db.models import Q, QuerySet
 from catalog.errors import ModelNotFound
 from catalog.events import served_model_changed
 from catalog.models import DesiredState, Replica, ServedModel
+from engine.contract.errors import InvalidRequest
 from tenants.authentication import Caller
 from tenants.cached_lookup import CachedLookup
 from tenants.db_threads import in_db_thread
@@ -37,7 +38,8 @@ STALE_S = 60.0
 class ModelCard:
     """What a client sees of a model. `created`: seconds since the epoch; `root`: its base model.
 
-    `max_model_len` is None until a replica has said it.
+    `max_model_len` is None until a replica has said it. `alias_of`: the model that this is another
+    name of, "" for a model's own.
     """
 
     id: str
@@ -45,6 +47,7 @@ class ModelCard:
     owned_by: str
     root: str
     max_model_len: int | None
+    alias_of: str = ""
 
 
 Cards = dict[str, ModelCard]
@@ -58,17 +61,46 @@ async def access_models(caller: Caller) -> list[ModelCard]:
 
     Raises: `ServiceUnavailable` (503) when the database is away and nothing was known lately.
     """
-    return list((await _tenant_cards(caller.tenant_id)).values())
+    cards = await _tenant_cards(caller.tenant_id)
+    return [card for card in cards.values() if caller.may_use(card.id)]
 
 
-async def access_model(caller: Caller, name: str) -> ModelCard:
-    """Raises `ModelNotFound` (404, `param` "model") for one that isn't there or isn't theirs."""
-    card = (await _tenant_cards(caller.tenant_id)).get(name)
+async def access_model(caller: Caller, name: str | None) -> ModelCard:
+    """The model with this name, its own or another one; without a name the only one that the
+    caller may use.
+
+    Raises:
+        ModelNotFound: (404, `param` "model") it isn't there or isn't theirs.
+        InvalidRequest: it has no name and there are several.
+    """
+    cards = {
+        card_name: card
+        for card_name, card in (await _tenant_cards(caller.tenant_id)).items()
+        if caller.may_use(card_name)
+    }
+    if name is None:
+        return _only(cards)
+    card = cards.get(name)
+    if card is not None and card.alias_of:
+        card = cards.get(card.alias_of)
     if card is None:
         raise ModelNotFound(
             f"The model {name[:200]!r} does not exist or you have no access to it.", param="model"
         )
     return card
+
+
+def _only(cards: Cards) -> ModelCard:
+    own = [card for card in cards.values() if not card.alias_of]
+    if len(own) == 1:
+        return own[0]
+    if not cards:
+        raise ModelNotFound("There is no model that you have access to.", param="model")
+    raise InvalidRequest(
+        "Missing required parameter: 'model'. It may be left out where there is only one.",
+        param="model",
+        code="missing_required_parameter",
+    )
 
 
 async def served_model_names() -> list[str]:
@@ -118,21 +150,24 @@ def _read_cards(tenant_id: int) -> Cards:
     allowed = Q(public=True) | Q(tenants=tenant_id)
     try:
         loaded = ServedModel.objects.filter(allowed, desired_state=DesiredState.LOADED).distinct()
-        return {model.name: _card(model) for model in loaded}
+        cards = [card for model in loaded for card in _cards_of(model)]
+        return {card.id: card for card in cards}
     except (DatabaseError, InterfaceError) as error:
         raise ServiceUnavailable(
             "The models can't be listed right now. Try again in a moment."
         ) from error
 
 
-def _card(model: ServedModel) -> ModelCard:
-    return ModelCard(
+def _cards_of(model: ServedModel) -> list[ModelCard]:
+    """The model's card, and one for each other name."""
+    card = ModelCard(
         id=model.name,
         created=int(model.created_at.timestamp()),
         owned_by="quire",
         root=model.name,
         max_model_len=model.max_model_len,
     )
+    return [card, *(replace(card, id=name, alias_of=model.name) for name in model.aliases)]
 
 
 def forget(**_: object) -> None:

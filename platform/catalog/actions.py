@@ -13,8 +13,8 @@ from catalog.control import send_control
 from catalog.errors import Conflict
 from catalog.events import served_model_changed
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
-from engine.errors import InvalidRequest
-from engine.protocol import SLEEP_LEVELS, SLEEP_TAGS
+from engine.contract.errors import InvalidRequest
+from engine.contract.protocol import SLEEP_LEVELS, SLEEP_TAGS
 from tenants.actors import Actor, as_actor, require_operator
 from tenants.audit import record
 from tenants.models import Tenant, User
@@ -29,7 +29,9 @@ ALIVE = (
 )
 #: A row that no supervisor refreshed for this long tells of a process that is gone.
 SEEN_WITHIN_S = 30.0
-CHANGEABLE = frozenset({"source", "settings", "num_replicas", "node", "managed", "public"})
+CHANGEABLE = frozenset(
+    {"source", "settings", "num_replicas", "node", "managed", "public", "aliases"}
+)
 
 
 @transaction.atomic
@@ -49,7 +51,7 @@ def load_model(
     Args:
         source: a folder or a hub id. May be left out for a model in the catalogue.
         settings: `EngineConfig`'s, without `model` and `served_model_name`. None: as they were.
-        columns: `num_replicas`, `node`, `managed`, `public`.
+        columns: `num_replicas`, `node`, `managed`, `public`, `aliases`.
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict`.
     """
     actor = as_actor(actor)

@@ -10,7 +10,7 @@ from django.http import HttpRequest
 
 from catalog import actions
 from catalog.models import Replica, ReplicaState, ServedModel
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from tenants.admin.base import ActionsAdmin, ReadOnlyAdmin
 
 COLUMNS = ("source", "settings", "num_replicas", "node", "managed", "public")
@@ -113,6 +113,13 @@ class ServedModelAdmin(ActionsAdmin):
                 tenants=form.cleaned_data["tenants"],
                 public=form.cleaned_data["public"],
             )
+
+    def get_deleted_objects(
+        self, objs: Any, request: HttpRequest
+    ) -> tuple[list[Any], dict[str, int], set[str], list[Any]]:
+        """Rows of replicas go with their model, though nobody may delete one by itself."""
+        listed, counts, forbidden, protected = super().get_deleted_objects(objs, request)
+        return listed, counts, forbidden - {str(Replica._meta.verbose_name)}, protected
 
     def delete_model(self, request: HttpRequest, obj: ServedModel) -> None:
         """Through the action: a loaded model stays."""

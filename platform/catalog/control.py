@@ -5,8 +5,8 @@ from typing import Any
 import redis
 from django.conf import settings
 
-from engine import protocol
-from engine.protocol import Control
+from engine.contract import protocol
+from engine.contract.protocol import Control
 from tenants.errors import ServiceUnavailable
 
 

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-ENGINE_SERVICE = (sys.executable, "-m", "engine.service")
+ENGINE_SERVICE = (sys.executable, "-m", "engine.serving")
 
 
 def engine_flags(settings: Mapping[str, Any]) -> list[str]:
@@ -34,7 +34,7 @@ def replica_command(
     drain_seconds: float,
     program: Sequence[str] = (),
 ) -> list[str]:
-    """Argument list of one replica's process; `program` replaces `python -m engine.service`."""
+    """Argument list of one replica's process; `program` replaces `python -m engine.serving`."""
     return [
         *(program or ENGINE_SERVICE),
         f"--replica-id={replica_id}",

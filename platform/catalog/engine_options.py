@@ -1,10 +1,11 @@
 """Engine settings from a command's options."""
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from engine.config import EngineConfig
+from engine.contract.config import SETTINGS, EngineConfig
+from engine.contract.vllm_settings import BY_NAME, translated
+from engine.text.chat_template import read_template
 
 #: Commands have words of their own for these.
 NAMED = frozenset({"model", "served_model_name"})
@@ -15,7 +16,10 @@ def given_settings(options: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises: `ConfigError` (with `param`) for one out of its range.
     """
-    names = {spec.name for spec in dataclasses.fields(EngineConfig)} - NAMED
+    names = (SETTINGS | set(BY_NAME)) - NAMED
     given = {name: options[name] for name in names if options.get(name) is not None}
-    EngineConfig.from_mapping(given)
-    return given
+    ours = translated(given, SETTINGS)
+    EngineConfig.from_mapping(ours)
+    if ours.get("chat_template"):  # its text: a replica elsewhere has no such file
+        ours["chat_template"] = read_template(ours["chat_template"])
+    return ours

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 import msgspec
 import redis
 
-from engine import protocol
-from engine.protocol import Heartbeat
+from engine.contract import protocol
+from engine.contract.protocol import Heartbeat
 
 logger = logging.getLogger(__name__)
 

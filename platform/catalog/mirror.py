@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from catalog.actions import ALIVE, SEEN_WITHIN_S
 from catalog.models import Replica, ReplicaState, ServedModel
-from engine.protocol import Heartbeat
+from engine.contract.protocol import Heartbeat
 
 #: `last_seen` is written this often when nothing else changed.
 REFRESH = timedelta(seconds=5)

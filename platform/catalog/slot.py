@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from catalog.mirror import state_of
 from catalog.models import ReplicaState
 from catalog.processes import ManagedProcess, spawn
-from engine.protocol import Heartbeat
+from engine.contract.protocol import Heartbeat
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +20,7 @@ HEALTHY_AFTER_S = 10.0
 #: Beyond its own drain timeout a replica gets this long before it's killed.
 KILL_AFTER_S = 10.0
 #: A ready replica whose loop stands still this long is killed. Gateways stop routing to it long
-#: before (`engine.protocol.STALL_AFTER_S`).
+#: before (`engine.contract.protocol.STALL_AFTER_S`).
 STALLED_AFTER_S = 60.0
 
 

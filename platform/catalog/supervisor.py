@@ -22,7 +22,7 @@ from catalog.heartbeats import known_replicas, read_heartbeats
 from catalog.mirror import Sighting, mirror
 from catalog.models import DesiredState, ReplicaState, ServedModel
 from catalog.slot import Slot
-from engine.protocol import Heartbeat
+from engine.contract.protocol import Heartbeat
 from tenants.commands import sentence
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class Supervisor:
     Args:
         redis_url, key_prefix: what the replicas get and where their heartbeats are.
         node: this node's name; default: the host's.
-        program: replaces `python -m engine.service`.
+        program: replaces `python -m engine.serving`.
         drain_seconds: patience for streams when a replica is drained.
     """
 

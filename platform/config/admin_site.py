@@ -3,11 +3,17 @@
 from typing import Any
 
 from django.contrib import admin
-from django.http import HttpRequest
+from django.contrib.auth.views import redirect_to_login
+from django.core.exceptions import PermissionDenied
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
 
 #: Apps in the order of the index and the sidebar; others follow.
 ORDER = ("tenants", "catalog", "metering", "storage")
-NAMES = {"axes": "Log-ins", "auth": "Groups of staff"}
+NAMES = {"auth": "Groups of staff"}
+#: Apps whose rows nobody edits by hand: who may would walk in as anybody.
+CLOSED = frozenset({"account", "mfa", "socialaccount", "usersessions"})
 
 
 class QuireAdminSite(admin.AdminSite):
@@ -16,6 +22,24 @@ class QuireAdminSite(admin.AdminSite):
     site_title = "Quire"
     site_header = "Quire"
     index_title = "Installation"
+
+    def register(self, model_or_iterable: Any, *args: Any, **options: Any) -> None:
+        """All models but those of closed apps."""
+        models = model_or_iterable
+        if isinstance(models, type):
+            models = [models]
+        shown = [model for model in models if model._meta.app_label not in CLOSED]
+        super().register(shown, *args, **options)
+
+    def login(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """By the one page for it, which asks for second factors too."""
+        if request.user.is_authenticated:
+            raise PermissionDenied
+        return redirect_to_login(request.GET.get("next") or reverse("admin:index"))
+
+    def password_change(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """By the one page for it."""
+        return redirect("password")
 
     def get_app_list(
         self, request: HttpRequest, app_label: str | None = None

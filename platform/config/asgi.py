@@ -2,6 +2,7 @@
 
 # ruff: noqa: E402 - Django must be set up before its apps are imported
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -19,6 +20,7 @@ from inference.asgi import http_application
 from inference.asgi import lifespan as gateway_lifespan
 from inference.routing import websocket_urlpatterns
 from metering.drain import start_drainer, stop_drainer
+from metering.keeper import start_keeper, stop_keeper
 
 Message = MutableMapping[str, Any]
 
@@ -26,11 +28,14 @@ Message = MutableMapping[str, Any]
 async def lifespan(
     scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Any]
 ) -> None:
-    """Every gateway process helps to move usage from its spool into the ledger."""
+    """Every gateway process helps to move usage from its spool into the ledger, and says that it's
+    alive: of those that aren't the others settle what they left."""
     start_drainer()
+    start_keeper()
     try:
         await gateway_lifespan(scope, receive, send)
     finally:
+        await asyncio.to_thread(stop_keeper)
         await stop_drainer()
 
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 import httpx
 from django.conf import settings
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.batches.lines import parse_line
 from inference.web.request_ids import new_id
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from engine.config import add_cli_args
+from engine.contract.config import add_cli_args
 
 OWN_FLAGS = frozenset({"model", "served_model_name"})
 

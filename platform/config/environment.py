@@ -1,5 +1,6 @@
 """Reading settings from environment variables, with errors that name the variable."""
 
+import ipaddress
 import os
 from pathlib import Path
 
@@ -33,6 +34,14 @@ def integer(name: str, default: int, *, low: int = 0, high: int = 2**63 - 1) -> 
     return value
 
 
+def currency(name: str, default: str) -> str:
+    """Three letters, made small. Raises ImproperlyConfigured otherwise."""
+    value = (os.environ.get(name) or default).strip().lower()
+    if not (len(value) == 3 and value.isascii() and value.isalpha()):
+        raise ImproperlyConfigured(f"{name} must be three letters such as usd, got {value!r}.")
+    return value
+
+
 def choice(name: str, default: str, allowed: tuple[str, ...]) -> str:
     """One of some words. Raises ImproperlyConfigured otherwise."""
     value = os.environ.get(name, default).strip().lower()
@@ -41,12 +50,28 @@ def choice(name: str, default: str, allowed: tuple[str, ...]) -> str:
     return value
 
 
+def text(name: str, default: str) -> str:
+    """Some text; set but empty counts as unset."""
+    return os.environ.get(name, "").strip() or default
+
+
 def words(name: str, default: list[str]) -> list[str]:
     """A comma-separated list without empty entries."""
     text = os.environ.get(name)
     if text is None:
         return default
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def networks(name: str) -> tuple[str, ...]:
+    """Comma-separated IP addresses or networks. Raises ImproperlyConfigured for anything else."""
+    found = []
+    for word in words(name, []):
+        try:
+            found.append(str(ipaddress.ip_network(word)))
+        except ValueError as error:
+            raise ImproperlyConfigured(f"{name}: {error}.") from None
+    return tuple(found)
 
 
 def folder(name: str, default: Path) -> Path:

@@ -85,7 +85,6 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
             # Any scanner can make one of these; where in Django it was noticed tells nothing.
             "django.security.DisallowedHost": {"filters": ["without_traceback"]},
             "django.server": {"handlers": ["stderr"], "level": level, "propagate": False},
-            "axes": {"level": "WARNING"},  # four lines a login; wrong passwords are warnings
             "daphne": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},
             "uvicorn": {"level": "WARNING"},

@@ -8,18 +8,28 @@ import textwrap
 from django.core.management import get_commands, load_command_class
 
 GROUPS = {
-    "Serve": ("up", "gateway", "supervise", "engine", "worker"),
+    "Serve": ("up", "serve", "gateway", "supervise", "engine", "worker"),
     "Look": ("status", "list_models", "list_tenants", "list_keys"),
     "Models": ("load_model", "unload_model", "delete_model", "sleep_model", "wake_model"),
     "Tenants and keys": (
         *("create_tenant", "update_tenant"),
         *("create_key", "rotate_key", "revoke_key"),
     ),
+    "People": (
+        *("create_user", "list_users", "update_user", "delete_user", "set_password"),
+        *("list_members", "set_member", "remove_member"),
+        *("invite", "list_invitations", "revoke_invitation"),
+        *("create_service_account", "list_service_accounts", "retire_service_account"),
+    ),
+    "Money": (
+        *("set_price", "list_prices"),
+        *("set_budget", "list_budgets", "delete_budget", "set_webhook"),
+    ),
     "Ask": ("chat", "run_batch", "bench"),
-    "Upkeep": ("drain_usage", "openapi"),
+    "Upkeep": ("drain_usage", "openapi", "arguments"),
 }
 #: Of Django's and others', those that an operator meets.
-OTHERS = ("migrate", "createsuperuser", "changepassword", "check", "axes_reset")
+OTHERS = ("migrate", "createsuperuser", "changepassword", "check")
 WIDTH = 96
 
 
@@ -39,7 +49,7 @@ def _line(name: str) -> str:
     return textwrap.fill(
         first,
         width=WIDTH,
-        initial_indent=f"  {name:<14} ",
-        subsequent_indent=" " * 17,
+        initial_indent=f"  {name:<22} ",
+        subsequent_indent=" " * 25,
         break_on_hyphens=False,
     )

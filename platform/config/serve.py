@@ -1,11 +1,13 @@
 """One gateway process on a listening socket that it inherits: `python -m config.serve OPTIONS FD`.
 
 OPTIONS is a JSON object: `server` ("uvicorn" or "daphne"), `grace` (seconds that open requests get
-at the end), `ssl_certfile` and `ssl_keyfile` (files, or null).
+at the end), `ssl_certfile` and `ssl_keyfile` (files, or null); perhaps `ssl_ca_certs`,
+`ssl_cert_reqs`, `ssl_ciphers`, `root_path`, `middleware` (paths of classes).
 """
 
 import json
 import socket
+import ssl
 import sys
 from typing import Any
 
@@ -26,7 +28,7 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
     from config.joined_writes import JoinedWritesProtocol
 
     config = uvicorn.Config(
-        asgi.application,
+        _wrapped(asgi.application, options),
         http=JoinedWritesProtocol,
         lifespan="on",
         log_config=None,  # Django's logging is set up, and holds for uvicorn's loggers too
@@ -39,6 +41,10 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
         timeout_graceful_shutdown=options["grace"],
         ssl_certfile=options.get("ssl_certfile"),
         ssl_keyfile=options.get("ssl_keyfile"),
+        ssl_ca_certs=options.get("ssl_ca_certs"),
+        ssl_cert_reqs=options.get("ssl_cert_reqs", ssl.CERT_NONE),
+        ssl_ciphers=options.get("ssl_ciphers", "TLSv1"),
+        root_path=options.get("root_path", ""),
     )
     uvicorn.Server(config).run(sockets=[listener])
 
@@ -50,13 +56,23 @@ def serve_daphne(listener: socket.socket, options: dict[str, Any]) -> None:
     from config import asgi
 
     Server(
-        asgi.application,
+        _wrapped(asgi.application, options),
         endpoints=[f"fd:fileno={listener.fileno()}"],
         server_name="",
         signal_handlers=True,
         websocket_timeout=-1,
+        root_path=options.get("root_path", ""),
         proxy_forwarded_address_header="X-Forwarded-For" if _behind_proxy() else None,
     ).run()
+
+
+def _wrapped(application: Any, options: dict[str, Any]) -> Any:
+    """The application inside of the operator's middleware, the first one outermost."""
+    from django.utils.module_loading import import_string
+
+    for path in reversed(options.get("middleware", [])):
+        application = import_string(path)(application)
+    return application
 
 
 def _behind_proxy() -> bool:

@@ -4,13 +4,14 @@ Embedded: SQLite and an embedded Redis in the data dir. Production: `DATABASE_UR
 """
 
 import os
-from datetime import timedelta
 from pathlib import Path
 
 from config import environment as env
 from config.databases import database
 from config.datadir import make_private, secret_key
+from config.identity import identity_settings
 from config.logs import logging_settings
+from config.mail import mail_settings
 from config.redis_urls import celery_url, checked_url, socket_url
 
 BASE_DIR = Path(__file__).resolve().parent.parent.parent
@@ -38,8 +39,12 @@ QUIRE = {
     "STRICT": env.flag("QUIRE_STRICT"),
     # Let clients send a `chat_template` of their own.
     "REQUEST_CHAT_TEMPLATES": env.flag("QUIRE_REQUEST_CHAT_TEMPLATES"),
+    # How chat templates get content, see `inference.settings`.
+    "CHAT_TEMPLATE_CONTENT_FORMAT": os.environ.get("QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT") or "auto",
+    # The role that answers to chats have.
+    "RESPONSE_ROLE": os.environ.get("QUIRE_RESPONSE_ROLE") or "assistant",
     "DEMO_MODEL": BASE_DIR / "demo" / "model",
-    # The command that runs one replica, before its flags. Empty: `python -m engine.service`.
+    # The command that runs one replica, before its flags. Empty: `python -m engine.serving`.
     "ENGINE_COMMAND": env.words("QUIRE_ENGINE_COMMAND", []),
     # Seconds that a replica gets to finish its streams when it's drained.
     "DRAIN_SECONDS": env.integer("QUIRE_DRAIN_SECONDS", 30),
@@ -59,6 +64,8 @@ QUIRE = {
     "TENANT_STORED_CHARS": env.integer("QUIRE_TENANT_STORED_CHARS", 10 * 1024**3),
     # What all files of one tenant may take; 0 is no limit.
     "TENANT_FILE_BYTES": env.integer("QUIRE_TENANT_FILE_BYTES", 10 * 1024**3),
+    # What the answers kept for one tenant's idempotency keys may take in Redis.
+    "TENANT_IDEMPOTENCY_BYTES": env.integer("QUIRE_TENANT_IDEMPOTENCY_BYTES", 16 * 1024**2),
     # Days that a response is kept for `previous_response_id`; 0 is for ever.
     "RESPONSE_DAYS": env.integer("QUIRE_RESPONSE_DAYS", 30, high=36_500),
     # A worker that is silent for so long has lost its work to another.
@@ -67,6 +74,13 @@ QUIRE = {
     "SWEEP_SECONDS": env.integer("QUIRE_SWEEP_SECONDS", 10, low=1),
     # Requests of one batch that a worker has running at a time.
     "BATCH_CONCURRENCY": env.integer("QUIRE_BATCH_CONCURRENCY", 8, low=1, high=1024),
+    # Private networks that webhooks may reach all the same, as CIDR.
+    "EGRESS_NETWORKS": env.networks("QUIRE_EGRESS_NETWORKS"),
+    # What prices and costs are in, as ISO 4217 has it, in small letters.
+    "CURRENCY": env.currency("QUIRE_CURRENCY", "usd"),
+    # Who may read /metrics and all of /health beside operators.
+    "METRICS_TOKEN": os.environ.get("QUIRE_METRICS_TOKEN", ""),
+    "METRICS_ADDRESSES": env.networks("QUIRE_METRICS_ADDRESSES"),
     # What a tenant without limits of its own gets; 0 is no limit.
     "DEFAULT_REQUESTS_PER_MINUTE": env.integer("QUIRE_REQUESTS_PER_MINUTE", 0),
     "DEFAULT_TOKENS_PER_MINUTE": env.integer("QUIRE_TOKENS_PER_MINUTE", 0),
@@ -83,8 +97,14 @@ INSTALLED_APPS = [
     "servestatic.runserver_nostatic",  # one way to serve static files, with or without DEBUG
     "django.contrib.humanize",
     "django.contrib.staticfiles",
-    "axes",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
+    "allauth.usersessions",
     "corsheaders",
+    "django_filters",
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
@@ -101,21 +121,9 @@ INSTALLED_APPS = [
 
 AUTH_USER_MODEL = "tenants.User"
 AUTHENTICATION_BACKENDS = [
-    "axes.backends.AxesStandaloneBackend",
     "django.contrib.auth.backends.ModelBackend",
+    "allauth.account.auth_backends.AuthenticationBackend",
 ]
-# Guessing passwords: so many wrong ones for a name from an address, then a pause. By address
-# too, so that nobody locks another person out.
-AXES_FAILURE_LIMIT = env.integer("QUIRE_LOGIN_ATTEMPTS", 10, low=1)
-AXES_COOLOFF_TIME = timedelta(minutes=5)
-AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
-AXES_RESET_ON_SUCCESS = True
-AXES_RESET_COOL_OFF_ON_FAILURE_DURING_LOCKOUT = False
-AXES_LOCKOUT_TEMPLATE = "console/locked.html"
-AXES_DISABLE_ACCESS_LOG = True
-AXES_VERBOSE = False
-# Whose address keeps trying is what the log is read for; a name may be a password typed too early.
-AXES_SENSITIVE_PARAMETERS = ["username"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": f"django.contrib.auth.password_validation.{name}"}
     for name in (
@@ -132,6 +140,7 @@ LOGIN_REDIRECT_URL = "/"
 MIDDLEWARE = [
     "django_prometheus.middleware.PrometheusBeforeMiddleware",
     "corsheaders.middleware.CorsMiddleware",
+    "tenants.middleware.note_address",
     "django.middleware.security.SecurityMiddleware",
     "console.csp.content_security_policy",
     "servestatic.middleware.ServeStaticMiddleware",
@@ -141,7 +150,8 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
-    "axes.middleware.AxesMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
+    "console.identity.middleware.IdentityMiddleware",
     "django_prometheus.middleware.PrometheusAfterMiddleware",
 ]
 
@@ -159,6 +169,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "console.identity.context.mail",
             ]
         },
     }
@@ -169,6 +180,7 @@ CACHES = {
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
         "LOCATION": REDIS_URL,
         "KEY_PREFIX": f"{QUIRE['KEY_PREFIX']}:cache",
+        "OPTIONS": {"serializer": "config.cache.JsonSerializer"},
     }
 }
 CHANNEL_LAYERS = {
@@ -196,6 +208,8 @@ REST_FRAMEWORK = {
     "EXCEPTION_HANDLER": "inference.errors.exception_handler",
     "DEFAULT_PAGINATION_CLASS": "rest_framework.pagination.LimitOffsetPagination",
     "PAGE_SIZE": 50,
+    # Of one person or key, by the scopes of views.
+    "DEFAULT_THROTTLE_RATES": {"management": "600/min"},
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
 }
 SPECTACULAR_SETTINGS = {
@@ -210,6 +224,10 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
 }
+
+# Invitations, new passwords. Without a server for it no mail is sent, and pages show links instead.
+SMTP_URL = os.environ.get("QUIRE_SMTP_URL", "")
+globals().update(mail_settings(SMTP_URL, os.environ.get("QUIRE_MAIL_FROM", "")))
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
@@ -235,6 +253,8 @@ SECURE_HSTS_SECONDS = env.integer("QUIRE_HSTS_SECONDS", 31_536_000) if TLS != "o
 SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = env.flag("QUIRE_HSTS_SUBDOMAINS")
 if TLS == "proxy":
     SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https")
+# Log-in, second factors, single sign-on: `config.identity` reads what may be set.
+globals().update(identity_settings(secure=TLS != "off"))
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 # Instances on other ports of one host share its cookies: their names keep them apart.
@@ -247,6 +267,12 @@ CORS_ALLOWED_ORIGINS = [] if CORS_ALLOW_ALL_ORIGINS else _origins
 CORS_URLS_REGEX = (
     r"^/(v1/.*|v2/rerank|tokenize|detokenize|pooling|classify|score|rerank|version|openapi\.json)$"
 )
+CORS_ALLOW_CREDENTIALS = env.flag("QUIRE_CORS_CREDENTIALS")
+_methods = env.words("QUIRE_CORS_METHODS", ["*"])
+CORS_ALLOW_METHODS = (
+    ["DELETE", "GET", "OPTIONS", "PATCH", "POST", "PUT"] if _methods == ["*"] else _methods
+)
+_headers = env.words("QUIRE_CORS_HEADERS", ["*"])
 CORS_ALLOW_HEADERS = [
     *("accept", "authorization", "content-type", "idempotency-key", "user-agent", "x-api-key"),
     *("x-request-id", "anthropic-beta", "anthropic-version"),
@@ -256,6 +282,8 @@ CORS_ALLOW_HEADERS = [
     *(f"x-stainless-{name}" for name in ("package-version", "retry-count", "runtime")),
     *(f"x-stainless-{name}" for name in ("runtime-version", "timeout", "custom-poll-interval")),
 ]
+if _headers != ["*"]:
+    CORS_ALLOW_HEADERS = [header.lower() for header in _headers]
 CORS_EXPOSE_HEADERS = [
     *("x-request-id", "request-id", "openai-processing-ms", "retry-after", "retry-after-ms"),
     *("x-quire-ignored-fields", "idempotent-replayed"),

@@ -5,9 +5,12 @@ from django.urls import include, path
 
 from config.reference import ReferenceView
 
+handler404 = "config.not_found.not_found"
+
 urlpatterns = [
     path("reference/", ReferenceView.as_view(), name="reference"),
     path("admin/", admin.site.urls),
+    path("api/", include("console.rest.urls")),
     path("", include("inference.urls")),
     path("", include("console.urls")),
 ]

@@ -18,9 +18,9 @@ from catalog.access import access_models, access_replicas, access_served_models
 from catalog.models import DesiredState, Replica, ServedModel
 from console.replicas import live_replicas, model_state, replica_figures
 from console.usage import recent_usage
-from engine.errors import QuireError
-from engine.pooling.params import GENERATE
-from engine.protocol import Heartbeat
+from engine.contract.errors import QuireError
+from engine.contract.pooling_params import GENERATE
+from engine.contract.protocol import Heartbeat
 from inference.errors import error_response
 from tenants.access import access_tenants
 from tenants.actors import as_actor

@@ -8,3 +8,8 @@ class ConsoleConfig(AppConfig):
 
     name = "console"
     verbose_name = "Console"
+
+    def ready(self) -> None:
+        """Listen to what allauth does by itself."""
+        from console.identity import recent, signals  # noqa: F401 - they register by being imported
+        from console.rest import document  # noqa: F401

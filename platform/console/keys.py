@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,20 +14,23 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from engine.errors import QuireError
+from console.identity.recent import recent_authentication_required
+from console.tenancy import done, first_tenant, named_tenant, tenant_context
+from engine.contract.errors import QuireError
 from tenants import actions, scopes
-from tenants.access import access_key, access_keys, access_role, access_tenant, access_tenants
+from tenants.access import access_key, access_keys, access_role, access_service_accounts
 from tenants.actors import as_actor
-from tenants.models import ApiKey, Role, Tenant, User
+from tenants.models import ApiKey, Role, ServiceAccount, Tenant, User
+from tenants.shown_once import take
 
 #: Rows that the page shows; the newest of a tenant that has more.
 MOST_KEYS = 200
-MOST_TENANTS = 500
 #: What each scope allows, in the order of the form.
 SCOPE_WORDS = {
     scopes.INFERENCE: "ask models",
     scopes.MODELS: "list models",
     scopes.USAGE: "read the tenant's usage",
+    scopes.TENANT_ADMIN: "manage members, keys and service accounts of the tenant",
     scopes.OPERATOR: "operate the installation: caches, load, all tenants",
 }
 LIFETIMES = {"": "never", "30": "in 30 days", "90": "in 90 days", "365": "in a year"}
@@ -58,9 +61,28 @@ class NewKeyForm(forms.Form):
         widget=forms.Select(attrs={"class": "input"}),
     )
 
-    def __init__(self, *args: Any, operator: bool, **kwargs: Any) -> None:
+    holder = forms.ChoiceField(
+        required=False, label="Held by", widget=forms.Select(attrs={"class": "input"})
+    )
+
+    def __init__(
+        self,
+        *args: Any,
+        operator: bool,
+        admin: bool = False,
+        accounts: Sequence[ServiceAccount] = (),
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
+        self.accounts = {str(account.pk): account for account in accounts}
+        holder: Any = self.fields["holder"]
+        holder.choices = [
+            ("", "you: it ends with your membership"),
+            *((pk, f"{account} (service account)") for pk, account in self.accounts.items()),
+        ]
         offered = scopes.ALL if operator else scopes.DEFAULT
+        if admin:
+            offered |= {scopes.TENANT_ADMIN}
         words = [
             (name, f"{word} ({name})") for name, word in SCOPE_WORDS.items() if name in offered
         ]
@@ -72,7 +94,12 @@ class NewKeyForm(forms.Form):
         data = self.cleaned_data
         days = data["lifetime"]
         until = timezone.now() + timedelta(days=int(days)) if days else None
-        return {"name": data["name"], "scopes": data["scopes"], "expires_at": until}
+        return {
+            "name": data["name"],
+            "scopes": data["scopes"],
+            "expires_at": until,
+            "service_account": self.accounts.get(data["holder"]),
+        }
 
 
 class OverlapForm(forms.Form):
@@ -84,35 +111,42 @@ class OverlapForm(forms.Form):
 @require_http_methods(["GET", "HEAD", "POST"])
 @never_cache
 @login_required
+@recent_authentication_required
 def keys(request: HttpRequest) -> HttpResponse:
-    """The keys of one of the user's tenants; by POST a new one, shown in the answer alone."""
+    """The keys of one of the user's tenants, and what the last POST made; by POST a new key."""
     user: Any = request.user
-    operator = as_actor(user).is_operator
-    form = NewKeyForm(operator=operator)
-    context: dict[str, Any] = {}
+    form = _form(user, None)
     try:
-        tenant = _tenant(request)
+        tenant = named_tenant(request)
+        form = _form(user, tenant)
         if request.method == "POST" and tenant is not None:
-            form = NewKeyForm(request.POST, operator=operator)
+            form = _form(user, tenant, request.POST)
             if form.is_valid():
-                context["made"] = actions.create_key(actor=user, tenant=tenant, **form.values())
-                form = NewKeyForm(operator=operator)
+                made = actions.create_key(actor=user, tenant=tenant, **form.values())
+                return done(request, "keys", tenant, made=made.key.pk, secret=made.secret)
     except QuireError as error:
-        return _page(request, _first(user), form, error=error)
-    return _page(request, tenant, form, **context)
+        return _page(request, first_tenant(user), form, error=error)
+    kept = take(request) if request.method == "GET" and tenant is not None else {}
+    return _page(request, tenant, form, **_told(user, tenant, kept))
 
 
 @require_POST
 @never_cache
 @login_required
+@recent_authentication_required
 def rotate(request: HttpRequest, pk: int) -> HttpResponse:
-    """Another key in this one's place, shown in the answer and never again."""
+    """Another key in this one's place, shown on the page that follows and never again."""
 
     def deed(user: User, key: ApiKey) -> dict[str, Any]:
         form = OverlapForm(request.POST)
         hours = int(form.cleaned_data["overlap"]) if form.is_valid() else 24
         made = actions.rotate_key(actor=user, key=key, overlap=timedelta(hours=hours))
-        return {"made": made, "replaced": key, "overlap": OVERLAPS[str(hours)]}
+        return {
+            "made": made.key.pk,
+            "secret": made.secret,
+            "replaced": key.pk,
+            "overlap": OVERLAPS[str(hours)],
+        }
 
     return _change(request, pk, deed)
 
@@ -123,36 +157,43 @@ def rotate(request: HttpRequest, pk: int) -> HttpResponse:
 def revoke(request: HttpRequest, pk: int) -> HttpResponse:
     """Refuse the key from now on."""
     return _change(
-        request, pk, lambda user, key: {"revoked": actions.revoke_key(actor=user, key=key)}
+        request, pk, lambda user, key: {"revoked": actions.revoke_key(actor=user, key=key).pk}
     )
 
 
 def _change(
     request: HttpRequest, pk: int, deed: Callable[[User, ApiKey], dict[str, Any]]
 ) -> HttpResponse:
-    """Do something to one of the user's keys, then show the page with what came of it."""
+    """Do something to one of the user's keys, then send them to the page that says so."""
     user: Any = request.user
-    form = NewKeyForm(operator=as_actor(user).is_operator)
     tenant = None
     try:
-        tenant = _tenant(request)
+        tenant = named_tenant(request)
         if tenant is None:
-            return _page(request, None, form)
-        context = deed(user, access_key(user, tenant, pk))
+            return _page(request, None, _form(user, None))
+        kept = deed(user, access_key(user, tenant, pk))
     except QuireError as error:
-        return _page(request, tenant or _first(user), form, error=error)
-    return _page(request, tenant, form, **context)
+        shown = tenant or first_tenant(user)
+        return _page(request, shown, _form(user, shown), error=error)
+    return done(request, "keys", tenant, **kept)
 
 
-def _tenant(request: HttpRequest) -> Tenant | None:
-    """The tenant that is named, else the user's first. Raises `NotFound` for a stranger's."""
-    user: Any = request.user
-    named = request.POST.get("tenant") or request.GET.get("tenant")
-    return access_tenant(user, named) if named else _first(user)
+def _form(user: User, tenant: Tenant | None, data: Any = None) -> NewKeyForm:
+    admin = tenant is not None and access_role(user, tenant).rank >= Role.ADMIN.rank
+    accounts: list[ServiceAccount] = []
+    if tenant is not None and admin:
+        accounts = list(access_service_accounts(user, tenant).filter(active=True)[:MOST_KEYS])
+    operator = as_actor(user).is_operator
+    return NewKeyForm(data, operator=operator, admin=admin, accounts=accounts)
 
 
-def _first(user: User) -> Tenant | None:
-    return access_tenants(user).filter(active=True).order_by("pk").first()
+def _told(user: User, tenant: Tenant | None, kept: dict[str, Any]) -> dict[str, Any]:
+    """What the page says of what was just done."""
+    if tenant is None or kept.get("tenant") != tenant.slug:
+        return {}
+    named = {name: kept[name] for name in ("made", "replaced", "revoked") if name in kept}
+    found = {name: access_key(user, tenant, pk) for name, pk in named.items()}
+    return {**found, "secret": kept.get("secret"), "overlap": kept.get("overlap")}
 
 
 def _page(
@@ -170,8 +211,7 @@ def _page(
         found = list(access_keys(user, tenant)[: MOST_KEYS + 1])
         may_make = access_role(user, tenant).rank >= Role.MEMBER.rank
     context |= {
-        "tenant": tenant,
-        "tenants": access_tenants(user).filter(active=True).order_by("name")[:MOST_TENANTS],
+        **tenant_context(user, tenant),
         "active": [key for key in found[:MOST_KEYS] if key.state() == "active"],
         "ended": [key for key in found[:MOST_KEYS] if key.state() != "active"],
         "more": len(found) > MOST_KEYS,

@@ -11,7 +11,7 @@ from django.conf import settings
 
 from catalog.heartbeats import known_replicas, read_heartbeats
 from catalog.models import Replica, ReplicaState
-from engine.protocol import STALL_AFTER_S, Heartbeat
+from engine.contract.protocol import STALL_AFTER_S, Heartbeat
 
 TIMEOUT_S = 2.0
 #: From the best that a model's replicas can be to the worst.

@@ -1,4 +1,4 @@
-"""The playground's sampling settings, with the ranges of `engine.sampling_params`.
+"""The playground's sampling settings, with the ranges of `engine.contract.sampling_params`.
 
 A test tries both ends of every range, and just beyond, on `SamplingParams` itself.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.sampling_params import MAX_STOP, MAX_STOP_CHARS
+from engine.contract.sampling_params import MAX_STOP, MAX_STOP_CHARS
 
 #: Whole numbers that a browser can hold without rounding.
 MAX_SAFE_INTEGER = 2**53 - 1

@@ -1,11 +1,8 @@
 """Pages. What they show comes from `console.api`, asked for by their scripts."""
 
-from django.contrib.auth import views as auth
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.urls import reverse_lazy
-from django.utils.decorators import method_decorator
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
@@ -38,24 +35,3 @@ def overview(request: HttpRequest) -> HttpResponse:
     """Models, replicas with their load, usage, and how to call the API."""
     base_url = request.build_absolute_uri("/v1")
     return render(request, "console/overview.html", {"base_url": base_url})
-
-
-class LoginView(auth.LoginView):
-    """Name and password."""
-
-    template_name = "console/login.html"
-    redirect_authenticated_user = True
-
-
-class LogoutView(auth.LogoutView):
-    """By POST alone, so that no foreign page can log anyone out."""
-
-    next_page = reverse_lazy("login")
-
-
-@method_decorator(never_cache, name="dispatch")
-class PasswordChangeView(auth.PasswordChangeView):
-    """Every user's own; back to the playground when done."""
-
-    template_name = "console/password.html"
-    success_url = reverse_lazy("playground")

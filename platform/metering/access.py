@@ -1,19 +1,27 @@
 """What the data plane and the console use of metering."""
 
-from metering.admission import Admission, admit
-from metering.errors import RateLimited
+from metering.admission import Admission, admit, rate_limit_headers
+from metering.errors import BudgetSpent, RateLimited
 from metering.records import UsageRecord
+from metering.reports import WIDTHS, Question, Sums, access_report_tenants, report
 from metering.settlement import settle
 from metering.usage import UsageSum, access_all_usage, access_usage, access_usage_entries
 
 __all__ = [
+    "WIDTHS",
     "Admission",
+    "BudgetSpent",
+    "Question",
     "RateLimited",
+    "Sums",
     "UsageRecord",
     "UsageSum",
     "access_all_usage",
+    "access_report_tenants",
     "access_usage",
     "access_usage_entries",
     "admit",
+    "rate_limit_headers",
+    "report",
     "settle",
 ]

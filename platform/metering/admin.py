@@ -1,11 +1,16 @@
-"""The usage ledger."""
+"""The usage ledger, prices and budgets."""
+
+from typing import Any
 
 from django.contrib import admin
-from django.db.models import Sum
+from django.db.models import QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 
-from metering.models import UsageEntry
-from tenants.admin.base import ReadOnlyAdmin
+from metering import actions
+from metering.models import Budget, Price, UsageEntry
+from metering.money import amount_text
+from metering.spending import states_of
+from tenants.admin.base import ActionsAdmin, ReadOnlyAdmin
 
 
 def duration(milliseconds: float) -> str:
@@ -66,6 +71,13 @@ class UsageEntryAdmin(ReadOnlyAdmin):
         """Of the whole request."""
         return duration(entry.duration_ms)
 
+    def get_search_results(
+        self, request: HttpRequest, queryset: QuerySet[UsageEntry], search_term: str
+    ) -> tuple[QuerySet[UsageEntry], bool]:
+        """A header's `req-...` finds the entry that has its digits."""
+        digits = search_term.strip().removeprefix("req-")
+        return super().get_search_results(request, queryset, digits)
+
     def changelist_view(
         self, request: HttpRequest, extra_context: dict[str, object] | None = None
     ) -> HttpResponse:
@@ -79,3 +91,75 @@ class UsageEntryAdmin(ReadOnlyAdmin):
                 completion=Sum("completion_tokens", default=0),
             )
         return response
+
+
+@admin.register(Price)
+class PriceAdmin(ActionsAdmin):
+    """What tokens cost. A price that has begun stays; a new one follows it."""
+
+    list_display = ("model", "valid_from", *actions.PRICE_NAMES)
+    list_filter = ("model",)
+    search_fields = ("model",)
+    fields = ("model", "valid_from", *actions.PRICE_NAMES)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """History isn't changed."""
+        return False
+
+    def save_model(self, request: HttpRequest, obj: Price, form: Any, change: bool) -> None:
+        """Through the action."""
+        values = {name: form.cleaned_data[name] for name in self.fields}
+        made = actions.set_price(actor=request.user, **values)
+        obj.pk = made.pk
+
+    def delete_model(self, request: HttpRequest, obj: Price) -> None:
+        """Through the action: only what hasn't begun."""
+        actions.delete_price(actor=request.user, price=obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Price]) -> None:
+        """One by one."""
+        self.each(request, queryset, lambda row: self.delete_model(request, row), "prices deleted")
+
+
+@admin.register(Budget)
+class BudgetAdmin(ActionsAdmin):
+    """What tenants and keys may use."""
+
+    list_display = ("__str__", "tokens", "amount", "spent", "alert_percent")
+    list_filter = ("period", "tenant")
+    search_fields = ("tenant__slug", "model", "api_key__public_id")
+    list_select_related = ("tenant", "api_key")
+    autocomplete_fields = ("tenant", "api_key")
+    fields = ("tenant", "api_key", "model", "period", "tokens", "amount", "alert_percent")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> tuple[str, ...]:
+        """What a budget is for stays; what it allows may change."""
+        return ("tenant", "api_key", "model", "period") if obj else ()
+
+    @admin.display(description="spent in this period")
+    def spent(self, budget: Budget) -> str:
+        """Tokens and money."""
+        (state,) = states_of([budget])
+        return f"{state.tokens:,} tokens, {amount_text(state.nanos)}"
+
+    def save_model(self, request: HttpRequest, obj: Budget, form: Any, change: bool) -> None:
+        """Through the action."""
+        made = actions.set_budget(
+            actor=request.user,
+            tenant=obj.tenant,
+            key=obj.api_key,
+            model=obj.model,
+            period=obj.period,
+            tokens=obj.tokens,
+            amount=obj.amount,
+            alert_percent=obj.alert_percent,
+        )
+        obj.pk = made.pk
+
+    def delete_model(self, request: HttpRequest, obj: Budget) -> None:
+        """Through the action."""
+        actions.delete_budget(actor=request.user, budget=obj)
+
+    def delete_queryset(self, request: HttpRequest, queryset: QuerySet[Budget]) -> None:
+        """One by one."""
+        self.each(request, queryset, lambda row: self.delete_model(request, row), "budgets lifted")

@@ -1,20 +1,38 @@
-"""Letting a request in: rate limits, and the reservation of its tokens."""
+"""Letting a request in: rate limits, budgets, and the reservation of its tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import msgspec
 from redis.exceptions import RedisError
 
-from metering.errors import RateLimited
-from metering.limits import Bucket, buckets_of
+from metering.errors import BudgetSpent, RateLimited
+from metering.gateways import GATEWAY, OpenRequest, open_key
+from metering.limits import Bucket, RunningLimit, buckets_of, running_limits_of
+from metering.money import FREE, Rates, amount_text
 from metering.redis_clients import key, redis_link
+from metering.rules import Limit, moment_of, rules_of
 from metering.scripts import run_script
+from metering.seeding import seed
 from tenants.authentication import Caller
+from tenants.db_threads import in_db_thread
 from tenants.errors import ServiceUnavailable
 
 #: A bucket is full again after a minute, so a reservation means little beyond a few.
 RESERVATION_TTL_S = 3600
+#: One of a budget holds until it's settled, by its gateway or by another when that died.
+HELD_TTL_S = 7 * 86400
+#: How long a request waits for others to give back what they hold of a budget, and between looks.
+WAIT_S, LOOK_S, LONGEST_LOOK_S = 30.0, 0.02, 0.5
+#: When a place among the running requests may be free: nobody can know, clients ask again.
+RUNNING_RETRY_S = 1.0
+
+_json = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True)
@@ -23,7 +41,8 @@ class Admission:
 
     `limit_*`: a minute's worth. `remaining_*`: what is left now. `reset_*_s`: seconds until the
     limit is back to its full. `output_tokens`: what is reserved besides the prompt; more may not
-    be generated.
+    be generated. `held`: whether `settle` has something to give back. `rates`: the prices that
+    hold for the request. `epochs`: the counters of its budgets, as they were.
     """
 
     limit_requests: int | None = None
@@ -33,6 +52,9 @@ class Admission:
     remaining_tokens: int | None = None
     reset_tokens_s: float | None = None
     output_tokens: int | None = None
+    held: bool = False
+    rates: Rates = FREE
+    epochs: Mapping[str, str] = field(default_factory=dict)
 
 
 UNLIMITED = Admission()
@@ -43,6 +65,46 @@ def reservation_key(request_id: str) -> str:
     return key(f"reservation:{request_id}")
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A request with all limits that hold for it."""
+
+    request_id: str
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    least_output: int
+    rates: Rates
+    buckets: Sequence[Bucket]
+    running: Sequence[RunningLimit]
+    budgets: Sequence[Limit]
+    open_request: bytes
+
+    @property
+    def keys(self) -> list[str]:
+        """As `admit.lua` has them."""
+        limits = (*self.buckets, *self.running, *self.budgets)
+        names = [limit.redis_key for limit in limits]
+        return [*names, reservation_key(self.request_id), open_key(GATEWAY)]
+
+    def arguments(self, costs: Sequence[int], *, partial: bool) -> list[Any]:
+        """As `admit.lua` has them."""
+        told = {
+            "id": self.request_id,
+            "buckets": [[b.capacity, cost] for b, cost in zip(self.buckets, costs, strict=True)],
+            "covered": sum(bucket.kind == "tokens" for bucket in self.buckets),
+            "sets": [limit.most for limit in self.running],
+            "budgets": [[limit.tokens, limit.nanos, limit.end] for limit in self.budgets],
+            "prompt": self.prompt_tokens,
+            "output": self.output_tokens,
+            "least": self.least_output,
+            "picos": [self.rates.prompt, self.rates.output],
+            "partial": partial,
+            "ttl": HELD_TTL_S if self.budgets or self.running else RESERVATION_TTL_S,
+        }
+        return [_json.encode(told), self.open_request]
+
+
 async def admit(
     caller: Caller,
     *,
@@ -51,38 +113,115 @@ async def admit(
     model: str,
     prompt_tokens: int,
     max_output_tokens: int,
+    started_at: float | None = None,
+    prompts: Sequence[int] = (),
+    base_model: str = "",
+    outbox: str = "",
+    stream: bool = False,
 ) -> Admission:
     """Count a request and reserve its tokens in every limit that holds for it, or in none.
 
-    The reservation is prompt + `max_output_tokens`, but never more than a limit's minute; `settle`
-    corrects it to what was used.
+    Of a limit a minute the reservation is prompt + `max_output_tokens`, but never more than the
+    minute. Of a budget it's the same, or what is left of it: then `output_tokens` says how many
+    may be generated. While others hold what would be enough, the request waits for `WAIT_S` at most
+    before it's content with less. `settle` corrects all of it to what was used.
 
-    Raises: `RateLimited` (429) with `retry_after`; `ServiceUnavailable` (503) without Redis.
+    Args:
+        started_at: when the request came, seconds since 1970: its budgets' periods and its price
+            are those of that moment. prompts: how many tokens each prompt has.
+        base_model: whose price holds where `model`, an adapter, has none.
+        outbox: the stream that tells what ran, should this gateway die. stream: for the ledger.
+
+    Raises: `RateLimited` and `BudgetSpent` (429) with `retry_after`; `ServiceUnavailable` (503)
+    without Redis, or without the database while its budgets aren't known.
     """
-    buckets = buckets_of(caller)
-    if not buckets:
-        return UNLIMITED
-    costs = [_cost(bucket, prompt_tokens, max_output_tokens) for bucket in buckets]
-    covered = sum(bucket.kind == "tokens" for bucket in buckets)
-    arguments = [
-        word for b, cost in zip(buckets, costs, strict=True) for word in (b.capacity, cost)
-    ]
-    keys = [*(bucket.redis_key for bucket in buckets), reservation_key(request_id)]
-    try:
-        reply = await run_script(
-            redis_link(), "admit", keys, [*arguments, covered, RESERVATION_TTL_S]
+    started_at = time.time() if started_at is None else started_at
+    rules = await rules_of(caller)
+    moment = moment_of(started_at)
+    rates = rules.rates((model, base_model), moment)
+    asked = _Asked(
+        request_id=request_id,
+        model=model,
+        prompt_tokens=prompt_tokens,
+        output_tokens=max_output_tokens,
+        least_output=min(max_output_tokens, max(1, len(prompts))),
+        rates=rates,
+        buckets=buckets_of(caller),
+        running=running_limits_of(caller),
+        budgets=rules.limits(caller.key_id, model, moment),
+        open_request=b"",
+    )
+    if not (asked.buckets or asked.running or asked.budgets):
+        return replace(UNLIMITED, rates=rates)
+    if asked.running or asked.budgets:
+        kept = OpenRequest(
+            request_id=request_id,
+            tenant_id=caller.tenant_id,
+            key_id=caller.key_id,
+            user_id=caller.user_id,
+            endpoint=endpoint,
+            model=model,
+            prompts=list(prompts) or [prompt_tokens],
+            started_at=started_at,
+            stream=stream,
+            rates=rates,
+            outbox=outbox,
         )
+        asked = replace(asked, open_request=kept.encode())
+    try:
+        return await _take(asked)
     except (RedisError, OSError) as error:
         raise ServiceUnavailable("Limits can't be checked right now. Try again.") from error
-    taken, refused, wait, *levels = reply
-    if not taken:
-        bucket, cost = buckets[refused - 1], costs[refused - 1]
-        raise _over(bucket, cost, float(levels[refused - 1]), float(wait), model)
-    found = _admission(buckets, [float(level) for level in levels])
-    reserved = [c for b, c in zip(buckets, costs, strict=True) if b.kind == "tokens"]
-    if not reserved:
-        return found
-    return replace(found, output_tokens=min(reserved) - prompt_tokens)
+
+
+async def _take(asked: _Asked) -> Admission:
+    """Ask until it's decided: counters are filled, and what others hold is waited for."""
+    costs = [_cost(bucket, asked.prompt_tokens, asked.output_tokens) for bucket in asked.buckets]
+    patient_until, pause = time.monotonic() + WAIT_S, LOOK_S
+    while True:
+        partial = time.monotonic() >= patient_until
+        reply = await run_script(
+            redis_link(), "admit", asked.keys, asked.arguments(costs, partial=partial)
+        )
+        what, index, wait, granted, *levels = reply
+        if what == b"unknown":
+            await in_db_thread(seed, asked.budgets[index - 1])
+        elif what == b"wait":
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_LOOK_S, pause * 1.5)
+        else:
+            break
+    if what == b"bucket":
+        found = [float(level) for level in levels[: len(asked.buckets)]]
+        raise _over(asked, costs, found, float(wait), index - 1)
+    if what == b"set":
+        raise _too_many(asked.running[index - 1])
+    if what == b"budget":
+        raise _spent(asked, asked.budgets[index - 1], float(wait))
+    return _admitted(asked, costs, levels, granted)
+
+
+def _admitted(asked: _Asked, costs: Sequence[int], rest: list[bytes], granted: int) -> Admission:
+    count = len(asked.buckets)
+    found = _admission(asked.buckets, [float(level) for level in rest[:count]])
+    caps = [
+        cost - asked.prompt_tokens
+        for bucket, cost in zip(asked.buckets, costs, strict=True)
+        if bucket.kind == "tokens"
+    ]
+    if asked.budgets:
+        caps.append(granted)
+    epochs = {
+        limit.redis_key: epoch.decode()
+        for limit, epoch in zip(asked.budgets, rest[count:], strict=True)
+    }
+    return replace(
+        found,
+        output_tokens=min(caps) if caps else None,
+        held=bool(caps or asked.running),
+        rates=asked.rates,
+        epochs=epochs,
+    )
 
 
 def _cost(bucket: Bucket, prompt_tokens: int, max_output_tokens: int) -> int:
@@ -98,16 +237,43 @@ def _cost(bucket: Bucket, prompt_tokens: int, max_output_tokens: int) -> int:
     return min(prompt_tokens + max_output_tokens, bucket.capacity)
 
 
-def _over(bucket: Bucket, cost: int, level: float, wait: float, model: str) -> RateLimited:
-    left = max(0, int(level))
-    return RateLimited(
-        f"Rate limit of this {bucket.owner} reached for {model[:200]}: {bucket.capacity} "
+def _over(
+    asked: _Asked, costs: Sequence[int], levels: list[float], wait: float, index: int
+) -> RateLimited:
+    bucket, cost = asked.buckets[index], costs[index]
+    left = max(0, int(levels[index]))
+    error = RateLimited(
+        f"Rate limit of this {bucket.owner} reached for {asked.model[:200]}: {bucket.capacity} "
         f"{bucket.kind} a minute, {left} left, {cost} needed. Try again in {wait:.2f} s.",
         retry_after=max(wait, 0.001),
     )
+    error.headers = rate_limit_headers(_admission(asked.buckets, levels))
+    return error
 
 
-def _admission(buckets: list[Bucket], levels: list[float]) -> Admission:
+def _too_many(limit: RunningLimit) -> RateLimited:
+    return RateLimited(
+        f"This {limit.owner} has {limit.most} requests running, the most that it may. Try again "
+        "when one has ended.",
+        retry_after=RUNNING_RETRY_S,
+    )
+
+
+def _spent(asked: _Asked, limit: Limit, wait: float) -> BudgetSpent:
+    most = []
+    if limit.tokens >= 0:
+        most.append(f"{limit.tokens} tokens")
+    if limit.nanos >= 0:
+        most.append(amount_text(limit.nanos).rstrip("0").rstrip("."))
+    return BudgetSpent(
+        f"This {limit.owner} of {' and '.join(most)} a {limit.period} has too little left for a "
+        f"prompt of {asked.prompt_tokens} tokens. It begins anew at "
+        f"{moment_of(limit.end):%Y-%m-%d %H:%M} UTC.",
+        retry_after=max(wait, 1.0),
+    )
+
+
+def _admission(buckets: Sequence[Bucket], levels: list[float]) -> Admission:
     values: dict[str, float] = {}
     for kind in ("requests", "tokens"):
         mine = [(lvl, b) for b, lvl in zip(buckets, levels, strict=True) if b.kind == kind]
@@ -117,3 +283,17 @@ def _admission(buckets: list[Bucket], levels: list[float]) -> Admission:
             values[f"remaining_{kind}"] = max(0, int(level))
             values[f"reset_{kind}_s"] = (bucket.capacity - level) * 60 / bucket.capacity
     return Admission(**values)  # type: ignore[arg-type]
+
+
+def rate_limit_headers(admission: Admission) -> dict[str, str]:
+    """`x-ratelimit-limit-requests` and its like; none for what has no limit."""
+    headers = {}
+    for kind in ("requests", "tokens"):
+        limit = getattr(admission, f"limit_{kind}")
+        if limit is None:
+            continue
+        headers[f"x-ratelimit-limit-{kind}"] = str(limit)
+        headers[f"x-ratelimit-remaining-{kind}"] = str(getattr(admission, f"remaining_{kind}"))
+        reset = getattr(admission, f"reset_{kind}_s") or 0.0
+        headers[f"x-ratelimit-reset-{kind}"] = f"{reset:.3f}s"
+    return headers

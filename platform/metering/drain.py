@@ -144,7 +144,11 @@ def write_waiting() -> int:
 
 
 class Drainer(threading.Thread):
-    """Drains until told to stop; waits longer and longer while the database or Redis is away."""
+    """Drains until told to stop; waits longer and longer while the database or Redis is away.
+
+    Its thread keeps its connection to the database while all goes well: opening SQLite for each
+    batch was 14 % of a gateway's CPU time at eight streams.
+    """
 
     def __init__(self, *, claim_idle_ms: int = CLAIM_AFTER_MS) -> None:
         super().__init__(name="quire-usage", daemon=True)
@@ -187,7 +191,6 @@ class Drainer(threading.Thread):
                 if len(entries) < BATCH and not self._stopping.wait(GATHER_S):
                     entries += spool.read(block_ms=None)
                 self._write(spool, entries)
-                close_old_connections()
         spool.leave()
 
     def _write(self, spool: Spool, entries: Entries) -> None:

@@ -1,6 +1,6 @@
 """What metering answers when it refuses."""
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 
 
 class RateLimited(QuireError):
@@ -17,3 +17,11 @@ class RateLimited(QuireError):
     def __init__(self, message: str, *, retry_after: float, param: str | None = None) -> None:
         super().__init__(message, param=param)
         self.retry_after = retry_after
+        self.headers: dict[str, str] = {}
+
+
+class BudgetSpent(RateLimited):
+    """A budget has nothing left until its next day, week or month, which is `retry_after`."""
+
+    code = "insufficient_quota"
+    error_type = "insufficient_quota"

@@ -1,4 +1,4 @@
-"""Writing usage records into the ledger, each once."""
+"""Writing usage records into the ledger, each once, and into its sums by hour and day."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -11,14 +11,15 @@ from django.utils import timezone
 
 from metering.models import UsageEntry
 from metering.records import UsageRecord
+from metering.roll_ups import add_to_roll_ups
 
 #: Of one statement. Any SQLite takes their 800 values.
 ROWS = 50
 #: Columns in the order of `_row`.
 _FIELDS = (
     *("request_id", "tenant", "api_key", "user", "endpoint", "model"),
-    *("prompt_tokens", "cached_tokens", "completion_tokens", "finish_reason", "status"),
-    *("started_at", "ttft_ms", "duration_ms", "stream", "recorded_at"),
+    *("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos", "finish_reason"),
+    *("status", "started_at", "ttft_ms", "duration_ms", "stream", "recorded_at"),
 )
 
 
@@ -33,12 +34,19 @@ def insert_records(records: Sequence[UsageRecord]) -> None:
     using = router.db_for_write(UsageEntry)
     connection = connections[using]
     now = connection.ops.adapt_datetimefield_value(timezone.now())
+    by_id = {record.request_id: record for record in reversed(records)}
+    new: set[str] = set()
     # On SQLite a conflict that is ignored would also hide a row that is wrong; records are checked.
     with transaction.atomic(using), connection.cursor() as cursor:
         for start in range(0, len(records), ROWS):
             part = records[start : start + ROWS]
             values = [value for record in part for value in _row(record, connection, now)]
             cursor.execute(_statement(connection, len(part)), values)
+            new.update(row[0] for row in cursor.fetchall())
+        if new:
+            # The first of several with one id is the one that was written.
+            written = [by_id[request_id] for request_id in new]
+            add_to_roll_ups(written, connection, cursor)
 
 
 def _statement(connection: BaseDatabaseWrapper, rows: int) -> str:
@@ -49,7 +57,8 @@ def _statement(connection: BaseDatabaseWrapper, rows: int) -> str:
     row = f"({', '.join(['%s'] * len(_FIELDS))})"
     insert = f"{ops.insert_statement(OnConflict.IGNORE)} {quote(meta.db_table)}"
     suffix = ops.on_conflict_suffix_sql(meta.fields, OnConflict.IGNORE, [], [])
-    return f"{insert} ({columns}) VALUES {', '.join([row] * rows)} {suffix}".rstrip()
+    returning = f"RETURNING {quote('request_id')}"
+    return f"{insert} ({columns}) VALUES {', '.join([row] * rows)} {suffix} {returning}"
 
 
 def _row(record: UsageRecord, connection: BaseDatabaseWrapper, now: Any) -> tuple[Any, ...]:
@@ -64,6 +73,7 @@ def _row(record: UsageRecord, connection: BaseDatabaseWrapper, now: Any) -> tupl
         record.prompt_tokens,
         record.cached_tokens,
         record.completion_tokens,
+        record.cost_nanos,
         record.finish_reason or "",
         record.status,
         connection.ops.adapt_datetimefield_value(started_at),

@@ -20,6 +20,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         finish_reason: of the first output, "" when none was reached.
         status: HTTP status, 499 when the client left.
         started_at: when the request arrived, a datetime or seconds since the epoch.
+        cost_nanos: in 1e-9 of the currency.
         ttft_ms: milliseconds to the first token, None when there was none. duration_ms: to the end.
     Raises: ValueError for a count out of range or an empty `request_id`.
     """
@@ -39,13 +40,14 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     finish_reason: str | None = None
     ttft_ms: float | None = None
     stream: bool = False
+    cost_nanos: int = 0
 
     def __post_init__(self) -> None:
         if not self.request_id:
             raise ValueError("request_id must not be empty.")
         if isinstance(self.started_at, int | float):
             self.started_at = datetime.fromtimestamp(self.started_at, UTC)
-        for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "status"):
+        for name in ("prompt_tokens", "cached_tokens", "completion_tokens", "status", "cost_nanos"):
             if not 0 <= getattr(self, name) <= MAX_COUNT:
                 raise ValueError(f"{name} must be in [0, 2**62], got {getattr(self, name)}.")
         for name, limit in _TEXT_LIMITS.items():

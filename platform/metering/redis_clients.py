@@ -6,7 +6,7 @@ import threading
 import redis
 from django.conf import settings
 
-from engine.redis_link import RedisLink
+from engine.contract.redis_link import RedisLink
 
 TIMEOUT_S = 5.0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from redis.exceptions import NoScriptError
 
-from engine.redis_link import RedisLink
+from engine.contract.redis_link import RedisLink
 
 
 @cache

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Mapping
+from typing import Any
 
+import msgspec
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 from redis.exceptions import RedisError
 
-from metering.admission import reservation_key
+from metering.admission import UNLIMITED, Admission, reservation_key
+from metering.gateways import GATEWAY, open_key
 from metering.ledger import insert_records
 from metering.records import UsageRecord, encode_record
 from metering.redis_clients import key, redis_link
@@ -21,6 +25,8 @@ logger = logging.getLogger(__name__)
 #: Records that wait in this process when Redis and the database are both away.
 MAX_WAITING = 10_000
 _waiting: deque[UsageRecord] = deque()
+#: Records that are in the ledger, but whose reservations Redis still holds.
+_unsettled: deque[UsageRecord] = deque(maxlen=MAX_WAITING)
 
 
 def spool_key() -> str:
@@ -28,24 +34,43 @@ def spool_key() -> str:
     return key("usage")
 
 
-async def settle(record: UsageRecord, *, reserved: bool = True) -> None:
+def settle_keys(request_id: str, gateway: str = GATEWAY) -> list[str]:
+    """As `settle.lua` has them."""
+    return [reservation_key(request_id), spool_key(), open_key(gateway)]
+
+
+def settle_arguments(record: UsageRecord, entry: bytes, epochs: Mapping[str, str]) -> list[Any]:
+    """As `settle.lua` has them."""
+    most = settings.QUIRE["USAGE_SPOOL_MAX"]
+    known = msgspec.json.encode(dict(epochs))
+    return [record.total_tokens, entry, most, record.request_id, record.cost_nanos, known]
+
+
+async def settle(record: UsageRecord, admission: Admission | None = None) -> None:
     """Record what a request used, exactly once by its request id, however often this is called.
 
-    `reserved`: its admission may have reserved tokens, which are corrected to what was used. One
-    round trip to Redis. Without Redis the record goes to the database at once, and without that
-    too it waits in this process, at most `MAX_WAITING` of them. Nothing is raised: the client has
-    its answer, and what can't be kept is in the log.
+    `admission`: what it was let in with; what that holds is corrected to what was used. None: it
+    may hold something. One round trip to Redis. Without Redis the record goes to the database at
+    once, and without that too it waits in this process, at most `MAX_WAITING` of them. Nothing is
+    raised: the client has its answer, and what can't be kept is in the log.
     """
+    admission = admission or HOLDING
     entry, most = encode_record(record), settings.QUIRE["USAGE_SPOOL_MAX"]
     try:
-        if reserved:
-            keys = [reservation_key(record.request_id), spool_key()]
-            await run_script(redis_link(), "settle", keys, [record.total_tokens, entry, most])
+        if admission.held:
+            keys = settle_keys(record.request_id)
+            arguments = settle_arguments(record, entry, admission.epochs)
+            await run_script(redis_link(), "settle", keys, arguments)
         else:
             await redis_link().execute("XADD", spool_key(), "MAXLEN", "~", most, "*", "r", entry)
     except (RedisError, OSError) as error:
         logger.warning("usage of %s goes past the spool: %s", record.request_id, error)
+        if admission.held:
+            _unsettled.append(record)
         await _without_redis(record)
+
+
+HOLDING = Admission(**{**UNLIMITED.__dict__, "held": True})
 
 
 async def _without_redis(record: UsageRecord) -> None:
@@ -60,10 +85,24 @@ async def _without_redis(record: UsageRecord) -> None:
 
 def take_waiting() -> list[UsageRecord]:
     """Remove and return the records that wait in this process."""
+    return _take(_waiting)
+
+
+def take_unsettled() -> list[UsageRecord]:
+    """Remove and return the records whose reservations Redis still holds."""
+    return _take(_unsettled)
+
+
+def _take(queue: deque[UsageRecord]) -> list[UsageRecord]:
     records = []
-    while _waiting:
-        records.append(_waiting.popleft())
+    while queue:
+        records.append(queue.popleft())
     return records
+
+
+def put_back_unsettled(records: list[UsageRecord]) -> None:
+    """Return records whose reservations couldn't be given back."""
+    _unsettled.extend(records)
 
 
 def put_back(records: list[UsageRecord]) -> None:

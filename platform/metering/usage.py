@@ -1,14 +1,13 @@
-"""Reading the ledger: sums by day, model and tenant."""
+"""Reading what was used: sums by day, model and tenant."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
 
-from django.db.models import Count, QuerySet, Sum
-from django.db.models.functions import TruncDate
+from django.db.models import QuerySet, Sum
 
-from metering.models import UsageEntry
+from metering.models import UsageDay, UsageEntry
 from tenants.access import access_role
 from tenants.actors import as_actor, require_operator
 from tenants.models import Tenant, User
@@ -43,7 +42,7 @@ def access_usage(
     last 30 days. Raises `NotFound` for a stranger.
     """
     access_role(user, tenant)
-    return _sums(UsageEntry.objects.filter(tenant=tenant), first, last)
+    return _sums(UsageDay.objects.filter(tenant=tenant), first, last)
 
 
 def access_all_usage(
@@ -51,7 +50,7 @@ def access_all_usage(
 ) -> list[UsageSum]:
     """Sums by day, model and tenant. Raises `PermissionDenied` for all but operators."""
     require_operator(as_actor(user))
-    return _sums(UsageEntry.objects.all(), first, last)
+    return _sums(UsageDay.objects.all(), first, last)
 
 
 def access_usage_entries(user: User, tenant: Tenant) -> QuerySet[UsageEntry]:
@@ -60,29 +59,28 @@ def access_usage_entries(user: User, tenant: Tenant) -> QuerySet[UsageEntry]:
     return UsageEntry.objects.filter(tenant=tenant).select_related("api_key")
 
 
-def _sums(entries: QuerySet[UsageEntry], first: date | None, last: date | None) -> list[UsageSum]:
+def _sums(days: QuerySet[UsageDay], first: date | None, last: date | None) -> list[UsageSum]:
     last = last or datetime.now(UTC).date()
     first = first or last - timedelta(days=DEFAULT_DAYS - 1)
     start = datetime.combine(first, time.min, UTC)
     end = datetime.combine(last + timedelta(days=1), time.min, UTC)
     rows = (
-        entries.filter(started_at__gte=start, started_at__lt=end)
-        .annotate(day=TruncDate("started_at", tzinfo=UTC))
-        .values("day", "model", "tenant__slug")
+        days.filter(start__gte=start, start__lt=end)
+        .values("start", "model", "tenant__slug")
         .annotate(
-            requests=Count("pk"),
+            total=Sum("requests"),
             prompt=Sum("prompt_tokens"),
             cached=Sum("cached_tokens"),
             completion=Sum("completion_tokens"),
         )
-        .order_by("-day", "model", "tenant__slug")
+        .order_by("-start", "model", "tenant__slug")
     )
     return [
         UsageSum(
-            day=row["day"],
+            day=row["start"].astimezone(UTC).date(),
             model=row["model"],
             tenant=row["tenant__slug"],
-            requests=row["requests"],
+            requests=row["total"],
             prompt_tokens=row["prompt"],
             cached_tokens=row["cached"],
             completion_tokens=row["completion"],

@@ -12,7 +12,7 @@ from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum, Tex
 from django.db.models.functions import Cast, Coalesce, Length, RowNumber
 from django.utils import timezone
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from storage.blobs import blob_path
 from storage.errors import NotFound
 from storage.ids import is_id

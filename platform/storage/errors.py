@@ -1,6 +1,6 @@
 """What the store answers when it refuses."""
 
-from engine.errors import InvalidRequest, QuireError
+from engine.contract.errors import InvalidRequest, QuireError
 from tenants.errors import Conflict, NotFound
 
 __all__ = ["Conflict", "NotFound", "StorageFull", "TooMuchWaiting", "check_waiting"]

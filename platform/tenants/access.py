@@ -2,21 +2,36 @@
 
 from django.db.models import QuerySet
 
-from tenants.actors import as_actor, require_role, role_in
+from tenants.actors import Actor, as_actor, require_operator, require_role
 from tenants.errors import NotFound
-from tenants.models import ApiKey, AuditEntry, Membership, Role, Tenant, User
+from tenants.models import (
+    ApiKey,
+    AuditEntry,
+    Invitation,
+    Membership,
+    Role,
+    ServiceAccount,
+    Tenant,
+    User,
+)
+
+Reader = Actor | User
 
 
-def access_tenants(user: User) -> QuerySet[Tenant]:
-    """The tenants that the user belongs to; all of them for an operator."""
-    if as_actor(user).is_operator:
+def access_tenants(user: Reader) -> QuerySet[Tenant]:
+    """The tenants that the user belongs to; all of them for an operator; a key's own."""
+    actor = as_actor(user)
+    if actor.is_operator:
         return Tenant.objects.all()
-    if not user.is_active:
+    if actor.key is not None:
+        own = actor.role_in(actor.key.tenant) is not None
+        return Tenant.objects.filter(pk=actor.key.tenant_id) if own else Tenant.objects.none()
+    if actor.user is None or not actor.user.is_active:
         return Tenant.objects.none()
-    return Tenant.objects.filter(memberships__user=user)
+    return Tenant.objects.filter(memberships__user=actor.user)
 
 
-def access_tenant(user: User, slug: str) -> Tenant:
+def access_tenant(user: Reader, slug: str) -> Tenant:
     """Raises `NotFound` for a tenant that isn't there or isn't the user's."""
     tenant = access_tenants(user).filter(slug=slug).first()
     if tenant is None:
@@ -24,19 +39,20 @@ def access_tenant(user: User, slug: str) -> Tenant:
     return tenant
 
 
-def access_role(user: User, tenant: Tenant) -> Role:
+def access_role(user: Reader, tenant: Tenant) -> Role:
     """What the user is in the tenant (an operator counts as owner). `NotFound` for a stranger."""
-    require_role(as_actor(user), tenant, Role.VIEWER)
-    return role_in(user, tenant) or Role.OWNER
+    actor = as_actor(user)
+    require_role(actor, tenant, Role.VIEWER)
+    return actor.role_in(tenant) or Role.OWNER
 
 
-def access_members(user: User, tenant: Tenant) -> QuerySet[Membership]:
+def access_members(user: Reader, tenant: Tenant) -> QuerySet[Membership]:
     """All members, for any member."""
     require_role(as_actor(user), tenant, Role.VIEWER)
     return Membership.objects.filter(tenant=tenant).select_related("user", "tenant")
 
 
-def access_member(user: User, tenant: Tenant, pk: int) -> Membership:
+def access_member(user: Reader, tenant: Tenant, pk: int) -> Membership:
     """Raises `NotFound`."""
     membership = access_members(user, tenant).filter(pk=pk).first()
     if membership is None:
@@ -44,14 +60,19 @@ def access_member(user: User, tenant: Tenant, pk: int) -> Membership:
     return membership
 
 
-def access_keys(user: User, tenant: Tenant) -> QuerySet[ApiKey]:
+def access_keys(user: Reader, tenant: Tenant) -> QuerySet[ApiKey]:
     """All keys for admins and owners; for others those that they made."""
     role = access_role(user, tenant)
-    keys = ApiKey.objects.filter(tenant=tenant).select_related("tenant", "created_by")
-    return keys if role.rank >= Role.ADMIN.rank else keys.filter(created_by=user)
+    keys = ApiKey.objects.filter(tenant=tenant).select_related(
+        "tenant", "created_by", "service_account"
+    )
+    if role.rank >= Role.ADMIN.rank:
+        return keys
+    own = as_actor(user).user
+    return keys.filter(created_by=own) if own is not None else keys.none()
 
 
-def access_key(user: User, tenant: Tenant, pk: int) -> ApiKey:
+def access_key(user: Reader, tenant: Tenant, pk: int) -> ApiKey:
     """Raises `NotFound`."""
     key = access_keys(user, tenant).filter(pk=pk).first()
     if key is None:
@@ -59,7 +80,55 @@ def access_key(user: User, tenant: Tenant, pk: int) -> ApiKey:
     return key
 
 
-def access_audit(user: User, tenant: Tenant) -> QuerySet[AuditEntry]:
+def access_audit(user: Reader, tenant: Tenant) -> QuerySet[AuditEntry]:
     """The tenant's audit log, newest first, for admins and owners."""
     require_role(as_actor(user), tenant, Role.ADMIN)
-    return AuditEntry.objects.filter(tenant=tenant).select_related("actor")
+    return AuditEntry.objects.filter(tenant=tenant).select_related("tenant")
+
+
+def access_all_audit(user: Reader) -> QuerySet[AuditEntry]:
+    """The whole installation's audit log. `PermissionDenied` for all but operators."""
+    require_operator(as_actor(user))
+    return AuditEntry.objects.select_related("tenant")
+
+
+def access_service_accounts(user: Reader, tenant: Tenant) -> QuerySet[ServiceAccount]:
+    """The tenant's programs, for any member."""
+    require_role(as_actor(user), tenant, Role.VIEWER)
+    return ServiceAccount.objects.filter(tenant=tenant).select_related("tenant")
+
+
+def access_service_account(user: Reader, tenant: Tenant, pk: int) -> ServiceAccount:
+    """Raises `NotFound`."""
+    account = access_service_accounts(user, tenant).filter(pk=pk).first()
+    if account is None:
+        raise NotFound("There is no such service account.")
+    return account
+
+
+def access_users(user: Reader) -> QuerySet[User]:
+    """Everybody who may log in. `PermissionDenied` for all but operators."""
+    require_operator(as_actor(user))
+    return User.objects.order_by("username")
+
+
+def access_user(user: Reader, pk: int) -> User:
+    """Raises `NotFound`, and what `access_users` raises."""
+    found = access_users(user).filter(pk=pk).first()
+    if found is None:
+        raise NotFound("There is no such user.")
+    return found
+
+
+def access_invitations(user: Reader, tenant: Tenant) -> QuerySet[Invitation]:
+    """Who was invited, newest first, for admins and owners."""
+    require_role(as_actor(user), tenant, Role.ADMIN)
+    return Invitation.objects.filter(tenant=tenant).select_related("tenant", "created_by")
+
+
+def access_invitation(user: Reader, tenant: Tenant, pk: int) -> Invitation:
+    """Raises `NotFound`."""
+    found = access_invitations(user, tenant).filter(pk=pk).first()
+    if found is None:
+        raise NotFound("There is no such invitation.")
+    return found

@@ -1,33 +1,74 @@
-"""Who acts: a user, or the system itself."""
+"""Who acts: a person, an API key, a command, or the system itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tenants import scopes
 from tenants.errors import NotFound, PermissionDenied
-from tenants.models import Membership, Role, Tenant, User
+from tenants.models import ActorKind, ApiKey, Membership, Role, Tenant, User
 
 
 @dataclass(frozen=True)
 class Actor:
-    """Who acts. Without a user it's the installation itself, which may do anything."""
+    """Who acts. Commands and the system itself may do anything.
+
+    Attributes:
+        label: its name in the audit log, which stays when the row is gone.
+        user: the person; also the one who holds the key.
+        key: what the request came in with.
+    """
 
     label: str
     user: User | None = None
+    kind: ActorKind = ActorKind.SYSTEM
+    key: ApiKey | None = None
 
     @property
     def is_operator(self) -> bool:
         """Whether it runs the whole installation."""
-        return self.user is None or (self.user.is_active and self.user.is_superuser)
+        if self.kind in (ActorKind.SYSTEM, ActorKind.COMMAND):
+            return True
+        if self.key is not None and scopes.OPERATOR not in self.key.scopes:
+            return False
+        if self.user is not None:
+            return self.user.is_active and self.user.is_superuser
+        return self.key is not None  # its scope was given by an operator
+
+    def role_in(self, tenant: Tenant) -> Role | None:
+        """Its role in the tenant, or None for a stranger. A key acts in its own tenant alone."""
+        if self.key is not None and self.key.tenant_id != tenant.pk:
+            return None
+        if self.user is not None:
+            return role_in(self.user, tenant) or self._operators_role()
+        if self.key is None:
+            return None
+        account = self.key.service_account
+        if account is None:
+            return Role.ADMIN  # the tenant's own key, made by a command
+        return Role(account.role) if account.active else None
+
+    def _operators_role(self) -> Role | None:
+        """An operator's key acts in its tenant, though its holder is no member."""
+        operator = self.user is not None and self.user.is_active and self.user.is_superuser
+        return Role.OWNER if operator and self.key is not None else None
 
 
 SYSTEM = Actor("system")
-COMMAND_LINE = Actor("command line")
+COMMAND_LINE = Actor("command line", kind=ActorKind.COMMAND)
 
 
 def as_actor(actor: Actor | User) -> Actor:
     """Users may be passed where an actor is wanted."""
-    return actor if isinstance(actor, Actor) else Actor(actor.get_username(), actor)
+    if isinstance(actor, Actor):
+        return actor
+    return Actor(actor.get_username(), actor, ActorKind.PERSON)
+
+
+def key_actor(key: ApiKey) -> Actor:
+    """Who acts when a request comes in with this key."""
+    holder = key.created_by if key.service_account_id is None else None
+    return Actor(f"API key {key}", holder, ActorKind.KEY, key)
 
 
 def require_operator(actor: Actor) -> None:
@@ -40,11 +81,21 @@ def require_role(actor: Actor, tenant: Tenant, role: Role) -> None:
     """Raise `NotFound` for a stranger and `PermissionDenied` for a member of a lower role."""
     if actor.is_operator:
         return
-    found = role_in(actor.user, tenant)
+    found = actor.role_in(tenant)
     if found is None:
         raise NotFound(f"There is no tenant {tenant.slug!r}.")
     if found.rank < role.rank:
         raise PermissionDenied(f"This needs the role {role.label.lower()} in {tenant.slug}.")
+
+
+def require_rank(actor: Actor, tenant: Tenant, role: Role) -> None:
+    """Who manages others needs to be an admin, and at least what they are or shall be."""
+    require_role(actor, tenant, Role.ADMIN)
+    if actor.is_operator:
+        return
+    own = actor.role_in(tenant)
+    if own is None or own.rank < role.rank:
+        raise PermissionDenied("You can't manage a role above your own.")
 
 
 def role_in(user: User | None, tenant: Tenant) -> Role | None:

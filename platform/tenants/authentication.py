@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any, Protocol
 
+from asgiref.sync import async_to_sync
 from django.db import DatabaseError, InterfaceError
+from django.db.models import OuterRef, QuerySet, Subquery
 from django.utils import timezone
 
 from tenants import events, scopes, secrets
@@ -20,6 +23,7 @@ from tenants.cached_lookup import CachedLookup
 from tenants.caller import Caller, Refusal
 from tenants.db_threads import in_db_thread
 from tenants.errors import AuthenticationFailed, PermissionDenied, ServiceUnavailable
+from tenants.key_limits import networks_of
 from tenants.models import ApiKey, Membership, Role, Tenant, User
 
 __all__ = [
@@ -28,6 +32,7 @@ __all__ = [
     "PermissionDenied",
     "ServiceUnavailable",
     "authenticate",
+    "authenticate_now",
     "caller_again",
     "caller_for_user",
     "check_still_valid",
@@ -36,7 +41,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 #: A revoked key works at most this long in other processes; in the one that revoked it, no longer.
-TTL_S = 2.0
+#: Streams ask twice as often, so that everything has ended within two seconds.
+TTL_S = 1.0
 #: With the database away, keys seen this recently go on working.
 STALE_S = 60.0
 CACHED_KEYS = 10_000
@@ -52,6 +58,7 @@ MISSING = Refusal(
 REVOKED = Refusal("This API key was revoked.")
 EXPIRED = Refusal("This API key has expired.")
 INACTIVE = Refusal("This tenant is switched off.", forbidden=True)
+NO_HOLDER = Refusal("Whoever holds this API key may not use it any more.")
 NO_MEMBER = Refusal("You are a member of no active tenant.", forbidden=True)
 
 _known: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHED_KEYS)
@@ -59,28 +66,72 @@ _known: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHE
 _guesses: CachedLookup[str, Caller | Refusal] = CachedLookup(ttl=TTL_S, size=CACHED_KEYS)
 
 
-async def authenticate(authorization: str | None, x_api_key: str | None = None) -> Caller:
+class Guard(Protocol):
+    """Bounds what an address may guess."""
+
+    async def check(self) -> None:
+        """Raise when it has guessed too much; asked before the database is."""
+
+    async def count(self) -> None:
+        """It has sent a key that doesn't exist."""
+
+
+async def authenticate(
+    authorization: str | None, x_api_key: str | None = None, *, guard: Guard | None = None
+) -> Caller:
     """The caller behind an `Authorization: Bearer` header, or behind `x-api-key` without one.
 
     Raises: `AuthenticationFailed` (401), `PermissionDenied` (403, the tenant is switched off),
-    `ServiceUnavailable` (503, the database is away and the key was not seen lately).
+    `ServiceUnavailable` (503, the database is away and the key was not seen lately), what the
+    guard raises for a key that wasn't seen lately.
     """
     token = _token(authorization, x_api_key)
     if token is None:
         raise MISSING.error()
     digest = secrets.digest(token)
-    # Malformed ones are looked up too, under a name that no key has: the time tells nothing.
-    public_id = secrets.public_id_of(token) or ""
-    answer = _known.fresh(digest) or await _find(digest, lambda: _look_up(public_id, digest))
+    # Any text is looked up, whether a key has its name or not: the time tells nothing.
+    public_id = secrets.look_up_name(token)
+    answer = _known.fresh(digest)
+    if answer is None:
+        # Who had a key that works is no guesser: others behind the same address don't lock it out.
+        guess = guard if _known.within(digest, STALE_S) is None else None
+        if guess is not None and _guesses.fresh(digest) is None:
+            await guess.check()
+        answer = await _find(digest, lambda: _look_up(public_id, digest), guess)
     if isinstance(answer, Refusal):
         raise answer.error()
     return answer
 
 
-async def _find(name: str, look_up: Callable[[], Caller | Refusal]) -> Caller | Refusal:
+def authenticate_now(
+    authorization: str | None, x_api_key: str | None = None, *, guard: Guard
+) -> Caller:
+    """`authenticate` for synchronous views that are seldom asked: nothing is remembered."""
+    token = _token(authorization, x_api_key)
+    if token is None:
+        raise MISSING.error()
+    async_to_sync(guard.check)()
+    answer = _look_up(secrets.look_up_name(token), secrets.digest(token))
+    if isinstance(answer, Refusal):
+        if answer is UNKNOWN:
+            async_to_sync(guard.count)()
+        raise answer.error()
+    return answer
+
+
+async def _find(
+    name: str, look_up: Callable[[], Caller | Refusal], guard: Guard | None = None
+) -> Caller | Refusal:
     """Ask the database, or take what was known lately while it is away."""
+
+    async def ask() -> Caller | Refusal:
+        found = await in_db_thread(look_up)
+        if found is UNKNOWN and guard is not None:
+            await guard.count()
+        return found
+
     try:
-        answer = await _guesses.get(name, lambda: in_db_thread(look_up))
+        answer = await _guesses.get(name, ask)
     except ServiceUnavailable:
         stale = _known.within(name, STALE_S)
         if stale is None:
@@ -149,7 +200,7 @@ def _token(authorization: str | None, x_api_key: str | None) -> str | None:
 def _look_up(public_id: str, digest: str) -> Caller | Refusal:
     """One indexed query, one comparison, whatever was sent."""
     try:
-        key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
+        key = _keys().filter(public_id=public_id).first()
         stored = key.digest if key else _NO_DIGEST
         matches = hmac.compare_digest(stored, digest)
         return _judge(key) if key is not None and matches else UNKNOWN
@@ -159,10 +210,34 @@ def _look_up(public_id: str, digest: str) -> Caller | Refusal:
 
 def _look_up_id(key_id: int) -> Caller | Refusal:
     try:
-        key = ApiKey.objects.select_related("tenant").filter(pk=key_id).first()
+        key = _keys().filter(pk=key_id).first()
         return _judge(key) if key is not None else UNKNOWN
     except (DatabaseError, InterfaceError) as error:
         raise _unavailable(error) from error
+
+
+def _keys() -> QuerySet[ApiKey]:
+    """Keys with all that decides about them: tenant, holder and the holder's role. One query."""
+    role = Membership.objects.filter(user=OuterRef("created_by"), tenant=OuterRef("tenant"))
+    return ApiKey.objects.select_related("tenant", "created_by", "service_account").annotate(
+        holders_role=Subquery(role.values("role")[:1])
+    )
+
+
+def _scopes_of_key(key: ApiKey) -> frozenset[str] | None:
+    """What the key's holder may still use it for; None when they may not use it at all."""
+    granted = frozenset(key.scopes)
+    account, person = key.service_account, key.created_by
+    if account is not None:
+        return granted & _scopes_for(Role(account.role)) if account.active else None
+    if person is None:
+        return granted  # made by a command: the tenant's own
+    if not person.is_active:
+        return None
+    if person.is_superuser:
+        return granted
+    role: str | None = key.holders_role  # type: ignore[attr-defined]
+    return None if role is None else granted & _scopes_for(Role(role))
 
 
 def _judge(key: ApiKey) -> Caller | Refusal:
@@ -172,13 +247,22 @@ def _judge(key: ApiKey) -> Caller | Refusal:
         return REVOKED if state == "revoked" else EXPIRED
     if not key.tenant.active:
         return INACTIVE
+    allowed = _scopes_of_key(key)
+    if allowed is None:
+        return NO_HOLDER
     _touch(key)
     return _caller(
         key.tenant,
         key_id=key.pk,
-        scopes=frozenset(key.scopes),
+        scopes=allowed,
         key_requests_per_minute=key.requests_per_minute,
         key_tokens_per_minute=key.tokens_per_minute,
+        key_family=key.first_id or key.pk,
+        key_max_running_requests=key.max_running_requests,
+        max_context_tokens=key.max_context_tokens,
+        models=key.allowed_models,
+        endpoints=tuple(key.endpoints),
+        networks=networks_of(key.addresses),
     )
 
 
@@ -224,6 +308,13 @@ def _operators_tenant(user: User, tenant_slug: str | None) -> Caller | Refusal:
 def _scopes_of(user: User, role: Role) -> frozenset[str]:
     if user.is_superuser:
         return scopes.ALL
+    return _scopes_for(role) & scopes.DEFAULT
+
+
+def _scopes_for(role: Role) -> frozenset[str]:
+    """What a key may hold whose holder has this role."""
+    if role.rank >= Role.ADMIN.rank:
+        return scopes.ALL - {scopes.OPERATOR}
     return scopes.DEFAULT - ({scopes.INFERENCE} if role == Role.VIEWER else set())
 
 
@@ -235,7 +326,12 @@ def _caller(
     user_id: int | None = None,
     key_requests_per_minute: int | None = None,
     key_tokens_per_minute: int | None = None,
+    max_context_tokens: int | None = None,
+    models: Sequence[str] = (),
+    **of_key: Any,
 ) -> Caller:
+    lists = [frozenset(names) for names in (tenant.allowed_models, models) if names]
+    contexts = [most for most in (tenant.max_context_tokens, max_context_tokens) if most]
     return Caller(
         tenant_id=tenant.pk,
         tenant=tenant.slug,
@@ -251,6 +347,10 @@ def _caller(
         key_tokens_per_minute=key_tokens_per_minute,
         kv_reserved_fraction=tenant.kv_reserved_fraction,
         kv_max_fraction=tenant.kv_max_fraction,
+        max_running_requests=tenant.max_running_requests,
+        max_context_tokens=min(contexts, default=None),
+        models=frozenset.intersection(*lists) if lists else None,
+        **of_key,
     )
 
 
@@ -267,3 +367,4 @@ def forget(**_: object) -> None:
 
 events.key_changed.connect(forget, dispatch_uid="tenants.authentication")
 events.tenant_changed.connect(forget, dispatch_uid="tenants.authentication")
+events.access_ended.connect(forget, dispatch_uid="tenants.authentication")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tenants.errors import AuthenticationFailed, PermissionDenied
+from tenants.key_limits import Network, is_within
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Caller:
         scopes: see `tenants.scopes`.
         requests_per_minute, tokens_per_minute: the tenant's own limits; None: the default.
         key_requests_per_minute, key_tokens_per_minute: the key's, within the tenant's; None: none.
+        key_family: the first of the keys that followed each other by rotation.
+        max_running_requests, key_max_running_requests: at a time; None: no limit.
+        max_context_tokens: of prompt and output; None: the model's.
+        models: those that tenant and key may use; None: all. endpoints: paths, () for all.
+        networks: where the key may come from, () for anywhere.
     """
 
     tenant_id: int
@@ -37,6 +43,34 @@ class Caller:
     key_tokens_per_minute: int | None = None
     kv_reserved_fraction: float = 0.0
     kv_max_fraction: float = 1.0
+    key_family: int | None = None
+    max_running_requests: int | None = None
+    key_max_running_requests: int | None = None
+    max_context_tokens: int | None = None
+    models: frozenset[str] | None = None
+    endpoints: tuple[str, ...] = ()
+    networks: tuple[Network, ...] = ()
+
+    def may_use(self, model: str) -> bool:
+        """Whether tenant and key are allowed the model."""
+        return self.models is None or model in self.models
+
+    def check_endpoint(self, path: str) -> None:
+        """Raise `PermissionDenied` (403) for a path that the key isn't for."""
+        if self.endpoints and not any(
+            path == allowed or path.startswith(allowed.rstrip("/") + "/")
+            for allowed in self.endpoints
+        ):
+            raise PermissionDenied(
+                f"This API key may not use {path[:100]}.", code="endpoint_not_allowed"
+            )
+
+    def check_address(self, address: str) -> None:
+        """Raise `PermissionDenied` (403) for an address that the key may not come from."""
+        if self.networks and not is_within(address, self.networks):
+            raise PermissionDenied(
+                "This API key may not be used from your address.", code="address_not_allowed"
+            )
 
     def require(self, scope: str) -> None:
         """Raise `PermissionDenied` (403) unless the caller has the scope."""

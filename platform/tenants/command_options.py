@@ -23,7 +23,7 @@ def parse_span(text: str) -> timedelta | None:
     return int(match[1]) * UNITS[match[2]] if match else None
 
 
-def parse_expiry(text: str) -> datetime:
+def parse_expiry(text: str, option: str = "--expires") -> datetime:
     """`90d`, `12h`, `30m`, `2027-01-31` or `2027-01-31T12:00` (UTC). Raises CommandError."""
     if span := parse_span(text):
         return timezone.now() + span
@@ -32,10 +32,15 @@ def parse_expiry(text: str) -> datetime:
         if moment is None and (day := parse_date(text)):
             moment = datetime.combine(day, datetime.min.time())
     except ValueError as error:
-        raise CommandError(f"--expires {text}: {error}.") from error
+        raise CommandError(f"{option} {text}: {error}.") from error
     if moment is None:
-        raise CommandError(f"--expires {text}: use 90d, 12h, 30m, or a date such as 2027-01-31.")
+        raise CommandError(f"{option} {text}: use 90d, 12h, 30m, or a date such as 2027-01-31.")
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def comma_list(text: str) -> list[str]:
+    """The words between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
@@ -75,6 +80,30 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         type=int,
         metavar="N",
         help=f"read and written; 0: no limit{also('QUIRE_TOKENS_PER_MINUTE')}",
+    )
+    parser.add_argument(
+        "--max-running-requests",
+        type=int,
+        metavar="N",
+        help=f"of all of its keys at a time; 0: no limit{also('0')}",
+    )
+    parser.add_argument(
+        "--max-context-tokens",
+        type=int,
+        metavar="N",
+        help=f"prompt and output of a request together; 0: the model's{also('0')}",
+    )
+    parser.add_argument(
+        "--allowed-models",
+        type=comma_list,
+        metavar="A,B",
+        help=f"of the models that it could use these alone; '': all{also('all')}",
+    )
+    parser.add_argument(
+        "--time-zone",
+        metavar="ZONE",
+        help="when days, weeks and months of its budgets begin, such as Europe/Berlin"
+        f"{also('UTC')}",
     )
 
 

@@ -11,8 +11,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import OperationalError, ProgrammingError, connections
 
-from engine.errors import QuireError
-from tenants.models import Tenant
+from engine.contract.command_line import expanded
+from engine.contract.errors import ConfigError, QuireError
+from tenants.models import Membership, Role, ServiceAccount, Tenant, User
 
 CONNECT_TIMEOUT_S = 10
 
@@ -23,6 +24,18 @@ class QuireCommand(BaseCommand):
     requires_system_checks: Sequence[str] = ()
     #: Whether nothing can be done while the database is away.
     needs_database = True
+    #: Whether the command line is spelled as an engine's: see `engine.contract.command_line`.
+    takes_engine_settings = False
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        """Read the command line; one with engine settings as vLLM's."""
+        if self.takes_engine_settings:
+            try:
+                argv = [*argv[:2], *expanded(argv[2:])]
+            except ConfigError as error:
+                self.stderr.write(f"{argv[1]}: {error.message}")
+                sys.exit(2)
+        super().run_from_argv(argv)
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         """Add what every command takes; `manage.py` itself acts on it."""
@@ -120,3 +133,44 @@ def find_tenant(slug: str) -> Tenant:
         known = ", ".join(Tenant.objects.values_list("slug", flat=True)[:20]) or "none yet"
         raise CommandError(f"There is no tenant {slug!r}. Tenants: {known}.")
     return tenant
+
+
+def find_user(username: str) -> User:
+    """The user, or a `CommandError`."""
+    user = User.objects.filter(username=username).first()
+    if user is None:
+        raise CommandError(f"There is no user {username!r}. See manage.py list_users.")
+    return user
+
+
+def find_member(tenant: Tenant, user: User) -> Membership:
+    """The user's place in the tenant, or a `CommandError`."""
+    found = Membership.objects.filter(tenant=tenant, user=user).first()
+    if found is None:
+        raise CommandError(f"{user} is no member of {tenant}. See manage.py list_members.")
+    return found
+
+
+def find_account(tenant: Tenant, name: str) -> ServiceAccount:
+    """The tenant's program of this name, or a `CommandError`."""
+    account = ServiceAccount.objects.filter(tenant=tenant, name=name).first()
+    if account is None:
+        raise CommandError(
+            f"{tenant} has no service account {name!r}. See manage.py list_service_accounts."
+        )
+    return account
+
+
+def add_role_option(parser: CommandParser) -> None:
+    """`--role`, a member's by default."""
+    parser.add_argument(
+        "--role",
+        choices=[role.value for role in Role],
+        default=Role.MEMBER.value,
+        help="(default: %(default)s)",
+    )
+
+
+def read_password(options: dict[str, Any]) -> str | None:
+    """What `--password-stdin` reads: one line, so that no list of processes shows it."""
+    return sys.stdin.readline().rstrip("\n") if options["password_stdin"] else None

@@ -1,6 +1,6 @@
 """What the control plane answers when it refuses."""
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 
 
 class AuthenticationFailed(QuireError):

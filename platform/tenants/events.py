@@ -6,3 +6,5 @@ from django.dispatch import Signal
 key_changed = Signal()
 #: A tenant, its limits or its members changed. Keyword: `tenant`.
 tenant_changed = Signal()
+#: All sessions of a user were ended. Keyword: `user`.
+access_ended = Signal()

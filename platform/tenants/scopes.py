@@ -1,13 +1,14 @@
 """What a key may be used for."""
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 
 INFERENCE = "inference"  # generate, embed, tokenize
 MODELS = "models:read"  # list models
 USAGE = "usage:read"  # read the tenant's own usage
+TENANT_ADMIN = "tenant:admin"  # manage members, keys and the like, with the holder's role
 OPERATOR = "operator"  # reset caches, read server internals; given by superusers alone
 
-ALL = frozenset({INFERENCE, MODELS, USAGE, OPERATOR})
+ALL = frozenset({INFERENCE, MODELS, USAGE, TENANT_ADMIN, OPERATOR})
 DEFAULT = frozenset({INFERENCE, MODELS, USAGE})
 
 

@@ -11,11 +11,15 @@ import re
 import secrets
 import string
 
+from engine.contract.errors import InvalidRequest
+
 PREFIX = "sk-quire-"
 PUBLIC_CHARS, SECRET_CHARS = 10, 43  # 62**43 > 2**256
 ALPHABET = string.ascii_letters + string.digits
 #: No key is longer, so a longer text is cut before it's hashed: a megabyte costs what a key costs.
 MAX_CHARS = len(PREFIX) + PUBLIC_CHARS + SECRET_CHARS + 1
+#: Shorter ones could be guessed within a day, whatever bounds guesses.
+LEAST_GIVEN_CHARS = 8
 _SHAPE = re.compile(rf"{PREFIX}([A-Za-z0-9]{{{PUBLIC_CHARS}}})[A-Za-z0-9]{{{SECRET_CHARS}}}")
 
 
@@ -32,6 +36,20 @@ def new_key(public_id: str) -> str:
 def digest(key: str) -> str:
     """sha256 of the text in hex, [64]. Only as much of it as a key can be long."""
     return hashlib.sha256(key[:MAX_CHARS].encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def look_up_name(key: str) -> str:
+    """Under which name a key is kept: its own, or for a text of another shape one made from it."""
+    return public_id_of(key) or "given-" + digest(key)[:10]
+
+
+def check_given(key: str) -> None:
+    """Raise `InvalidRequest` unless this text, of an operator's own, can be a key."""
+    if not LEAST_GIVEN_CHARS <= len(key) < MAX_CHARS or not key.isascii() or not key.isprintable():
+        raise InvalidRequest(
+            f"An API key has {LEAST_GIVEN_CHARS} to {MAX_CHARS - 1} printable characters.",
+            param="api_key",
+        )
 
 
 def public_id_of(key: str) -> str | None:

@@ -1,21 +1,22 @@
 """Saving a row only when it's right, with errors that name the field."""
 
+from collections.abc import Collection
 from typing import Any
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, models, transaction
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from tenants.errors import Conflict
 
 
-def save_valid(row: models.Model) -> None:
-    """Check and save.
+def save_valid(row: models.Model, *, unchecked: Collection[str] = ()) -> None:
+    """Check all fields but those named `unchecked`, and save.
 
     Raises: `InvalidRequest` with the field in `param`; `Conflict` when a unique value is taken.
     """
     try:
-        row.full_clean(validate_unique=False, validate_constraints=False)
+        row.full_clean(exclude=set(unchecked), validate_unique=False, validate_constraints=False)
     except ValidationError as error:
         field, messages = next(iter(error.message_dict.items()))
         param = None if field == "__all__" else field

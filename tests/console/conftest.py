@@ -10,8 +10,8 @@ import redis
 from django.test import Client
 
 from catalog import access as catalog_access
-from engine import protocol
-from engine.protocol import Heartbeat
+from engine.contract import protocol
+from engine.contract.protocol import Heartbeat
 from tenants import authentication
 from tenants.models import User
 from tests.console.rows import make_rows

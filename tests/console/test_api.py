@@ -11,8 +11,9 @@ from django.utils import timezone
 
 from catalog.models import Replica, ReplicaState, ServedModel
 from console.replicas import ORDER
-from engine.protocol import STALL_AFTER_S
-from metering.models import UsageEntry
+from engine.contract.protocol import STALL_AFTER_S
+from metering.ledger import insert_records
+from metering.records import UsageRecord
 from tenants.actions import add_member
 from tenants.actors import SYSTEM
 from tenants.models import Role, Tenant, User
@@ -234,10 +235,10 @@ def test_without_redis_the_answer_is_503_in_the_envelope(login: Login, settings:
 
 
 def use(tenant: str, model: str, *, number: int, tokens: int) -> None:
-    UsageEntry.objects.create(
+    record = UsageRecord(
         request_id=f"{tenant}-{model}-{number}",
-        tenant=Tenant.objects.get(slug=tenant),
-        endpoint="/v1/chat/completions",
+        tenant_id=Tenant.objects.get(slug=tenant).pk,
+        endpoint="chat.completions",
         model=model,
         prompt_tokens=tokens,
         cached_tokens=tokens // 2,
@@ -245,8 +246,8 @@ def use(tenant: str, model: str, *, number: int, tokens: int) -> None:
         status=200,
         started_at=timezone.now(),
         duration_ms=5.0,
-        stream=False,
     )
+    insert_records([record])
 
 
 def test_usage_is_summed_by_tenant_and_model_for_its_members_alone(login: Login) -> None:

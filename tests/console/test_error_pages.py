@@ -12,6 +12,9 @@ from django.views import defaults
 
 from tests.console.markup import inline_code
 
+#: What browsers say that they read.
+BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
 
 def request_of(user: object = None) -> HttpRequest:
     request = RequestFactory().get("/somewhere")
@@ -20,7 +23,7 @@ def request_of(user: object = None) -> HttpRequest:
 
 
 def test_an_unknown_page_is_404_with_our_page(rows: None, client: Client) -> None:
-    response = client.get("/no/such/page")
+    response = client.get("/no/such/page", headers={"accept": BROWSER})
     assert response.status_code == 404
     html = response.content.decode()
     assert "No such page" in html
@@ -29,13 +32,36 @@ def test_an_unknown_page_is_404_with_our_page(rows: None, client: Client) -> Non
 
 
 def test_the_404_page_does_not_repeat_the_address(rows: None, client: Client) -> None:
-    response = client.get("/%3Cscript%3Ealert(1)%3C/script%3E")
+    path = "/%3Cscript%3Ealert(1)%3C/script%3E"
+    response = client.get(path, headers={"accept": BROWSER})
     assert b"alert(1)" not in response.content
+    assert client.get(path).headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "meant"),
+    [
+        ("post", "/chat/completions", "/v1/chat/completions"),
+        ("post", "/completions", "/v1/completions"),
+        ("get", "/models", "/v1/models"),
+        ("post", "/messages", "/v1/messages"),
+        ("get", "/no/such/page", "/openapi.json"),
+    ],
+)
+def test_a_client_with_the_wrong_address_is_told_the_right_one(
+    rows: None, client: Client, method: str, path: str, meant: str
+) -> None:
+    response = getattr(client, method)(path, headers={"accept": "*/*"})
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "unknown_url")
+    assert path in error["message"]
+    assert meant in error["message"]
 
 
 def test_a_stale_form_is_explained(rows: None) -> None:
     client = Client(enforce_csrf_checks=True)
-    response = client.post("/login/", {"username": "ada", "password": "x"})
+    response = client.post("/login/", {"login": "ada", "password": "x"})
     assert response.status_code == 403
     assert "This form has gone stale" in response.content.decode()
     assert "Content-Security-Policy" in response

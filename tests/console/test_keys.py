@@ -41,7 +41,7 @@ def secret_in(html: str) -> str:
 
 def test_a_new_keys_secret_is_in_the_answer_and_never_again(login: Login) -> None:
     client = login("ada")
-    answer = client.post(PAGE, NEW | {"lifetime": "30"})
+    answer = client.post(PAGE, NEW | {"lifetime": "30"}, follow=True)
     assert "no-store" in answer["Cache-Control"]
     secret = secret_in(answer.content.decode())
     key = ApiKey.objects.get(name="reports")
@@ -67,7 +67,9 @@ def test_with_many_keys_the_form_is_one_click_away(login: Login) -> None:
 def test_a_key_is_rotated_with_an_overlap_or_without(login: Login) -> None:
     client = login("ada")
     first, second = key_of("ada"), key_of("ada")
-    answer = client.post(f"{PAGE}{first.pk}/rotate/", {"tenant": "acme", "overlap": "168"})
+    answer = client.post(
+        f"{PAGE}{first.pk}/rotate/", {"tenant": "acme", "overlap": "168"}, follow=True
+    )
     secret_in(answer.content.decode())
     assert "works for a week" in answer.content.decode()
     client.post(f"{PAGE}{second.pk}/rotate/", {"tenant": "acme", "overlap": "0"})
@@ -77,9 +79,40 @@ def test_a_key_is_rotated_with_an_overlap_or_without(login: Login) -> None:
     assert ApiKey.objects.count() == 4
 
 
+def test_fault_46_a_page_reloaded_after_a_key_was_made_makes_nothing_twice(login: Login) -> None:
+    client, old = login("ada"), key_of("ada")
+    for address, data in (
+        (PAGE, NEW),
+        (f"{PAGE}{old.pk}/rotate/", {"tenant": "acme", "overlap": "24"}),
+        (f"{PAGE}{old.pk}/revoke/", {"tenant": "acme"}),
+    ):
+        answer = client.post(address, data)
+        assert answer.status_code == 302
+        assert secrets.PREFIX not in str(client.session.items())
+        first = client.get(answer["Location"]).content.decode()
+        count = ApiKey.objects.count()
+        again = client.get(answer["Location"]).content.decode()
+        assert ApiKey.objects.count() == count
+        assert ("Your new key" in first, "Your new key" in again) == (
+            "revoke" not in address,
+            False,
+        )
+    assert ApiKey.objects.count() == 3
+
+
+def test_a_secret_that_nobody_looked_at_is_gone_after_a_minute(
+    login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = login("ada")
+    answer = client.post(PAGE, NEW)
+    monkeypatch.setattr("tenants.shown_once.SECONDS", -1)
+    assert "Your new key" not in client.get(answer["Location"]).content.decode()
+
+
 def test_a_key_is_revoked(login: Login) -> None:
     client, key = login("ada"), key_of("ada")
-    page = client.post(f"{PAGE}{key.pk}/revoke/", {"tenant": "acme"}).content.decode()
+    answer = client.post(f"{PAGE}{key.pk}/revoke/", {"tenant": "acme"}, follow=True)
+    page = answer.content.decode()
     assert f"{key.prefix} is revoked" in page
     assert "1 revoked or expired" in page
     key.refresh_from_db()
@@ -155,6 +188,7 @@ def test_pages_elsewhere_can_make_nothing(login: Login) -> None:
 
 
 def test_a_keys_name_is_text(login: Login) -> None:
-    page = login("ada").post(PAGE, NEW | {"name": "<b>bold</b>"}).content.decode()
+    answer = login("ada").post(PAGE, NEW | {"name": "<b>bold</b>"}, follow=True)
+    page = answer.content.decode()
     assert "<b>bold" not in page
     assert "&lt;b&gt;bold" in page

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from catalog import access as catalog_access
+from metering import rules
+from metering.settlement import take_unsettled, take_waiting
 from tenants import actions, authentication
 from tenants.actors import SYSTEM
 from tenants.models import ApiKey, Role, Tenant, User
@@ -90,6 +92,15 @@ def _forget_cached_lookups() -> Iterator[None]:
     """Tests start and end with empty caches."""
     authentication.forget()
     catalog_access.forget()
+    rules.forget()
     yield
     authentication.forget()
     catalog_access.forget()
+    rules.forget()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_waits() -> None:
+    """Usage records that an earlier test left waiting in this process, with Redis away."""
+    take_waiting()
+    take_unsettled()

@@ -140,8 +140,8 @@ def test_what_is_refused_is_refused_before_anything_runs(args: list[str], messag
 
 def test_parts_are_listed_with_their_switches() -> None:
     said = bench("ablations", "--list")
-    assert "QUIRE_CPU_SPLIT_KV=0" in said
-    assert "--no-compiled-decoder" in said
+    assert "QUIRE_ABLATIONS=split-kv" in said
+    assert "--prompt-overtaking 0" in said
     assert "[beside]" in said
 
 

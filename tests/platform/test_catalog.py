@@ -13,8 +13,8 @@ from catalog import access, actions
 from catalog.engine_command import engine_flags, replica_command
 from catalog.errors import Conflict, ModelNotFound
 from catalog.models import Replica, ReplicaState, ServedModel
-from engine.config import EngineConfig, add_cli_args
-from engine.errors import InvalidRequest
+from engine.contract.config import EngineConfig, add_cli_args
+from engine.contract.errors import InvalidRequest
 from tenants.actors import SYSTEM
 from tenants.authentication import Caller, authenticate
 from tenants.errors import PermissionDenied, ServiceUnavailable

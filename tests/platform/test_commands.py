@@ -36,14 +36,21 @@ pytestmark = [pytest.mark.django_db]
 COMMANDS = {
     "tenants": (
         *("create_tenant", "list_tenants", "update_tenant"),
+        *("create_user", "list_users", "update_user", "delete_user", "set_password"),
+        *("list_members", "set_member", "remove_member"),
+        *("list_invitations", "revoke_invitation"),
+        *("create_service_account", "list_service_accounts", "retire_service_account"),
         *("create_key", "list_keys", "rotate_key", "revoke_key"),
     ),
     "catalog": (
         *("load_model", "unload_model", "delete_model", "list_models", "engine", "supervise"),
         *("sleep_model", "wake_model"),
     ),
-    "metering": ("drain_usage",),
-    "console": ("status",),
+    "metering": (
+        *("drain_usage", "set_price", "list_prices"),
+        *("set_budget", "list_budgets", "delete_budget", "set_webhook"),
+    ),
+    "console": ("status", "invite"),
     "config": ("up", "chat", "gateway"),
 }
 
@@ -408,3 +415,53 @@ def test_help_alone_shows_the_overview(tmp_path: Path) -> None:
     done = manage(tmp_path, "help")
     assert re.search(r"^  rotate_key +Make a new API key", done.stdout, re.M)
     assert max(map(len, done.stdout.splitlines())) <= 96
+
+
+def test_prices_are_set_and_listed_with_their_history() -> None:
+    assert run("set_price", "small", "--input", "0.15", "--output", "0.6").startswith("small from")
+    run("set_price", "small", "--input", "1", "--cached", "0.5", "--output", "2", "--from", "1h")
+    rows = run("list_prices").splitlines()
+    assert rows[0].split()[:4] == ["MODEL", "FROM", "(UTC)", "INPUT"]
+    assert [row.split()[3:] for row in rows[1:]] == [["1", "0.5", "2"], ["0.15", "0.15", "0.6"]]
+    with pytest.raises(CommandError, match="input_per_million must be a decimal"):
+        run("set_price", "small", "--input", "cheap", "--output", "1")
+
+
+def test_budgets_are_set_listed_with_what_is_spent_and_lifted(
+    world: World, live_redis: str
+) -> None:
+    out = run("set_budget", "--tenant", "acme", "--per", "month", "--amount", "12.50")
+    assert "acme a month" in out
+    run(
+        "set_budget", "--tenant", "acme", "--key", world.key.prefix, "--per", "day", "--tokens", "9"
+    )
+    lines = run("list_budgets", "--tenant", "acme").splitlines()
+    assert lines[0].split()[:5] == ["ID", "TENANT", "KEY", "MODEL", "PER"]
+    assert lines[1].split()[2:9] == ["all", "all", "month", "0", "-", "0.000000000", "12.5"]
+    assert lines[2].split()[2:7] == [world.key.prefix, "all", "day", "0", "9"]
+    number = lines[1].split()[0]
+    assert run("delete_budget", number) == f"Budget {number} is gone.\n"
+    with pytest.raises(CommandError, match="There is no budget"):
+        run("delete_budget", number)
+    with pytest.raises(CommandError, match="needs tokens, an amount"):
+        run("set_budget", "--tenant", "acme", "--per", "day")
+
+
+def test_a_key_is_narrowed_by_models_endpoints_and_addresses(world: World) -> None:
+    words = (
+        "--allowed-models",
+        "a,b",
+        "--endpoints",
+        "/v1/embeddings",
+        "--addresses",
+        "10.0.0.0/8",
+    )
+    secret = run("create_key", "--tenant", "acme", *words, "--plain").strip()
+    made = ApiKey.objects.get(public_id=secret[9:19])
+    assert (made.allowed_models, made.endpoints) == (["a", "b"], ["/v1/embeddings"])
+    assert made.addresses == ["10.0.0.0/8"]
+    run("update_tenant", "acme", "--time-zone", "Europe/Berlin", "--max-running-requests", "4")
+    world.acme.refresh_from_db()
+    assert (world.acme.time_zone, world.acme.max_running_requests) == ("Europe/Berlin", 4)
+    with pytest.raises(CommandError, match="is no time zone"):
+        run("update_tenant", "acme", "--time-zone", "Moon/Tranquility")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from catalog.actions import check_source
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 
 
 def test_a_gguf_file_is_a_source(tmp_path: Path) -> None:

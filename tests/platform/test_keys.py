@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from tenants import actions, secrets
 from tenants.actors import SYSTEM
 from tenants.errors import Conflict, NotFound, PermissionDenied

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from tenants import actions
 from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.models import ApiKey, AuditEntry, Membership, Role

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine.redis_link import RedisLink
+from engine.contract.redis_link import RedisLink
+from metering import rules
 from metering.access import RateLimited, UsageRecord, admit, settle
 from metering.admission import UNLIMITED, Admission, reservation_key
 from metering.redis_clients import close_redis_link, key, redis_link, sync_client
@@ -17,6 +18,14 @@ from tenants.authentication import Caller
 from tenants.errors import ServiceUnavailable
 
 pytestmark = pytest.mark.usefixtures("each_redis")
+
+
+@pytest.fixture(autouse=True)
+def _no_budgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tenants 1 and 9 have neither budgets nor prices: the database isn't asked."""
+    monkeypatch.setattr(rules._rules, "ttl", 3600.0)
+    for tenant_id in (1, 9):
+        rules._rules.put(tenant_id, rules.Rules("UTC", [], {}, {}))
 
 
 def caller(**limits: int | None) -> Caller:

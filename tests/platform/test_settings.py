@@ -114,3 +114,55 @@ def test_djangos_deployment_check_is_clean_behind_tls(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_mail_needs_a_server_and_a_sender(tmp_path: Path) -> None:
+    names = ("EMAIL_BACKEND", "EMAIL_HOST", "EMAIL_PORT", "EMAIL_HOST_PASSWORD", "EMAIL_USE_TLS")
+    assert settings_with(tmp_path, "EMAIL_BACKEND")["EMAIL_BACKEND"].endswith("dummy.EmailBackend")
+    url = "smtp+starttls://quire:p%40ss@mail.example"
+    found = settings_with(tmp_path, *names, QUIRE_SMTP_URL=url, QUIRE_MAIL_FROM="q@mail.example")
+    assert list(found.values())[1:] == ["mail.example", 587, "p@ss", True]
+    for wrong in ({"QUIRE_SMTP_URL": url}, {"QUIRE_SMTP_URL": "mail", "QUIRE_MAIL_FROM": "q@x.y"}):
+        with pytest.raises(RuntimeError, match="QUIRE_"):
+            settings_with(tmp_path, "EMAIL_BACKEND", **wrong)
+
+
+def test_addresses_that_read_metrics_are_addresses(tmp_path: Path) -> None:
+    found = settings_with(tmp_path, "QUIRE", QUIRE_METRICS_ADDRESSES="10.0.0.0/8, 127.0.0.1")
+    assert found["QUIRE"]["METRICS_ADDRESSES"] == ["10.0.0.0/8", "127.0.0.1/32"]
+    with pytest.raises(RuntimeError, match="QUIRE_METRICS_ADDRESSES"):
+        settings_with(tmp_path, "QUIRE", QUIRE_METRICS_ADDRESSES="10.0.0.1/8")
+
+
+PROVIDER = {
+    "QUIRE_OIDC_ISSUER": "https://id.example",
+    "QUIRE_OIDC_CLIENT_ID": "quire",
+    "QUIRE_OIDC_CLIENT_SECRET": "s",
+}
+
+
+def test_an_identity_provider_and_its_groups_are_read(tmp_path: Path) -> None:
+    roles = "a=b=acme:owner, ops=operator"
+    found = settings_with(
+        tmp_path, "SOCIALACCOUNT_PROVIDERS", "OIDC_ROLES", **PROVIDER, QUIRE_OIDC_ROLES=roles
+    )
+    (app,) = found["SOCIALACCOUNT_PROVIDERS"]["openid_connect"]["APPS"]
+    assert (app["client_id"], app["settings"]["server_url"]) == ("quire", "https://id.example")
+    assert found["OIDC_ROLES"] == {"a=b": "acme:owner", "ops": "operator"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("QUIRE_OIDC_ISSUER", "http://id.example"),
+        ("QUIRE_OIDC_CLIENT_ID", ""),
+        ("QUIRE_OIDC_CLIENT_SECRET", ""),
+        ("QUIRE_OIDC_ROLES", "ops"),
+        ("QUIRE_OIDC_ROLES", "ops=acme:god"),
+        ("QUIRE_OIDC_ROLES", "ops=:owner"),
+        ("QUIRE_MFA_ROLES", "everybody"),
+    ],
+)
+def test_wrong_identity_settings_are_named(tmp_path: Path, name: str, value: str) -> None:
+    with pytest.raises(RuntimeError, match=name):
+        settings_with(tmp_path, "OIDC_ROLES", **{**PROVIDER, name: value})

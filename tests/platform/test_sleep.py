@@ -11,9 +11,9 @@ from django.core.management.base import CommandError
 
 from catalog import actions
 from catalog.models import Replica, ServedModel
-from engine import protocol
-from engine.errors import InvalidRequest
-from engine.protocol import Control
+from engine.contract import protocol
+from engine.contract.errors import InvalidRequest
+from engine.contract.protocol import Control
 from tenants.actors import SYSTEM
 from tenants.errors import PermissionDenied
 from tenants.models import AuditEntry

@@ -7,7 +7,7 @@ import pytest
 
 from catalog.models import ReplicaState
 from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, STALLED_AFTER_S, Slot, backoff
-from engine.protocol import Heartbeat, ModelInfo
+from engine.contract.protocol import Heartbeat, ModelInfo
 
 
 class Clock:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from tenants import actions
 from tenants.actors import COMMAND_LINE
 from tenants.errors import Conflict, NotFound, PermissionDenied
@@ -110,3 +110,42 @@ def test_operators_switch_tenants_off_and_on(world: World) -> None:
     assert actions.set_tenant_active(actor=world.operator, tenant=world.acme, active=True).active
     verbs = list(AuditEntry.objects.values_list("action", flat=True)[:2])
     assert verbs == ["tenant.activate", "tenant.deactivate"]
+
+
+@pytest.mark.parametrize("reserves", [(1.0,), (0.8, 0.8)])
+def test_fault_45_reserves_that_add_up_too_far_are_refused_with_their_sum(
+    reserves: tuple[float, ...],
+) -> None:
+    for number, reserved in enumerate(reserves[:-1]):
+        actions.create_tenant(actor=COMMAND_LINE, name=f"T{number}", kv_reserved_fraction=reserved)
+    with pytest.raises(InvalidRequest, match=f"{sum(reserves):g} of the KV cache") as caught:
+        actions.create_tenant(actor=COMMAND_LINE, name="Last", kv_reserved_fraction=reserves[-1])
+    assert caught.value.param == "kv_reserved_fraction"
+    assert Tenant.objects.count() == len(reserves) - 1
+
+
+def test_fault_45_reserves_are_added_up_when_changed_and_when_a_tenant_is_switched_on(
+    world: World,
+) -> None:
+    def reserve(tenant: Tenant, part: float) -> Tenant:
+        return actions.update_tenant(actor=world.operator, tenant=tenant, kv_reserved_fraction=part)
+
+    acme = reserve(world.acme, 0.6)
+    with pytest.raises(InvalidRequest, match=r"1\.2 of the KV cache"):
+        reserve(world.rival, 0.6)
+    actions.set_tenant_active(actor=world.operator, tenant=acme, active=False)
+    reserve(world.rival, 0.6)
+    with pytest.raises(InvalidRequest, match=r"1\.2 of the KV cache"):
+        actions.set_tenant_active(actor=world.operator, tenant=acme, active=True)
+    reserve(world.rival, 0.3)
+    assert actions.set_tenant_active(actor=world.operator, tenant=acme, active=True).active
+
+
+def test_fault_45_a_reserve_above_the_tenants_own_maximum_is_refused(world: World) -> None:
+    limits = {"kv_reserved_fraction": 0.9, "kv_max_fraction": 0.1}
+    with pytest.raises(InvalidRequest, match="above the tenant's own") as caught:
+        actions.update_tenant(actor=world.operator, tenant=world.acme, **limits)
+    assert caught.value.param == "kv_reserved_fraction"
+    actions.update_tenant(actor=world.operator, tenant=world.acme, kv_reserved_fraction=0.5)
+    with pytest.raises(InvalidRequest, match="above the tenant's own"):
+        actions.update_tenant(actor=world.operator, tenant=world.acme, kv_max_fraction=0.4)

@@ -9,7 +9,8 @@ import pytest
 from catalog.access import access_replicas, access_served_models
 from catalog.models import Replica, ServedModel
 from metering.access import access_all_usage, access_usage, access_usage_entries
-from metering.models import UsageEntry
+from metering.ledger import insert_records
+from metering.records import UsageRecord
 from tenants import access
 from tenants.errors import NotFound, PermissionDenied
 from tenants.models import Tenant, User
@@ -102,19 +103,18 @@ def test_audit_rows_of_another_tenant_stay_hidden(world: World) -> None:
 
 def test_usage_of_another_tenant_stays_hidden(world: World) -> None:
     for number, tenant in enumerate([world.acme, world.rival]):
-        UsageEntry.objects.create(
+        record = UsageRecord(
             request_id=f"r{number}",
-            tenant=tenant,
+            tenant_id=tenant.pk,
             endpoint="chat",
             model="m",
             prompt_tokens=5,
-            cached_tokens=0,
             completion_tokens=7,
             status=200,
             started_at=datetime.now(UTC),
             duration_ms=1.0,
-            stream=False,
         )
+        insert_records([record])
     assert [entry.request_id for entry in access_usage_entries(world.viewer, world.acme)] == ["r0"]
     (row,) = access_usage(world.viewer, world.acme)
     assert (row.requests, row.total_tokens, row.tenant) == (1, 12, "acme")

@@ -121,7 +121,7 @@ def test_the_login_opens_the_admin_with_its_styles(instance: Instance) -> None:
         page = browser.post(
             str(page.url),
             data={
-                "username": ready["admin_user"],
+                "login": ready["admin_user"],
                 "password": ready["admin_password"],
                 "csrfmiddlewaretoken": token.group(1),
             },
@@ -274,8 +274,8 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_reason(
 def test_a_model_that_could_be_served_before_is_wanted_as_before(tmp_path: Path) -> None:
     good = tiny_model_folder(tmp_path / "good")
     bad = tiny_model_folder(tmp_path / "bad")
-    first = ensure_model(str(good), "m", {"max_model_len": 64})
-    second = ensure_model(str(bad), "m", {"max_model_len": 32})
+    first = ensure_model(str(good), ["m"], {"max_model_len": 64})
+    second = ensure_model(str(bad), ["m"], {"max_model_len": 32})
     assert (second.model.pk, second.model.source) == (first.model.pk, str(bad))
     second.take_back()
     again = ServedModel.objects.get()

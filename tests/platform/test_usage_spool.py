@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -12,9 +13,11 @@ from typing import Any
 import pytest
 import redis
 from django.db import DatabaseError, OperationalError
+from django.db.backends.signals import connection_created
 
 from metering import drain, settlement
 from metering.access import UsageRecord, settle
+from metering.admission import UNLIMITED
 from metering.drain import Drainer, Spool, drain_once, write
 from metering.ledger import ROWS, insert_records
 from metering.models import UsageEntry
@@ -76,8 +79,8 @@ def test_a_settled_request_becomes_a_row(world: World, client: redis.Redis) -> N
 
 @database
 def test_a_request_without_a_reservation_is_settled_too(world: World, client: redis.Redis) -> None:
-    asyncio.run(settle(record(world), reserved=False))
-    asyncio.run(settle(record(world), reserved=False))
+    asyncio.run(settle(record(world), UNLIMITED))
+    asyncio.run(settle(record(world), UNLIMITED))
     assert drain_once(client) == 2
     assert UsageEntry.objects.get().total_tokens == 15
 
@@ -207,6 +210,29 @@ def test_fault_29_without_redis_and_database_usage_waits_in_memory(
     names = UsageEntry.objects.order_by("request_id").values_list("request_id", flat=True)
     assert list(names) == ["r2", "r3", "r4"]  # the oldest gave way, and the log said so
     assert drain.write_waiting() == 0
+
+
+def test_a_drainer_keeps_its_connection_from_batch_to_batch(
+    world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drain, "BLOCK_MS", 20)
+    monkeypatch.setattr(drain, "GATHER_S", 0.0)
+    opened: list[str] = []
+
+    def note(**_: object) -> None:
+        opened.append(threading.current_thread().name)
+
+    connection_created.connect(note)
+    drainer = Drainer()
+    drainer.start()
+    try:
+        for number in range(4):
+            asyncio.run(settle(record(world, f"r{number}")))
+            wait_until(lambda n=number: UsageEntry.objects.count() == n + 1, "the row is there")  # type: ignore[misc]
+    finally:
+        drainer.stop()
+        connection_created.disconnect(note)
+    assert opened.count("quire-usage") == 1
 
 
 def test_fault_28_a_redis_that_lost_everything_gets_its_group_again(

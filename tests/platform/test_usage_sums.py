@@ -1,11 +1,18 @@
 """Sums over the ledger."""
 
 from datetime import UTC, date, datetime, timedelta, timezone
+from importlib import import_module
+from types import SimpleNamespace
 
 import pytest
+from django.apps import apps
+from django.db import connection
+from django.db.models import Sum
 
 from metering.access import access_all_usage, access_usage
-from metering.models import UsageEntry
+from metering.ledger import insert_records
+from metering.models import UsageDay, UsageEntry, UsageHour
+from metering.records import UsageRecord
 from tenants.models import Tenant
 from tests.platform.conftest import World
 
@@ -13,9 +20,9 @@ pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 
 def used(tenant: Tenant, at: datetime, model: str = "m", tokens: int = 10) -> None:
-    UsageEntry.objects.create(
+    record = UsageRecord(
         request_id=f"{tenant}-{model}-{at.isoformat()}-{UsageEntry.objects.count()}",
-        tenant=tenant,
+        tenant_id=tenant.pk,
         endpoint="chat",
         model=model,
         prompt_tokens=tokens,
@@ -24,8 +31,8 @@ def used(tenant: Tenant, at: datetime, model: str = "m", tokens: int = 10) -> No
         status=200,
         started_at=at,
         duration_ms=1,
-        stream=False,
     )
+    insert_records([record])
 
 
 def test_usage_is_summed_by_day_and_model(world: World) -> None:
@@ -73,3 +80,48 @@ def test_operators_see_tenants_side_by_side(world: World) -> None:
 
 def test_no_usage_is_an_empty_list(world: World) -> None:
     assert access_usage(world.owner, world.acme) == []
+
+
+def test_roll_ups_are_the_ledgers_sums_however_often_a_record_comes(world: World) -> None:
+    records = [
+        UsageRecord(
+            request_id=f"r{number % 40}",
+            tenant_id=[world.acme.pk, world.rival.pk][number % 2],
+            key_id=[None, world.key.pk][number % 4 // 2],
+            endpoint=["chat", "embeddings"][number % 3 // 2],
+            model="m" if number % 40 < 30 else "n",
+            prompt_tokens=number % 40,
+            cached_tokens=number % 40 // 3,
+            completion_tokens=7,
+            cost_nanos=11,
+            status=200,
+            started_at=datetime(2026, 3, 28, 22, tzinfo=UTC) + timedelta(minutes=7 * (number % 40)),
+            duration_ms=1,
+        )
+        for number in range(60)
+    ]
+    insert_records(records[:25])
+    insert_records(records[20:])  # some of them again
+    for table, hours in ((UsageHour, 5), (UsageDay, 2)):
+        assert len(set(table.objects.values_list("start", flat=True))) == hours
+        for tenant in (world.acme, world.rival):
+            of = UsageEntry.objects.filter(tenant=tenant)
+            for field in ("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos"):
+                summed = table.objects.filter(tenant=tenant).aggregate(sum=Sum(field))
+                assert summed == of.aggregate(sum=Sum(field))
+            requests = table.objects.filter(tenant=tenant).aggregate(sum=Sum("requests"))["sum"]
+            assert requests == of.count() == 20
+
+
+def test_a_ledger_from_before_is_summed_up_by_the_migration(world: World) -> None:
+    used(world.acme, datetime(2026, 3, 1, 0, 30, tzinfo=UTC))
+    used(world.acme, datetime(2026, 3, 1, 1, 30, tzinfo=UTC))
+    expected = [list(table.objects.values_list(*SUMMED)) for table in (UsageHour, UsageDay)]
+    for table in (UsageHour, UsageDay):
+        table.objects.all().delete()
+    fill = import_module("metering.migrations.0002_roll_ups").fill
+    fill(apps, SimpleNamespace(connection=connection))
+    assert [list(t.objects.values_list(*SUMMED)) for t in (UsageHour, UsageDay)] == expected
+
+
+SUMMED = ("tenant", "start", "model", "key_id", "user_id", "endpoint", "requests", "prompt_tokens")

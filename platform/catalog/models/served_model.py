@@ -6,8 +6,8 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
-from engine.config import EngineConfig
-from engine.errors import ConfigError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
 from tenants.models import Tenant
 
 #: Set from the row's own columns or by the supervisor, never in `settings`.
@@ -47,6 +47,9 @@ class ServedModel(models.Model):
         ],
         help_text="What clients send as `model`.",
     )
+    aliases = models.JSONField(
+        default=list, blank=True, help_text="Other names that clients may send, a JSON list."
+    )
     source = models.CharField(max_length=1000, help_text="A folder, or an id on the hub.")
     settings = models.JSONField(
         default=dict,
@@ -82,11 +85,32 @@ class ServedModel(models.Model):
         return self.name
 
     def clean(self) -> None:
-        """Check the engine settings. A validator would miss `[]`, which counts as empty."""
+        """Check names and engine settings. A validator would miss `[]`, which counts as empty."""
+        self._check_aliases()
         try:
             check_engine_settings(self.settings)
         except ValidationError as error:
             raise ValidationError({"settings": error.messages}) from error
+
+    def _check_aliases(self) -> None:
+        """Raise ValidationError unless these are names that no other model has."""
+        given = self.aliases
+        if not isinstance(given, list) or any(not isinstance(name, str) for name in given):
+            raise ValidationError({"aliases": "Must be a JSON list of names."})
+        check_name = self._meta.get_field("name").run_validators
+        for name in given:
+            try:
+                check_name(name)
+            except ValidationError as error:
+                raise ValidationError({"aliases": error.messages}) from error
+        wanted = {self.name, *given}
+        if len(wanted) != 1 + len(given):
+            raise ValidationError({"aliases": "A name is given twice."})
+        for other in ServedModel.objects.exclude(pk=self.pk):
+            if taken := wanted & {other.name, *other.aliases}:
+                raise ValidationError(
+                    {"aliases": f"{min(taken)} is a name of the model {other.name}."}
+                )
 
     @property
     def engine_settings(self) -> dict[str, Any]:

@@ -29,6 +29,14 @@ def write_ready_file(path: Path, url: str, model: str, credentials: Credentials)
     write_private(path, json.dumps(content, indent=2) + "\n")
 
 
+def instance_url(data_dir: Path) -> str:
+    """Where the instance that runs in this data dir is reached; "" when none does."""
+    try:
+        return str(json.loads((data_dir / INSTANCE_FILE).read_text(encoding="utf-8"))["url"])
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
 def command(words: str, data_dir: Path) -> str:
     """A `manage.py` command that can be pasted into another terminal, where nothing is set.
 

@@ -13,7 +13,6 @@ from config.datadir import write_private
 from tenants import actions, scopes
 from tenants import secrets as key_text
 from tenants.actors import SYSTEM
-from tenants.audit import record
 from tenants.models import ApiKey, Membership, Role, Tenant, User
 
 FILE = "credentials.json"
@@ -68,9 +67,12 @@ def _ensure_admin(known: Credentials, found: Credentials) -> User | None:
     user = superusers.first()
     if user is None:
         found.admin_user, found.admin_password = _free_name(), secrets.token_urlsafe(12)
-        user = User.objects.create_superuser(found.admin_user, password=found.admin_password)
-        record(actor=SYSTEM, action="user.create", target=user)
-        return user
+        return actions.create_user(
+            actor=SYSTEM,
+            username=found.admin_user,
+            password=found.admin_password,
+            is_superuser=True,
+        )
     found.admin_user = user.get_username()
     if known.admin_password and user.check_password(known.admin_password):
         found.admin_password = known.admin_password
@@ -94,13 +96,15 @@ def _ensure_tenant(user: User | None) -> Tenant:
 
 
 def _works(secret: str) -> bool:
-    """Whether a key that we kept may still be used."""
+    """Whether a key that we kept may still be used, and may be printed: operators' may not."""
     public_id = key_text.public_id_of(secret)
     key = ApiKey.objects.select_related("tenant").filter(public_id=public_id).first()
-    return key is not None and key.state() == "active" and key.tenant.active
+    if key is None or scopes.OPERATOR in key.scopes:
+        return False
+    return key.state() == "active" and key.tenant.active
 
 
 def _new_key(tenant: Tenant) -> str:
     return actions.create_key(
-        actor=SYSTEM, tenant=tenant, name="made by manage.py up", scopes=scopes.ALL
+        actor=SYSTEM, tenant=tenant, name="made by manage.py up", scopes=scopes.DEFAULT
     ).secret

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from catalog import actions
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
-from engine.errors import InvalidRequest, ModelLoadError
+from engine.contract.errors import InvalidRequest, ModelLoadError
 from tenants.actors import COMMAND_LINE
 
 DEMO = "quire-demo"
@@ -36,15 +36,17 @@ class Wanted:
         actions.unload_model(actor=COMMAND_LINE, model=self.model)
 
 
-def ensure_model(source: str | None, name: str | None, engine: dict[str, Any]) -> Wanted:
+def ensure_model(source: str | None, names: list[str], engine: dict[str, Any]) -> Wanted:
     """The model to wait for: the one named, else one of the catalogue, else the bundled demo.
 
     Args:
-        source, name: `--model` and `--served-model-name`.
+        source, names: `--model` and `--served-model-name`; names after the first are others of the
+            same model.
         engine: other engine settings from the command line; they replace the model's own.
     Raises: `QuireError`s of the catalogue; `ModelLoadError` when the demo model is missing.
     """
     forget_the_dead()
+    name = names[0] if names else None
     if source:
         name = name or Path(source).expanduser().resolve().name
     else:
@@ -55,7 +57,7 @@ def ensure_model(source: str | None, name: str | None, engine: dict[str, Any]) -
         else:
             name = found.name
     before = ServedModel.objects.filter(name=name).first()
-    return Wanted(_loaded(name, source, engine), before)
+    return Wanted(_loaded(name, source, engine, names[1:] if names else None), before)
 
 
 def forget_the_dead() -> None:
@@ -64,13 +66,19 @@ def forget_the_dead() -> None:
     alive.filter(served_model__node="").update(state=ReplicaState.STOPPED, last_seen=timezone.now())
 
 
-def _loaded(name: str, source: str | None, engine: dict[str, Any]) -> ServedModel:
+def _loaded(
+    name: str, source: str | None, engine: dict[str, Any], aliases: list[str] | None
+) -> ServedModel:
     model = ServedModel.objects.filter(name=name).first()
     if model is None or model.desired_state == DesiredState.UNLOADED:
         return actions.load_model(
-            actor=COMMAND_LINE, name=name, source=source or "", settings=engine or None
+            actor=COMMAND_LINE,
+            name=name,
+            source=source or "",
+            settings=engine or None,
+            aliases=aliases,
         )
-    changes: dict[str, Any] = {}
+    changes: dict[str, Any] = {"aliases": aliases}
     if source:
         changes["source"] = source
     if engine or source:

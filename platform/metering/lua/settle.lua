@@ -1,23 +1,67 @@
 -- Spool a usage record and give back what its reservation took too much, once.
--- KEYS: the reservation, the spool's stream.
--- ARGV: tokens really used, the record, the spool's most entries.
+-- KEYS: the reservation, the spool's stream, the gateway's open requests.
+-- ARGV: tokens really used, the record, the spool's most entries, the request's id, nanos that it
+--       cost, the budgets' counters as JSON {name: epoch} as they were when it was admitted.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local reserved = redis.call('HGETALL', KEYS[1])
+local tokens, nanos = tonumber(ARGV[1]), ARGV[5]
 
-for i = 1, #reserved, 2 do
-  local cost, capacity = string.match(reserved[i + 1], '^(%S+) (%S+)$')
-  cost, capacity = tonumber(cost), tonumber(capacity)
-  local bucket = redis.call('HMGET', reserved[i], 'level', 'at', 'capacity')
-  capacity = tonumber(bucket[3] or capacity) -- as it is today
+local function refill(name, cost)
+  local bucket = redis.call('HMGET', name, 'level', 'at', 'capacity')
+  local capacity = tonumber(bucket[3]) -- as it is today
+  if not capacity then return end -- full again, and gone
   local level, at = tonumber(bucket[1] or capacity), tonumber(bucket[2] or now)
   level = math.min(capacity, level + math.max(0, now - at) * capacity / 60)
   -- More used than reserved: the bucket goes into debt, and later requests wait for it.
-  level = math.min(capacity, level + cost - tonumber(ARGV[1]))
-  redis.call('HSET', reserved[i], 'level', tostring(level), 'at', tostring(now),
+  level = math.min(capacity, level + cost - tokens)
+  redis.call('HSET', name, 'level', tostring(level), 'at', tostring(now),
     'capacity', tostring(capacity))
-  redis.call('EXPIRE', reserved[i], 60 + math.ceil((capacity - level) * 60 / capacity))
+  redis.call('EXPIRE', name, 60 + math.ceil((capacity - level) * 60 / capacity))
+end
+
+local function spend(name)
+  redis.call('HINCRBY', name, 'tokens', ARGV[1])
+  redis.call('HINCRBY', name, 'nanos', nanos)
+end
+
+local function give_back(name, field, amount)
+  if amount ~= '0' then redis.call('HINCRBY', name, field, '-' .. amount) end
+end
+
+for i = 1, #reserved, 2 do
+  local name, what = reserved[i], reserved[i + 1]
+  local held_tokens, held_nanos = string.match(what, '^budget (%S+) (%S+)$')
+  if what == 'set' then
+    redis.call('SREM', name, ARGV[4])
+  elseif held_tokens then
+    if redis.call('EXISTS', name) == 1 then
+      give_back(name, 'held_tokens', held_tokens)
+      give_back(name, 'held_nanos', held_nanos)
+      spend(name)
+    end
+  else
+    local cost, capacity = string.match(what, '^(%S+) (%S+)$')
+    if redis.call('HEXISTS', name, 'capacity') == 0 then
+      redis.call('HSET', name, 'level', capacity, 'at', tostring(now), 'capacity', capacity)
+    end
+    refill(name, tonumber(cost))
+  end
+end
+
+-- The reservation went with a Redis that lost its data, and the counters were filled anew since,
+-- from a ledger without this request.
+local epochs = cjson.decode(ARGV[6])
+if #reserved == 0 and next(epochs) then
+  local done = KEYS[1] .. ':lost'
+  if redis.call('SET', done, 1, 'NX', 'EX', 86400) then
+    for name, epoch in pairs(epochs) do
+      local today = redis.call('HGET', name, 'epoch')
+      if today and today ~= epoch then spend(name) end
+    end
+  end
 end
 redis.call('DEL', KEYS[1])
+redis.call('HDEL', KEYS[3], ARGV[4])
 redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[3], '*', 'r', ARGV[2])
 return #reserved / 2

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import transaction
 from django.utils import timezone
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from storage.access import access_batch, access_file, open_batches
 from storage.actions.files import check_room, lifetime
 from storage.actions.owners import actor_of, owner_fields

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from tenants.actors import Actor
+from tenants.actors import Actor, as_actor
 from tenants.authentication import Caller
-from tenants.models import User
+from tenants.models import ActorKind, ApiKey, User
 
 
 def owner_fields(caller: Caller) -> dict[str, Any]:
@@ -17,5 +17,6 @@ def actor_of(caller: Caller) -> Actor:
     if caller.user_id is not None:
         user = User.objects.filter(pk=caller.user_id).first()
         if user is not None:
-            return Actor(user.get_username(), user)
-    return Actor(f"API key {caller.key_id}")
+            return as_actor(user)
+    key = ApiKey.objects.filter(pk=caller.key_id).first()
+    return Actor(f"API key {key or caller.key_id}", kind=ActorKind.KEY, key=key)

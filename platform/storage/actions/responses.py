@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from storage.access import access_response, open_responses
 from storage.actions.owners import owner_fields
 from storage.errors import check_waiting

@@ -1,12 +1,26 @@
-"""The one way to change tenants, members and keys.
+"""The one way to change people, tenants, members, service accounts and keys.
 
 Each function takes keywords alone, `actor` (a user or `tenants.actors.Actor`) among them, checks
 what the actor may do, and writes the change and its audit row in one transaction; signals of
 `tenants.events` follow on commit. Refusals are `QuireError`s.
 """
 
-from tenants.actions.keys import NewKey, create_key, revoke_key, rotate_key
+from tenants.actions.invitations import (
+    NewInvitation,
+    accept_invitation,
+    find_invitation,
+    invite,
+    join_by_invitation,
+    revoke_invitation,
+)
+from tenants.actions.keys import NARROWED, NewKey, create_key, revoke_key, rotate_key
 from tenants.actions.members import add_member, change_role, remove_member
+from tenants.actions.offboarding import end_sessions
+from tenants.actions.service_accounts import (
+    create_service_account,
+    retire_service_account,
+    update_service_account,
+)
 from tenants.actions.tenants import (
     LIMITS,
     create_tenant,
@@ -14,18 +28,41 @@ from tenants.actions.tenants import (
     set_tenant_active,
     update_tenant,
 )
+from tenants.actions.users import (
+    create_user,
+    delete_user,
+    set_password,
+    set_staff_rights,
+    update_user,
+)
 
 __all__ = [
     "LIMITS",
+    "NARROWED",
+    "NewInvitation",
     "NewKey",
+    "accept_invitation",
     "add_member",
     "change_role",
     "create_key",
+    "create_service_account",
     "create_tenant",
+    "create_user",
+    "delete_user",
+    "end_sessions",
+    "find_invitation",
+    "invite",
+    "join_by_invitation",
     "remove_member",
+    "retire_service_account",
+    "revoke_invitation",
     "revoke_key",
     "rotate_cache_salt",
     "rotate_key",
+    "set_password",
+    "set_staff_rights",
     "set_tenant_active",
+    "update_service_account",
     "update_tenant",
+    "update_user",
 ]

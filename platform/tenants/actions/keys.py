@@ -8,16 +8,21 @@ from functools import partial
 from django.db import transaction
 from django.utils import timezone
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from tenants import scopes as known_scopes
 from tenants import secrets
-from tenants.actors import Actor, as_actor, require_operator, require_role
+from tenants.actors import Actor, as_actor, require_operator, require_rank, require_role
 from tenants.audit import record
-from tenants.errors import Conflict, NotFound
+from tenants.errors import Conflict, NotFound, PermissionDenied
 from tenants.events import key_changed
-from tenants.models import ApiKey, Role, Tenant, User
+from tenants.models import ApiKey, Role, ServiceAccount, Tenant, User
 from tenants.validation import save_valid
 
+#: What narrows a key besides its scopes; its successor has the same.
+NARROWED = (
+    *("requests_per_minute", "tokens_per_minute", "max_running_requests", "max_context_tokens"),
+    *("allowed_models", "endpoints", "addresses"),
+)
 LONGEST_OVERLAP = timedelta(days=30)
 
 
@@ -39,25 +44,39 @@ def create_key(
     expires_at: datetime | None = None,
     requests_per_minute: int | None = None,
     tokens_per_minute: int | None = None,
+    max_running_requests: int | None = None,
+    max_context_tokens: int | None = None,
+    allowed_models: Collection[str] | None = None,
+    endpoints: Collection[str] | None = None,
+    addresses: Collection[str] | None = None,
+    service_account: ServiceAccount | None = None,
+    secret: str | None = None,
 ) -> NewKey:
-    """A new key for the tenant's members.
+    """A new key, which the actor holds, or a service account (admins alone may say so).
 
-    Raises: `NotFound` for strangers, `PermissionDenied` (viewers, the operator's scope),
-    `InvalidRequest` with `param`, `Conflict` for a tenant that is switched off.
+    `secret`: the key's text, from the operator of this instance; else a random one.
+
+    Raises: `NotFound` for strangers, `PermissionDenied` (viewers, scopes that the actor may not
+    give), `InvalidRequest` with `param`, `Conflict` for a tenant that is switched off.
     """
     actor = as_actor(actor)
-    require_role(actor, tenant, Role.MEMBER)
+    if service_account is None and actor.key is not None:
+        service_account = actor.key.service_account
     wanted = known_scopes.check_scopes(
         known_scopes.default_scopes() if scopes is None else list(scopes)
     )
-    if known_scopes.OPERATOR in wanted:
-        require_operator(actor)
+    _check_rights(actor, tenant, wanted, service_account)
     if not tenant.active:
         raise Conflict(f"The tenant {tenant.slug} is switched off.")
     if expires_at is not None and expires_at <= timezone.now():
         raise InvalidRequest("expires_at must lie in the future.", param="expires_at")
-    public_id = secrets.new_public_id()
-    secret = secrets.new_key(public_id)
+    if secret is None:
+        public_id = secrets.new_public_id()
+        secret = secrets.new_key(public_id)
+    else:
+        require_operator(actor)
+        secrets.check_given(secret)
+        public_id = secrets.look_up_name(secret)
     key = ApiKey(
         tenant=tenant,
         name=name,
@@ -65,10 +84,17 @@ def create_key(
         digest=secrets.digest(secret),
         scopes=wanted,
         created_by=actor.user,
+        service_account=service_account,
         expires_at=expires_at,
         requests_per_minute=requests_per_minute,
         tokens_per_minute=tokens_per_minute,
+        max_running_requests=max_running_requests,
+        max_context_tokens=max_context_tokens,
+        allowed_models=list(allowed_models or ()),
+        endpoints=list(endpoints or ()),
+        addresses=list(addresses or ()),
     )
+    _within_the_actors_key(actor, key)
     save_valid(key)
     record(
         actor=actor,
@@ -77,8 +103,47 @@ def create_key(
         tenant=tenant,
         scopes=wanted,
         expires_at=expires_at,
+        **({"service_account": service_account.name} if service_account else {}),
+        **{name: value for name in NARROWED if (value := getattr(key, name))},
     )
     return NewKey(key, secret)
+
+
+def _check_rights(
+    actor: Actor, tenant: Tenant, scopes: list[str], account: ServiceAccount | None
+) -> None:
+    """What `create_key` raises for an actor who may not make such a key."""
+    require_role(actor, tenant, Role.MEMBER)
+    if known_scopes.OPERATOR in scopes:
+        require_operator(actor)
+    if known_scopes.TENANT_ADMIN in scopes:
+        require_role(actor, tenant, Role.ADMIN)
+    missing = set(scopes).difference(scopes if actor.key is None else actor.key.scopes)
+    if missing and not actor.is_operator:
+        raise PermissionDenied(f"A key can't give what it hasn't: {', '.join(sorted(missing))}.")
+    if account is None:
+        return
+    if account.tenant_id != tenant.pk:
+        raise NotFound("There is no such service account.")
+    if known_scopes.OPERATOR in scopes:
+        raise PermissionDenied("A service account belongs to a tenant: it is no operator.")
+    if not account.active:
+        raise Conflict(f"The service account {account} is switched off.")
+    require_rank(actor, tenant, Role(account.role))
+
+
+def _within_the_actors_key(actor: Actor, key: ApiKey) -> None:
+    """Raise `PermissionDenied` for a key that may more than the one which asks for it."""
+    if actor.key is None or actor.is_operator:
+        return
+    for name in ("allowed_models", "endpoints", "addresses"):
+        own, wanted = getattr(actor.key, name), getattr(key, name)
+        if own and (not wanted or not set(wanted) <= set(own)):
+            raise PermissionDenied(f"A key can't give more than it has: {name} {', '.join(own)}.")
+    for name in ("requests_per_minute", "tokens_per_minute", "max_running_requests"):
+        own, wanted = getattr(actor.key, name), getattr(key, name)
+        if own and not (wanted and wanted <= own):
+            raise PermissionDenied(f"A key can't give more than it has: {name} {own}.")
 
 
 @transaction.atomic
@@ -88,8 +153,7 @@ def revoke_key(*, actor: Actor | User, key: ApiKey) -> ApiKey:
     Members revoke keys that they made, admins any.
     """
     actor = as_actor(actor)
-    own = actor.user is not None and key.created_by_id == actor.user.pk
-    require_role(actor, key.tenant, Role.MEMBER if own else Role.ADMIN)
+    require_role(actor, key.tenant, Role.MEMBER if _is_own(actor, key) else Role.ADMIN)
     found = ApiKey.objects.select_for_update().select_related(None).filter(pk=key.pk).first()
     if found is None:
         raise NotFound("There is no such key.")
@@ -113,8 +177,7 @@ def rotate_key(
     actor = as_actor(actor)
     if not timedelta(0) <= overlap <= LONGEST_OVERLAP:
         raise InvalidRequest("overlap must be from 0 to 30 days.", param="overlap")
-    own = actor.user is not None and key.created_by_id == actor.user.pk
-    require_role(actor, key.tenant, Role.MEMBER if own else Role.ADMIN)
+    require_role(actor, key.tenant, Role.MEMBER if _is_own(actor, key) else Role.ADMIN)
     old = ApiKey.objects.select_for_update().select_related(None).filter(pk=key.pk).first()
     if old is None:
         raise NotFound("There is no such key.")
@@ -126,9 +189,11 @@ def rotate_key(
         name=old.name,
         scopes=old.scopes,
         expires_at=old.expires_at,
-        requests_per_minute=old.requests_per_minute,
-        tokens_per_minute=old.tokens_per_minute,
+        service_account=old.service_account,
+        **{name: getattr(old, name) for name in NARROWED},
     )
+    made.key.first_id = old.first_id or old.pk
+    made.key.save(update_fields=["first"])
     if overlap:
         _end_within(actor, old, overlap)
     else:
@@ -136,23 +201,37 @@ def rotate_key(
     return made
 
 
-def revoke_keys_of(*, actor: Actor, tenant: Tenant, user: User) -> None:
-    """Revoke what a user made in a tenant; the caller has checked the actor's right."""
-    keys = ApiKey.objects.filter(tenant=tenant, created_by=user, revoked_at=None)
+def revoke_keys_of(*, actor: Actor, user: User, tenant: Tenant | None = None) -> None:
+    """Revoke what a person holds, in one tenant or all. The caller has checked the right."""
+    keys = ApiKey.objects.filter(created_by=user, service_account=None, revoked_at=None)
+    if tenant is not None:
+        keys = keys.filter(tenant=tenant)
     for key in keys.select_for_update():
         _revoke(actor, key)
 
 
+def revoke_keys_of_account(*, actor: Actor, account: ServiceAccount) -> None:
+    """Revoke what a service account holds. The caller has checked the right."""
+    keys = ApiKey.objects.filter(service_account=account, revoked_at=None)
+    for key in keys.select_for_update():
+        _revoke(actor, key)
+
+
+def _is_own(actor: Actor, key: ApiKey) -> bool:
+    held = key.service_account_id is None and key.created_by_id is not None
+    return held and actor.user is not None and key.created_by_id == actor.user.pk
+
+
 def _end_within(actor: Actor, key: ApiKey, overlap: timedelta) -> None:
-    end = timezone.now() + overlap
-    key.expires_at = end if key.expires_at is None else min(key.expires_at, end)
+    end, before = timezone.now() + overlap, key.expires_at
+    key.expires_at = end if before is None else min(before, end)
     key.save(update_fields=["expires_at"])
     record(
         actor=actor,
         action="api_key.rotate",
         target=key,
         tenant=key.tenant,
-        expires_at=key.expires_at,
+        changes={"expires_at": [before, key.expires_at]},
     )
     transaction.on_commit(partial(key_changed.send, sender=ApiKey, key=key))
 

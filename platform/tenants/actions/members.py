@@ -4,11 +4,11 @@ from functools import partial
 
 from django.db import transaction
 
-from engine.errors import InvalidRequest
-from tenants.actions.keys import revoke_keys_of
-from tenants.actors import Actor, as_actor, require_role, role_in
+from tenants.actions.offboarding import end_access
+from tenants.actions.roles import check_role
+from tenants.actors import Actor, as_actor, require_rank, role_in
 from tenants.audit import record
-from tenants.errors import Conflict, NotFound, PermissionDenied
+from tenants.errors import Conflict, NotFound
 from tenants.events import tenant_changed
 from tenants.models import Membership, Role, Tenant, User
 
@@ -17,8 +17,10 @@ from tenants.models import Membership, Role, Tenant, User
 def add_member(*, actor: Actor | User, tenant: Tenant, user: User, role: str) -> Membership:
     """Raises: `PermissionDenied` for a role above the actor's own, `Conflict` for a member."""
     actor = as_actor(actor)
-    wanted = _check_role(role)
-    _require_rank(actor, tenant, wanted)
+    wanted = check_role(role)
+    require_rank(actor, tenant, wanted)
+    if not user.is_active:
+        raise Conflict(f"{user} is deactivated.")
     if role_in(user, tenant) is not None:
         raise Conflict(f"{user} is a member of {tenant.slug} already.")
     membership = Membership.objects.create(tenant=tenant, user=user, role=wanted)
@@ -28,26 +30,37 @@ def add_member(*, actor: Actor | User, tenant: Tenant, user: User, role: str) ->
         target=membership,
         tenant=tenant,
         user=user.get_username(),
-        role=wanted,
+        changes={"role": [None, wanted]},
     )
     _announce(tenant)
     return membership
 
 
 @transaction.atomic
-def change_role(*, actor: Actor | User, membership: Membership, role: str) -> Membership:
-    """Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner."""
+def change_role(
+    *,
+    actor: Actor | User,
+    membership: Membership,
+    role: str,
+    last_owner_too: bool = False,
+) -> Membership:
+    """Give a member another role. A lower one ends their sessions, sockets and keys here.
+
+    Raises: `PermissionDenied` above the actor's own role, `Conflict` for the last owner.
+    """
     actor = as_actor(actor)
-    wanted = _check_role(role)
+    wanted = check_role(role)
     membership = _locked(membership)
     before = Role(membership.role)
-    _require_rank(actor, membership.tenant, max(wanted, before, key=lambda role: role.rank))
+    require_rank(actor, membership.tenant, max(wanted, before, key=lambda role: role.rank))
     if before == wanted:
         return membership
-    if before == Role.OWNER:
-        _keep_an_owner(membership)
+    if before == Role.OWNER and not last_owner_too:
+        keep_an_owner(membership)
     membership.role = wanted
     membership.save(update_fields=["role"])
+    if wanted.rank < before.rank:
+        end_access(actor=actor, user=membership.user, tenant=membership.tenant)
     record(
         actor=actor,
         action="member.change_role",
@@ -60,33 +73,28 @@ def change_role(*, actor: Actor | User, membership: Membership, role: str) -> Me
 
 
 @transaction.atomic
-def remove_member(*, actor: Actor | User, membership: Membership) -> None:
-    """Anyone may leave; others need the rank. The keys that the member made are revoked."""
+def remove_member(
+    *, actor: Actor | User, membership: Membership, last_owner_too: bool = False
+) -> None:
+    """Anyone may leave; others need the rank. The member's sessions and keys here end."""
     actor = as_actor(actor)
     membership = _locked(membership)
     tenant, user = membership.tenant, membership.user
-    if actor.user != user:
-        _require_rank(actor, tenant, Role(membership.role))
-    if membership.role == Role.OWNER:
-        _keep_an_owner(membership)
-    revoke_keys_of(actor=actor, tenant=tenant, user=user)
+    if actor.user != user or actor.key is not None:
+        require_rank(actor, tenant, Role(membership.role))
+    if membership.role == Role.OWNER and not last_owner_too:
+        keep_an_owner(membership)
+    end_access(actor=actor, user=user, tenant=tenant)
     record(
         actor=actor,
         action="member.remove",
         target=membership,
         tenant=tenant,
         user=user.get_username(),
-        role=membership.role,
+        changes={"role": [membership.role, None]},
     )
     membership.delete()
     _announce(tenant)
-
-
-def _check_role(role: str) -> Role:
-    if role not in Role.values:
-        known = ", ".join(Role.values)
-        raise InvalidRequest(f"{role!r} is no role; there are {known}.", param="role")
-    return Role(role)
 
 
 def _locked(membership: Membership) -> Membership:
@@ -98,18 +106,11 @@ def _locked(membership: Membership) -> Membership:
     return found
 
 
-def _require_rank(actor: Actor, tenant: Tenant, role: Role) -> None:
-    """Admins manage members up to their own role, owners all."""
-    require_role(actor, tenant, Role.ADMIN)
-    if actor.is_operator:
-        return
-    own = role_in(actor.user, tenant)
-    if own is None or own.rank < role.rank:
-        raise PermissionDenied("You can't manage a role above your own.")
-
-
-def _keep_an_owner(membership: Membership) -> None:
-    others = Membership.objects.filter(tenant=membership.tenant, role=Role.OWNER)
+def keep_an_owner(membership: Membership) -> None:
+    """Raise `Conflict` when nobody else owns the membership's tenant."""
+    others = Membership.objects.filter(
+        tenant=membership.tenant, role=Role.OWNER, user__is_active=True
+    )
     if not others.exclude(pk=membership.pk).exists():
         raise Conflict(f"{membership.tenant.slug} needs at least one owner.")
 

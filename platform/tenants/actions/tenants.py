@@ -6,10 +6,11 @@ from typing import Any
 from django.db import transaction
 from django.utils.text import slugify
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from tenants.actors import Actor, as_actor, require_operator, require_role
 from tenants.audit import record
 from tenants.events import tenant_changed
+from tenants.kv_shares import check_kv_shares
 from tenants.models import Membership, Role, Tenant, User
 from tenants.models.tenant import new_salt
 from tenants.validation import changed, save_valid
@@ -22,6 +23,10 @@ LIMITS = (
     "max_priority",
     "requests_per_minute",
     "tokens_per_minute",
+    "max_running_requests",
+    "max_context_tokens",
+    "allowed_models",
+    "time_zone",
 )
 
 
@@ -44,6 +49,7 @@ def create_tenant(
         raise InvalidRequest(f"A tenant has no {sorted(unknown)[0]}.", param=sorted(unknown)[0])
     tenant = Tenant(name=name, slug=slug or slugify(name)[:63], **limits)
     save_valid(tenant)
+    check_kv_shares(tenant)
     if owner is not None:
         Membership.objects.create(tenant=tenant, user=owner, role=Role.OWNER)
     record(
@@ -73,6 +79,8 @@ def update_tenant(*, actor: Actor | User, tenant: Tenant, **changes: Any) -> Ten
     difference = changed(tenant, changes)
     if difference:
         save_valid(tenant)
+        if {"kv_reserved_fraction", "kv_max_fraction"} & set(difference):
+            check_kv_shares(tenant)
         record(
             actor=actor, action="tenant.update", target=tenant, tenant=tenant, changes=difference
         )
@@ -89,6 +97,8 @@ def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> T
     if tenant.active != active:
         tenant.active = active
         tenant.save(update_fields=["active"])
+        if active:
+            check_kv_shares(tenant)
         verb = "tenant.activate" if active else "tenant.deactivate"
         record(actor=actor, action=verb, target=tenant, tenant=tenant)
         _announce(tenant)

@@ -5,16 +5,18 @@ from typing import Any
 from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
+from django.urls import path, reverse
 from django.utils import timezone
 from django.views.decorators.cache import never_cache
 
 from tenants import actions, scopes
 from tenants.admin.base import ActionsAdmin
 from tenants.models import ApiKey
+from tenants.shown_once import keep, take
 
-FIELDS = ("tenant", "name", "scopes", "expires_at", "requests_per_minute", "tokens_per_minute")
+FIELDS = ("tenant", "name", "scopes", "expires_at", *actions.NARROWED)
 
 
 class NewKeyForm(forms.ModelForm):
@@ -112,19 +114,30 @@ class ApiKeyAdmin(ActionsAdmin):
     def response_add(
         self, request: HttpRequest, obj: ApiKey, post_url_continue: str | None = None
     ) -> HttpResponse:
-        """The page with the secret: the answer itself, kept in no cookie, session or cache."""
+        """On to the page with the secret: reloading that makes no second key."""
         made = request.new_key  # type: ignore[attr-defined]
+        keep(request, key=made.key.pk, secret=made.secret)
+        return HttpResponseRedirect(reverse("admin:tenants_apikey_created"))
+
+    def get_urls(self) -> list[Any]:
+        """The page of a new key besides."""
+        view = self.admin_site.admin_view(never_cache(self.created))
+        return [path("created/", view, name="tenants_apikey_created"), *super().get_urls()]
+
+    def created(self, request: HttpRequest) -> HttpResponse:
+        """A new key with its secret, once; then the list."""
+        kept = take(request)
+        key = ApiKey.objects.filter(pk=kept.get("key"), created_by=request.user.pk).first()
+        if key is None:
+            return HttpResponseRedirect(reverse("admin:tenants_apikey_changelist"))
         context = {
             **self.admin_site.each_context(request),
             "title": "Your new API key",
             "opts": self.opts,
-            "key": made.key,
-            "secret": made.secret,
+            "key": key,
+            "secret": kept["secret"],
         }
-        render = never_cache(
-            lambda request: TemplateResponse(request, "admin/tenants/apikey/created.html", context)
-        )
-        return render(request)
+        return TemplateResponse(request, "admin/tenants/apikey/created.html", context)
 
     @admin.action(description="Revoke selected keys", permissions=["change"])
     def revoke(self, request: HttpRequest, rows: QuerySet[ApiKey]) -> None:

@@ -7,7 +7,7 @@ from django.contrib import admin, messages
 from django.db import models
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 
 
 class ActionsAdmin(admin.ModelAdmin):

@@ -7,12 +7,18 @@ from django.db import models
 from django.utils import timezone
 
 from tenants import secrets
+from tenants.key_limits import check_addresses, check_endpoints, check_models
+from tenants.models.service_account import ServiceAccount
 from tenants.models.tenant import Tenant
 from tenants.scopes import default_scopes
 
 
 class ApiKey(models.Model):
-    """A key of a tenant: `tenants.secrets` says how it's made and why a fast hash is enough."""
+    """A key of a tenant: `tenants.secrets` says how it's made and why a fast hash is enough.
+
+    It's held by a service account, or else by the person who made it and ends with them, or else
+    (made by a command) by the tenant itself.
+    """
 
     tenant = models.ForeignKey(Tenant, models.PROTECT, related_name="api_keys")
     name = models.CharField(max_length=100, blank=True, help_text="What it's for.")
@@ -23,8 +29,44 @@ class ApiKey(models.Model):
         null=True, blank=True, help_text="A limit of this key alone, within the tenant's."
     )
     tokens_per_minute = models.PositiveBigIntegerField(null=True, blank=True)
+    max_running_requests = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Requests that may run at a time. Empty: no limit."
+    )
+    max_context_tokens = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Of prompt and output together. Empty: the model's."
+    )
+    allowed_models = models.JSONField(
+        default=list,
+        blank=True,
+        validators=[check_models],
+        help_text='Models that it may use, such as ["small", "large"]. Empty: the tenant\'s.',
+    )
+    endpoints = models.JSONField(
+        default=list,
+        blank=True,
+        validators=[check_endpoints],
+        help_text='Paths that it may ask, such as ["/v1/embeddings"]. Empty: all.',
+    )
+    addresses = models.JSONField(
+        default=list,
+        blank=True,
+        validators=[check_addresses],
+        help_text='Where it may come from, such as ["10.0.0.0/8"]. Empty: anywhere.',
+    )
+    first = models.ForeignKey(
+        "self",
+        models.PROTECT,
+        null=True,
+        blank=True,
+        editable=False,
+        related_name="successors",
+        help_text="The key that this one follows by rotation: limits and budgets count together.",
+    )
     created_by = models.ForeignKey(
         settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, editable=False
+    )
+    service_account = models.ForeignKey(
+        ServiceAccount, models.PROTECT, null=True, blank=True, related_name="api_keys"
     )
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField(null=True, blank=True, help_text="Empty: never.")

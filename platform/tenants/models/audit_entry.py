@@ -6,6 +6,7 @@ from django.conf import settings
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import models
 
+from tenants.models.api_key import ApiKey
 from tenants.models.tenant import Tenant
 
 
@@ -13,20 +14,60 @@ class AppendOnly(Exception):
     """An audit entry was to be changed or deleted."""
 
 
+class ActorKind(models.TextChoices):
+    """What acted."""
+
+    PERSON = "person", "Person"
+    KEY = "key", "API key"
+    COMMAND = "command", "Command"
+    SYSTEM = "system", "System"
+
+
+class AuditQuerySet(models.QuerySet):
+    """Reads and adds."""
+
+    def update(self, **kwargs: Any) -> int:
+        raise AppendOnly("Audit entries can't be changed.")
+
+    def bulk_update(self, *args: Any, **kwargs: Any) -> int:
+        raise AppendOnly("Audit entries can't be changed.")
+
+    def delete(self) -> tuple[int, dict[str, int]]:
+        raise AppendOnly("Audit entries can't be deleted.")
+
+
 class AuditEntry(models.Model):
-    """Who did what to what, when. There is no way to change or delete one."""
+    """Who did what to what, when. There is no way to change or delete one.
+
+    `details["changes"]` holds `{field: [before, after]}`. Actor and key are no constraints: what
+    they did stays, under their ids, whatever becomes of them.
+    """
 
     at = models.DateTimeField(auto_now_add=True, db_index=True)
     actor = models.ForeignKey(
-        settings.AUTH_USER_MODEL, models.SET_NULL, null=True, blank=True, related_name="+"
+        settings.AUTH_USER_MODEL,
+        models.DO_NOTHING,
+        db_constraint=False,
+        null=True,
+        blank=True,
+        related_name="+",
     )
+    actor_kind = models.CharField(max_length=10, choices=ActorKind, default=ActorKind.SYSTEM)
     actor_label = models.CharField(max_length=200)
+    actor_key = models.ForeignKey(
+        ApiKey, models.DO_NOTHING, db_constraint=False, null=True, blank=True, related_name="+"
+    )
+    address = models.CharField(
+        max_length=45, blank=True, help_text="The IP address that it was asked for from."
+    )
     tenant = models.ForeignKey(Tenant, models.PROTECT, null=True, blank=True, related_name="+")
     action = models.CharField(max_length=60, db_index=True)
     target_type = models.CharField(max_length=60)
     target_id = models.CharField(max_length=60)
     target_label = models.CharField(max_length=250)
     details = models.JSONField(default=dict, encoder=DjangoJSONEncoder)
+
+    objects = AuditQuerySet.as_manager()
 
     class Meta:
         verbose_name_plural = "audit entries"

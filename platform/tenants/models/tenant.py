@@ -9,6 +9,8 @@ from django.core.exceptions import ValidationError
 from django.core.validators import MaxValueValidator, MinValueValidator, RegexValidator
 from django.db import models
 
+from tenants.key_limits import check_models, check_zone
+
 SALT_BYTES = 32
 
 
@@ -70,6 +72,24 @@ class Tenant(models.Model):
     )
     tokens_per_minute = models.PositiveBigIntegerField(
         null=True, blank=True, help_text="Prompt and output together. Empty: the default."
+    )
+    max_running_requests = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Requests that may run at a time. Empty: no limit."
+    )
+    max_context_tokens = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Of prompt and output together. Empty: the model's."
+    )
+    allowed_models = models.JSONField(
+        default=list,
+        blank=True,
+        validators=[check_models],
+        help_text='Of the models that it could use these alone, such as ["small"]. Empty: all.',
+    )
+    time_zone = models.CharField(
+        max_length=64,
+        default="UTC",
+        validators=[check_zone],
+        help_text="When days, weeks and months of its budgets begin, such as `Europe/Berlin`.",
     )
     salt = models.CharField(max_length=64, default=new_salt, editable=False)
     created_at = models.DateTimeField(auto_now_add=True)

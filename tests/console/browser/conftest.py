@@ -19,8 +19,8 @@ import pytest
 import redis
 from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
 
-from engine import protocol
-from engine.protocol import Heartbeat
+from engine.contract import protocol
+from engine.contract.protocol import Heartbeat
 from tests.console.beats import heartbeat
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.live import ROOT, LiveServer, environment
@@ -99,7 +99,7 @@ def server(
 def log_in(page: Page, url: str, name: str) -> None:
     """Through the login page, as a person does."""
     page.goto(f"{url}/login/")
-    page.get_by_label("Username").fill(name)
+    page.get_by_label("Username or mail address").fill(name)
     page.get_by_label("Password").fill(PASSWORD)
     page.get_by_role("button", name="Log in").click()
     page.wait_for_url(f"{url}/")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from engine.protocol import Heartbeat
+from engine.contract.protocol import Heartbeat
 from tests.console.beats import heartbeat
 from tests.console.browser.conftest import Open
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from engine.protocol import EngineRequest
+from engine.contract.protocol import EngineRequest
 from engine.text import load_tokenizer
 from tests.console.browser.conftest import log_in
 from tests.console.browser.playground import PlaygroundPage
@@ -145,12 +145,9 @@ def test_fault_37_the_models_tokens_are_text(playground: PlaygroundPage) -> None
     assert playground.page.evaluate("window.hit") is None
 
 
-def test_an_error_of_the_gateway_is_shown_with_its_field(playground: PlaygroundPage) -> None:
-    playground.page.locator("#s-max_tokens").fill("4096")
-    playground.finished(playground.send("Hi"))
+def test_an_error_of_the_gateway_is_shown_with_its_code(playground: PlaygroundPage) -> None:
+    playground.finished(playground.send("word " * 4000))
     expect(playground.error).to_contain_text("context_length_exceeded")
-    expect(playground.error).to_contain_text("4096")
-    expect(playground.error.get_by_role("button", name="Change max_tokens")).to_be_visible()
 
 
 def test_fault_38_logging_out_elsewhere_closes_the_socket(
@@ -188,6 +185,6 @@ def test_an_api_path_answers_in_json_and_a_page_in_html(page: Page, product: Liv
     api = page.request.get(f"{product.url}/v1/no/such/endpoint")
     assert api.status == 404
     assert "error" in api.json()
-    html = page.request.get(f"{product.url}/no/such/page")
+    html = page.request.get(f"{product.url}/no/such/page", headers={"Accept": "text/html"})
     assert html.status == 404
     assert "No such page" in html.text()

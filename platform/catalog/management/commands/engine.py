@@ -12,7 +12,7 @@ from catalog import actions
 from catalog.engine_command import replica_command
 from catalog.engine_options import NAMED, given_settings
 from catalog.models import DesiredState, ServedModel
-from engine.config import add_cli_args
+from engine.contract.config import add_cli_args
 from tenants.actors import COMMAND_LINE
 from tenants.commands import QuireCommand
 
@@ -20,6 +20,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Run one replica."""
 
+    takes_engine_settings = True
     help = (
         "Run one replica of a model here, in the foreground, until Ctrl-C. It joins the gateways "
         "through Redis (REDIS_URL); nothing starts it again when it ends."

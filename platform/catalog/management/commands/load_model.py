@@ -10,7 +10,7 @@ from catalog import actions
 from catalog.engine_options import NAMED, given_settings
 from catalog.models import ServedModel
 from catalog.wait import wait_until_ready
-from engine.config import add_cli_args
+from engine.contract.config import add_cli_args
 from tenants.actors import COMMAND_LINE
 from tenants.commands import QuireCommand, find_tenant
 
@@ -18,6 +18,7 @@ from tenants.commands import QuireCommand, find_tenant
 class Command(QuireCommand):
     """Have a model served."""
 
+    takes_engine_settings = True
     help = (
         "Have a model served. The supervisor (part of `manage.py up`, or `manage.py supervise`) "
         "starts its replicas."

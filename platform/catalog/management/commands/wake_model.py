@@ -8,7 +8,7 @@ from catalog import actions
 from catalog.commands import find_model
 from catalog.models import ReplicaState
 from catalog.wait import wait_for_state
-from engine.protocol import SLEEP_TAGS
+from engine.contract.protocol import SLEEP_TAGS
 from tenants.actors import COMMAND_LINE
 from tenants.commands import QuireCommand
 

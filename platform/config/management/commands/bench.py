@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from django.core.management.base import BaseCommand, CommandError
 
 from config.bench_flags import add_forms
-from engine.config import EngineConfig
-from engine.errors import QuireError
+from engine.contract.config import EngineConfig
+from engine.contract.errors import QuireError
 
 
 class Command(BaseCommand):
@@ -74,7 +74,7 @@ class Command(BaseCommand):
         self._check_lengths(core, options["input_len"][1], options["output_len"][1])
         jobs = workload.random_jobs(
             options["num_prompts"],
-            core.loaded.spec.vocab_size,
+            core.facts.vocab_size,
             options["input_len"],
             options["output_len"],
             options["workload_seed"],
@@ -167,7 +167,7 @@ class Command(BaseCommand):
 
     def _check_lengths(self, core: Any, prompt: int, output: int) -> None:
         """Say which flags to change, before anything runs, where requests don't fit the context."""
-        most = core.loaded.max_model_len
+        most = core.facts.max_model_len
         if prompt + output > most:
             raise CommandError(
                 f"Prompts of {prompt} and outputs of {output} tokens (--input-len, --output-len) "
@@ -182,23 +182,23 @@ class Command(BaseCommand):
 
     def _core(self, options: dict[str, Any]) -> Any:
         """The engine, in this process."""
-        from engine.core import EngineCore
+        from engine.core.engine_core import EngineCore
 
         core = EngineCore(EngineConfig.from_mapping(self._settings(options)))
-        loaded = core.loaded
+        facts, capacity = core.facts, core.capacity
         self.stdout.write(
-            f"{loaded.spec.architecture}, {loaded.spec.num_parameters / 1e6:.1f} M parameters, "
-            f"{loaded.dtype}, kernels: {loaded.model.ops.name}, "
-            f"{core.executor.num_blocks} blocks, budget {core.executor.token_budget} tokens a step"
+            f"{facts.architecture}, {facts.num_parameters / 1e6:.1f} M parameters, "
+            f"{facts.dtype}, kernels: {core.executor.kernels.name}, "
+            f"{capacity.num_blocks} blocks, budget {capacity.token_budget} tokens a step"
         )
         return core
 
     def _engine_of(self, core: Any) -> dict[str, Any]:
         """What the figures are of."""
-        config, loaded = core.config, core.loaded
+        config = core.config
         return {
             "model": config.name,
-            "weights": config.quantization or str(loaded.dtype).removeprefix("torch."),
+            "weights": config.quantization or core.facts.dtype,
             "kernels": core.executor.kernels.name,
             "threads": core.executor.kernels.num_threads(),
         }

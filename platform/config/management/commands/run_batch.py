@@ -17,7 +17,7 @@ from django.core.management.base import CommandError, CommandParser
 from catalog.engine_options import NAMED, given_settings
 from config.batch import BatchClient, NoServer, Totals, own_server
 from config.management.commands.chat import find_server
-from engine.config import add_cli_args
+from engine.contract.config import add_cli_args
 from tenants.commands import QuireCommand
 
 

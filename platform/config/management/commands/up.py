@@ -17,11 +17,18 @@ from config.up.banner import INSTANCE_FILE, banner, write_ready_file
 from config.up.credentials import ensure_credentials
 from config.up.first_token import FirstToken
 from config.up.gateways import Gateways, listen, url_of, use_tls
+from config.up.given_keys import ensure_given_keys, given_in_environment
 from config.up.kept import KeptProcesses
 from config.up.lock import InUse, exclusive
 from config.up.models import ensure_model
+from config.up.server_flags import (
+    add_server_flags,
+    check_server_flags,
+    serve_options,
+    use_server_flags,
+)
 from config.up.stack import ModelFailed, Stack, StartFailed, Stopped
-from engine.config import add_cli_args
+from engine.contract.config import add_cli_args
 from metering.drain import Drainer
 from tenants.commands import QuireCommand
 
@@ -29,6 +36,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Run everything."""
 
+    takes_engine_settings = True
     help = (
         "Run all of Quire in one group of processes: Redis (unless REDIS_URL is set), migrations, "
         "an engine replica, the web server, a worker. Prints the address, a login, an API key and "
@@ -47,7 +55,10 @@ class Command(QuireCommand):
         )
         parser.add_argument("--model", metavar="PATH_OR_HUB_ID", help="model to serve")
         parser.add_argument(
-            "--served-model-name", metavar="NAME", help="what clients call it (default: the folder)"
+            "--served-model-name",
+            nargs="+",
+            metavar="NAME",
+            help="what clients call it; of several the first is shown (default: the folder)",
         )
         parser.add_argument(
             "--workers", type=int, default=1, metavar="N", help="gateway processes (default: 1)"
@@ -69,11 +80,14 @@ class Command(QuireCommand):
             help="written, with mode 0600, once a first token can be served: JSON with url, "
             "api_key, model, admin_url, admin_user and admin_password",
         )
+        add_server_flags(parser)
         add_cli_args(parser, skip=NAMED)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Start, prove, tell, run, stop."""
+        options["workers"] = options["api_server_count"] or options["workers"]
         check_options(options)
+        use_server_flags(options)
         data_dir = make_private(Path(settings.DATA_DIR))
         try:
             with exclusive(data_dir), Stack(data_dir, settings.QUIRE["DRAIN_SECONDS"]) as stack:
@@ -91,7 +105,8 @@ class Command(QuireCommand):
         self.note(f"Using {used} and {database_name()}.")
         call_command("migrate", interactive=False, verbosity=0)
         credentials = ensure_credentials(data_dir)
-        wanted = ensure_model(options["model"], options["served_model_name"], engine)
+        ensure_given_keys(options["api_key"] or given_in_environment())
+        wanted = ensure_model(options["model"], options["served_model_name"] or [], engine)
         model = wanted.model
         stack.gateways = Gateways(
             listener,
@@ -101,6 +116,7 @@ class Command(QuireCommand):
                 "grace": settings.QUIRE["DRAIN_SECONDS"],
                 "ssl_certfile": options["ssl_certfile"],
                 "ssl_keyfile": options["ssl_keyfile"],
+                **serve_options(options),
             },
         )
         stack.supervisor = Supervisor()
@@ -141,6 +157,7 @@ def check_options(options: dict[str, Any]) -> None:
     """Raise `CommandError` for options that make no sense, before anything starts."""
     if not 0 <= options["port"] <= 65535:
         raise CommandError(f"--port must be in [0, 65535], got {options['port']}.")
+    check_server_flags(options)
     if not 1 <= options["workers"] <= 64:
         raise CommandError(f"--workers must be in [1, 64], got {options['workers']}.")
     if options["ssl_certfile"] and options["asgi_server"] != "uvicorn":

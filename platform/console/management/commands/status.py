@@ -9,7 +9,7 @@ from django.core.management.base import CommandError
 
 from catalog.models import DesiredState, ServedModel
 from console.replicas import live_replicas, model_state, state_of
-from engine.protocol import Heartbeat
+from engine.contract.protocol import Heartbeat
 from metering.redis_clients import sync_client
 from metering.settlement import spool_key
 from tenants.commands import QuireCommand, hide_password

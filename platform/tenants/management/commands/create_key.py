@@ -6,8 +6,8 @@ from django.core.management.base import CommandParser
 
 from tenants import actions, scopes
 from tenants.actors import COMMAND_LINE
-from tenants.command_options import parse_expiry
-from tenants.commands import QuireCommand, find_tenant
+from tenants.command_options import comma_list, parse_expiry
+from tenants.commands import QuireCommand, find_account, find_tenant
 
 
 class Command(QuireCommand):
@@ -40,19 +40,55 @@ class Command(QuireCommand):
         parser.add_argument(
             "--tokens-per-minute", type=int, metavar="N", help="the same, read and written"
         )
+        parser.add_argument(
+            "--max-running-requests", type=int, metavar="N", help="requests that may run at a time"
+        )
+        parser.add_argument(
+            "--max-context-tokens",
+            type=int,
+            metavar="N",
+            help="prompt and output of a request together (default: as the tenant's)",
+        )
+        parser.add_argument(
+            "--allowed-models",
+            type=comma_list,
+            default=[],
+            metavar="A,B",
+            help="models that it may use (default: all of the tenant's)",
+        )
+        parser.add_argument(
+            "--endpoints",
+            type=comma_list,
+            default=[],
+            metavar="A,B",
+            help="paths that it may ask, such as /v1/embeddings (default: all)",
+        )
+        parser.add_argument(
+            "--addresses",
+            type=comma_list,
+            default=[],
+            metavar="A,B",
+            help="where it may come from, such as 10.0.0.0/8 (default: anywhere)",
+        )
+        parser.add_argument(
+            "--service-account",
+            metavar="NAME",
+            help="a program of the tenant that holds it (default: the tenant itself)",
+        )
         parser.add_argument("--plain", action="store_true", help="print the key and nothing else")
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Create and print it."""
-        wanted = options["scopes"]
+        wanted, program = options["scopes"], options["service_account"]
+        tenant = find_tenant(options["tenant"])
         made = actions.create_key(
             actor=COMMAND_LINE,
-            tenant=find_tenant(options["tenant"]),
+            tenant=tenant,
+            service_account=find_account(tenant, program) if program else None,
             name=options["name"],
             scopes=None if wanted is None else [word.strip() for word in wanted.split(",")],
             expires_at=parse_expiry(options["expires"]) if options["expires"] else None,
-            requests_per_minute=options["requests_per_minute"],
-            tokens_per_minute=options["tokens_per_minute"],
+            **{name: options[name] for name in actions.NARROWED},
         )
         self.stdout.write(made.secret)
         if not options["plain"]:

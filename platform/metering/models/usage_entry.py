@@ -41,6 +41,9 @@ class UsageEntry(models.Model):
         help_text="Prompt tokens that came from the prefix cache; part of the prompt tokens."
     )
     completion_tokens = models.PositiveBigIntegerField()
+    cost_nanos = models.PositiveBigIntegerField(
+        "cost (1e-9)", default=0, help_text="In 1e-9 of the currency, at the prices of its start."
+    )
     finish_reason = models.CharField(max_length=40, blank=True)
     status = models.PositiveSmallIntegerField(help_text="HTTP status, 499 when the client left.")
     started_at = models.DateTimeField()

@@ -1,0 +1,31 @@
+"""`quire serve MODEL`, which is `manage.py up --model MODEL`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from config.management.commands import up
+
+
+class Command(up.Command):
+    """Serve a model."""
+
+    help = "Serve a model, as `manage.py up --model MODEL` does, with vLLM's command line."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """What `up` takes, with the model first."""
+        super().add_arguments(parser)
+        parser.usage = "%(prog)s [MODEL] [--port N] [engine settings]"
+        parser.add_argument(
+            "model_tag", nargs="?", metavar="MODEL", help="folder, GGUF file or hub id to serve"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """The model may stand first or after --model."""
+        tag = options.pop("model_tag")
+        if tag and options["model"] not in (None, tag):
+            raise CommandError("The model is given twice, first and with --model.")
+        options["model"] = tag or options["model"]
+        super().handle(*args, **options)

@@ -1,0 +1,188 @@
+"""vLLM's flags of the HTTP server, for `manage.py up` and `quire serve`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.utils.module_loading import import_string
+
+from engine.text.messages import CONTENT_FORMATS
+
+
+@dataclass(frozen=True)
+class ServerFlag:
+    """A flag that is taken and changes nothing, or is refused. `refuse`: by this sentence."""
+
+    flag: str
+    note: str
+    refuse: bool = False
+    words: str | None = None
+
+
+#: What needs no switch here, or can't be had.
+OTHERS = (
+    ServerFlag("--enable-auto-tool-choice", "models choose tools by themselves where they can."),
+    ServerFlag("--disable-uvicorn-access-log", "QUIRE_LOG_LEVEL says what is logged."),
+    ServerFlag("--disable-frontend-multiprocessing", "the engine is always a process of its own."),
+    ServerFlag("--enable-request-id-headers", "each answer has an x-request-id."),
+    ServerFlag("--enable-prompt-tokens-details", "usage always says how many tokens were cached."),
+    ServerFlag("--enable-server-load-tracking", "/load always answers."),
+    ServerFlag("--enable-ssl-refresh", "restart to take a new certificate.", refuse=True),
+    ServerFlag(
+        "--lora-modules",
+        "LoRA adapters can't be served yet. Merge the adapter into the model's weights and serve "
+        "that, under a name of its own.",
+        refuse=True,
+        words="+",
+    ),
+    ServerFlag(
+        "--prompt-adapters", "prompt adapters can't be served. Put the text into the prompt.",
+        refuse=True, words="+",
+    ),
+    ServerFlag(
+        "--tool-parser-plugin",
+        "name the class in settings.QUIRE['TOOL_PARSERS']; see docs/extending/tool-parser.md.",
+        refuse=True,
+        words="1",
+    ),
+    ServerFlag("--headless", "run `manage.py engine` on a host without gateways.", refuse=True),
+    ServerFlag("--uds", "name an address with --host and --port.", refuse=True, words="1"),
+)  # fmt: skip
+#: uvicorn's levels as ours.
+_LOG_LEVELS = {
+    "critical": "CRITICAL", "error": "ERROR", "warning": "WARNING", "info": "INFO",
+    "debug": "DEBUG", "trace": "DEBUG",
+}  # fmt: skip
+
+
+def add_server_flags(parser: argparse.ArgumentParser) -> None:
+    """The flags. Those that change nothing are left out of the help."""
+    group = parser.add_argument_group("the API, by vLLM's names")
+    group.add_argument(
+        "--api-key",
+        nargs="+",
+        metavar="KEY",
+        help="keys that clients may send, beside those that are made here; 16 characters or more "
+        "can't be guessed (default: QUIRE_API_KEYS, separated by commas)",
+    )
+    group.add_argument(
+        "--chat-template-content-format",
+        choices=CONTENT_FORMATS,
+        help="how chat templates get content (default: auto)",
+    )
+    group.add_argument(
+        "--response-role", metavar="ROLE", help="role of the answers to chats (default: assistant)"
+    )
+    group.add_argument("--root-path", metavar="PATH", help="where a proxy has mounted Quire")
+    group.add_argument(
+        "--middleware",
+        action="append",
+        metavar="PATH.TO.CLASS",
+        help="ASGI middleware, a class or function that takes the application; may be given "
+        "several times",
+    )
+    group.add_argument("--ssl-ca-certs", metavar="FILE", help="who may sign clients' certificates")
+    group.add_argument(
+        "--ssl-cert-reqs",
+        type=int,
+        choices=(0, 1, 2),
+        help="clients' certificates: 0 none, 1 optional, 2 required (default: 0)",
+    )
+    group.add_argument("--ssl-ciphers", metavar="LIST", help="ciphers of TLS 1.2 that are offered")
+    group.add_argument(
+        "--allowed-origins", metavar="JSON", help='sites whose pages may call, such as ["*"]'
+    )
+    group.add_argument("--allowed-methods", metavar="JSON", help='their methods (default: ["*"])')
+    group.add_argument("--allowed-headers", metavar="JSON", help='their headers (default: ["*"])')
+    group.add_argument(
+        "--allow-credentials", action="store_true", help="these pages may send credentials"
+    )
+    group.add_argument(
+        "--uvicorn-log-level", "--log-level", choices=tuple(_LOG_LEVELS), help="(default: info)"
+    )
+    group.add_argument("--api-server-count", type=int, metavar="N", help="the same as --workers")
+    for other in OTHERS:
+        options: dict[str, Any] = {"help": argparse.SUPPRESS, "default": None}
+        if other.words == "+":
+            options["nargs"] = "+"
+        elif other.words is None:
+            options["action"] = "store_true"
+        parser.add_argument(other.flag, dest=_dest(other), **options)
+
+
+def _dest(other: ServerFlag) -> str:
+    return "vllm_" + other.flag.strip("-").replace("-", "_")
+
+
+def check_server_flags(options: Mapping[str, Any]) -> None:
+    """Raise `CommandError` for what can't be had or makes no sense."""
+    for other in OTHERS:
+        if other.refuse and options[_dest(other)]:
+            raise CommandError(f"{other.flag} can't be used: {other.note}")
+    for path in options["middleware"] or []:
+        try:
+            found = import_string(path)
+        except ImportError as error:
+            raise CommandError(f"--middleware {path} can't be imported: {error}") from error
+        if not callable(found):
+            raise CommandError(f"--middleware {path} is no class and no function.")
+    root = options["root_path"]
+    if root and (not root.startswith("/") or root.endswith("/")):
+        raise CommandError("--root-path must begin with / and not end with one.")
+    if (options["ssl_ca_certs"] or options["ssl_cert_reqs"]) and not options["ssl_certfile"]:
+        raise CommandError("Clients' certificates need --ssl-certfile and --ssl-keyfile.")
+    if options["ssl_cert_reqs"] and not options["ssl_ca_certs"]:
+        raise CommandError("--ssl-cert-reqs needs --ssl-ca-certs.")
+    if options["ssl_ca_certs"]:
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(options["ssl_ca_certs"])
+        except (OSError, ssl.SSLError) as error:
+            raise CommandError(f"--ssl-ca-certs can't be used: {error}") from error
+    environment(options)
+
+
+def environment(options: Mapping[str, Any]) -> dict[str, str]:
+    """What the gateways' environment must say. Raises `CommandError` for a list that is none."""
+    found = {
+        "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": options["chat_template_content_format"],
+        "QUIRE_RESPONSE_ROLE": options["response_role"],
+        "QUIRE_CORS_ORIGINS": _words(options, "allowed_origins"),
+        "QUIRE_CORS_METHODS": _words(options, "allowed_methods"),
+        "QUIRE_CORS_HEADERS": _words(options, "allowed_headers"),
+        "QUIRE_CORS_CREDENTIALS": "1" if options["allow_credentials"] else None,
+        "QUIRE_LOG_LEVEL": _LOG_LEVELS.get(options["uvicorn_log_level"] or ""),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _words(options: Mapping[str, Any], name: str) -> str | None:
+    """A JSON list (or one bare word) as a list with commas."""
+    text = options[name]
+    if text is None:
+        return None
+    try:
+        found = json.loads(text) if text.startswith("[") else [text]
+    except ValueError:
+        found = None
+    if not isinstance(found, list) or any(not isinstance(word, str) for word in found):
+        flag = name.replace("_", "-")
+        raise CommandError(f'--{flag} must be a JSON list of texts, such as ["*"]; got {text!r}.')
+    return ",".join(found)
+
+
+def use_server_flags(options: Mapping[str, Any]) -> None:
+    """Have the gateways that are started from here do as the flags say."""
+    os.environ.update(environment(options))
+
+
+def serve_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `config.serve` must know of them."""
+    names = ("ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "root_path", "middleware")
+    return {name: options[name] for name in names if options[name]}

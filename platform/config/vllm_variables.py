@@ -1,0 +1,104 @@
+"""vLLM's environment variables, and what there is in their place: data for docs/arguments.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable.
+
+    Attributes:
+        name: vLLM's. ours: flags (`--x`), variables (`X`) or commands (`manage.py x`) that do the
+            same, comma-separated; "" for none.
+        note: what to know, or why there is none.
+    """
+
+    name: str
+    ours: str = ""
+    note: str = ""
+
+
+_BUILD = "kernels are built at first use, for the CPU that is there; nothing is installed with them"
+_MACHINE = "read by the library that it belongs to, here as well"
+_ONE = "an engine is one process on one device"
+_NONE_SENT = "no usage is ever sent anywhere"
+_OPENVINO = "there is no OpenVINO; a CPU runs compiled kernels of our own"
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable("VLLM_TARGET_DEVICE", "--device", "one installation runs on each device"),
+    Variable("MAX_JOBS", "", _BUILD),
+    Variable("NVCC_THREADS", "", _BUILD),
+    Variable("VLLM_USE_PRECOMPILED", "", _BUILD),
+    Variable("VLLM_INSTALL_PUNICA_KERNELS", "", _BUILD),
+    Variable("CMAKE_BUILD_TYPE", "", _BUILD),
+    Variable("VERBOSE", "", _BUILD),
+    Variable(
+        "VLLM_CPU_AVX512BF16", "", "the CPU's instructions are looked up when kernels are built"
+    ),
+    Variable("VLLM_CONFIG_ROOT", "QUIRE_DATA_DIR", "where an instance keeps its files"),
+    Variable("VLLM_HOST_IP", "REDIS_URL", "processes meet in Redis, whatever their hosts"),
+    Variable("VLLM_PORT", "REDIS_URL", "processes meet in Redis; the API's port is `--port`"),
+    Variable("VLLM_USE_MODELSCOPE", "", "give a folder as model"),
+    Variable("VLLM_INSTANCE_ID", "QUIRE_KEY_PREFIX", "keeps instances on one Redis apart"),
+    Variable("VLLM_RINGBUFFER_WARNING_INTERVAL", "", "there is no ring buffer"),
+    Variable("CUDA_HOME", "CUDA_HOME", _MACHINE),
+    Variable("VLLM_NCCL_SO_PATH", "", _ONE),
+    Variable("LD_LIBRARY_PATH", "LD_LIBRARY_PATH", _MACHINE),
+    Variable("VLLM_USE_TRITON_FLASH_ATTN", "--attention-backend"),
+    Variable("LOCAL_RANK", "", _ONE),
+    Variable("CUDA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", _MACHINE),
+    Variable(
+        "VLLM_ENGINE_ITERATION_TIMEOUT_S", "", "`/health` is red once a replica's steps stand still"
+    ),
+    Variable(
+        "VLLM_API_KEY", "--api-key, QUIRE_API_KEYS", "keys are made by `manage.py create_key`, too"
+    ),
+    Variable("S3_ACCESS_KEY_ID", "", "models are read from folders; mount the bucket"),
+    Variable("S3_SECRET_ACCESS_KEY", "", "models are read from folders; mount the bucket"),
+    Variable("S3_ENDPOINT_URL", "", "models are read from folders; mount the bucket"),
+    Variable("VLLM_USAGE_STATS_SERVER", "", _NONE_SENT),
+    Variable("VLLM_NO_USAGE_STATS", "", _NONE_SENT),
+    Variable("VLLM_DO_NOT_TRACK", "", _NONE_SENT),
+    Variable("DO_NOT_TRACK", "", _NONE_SENT),
+    Variable("VLLM_USAGE_SOURCE", "", _NONE_SENT),
+    Variable("VLLM_CONFIGURE_LOGGING", "QUIRE_LOG_STYLE"),
+    Variable("VLLM_LOGGING_CONFIG_PATH", "QUIRE_LOG_STYLE", "lines for people, or JSON"),
+    Variable("VLLM_LOGGING_LEVEL", "QUIRE_LOG_LEVEL"),
+    Variable("VLLM_TRACE_FUNCTION", "", "use `LLM.start_profile`, or py-spy on the process"),
+    Variable("VLLM_ATTENTION_BACKEND", "--attention-backend"),
+    Variable("VLLM_CPU_KVCACHE_SPACE", "--cpu-kvcache-space", "GiB, as there"),
+    Variable("VLLM_OPENVINO_KVCACHE_SPACE", "--cpu-kvcache-space", _OPENVINO),
+    Variable("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "--kv-cache-dtype", _OPENVINO),
+    Variable("VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS", "--quantization", _OPENVINO),
+    Variable("VLLM_USE_RAY_COMPILED_DAG", "", "there is no Ray"),
+    Variable("VLLM_WORKER_MULTIPROC_METHOD", "", _ONE),
+    Variable(
+        "VLLM_ENABLE_V1_MULTIPROCESSING",
+        "",
+        "`LLM` runs in its caller's process, a served engine in its own",
+    ),
+    Variable("VLLM_IMAGE_FETCH_TIMEOUT", "", "models are served for text alone"),
+    Variable("VLLM_MEDIA_LOADING_THREAD_COUNT", "", "models are served for text alone"),
+    Variable("VLLM_XLA_CACHE_PATH", "", "there is no TPU"),
+    Variable(
+        "VLLM_FUSED_MOE_CHUNK_SIZE", "--max-num-batched-tokens", "a step's tokens are one chunk"
+    ),
+    Variable(
+        "VLLM_PLUGINS", "", "installed entry points are all used; uninstall what shall not be"
+    ),
+    Variable("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "", "adapters can't be served yet"),
+    Variable("VLLM_LORA_RESOLVER_CACHE_DIR", "", "adapters can't be served yet"),
+    Variable("HF_TOKEN", "HF_TOKEN", _MACHINE),
+    Variable("HUGGING_FACE_HUB_TOKEN", "HF_TOKEN", "its old name"),
+    Variable("LD_PRELOAD", "LD_PRELOAD", _MACHINE),
+    Variable("CUDA_LAUNCH_BLOCKING", "CUDA_LAUNCH_BLOCKING", _MACHINE),
+    Variable("NCCL_DEBUG", "", _ONE),
+    Variable("NCCL_SOCKET_IFNAME", "", _ONE),
+    Variable("GLOO_SOCKET_IFNAME", "", _ONE),
+    Variable("MASTER_ADDR", "", _ONE),
+    Variable(
+        "OPENAI_API_KEY", "OPENAI_API_KEY", "the client library's: a key of Quire's goes there"
+    ),
+)

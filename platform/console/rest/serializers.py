@@ -1,0 +1,194 @@
+"""What the management API shows and takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rest_framework import serializers
+
+from console.audit import as_record
+from tenants import scopes
+from tenants.models import (
+    ApiKey,
+    AuditEntry,
+    Invitation,
+    Membership,
+    Role,
+    ServiceAccount,
+    Tenant,
+    User,
+)
+
+ROLES = Role.choices
+
+
+class UserSerializer(serializers.ModelSerializer):
+    """A person."""
+
+    class Meta:
+        model = User
+        fields = ("id", "username", "email", "first_name", "last_name", "is_active", "is_staff")
+        fields += ("is_superuser", "last_login", "date_joined")
+        read_only_fields = ("last_login", "date_joined")
+        # The actions check these, under a lock.
+        extra_kwargs = {"username": {"validators": []}}
+
+
+class NewUserSerializer(serializers.Serializer):
+    """Somebody new; without a password they come in by single sign-on or a reset of it."""
+
+    username = serializers.CharField(max_length=150)
+    email = serializers.EmailField(required=False, allow_blank=True, default="")
+    password = serializers.CharField(required=False, allow_null=True, write_only=True, default=None)
+    is_staff = serializers.BooleanField(default=False)
+    is_superuser = serializers.BooleanField(default=False)
+
+
+class PasswordSerializer(serializers.Serializer):
+    """Null takes the password away."""
+
+    password = serializers.CharField(allow_null=True, write_only=True)
+
+
+class TenantSerializer(serializers.ModelSerializer):
+    """A tenant, to look at."""
+
+    class Meta:
+        model = Tenant
+        fields = ("slug", "name", "active", "created_at")
+
+
+class MemberSerializer(serializers.ModelSerializer):
+    """A person's place in the tenant."""
+
+    username = serializers.CharField(source="user.username", read_only=True)
+    email = serializers.EmailField(source="user.email", read_only=True)
+    is_active = serializers.BooleanField(source="user.is_active", read_only=True)
+
+    class Meta:
+        model = Membership
+        fields = ("id", "username", "email", "is_active", "role", "created_at")
+
+
+class NewMemberSerializer(serializers.Serializer):
+    """Somebody who has an account; others are invited."""
+
+    username = serializers.CharField(max_length=150)
+    role = serializers.ChoiceField(ROLES)
+
+
+class RoleSerializer(serializers.Serializer):
+    """Another role."""
+
+    role = serializers.ChoiceField(ROLES)
+
+
+class InvitationSerializer(serializers.ModelSerializer):
+    """Who was invited; `link` is in the answer that made it, and never again."""
+
+    state = serializers.CharField(read_only=True)
+    created_by = serializers.CharField(source="created_by.username", read_only=True, default=None)
+
+    class Meta:
+        model = Invitation
+        fields = ("id", "email", "role", "state", "created_by", "created_at", "expires_at")
+        read_only_fields = ("created_at", "expires_at")
+
+
+class MadeInvitationSerializer(InvitationSerializer):
+    """With its link."""
+
+    link = serializers.CharField(read_only=True)
+    mailed = serializers.BooleanField(read_only=True)
+
+    class Meta(InvitationSerializer.Meta):
+        fields = (*InvitationSerializer.Meta.fields, "link", "mailed")
+
+
+class ServiceAccountSerializer(serializers.ModelSerializer):
+    """A program of the tenant's."""
+
+    class Meta:
+        model = ServiceAccount
+        fields = ("id", "name", "role", "active", "created_at")
+        read_only_fields = ("created_at",)
+
+
+class NewServiceAccountSerializer(serializers.Serializer):
+    """A new program."""
+
+    name = serializers.CharField(max_length=100)
+    role = serializers.ChoiceField(ROLES, default=Role.MEMBER)
+
+
+class ServiceAccountChangesSerializer(serializers.Serializer):
+    """What is named changes."""
+
+    name = serializers.CharField(max_length=100, required=False)
+    role = serializers.ChoiceField(ROLES, required=False)
+    active = serializers.BooleanField(required=False)
+
+
+class KeySerializer(serializers.ModelSerializer):
+    """An API key by its prefix; its secret is in the answer that made it, and never again."""
+
+    state = serializers.CharField(read_only=True)
+    prefix = serializers.CharField(read_only=True)
+    service_account = serializers.CharField(
+        source="service_account.name", read_only=True, default=None
+    )
+    created_by = serializers.CharField(source="created_by.username", read_only=True, default=None)
+
+    class Meta:
+        model = ApiKey
+        fields = ("id", "prefix", "name", "state", "scopes", "service_account", "created_by")
+        fields += ("requests_per_minute", "tokens_per_minute", "max_running_requests")
+        fields += ("max_context_tokens", "allowed_models", "endpoints", "addresses")
+        fields += ("created_at", "expires_at", "last_used_at")
+
+
+class MadeKeySerializer(KeySerializer):
+    """With its secret."""
+
+    secret = serializers.CharField(read_only=True)
+
+    class Meta(KeySerializer.Meta):
+        fields = (*KeySerializer.Meta.fields, "secret")
+
+
+class NewKeySerializer(serializers.Serializer):
+    """What a new key is for, what it may, and until when."""
+
+    name = serializers.CharField(max_length=100, required=False, allow_blank=True, default="")
+    scopes = serializers.ListField(
+        child=serializers.ChoiceField(sorted(scopes.ALL)),
+        required=False,
+        default=scopes.default_scopes,
+    )
+    expires_at = serializers.DateTimeField(required=False, allow_null=True, default=None)
+    service_account = serializers.IntegerField(required=False, allow_null=True, default=None)
+    requests_per_minute = serializers.IntegerField(required=False, min_value=0)
+    tokens_per_minute = serializers.IntegerField(required=False, min_value=0)
+    max_running_requests = serializers.IntegerField(required=False, min_value=1)
+    max_context_tokens = serializers.IntegerField(required=False, min_value=1)
+    allowed_models = serializers.ListField(child=serializers.CharField(), required=False)
+    endpoints = serializers.ListField(child=serializers.CharField(), required=False)
+    addresses = serializers.ListField(child=serializers.CharField(), required=False)
+
+
+class RotationSerializer(serializers.Serializer):
+    """How long the old key goes on working."""
+
+    overlap_hours = serializers.IntegerField(min_value=0, max_value=720, default=24)
+
+
+class AuditSerializer(serializers.ModelSerializer):
+    """Who did what to what, from where, with the values before and after."""
+
+    class Meta:
+        model = AuditEntry
+        fields = ("id", "at", "actor_kind", "actor_label", "address", "action", "target_type")
+
+    def to_representation(self, instance: AuditEntry) -> dict[str, Any]:
+        """As the exported files have it."""
+        return as_record(instance)

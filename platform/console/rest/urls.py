@@ -1,0 +1,38 @@
+"""Routes below `/api/`."""
+
+from django.urls import include, path
+from drf_spectacular.views import SpectacularJSONAPIView
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.permissions import IsAuthenticated
+from rest_framework.routers import SimpleRouter
+
+from console.rest import money, views
+from console.rest.authentication import ManagementKeyAuthentication
+
+TENANT = r"tenants/(?P<tenant>[a-z0-9-]{1,63})"
+
+router = SimpleRouter()
+router.register("users", views.Users, "api-users")
+router.register("audit", views.InstallationAudit, "api-installation-audit")
+router.register("tenants", views.Tenants, "api-tenants")
+router.register(f"{TENANT}/members", views.Members, "api-members")
+router.register(f"{TENANT}/invitations", views.Invitations, "api-invitations")
+router.register(f"{TENANT}/service-accounts", views.ServiceAccounts, "api-service-accounts")
+router.register(f"{TENANT}/keys", views.Keys, "api-keys")
+router.register("prices", money.Prices, "api-prices")
+router.register(f"{TENANT}/budgets", money.Budgets, "api-budgets")
+router.register(f"{TENANT}/audit", views.Audit, "api-audit")
+
+urlpatterns = [
+    *router.urls,
+    path(
+        "openapi.json",
+        SpectacularJSONAPIView.as_view(
+            authentication_classes=(ManagementKeyAuthentication, SessionAuthentication),
+            permission_classes=(IsAuthenticated,),
+            patterns=[path("api/", include(router.urls))],
+            custom_settings={"TITLE": "Quire: management"},
+        ),
+        name="api-document",
+    ),
+]

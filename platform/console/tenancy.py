@@ -1,0 +1,40 @@
+"""Which of the user's tenants a page is about."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
+
+from tenants.access import access_tenant, access_tenants
+from tenants.models import Tenant, User
+from tenants.shown_once import keep
+
+MOST_TENANTS = 500
+
+
+def named_tenant(request: HttpRequest) -> Tenant | None:
+    """The tenant that is named, else the user's first. Raises `NotFound` for a stranger's."""
+    user: Any = request.user
+    named = request.POST.get("tenant") or request.GET.get("tenant")
+    return access_tenant(user, named) if named else first_tenant(user)
+
+
+def first_tenant(user: User) -> Tenant | None:
+    """The oldest active one that the user may see, or None."""
+    return access_tenants(user).filter(active=True).order_by("pk").first()
+
+
+def tenant_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
+    """For the choice of a tenant at the top of a page."""
+    found = access_tenants(user).filter(active=True).order_by("name")
+    return {"tenant": tenant, "tenants": found[:MOST_TENANTS]}
+
+
+def done(request: HttpRequest, page: str, tenant: Tenant, **kept: Any) -> HttpResponse:
+    """On to the page: whoever reloads that does nothing twice. It tells what was kept, once."""
+    keep(request, tenant=tenant.slug, **kept)
+    return redirect(f"{reverse(page)}?{urlencode({'tenant': tenant.slug})}")

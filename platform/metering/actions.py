@@ -1,0 +1,197 @@
+"""The one way to set prices and budgets; see `tenants.actions` for how such functions work."""
+
+from __future__ import annotations
+
+import secrets
+from datetime import datetime, timedelta
+from decimal import Decimal, InvalidOperation
+from functools import partial
+
+from django.db import transaction
+from django.utils import timezone
+
+from engine.contract.errors import InvalidRequest
+from metering.events import rules_changed
+from metering.models import Budget, Price, Webhook
+from metering.money import MAX_AMOUNT, MAX_PRICE
+from tenants.actors import Actor, as_actor, require_operator, require_role
+from tenants.audit import record
+from tenants.egress import check_url
+from tenants.errors import Conflict, NotFound
+from tenants.models import ApiKey, Role, Tenant, User
+from tenants.validation import changed, save_valid
+
+#: A price may begin so long ago: the time that it takes to send it.
+PAST = timedelta(minutes=1)
+PRICE_NAMES = ("input_per_million", "cached_per_million", "output_per_million")
+
+
+def decimal_of(value: Decimal | int | str, name: str, *, places: int, most: Decimal) -> Decimal:
+    """A decimal in [0, most] with so many places. Raises `InvalidRequest` with `name`."""
+    try:
+        number = Decimal(value)
+    except (InvalidOperation, TypeError, ValueError):
+        raise InvalidRequest(
+            f"{name} must be a decimal number, got {str(value)[:50]!r}.", param=name
+        ) from None
+    if not number.is_finite() or not 0 <= number <= most:
+        raise InvalidRequest(f"{name} must be in [0, {most}], got {number}.", param=name)
+    if number != round(number, places):
+        raise InvalidRequest(f"{name} takes {places} decimal places, got {number}.", param=name)
+    return number
+
+
+@transaction.atomic
+def set_price(
+    *,
+    actor: Actor | User,
+    model: str,
+    input_per_million: Decimal | str,
+    output_per_million: Decimal | str,
+    cached_per_million: Decimal | str | None = None,
+    valid_from: datetime | None = None,
+) -> Price:
+    """What a million tokens of a model cost from a moment on (now).
+
+    The past stays as it was: a price that has begun is never changed, a new one follows it.
+    `cached_per_million` None: as the input.
+
+    Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for two at one moment.
+    """
+    actor = as_actor(actor)
+    require_operator(actor)
+    now = timezone.now()
+    if valid_from is not None and valid_from < now - PAST:
+        raise InvalidRequest("valid_from must not lie in the past.", param="valid_from")
+    given = (
+        input_per_million,
+        input_per_million if cached_per_million is None else cached_per_million,
+        output_per_million,
+    )
+    values = {
+        name: decimal_of(value, name, places=6, most=MAX_PRICE)
+        for name, value in zip(PRICE_NAMES, given, strict=True)
+    }
+    price = Price(model=model, valid_from=valid_from or now, **values)
+    save_valid(price)
+    record(
+        actor=actor,
+        action="price.set",
+        target=price,
+        valid_from=price.valid_from,
+        **{name: str(value) for name, value in values.items()},
+    )
+    _announce()
+    return price
+
+
+@transaction.atomic
+def delete_price(*, actor: Actor | User, price: Price) -> None:
+    """Take back a price that hasn't begun. Raises `PermissionDenied`; `Conflict` for another."""
+    actor = as_actor(actor)
+    require_operator(actor)
+    if price.valid_from <= timezone.now():
+        raise Conflict("This price has begun: set another one, which follows it.")
+    record(actor=actor, action="price.delete", target=price)
+    price.delete()
+    _announce()
+
+
+@transaction.atomic
+def set_budget(
+    *,
+    actor: Actor | User,
+    tenant: Tenant,
+    period: str,
+    key: ApiKey | None = None,
+    model: str = "",
+    tokens: int | None = None,
+    amount: Decimal | str | None = None,
+    alert_percent: int | None = None,
+) -> Budget:
+    """What may be used in a period; one that is there already is changed, and spending goes on.
+
+    The tenant's admins set budgets of its keys; the operator sets those of the tenant. A budget of
+    a key holds for those, too, that follow it by rotation.
+
+    Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
+    """
+    actor = as_actor(actor)
+    _check_right(actor, tenant, key)
+    if key is not None:
+        if key.tenant_id != tenant.pk:
+            raise NotFound("There is no such key.", param="key")
+        key = key.first or key
+    if tokens is None and amount is None:
+        raise InvalidRequest("A budget needs tokens, an amount, or both.", param="tokens")
+    if amount is not None:
+        amount = decimal_of(amount, "amount", places=9, most=MAX_AMOUNT)
+    Tenant.objects.select_for_update().get(pk=tenant.pk)
+    budget = Budget.objects.filter(tenant=tenant, api_key=key, model=model, period=period).first()
+    is_new = budget is None
+    if budget is None:
+        budget = Budget(tenant=tenant, api_key=key, model=model, period=period)
+    wanted = {"tokens": tokens, "amount": amount}
+    if alert_percent is not None:
+        wanted["alert_percent"] = alert_percent
+    difference = changed(budget, wanted)
+    if is_new or difference:
+        save_valid(budget)
+        told = {name: [_plain(a), _plain(b)] for name, (a, b) in difference.items()}
+        verb = "budget.create" if is_new else "budget.update"
+        record(actor=actor, action=verb, target=budget, tenant=tenant, changes=told)
+        _announce()
+    return budget
+
+
+@transaction.atomic
+def delete_budget(*, actor: Actor | User, budget: Budget) -> None:
+    """Lift a limit. Raises what `set_budget` raises."""
+    actor = as_actor(actor)
+    _check_right(actor, budget.tenant, budget.api_key)
+    record(actor=actor, action="budget.delete", target=budget, tenant=budget.tenant)
+    budget.delete()
+    _announce()
+
+
+@transaction.atomic
+def set_webhook(*, actor: Actor | User, tenant: Tenant, url: str) -> Webhook:
+    """Where the tenant is told of events, with a new secret; its admins set it.
+
+    The address is looked up when something is sent, and refused then if it's a private one.
+
+    Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
+    """
+    actor = as_actor(actor)
+    require_role(actor, tenant, Role.ADMIN)
+    check_url(url)
+    Webhook.objects.filter(tenant=tenant).delete()
+    hook = Webhook.objects.create(tenant=tenant, url=url, secret=secrets.token_hex(32))
+    record(actor=actor, action="webhook.set", target=hook, tenant=tenant, url=url)
+    return hook
+
+
+@transaction.atomic
+def delete_webhook(*, actor: Actor | User, tenant: Tenant) -> None:
+    """Tell nobody any more. Raises `NotFound` without one, `PermissionDenied`."""
+    actor = as_actor(actor)
+    require_role(actor, tenant, Role.ADMIN)
+    hook = Webhook.objects.filter(tenant=tenant).first()
+    if hook is None:
+        raise NotFound("There is no webhook.")
+    record(actor=actor, action="webhook.delete", target=hook, tenant=tenant)
+    hook.delete()
+
+
+def _check_right(actor: Actor, tenant: Tenant, key: ApiKey | None) -> None:
+    require_role(actor, tenant, Role.ADMIN)
+    if key is None:
+        require_operator(actor)
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Decimal) else value
+
+
+def _announce() -> None:
+    transaction.on_commit(partial(rules_changed.send, sender=Budget))

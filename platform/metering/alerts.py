@@ -1,0 +1,129 @@
+"""Soft limits: a tenant is told once a period when so much of a budget is spent.
+
+By mail to its owners and admins, and by a webhook: a POST of JSON with the header
+`X-Quire-Signature: t=<seconds>,v1=<hex>`, the HMAC-SHA256 of `<seconds>.<body>` under the secret.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+import time
+from smtplib import SMTPException
+
+from django.conf import settings
+from django.core.mail import send_mail
+from django.db.models import Q
+
+from engine.contract.errors import QuireError
+from metering.models import Budget, Webhook
+from metering.money import amount_text
+from metering.spending import BudgetState, states_of
+from tenants.egress import post
+from tenants.models import Membership, Role, Tenant
+
+logger = logging.getLogger(__name__)
+
+
+def send_alerts() -> int:
+    """Tell of what has come so far; how many budgets were told of anew.
+
+    Mail and webhook are noted apart: one that fails is tried again at the next call.
+    """
+    told = 0
+    tenants = Tenant.objects.filter(Q(budgets__alert_percent__gt=0), active=True).distinct()
+    for tenant in tenants:
+        budgets = Budget.objects.filter(tenant=tenant, alert_percent__gt=0)
+        for state in states_of(list(budgets.select_related("tenant", "api_key"))):
+            if state.percent >= state.budget.alert_percent:
+                told += _tell(state)
+    return told
+
+
+def _tell(state: BudgetState) -> bool:
+    """Whether anything was sent."""
+    budget, sent = state.budget, False
+    if budget.alerted_for != state.start and _mail(state):
+        Budget.objects.filter(pk=budget.pk).update(alerted_for=state.start)
+        sent = True
+    if budget.webhook_for != state.start and _call(state):
+        Budget.objects.filter(pk=budget.pk).update(webhook_for=state.start)
+        sent = True
+    return sent
+
+
+def _mail(state: BudgetState) -> bool:
+    if not settings.SMTP_URL:
+        return False
+    members = Membership.objects.filter(
+        tenant=state.budget.tenant, role__in=(Role.OWNER, Role.ADMIN), user__is_active=True
+    )
+    addresses = [a for a in members.values_list("user__email", flat=True) if a]
+    if not addresses:
+        return False
+    subject = f"{state.percent:.0f} % of a budget of {state.budget.tenant.slug} is spent"
+    text = (
+        f"Of the budget ({state.budget}) {state.tokens:,} tokens and {amount_text(state.nanos)} "
+        f"{settings.QUIRE['CURRENCY']} are spent.\nIt begins anew at "
+        f"{state.end:%Y-%m-%d %H:%M} UTC; requests that it can't pay are refused until then.\n"
+    )
+    try:
+        for address in addresses:  # nobody learns the others' addresses
+            send_mail(subject, text, None, [address])
+    except (SMTPException, OSError) as error:
+        logger.warning("an alert was not mailed: %s", error)
+        return False
+    return True
+
+
+def _call(state: BudgetState) -> bool:
+    hook = Webhook.objects.filter(tenant=state.budget.tenant).first()
+    if hook is None:
+        return False
+    body = json.dumps(event(state), separators=(",", ":")).encode()
+    try:
+        status = post(
+            hook.url,
+            body,
+            {
+                "Content-Type": "application/json",
+                "X-Quire-Signature": signature(hook.secret, body, int(time.time())),
+            },
+        )
+    except QuireError as error:
+        logger.warning("the webhook of %s was not told: %s", state.budget.tenant, error.message)
+        return False
+    if not 200 <= status < 300:
+        logger.warning("the webhook of %s answered %d", state.budget.tenant, status)
+        return False
+    return True
+
+
+def event(state: BudgetState) -> dict[str, object]:
+    """What a webhook is told."""
+    budget = state.budget
+    return {
+        "type": "budget.alert",
+        "tenant": budget.tenant.slug,
+        "budget": budget.pk,
+        "key": budget.api_key.public_id if budget.api_key else None,
+        "model": budget.model or None,
+        "period": budget.period,
+        "starts_at": state.start.isoformat(),
+        "ends_at": state.end.isoformat(),
+        "percent": round(state.percent, 2),
+        "tokens": {"spent": state.tokens, "limit": budget.tokens},
+        "amount": {
+            "spent": amount_text(state.nanos),
+            "limit": None if budget.amount is None else f"{budget.amount:f}",
+            "currency": settings.QUIRE["CURRENCY"],
+        },
+    }
+
+
+def signature(secret: str, body: bytes, seconds: int) -> str:
+    """`t=...,v1=...`: the receiver checks both, so that nobody sends an old event again."""
+    signed = hmac.new(secret.encode(), f"{seconds}.".encode() + body, hashlib.sha256)
+    return f"t={seconds},v1={signed.hexdigest()}"

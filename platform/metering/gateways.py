@@ -1,0 +1,80 @@
+"""Which processes let requests in, and what each has open: what is left when one is killed."""
+
+from __future__ import annotations
+
+import uuid
+
+import msgspec
+
+from metering.money import Rates
+from metering.records import UsageRecord
+from metering.redis_clients import key
+
+#: This process, as the others know it.
+GATEWAY = uuid.uuid4().hex
+
+
+def open_key(gateway: str) -> str:
+    """Requests of a gateway that hold something: id -> `OpenRequest`."""
+    return key(f"open:{gateway}")
+
+
+class OpenRequest(msgspec.Struct, kw_only=True):
+    """What another gateway needs to bill a request whose own was killed.
+
+    Attributes:
+        prompts: tokens of each prompt. rates: its prices. outbox: whose outbox tells what ran.
+        The rest is as in `UsageRecord`.
+    """
+
+    request_id: str
+    tenant_id: int
+    key_id: int | None
+    user_id: int | None
+    endpoint: str
+    model: str
+    prompts: list[int]
+    started_at: float
+    stream: bool
+    rates: tuple[int, int, int]
+    outbox: str
+
+    def encode(self) -> bytes:
+        """MessagePack."""
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> OpenRequest:
+        """Raises msgspec.DecodeError or ValidationError for what is none."""
+        return msgspec.msgpack.decode(data, type=cls)
+
+    def names(self) -> list[str]:
+        """The engine's ids of its prompts."""
+        if len(self.prompts) == 1:
+            return [self.request_id]
+        return [f"{self.request_id}-{number}" for number in range(len(self.prompts))]
+
+    def record(self, counts: dict[str, int], now: float) -> UsageRecord:
+        """Its usage. `counts`: the engine's id -> output tokens; without one it didn't begin."""
+        ran = [
+            (tokens, counts[name])
+            for tokens, name in zip(self.prompts, self.names(), strict=True)
+            if name in counts
+        ]
+        prompt, completion = sum(p for p, _ in ran), sum(c for _, c in ran)
+        return UsageRecord(
+            request_id=self.request_id,
+            tenant_id=self.tenant_id,
+            key_id=self.key_id,
+            user_id=self.user_id,
+            endpoint=self.endpoint,
+            model=self.model,
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cost_nanos=Rates(*self.rates).cost_nanos(prompt, 0, completion),
+            finish_reason="abort",
+            status=499,
+            started_at=self.started_at,
+            duration_ms=max(0.0, now - self.started_at) * 1000,
+            stream=self.stream,
+        )

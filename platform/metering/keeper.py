@@ -1,0 +1,155 @@
+"""A thread in every process that lets requests in: it says so, and settles what dead ones left.
+
+Counters of budgets and of running requests must not keep what a killed gateway had reserved. Its
+requests are billed with the tokens that the engine had written for it: those that it had read are
+in `progress`, the others still wait in its outbox.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import msgspec
+import redis
+from django.conf import settings
+
+from engine.contract import protocol
+from metering.gateways import GATEWAY, OpenRequest, open_key
+from metering.records import UsageRecord, encode_record
+from metering.redis_clients import key, sync_client
+from metering.scripts import source
+from metering.settlement import (
+    put_back_unsettled,
+    settle_arguments,
+    settle_keys,
+    take_unsettled,
+)
+
+logger = logging.getLogger(__name__)
+
+BEAT_S = 2.0
+#: Silence that means death. The outbox of a dead gateway lives longer.
+DEAD_AFTER_S = 10.0
+LOCK_S = 60
+
+
+def gateways_key() -> str:
+    """Gateways by their last beat."""
+    return key("gateways")
+
+
+class Keeper(threading.Thread):
+    """Beats until the process ends."""
+
+    def __init__(self) -> None:
+        super().__init__(name="quire-keeper", daemon=True)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """End after the beat at hand."""
+        self._stopping.set()
+        self.join(10.0)
+
+    def run(self) -> None:
+        client = sync_client()
+        while not self._stopping.is_set():
+            try:
+                beat(client)
+            except (redis.RedisError, OSError) as error:
+                logger.debug("no beat: %s", error)
+            except Exception:
+                logger.exception("Settling what a dead gateway left failed.")
+            self._stopping.wait(BEAT_S)
+        client.close()
+
+
+def beat(client: redis.Redis, gateway: str = GATEWAY, dead_after_s: float = DEAD_AFTER_S) -> None:
+    """Say that `gateway` is alive; settle what Redis missed, and what dead gateways had open."""
+    text, _ = source("beat")
+    dead: list[bytes] = client.eval(text, 1, gateways_key(), gateway, dead_after_s)
+    late = take_unsettled()
+    while late:
+        try:
+            _settle(client, late[-1], gateway)
+        except redis.RedisError:
+            put_back_unsettled(late)
+            raise
+        late.pop()
+    for name in dead:
+        bury(client, name.decode())
+
+
+def bury(client: redis.Redis, gateway: str) -> int:
+    """Settle all that a dead gateway had open, unless another does; how many that were."""
+    if not client.set(key(f"burying:{gateway}"), GATEWAY, nx=True, ex=LOCK_S):
+        return 0
+    left: dict[bytes, bytes] = client.hgetall(open_key(gateway))
+    counts: dict[str, dict[str, int]] = {}
+    for data in left.values():
+        try:
+            request = OpenRequest.decode(data)
+        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+            logger.error("an open request of %s can't be read: %s", gateway, error)
+            continue
+        if request.outbox not in counts:
+            counts[request.outbox] = tokens_of(client, request.outbox)
+        _settle(client, request.record(counts[request.outbox], time.time()), gateway)
+    client.delete(open_key(gateway))
+    client.zrem(gateways_key(), gateway)
+    if left:
+        logger.warning("Gateway %s is gone; %d requests of it were settled.", gateway, len(left))
+    return len(left)
+
+
+def tokens_of(client: redis.Redis, outbox: str) -> dict[str, int]:
+    """Output tokens by engine request, over all outputs: those read and those that wait."""
+    prefix = settings.QUIRE["KEY_PREFIX"]
+    outputs: dict[tuple[str, int], int] = {}
+    read: dict[bytes, bytes] = client.hgetall(protocol.progress_key(outbox, prefix))
+    for name, count in read.items():
+        request_id, _, index = name.decode().rpartition("/")
+        outputs[request_id, int(index)] = int(count)
+    for _, fields in client.xrange(protocol.outbox_key(outbox, prefix)):
+        try:
+            batch = protocol.decode_outbox(fields[protocol.FIELD])
+        except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
+            continue
+        for delta in batch.deltas:
+            place = protocol.first_attempt(delta.request_id), delta.index
+            so_far = delta.start + len(delta.token_ids)
+            outputs[place] = max(outputs.get(place, 0), so_far)
+    found: dict[str, int] = {}
+    for (request_id, _), count in outputs.items():
+        found[request_id] = found.get(request_id, 0) + count
+    return found
+
+
+def _settle(client: redis.Redis, record: UsageRecord, gateway: str) -> None:
+    names = settle_keys(record.request_id, gateway)
+    text, _ = source("settle")
+    client.eval(text, len(names), *names, *settle_arguments(record, encode_record(record), {}))
+
+
+_keeper: Keeper | None = None
+_starting = threading.Lock()
+
+
+def start_keeper() -> None:
+    """Start this process's keeper, unless it runs."""
+    global _keeper
+    if _keeper is not None and _keeper.is_alive():
+        return
+    with _starting:
+        if _keeper is None or not _keeper.is_alive():
+            _keeper = Keeper()
+            _keeper.start()
+
+
+def stop_keeper() -> None:
+    """Stop this process's keeper."""
+    global _keeper
+    if _keeper is not None:
+        _keeper.stop()
+        _keeper = None

@@ -1,0 +1,7 @@
+-- Say that a gateway is alive, and learn which are not.
+-- KEYS: the gateways by their last beat. ARGV: this gateway, seconds of silence that mean death.
+-- Returns the dead ones.
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+redis.call('ZADD', KEYS[1], now, ARGV[1])
+return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])

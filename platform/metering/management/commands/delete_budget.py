@@ -1,0 +1,28 @@
+"""`manage.py delete_budget ID`."""
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from metering import actions
+from metering.models import Budget
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Lift a budget."""
+
+    help = "Lift a budget. Gateways act on it within seconds."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which."""
+        parser.add_argument("id", type=int, help="its number, see list_budgets")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Delete it."""
+        budget = Budget.objects.select_related("tenant", "api_key").filter(pk=options["id"]).first()
+        if budget is None:
+            raise CommandError(f"There is no budget {options['id']}. See manage.py list_budgets.")
+        actions.delete_budget(actor=COMMAND_LINE, budget=budget)
+        self.stdout.write(f"Budget {options['id']} is gone.")

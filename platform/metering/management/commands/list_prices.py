@@ -1,0 +1,44 @@
+"""`manage.py list_prices`."""
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import CommandParser
+
+from metering.spending import access_prices
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """List prices."""
+
+    help = "List prices for a million tokens, each model's newest first."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which."""
+        parser.add_argument("--model", metavar="MODEL", help="of this model alone")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print a table."""
+        prices = access_prices()
+        if options["model"]:
+            prices = prices.filter(model=options["model"])
+        rows = [
+            (
+                price.model,
+                f"{price.valid_from:%Y-%m-%d %H:%M}",
+                *(
+                    f"{value.normalize():f}"
+                    for value in (
+                        price.input_per_million,
+                        price.cached_per_million,
+                        price.output_per_million,
+                    )
+                ),
+            )
+            for price in prices
+        ]
+        self.table(
+            ("MODEL", "FROM (UTC)", "INPUT", "CACHED", f"OUTPUT ({settings.QUIRE['CURRENCY']})"),
+            rows,
+        )

@@ -1,0 +1,54 @@
+"""`manage.py set_budget --tenant NAME --per month --amount 100`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from metering import actions
+from metering.models import Period
+from tenants.actors import COMMAND_LINE
+from tenants.command_options import KEY_HELP, find_key
+from tenants.commands import QuireCommand, find_tenant
+
+
+class Command(QuireCommand):
+    """Limit what a tenant or a key may use in a day, week or month."""
+
+    help = (
+        "Limit what a tenant, one of its keys or a model may use in a day, week or month of the "
+        "tenant's time zone. Requests are refused, and cut short, before the budget is exceeded. "
+        "A budget that is there already is changed; what was spent stays spent."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whose budget, and how much."""
+        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        parser.add_argument("--key", metavar="KEY", help=f"of this key alone: {KEY_HELP}")
+        parser.add_argument("--model", default="", metavar="MODEL", help="for this model alone")
+        parser.add_argument(
+            "--per", required=True, choices=Period.values, help="when spending begins anew"
+        )
+        parser.add_argument("--tokens", type=int, metavar="N", help="prompt and output together")
+        parser.add_argument(
+            "--amount", metavar="X", help="money, at the prices of set_price, such as 12.50"
+        )
+        parser.add_argument(
+            "--alert-percent",
+            type=int,
+            metavar="N",
+            help="tell the tenant's admins once so much is spent; 0: never (default: 80)",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Set it."""
+        budget = actions.set_budget(
+            actor=COMMAND_LINE,
+            tenant=find_tenant(options["tenant"]),
+            key=find_key(options["key"]) if options["key"] else None,
+            model=options["model"],
+            period=options["per"],
+            tokens=options["tokens"],
+            amount=options["amount"],
+            alert_percent=options["alert_percent"],
+        )
+        self.stdout.write(f"Budget {budget.pk} is set: {budget}.")

@@ -1,0 +1,49 @@
+"""`manage.py set_price MODEL --input 0.15 --output 0.60`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from metering import actions
+from tenants.actors import COMMAND_LINE
+from tenants.command_options import parse_expiry
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Say what a model's tokens cost."""
+
+    help = (
+        "Say what a million tokens of a model cost, from now or a later moment on. What was used "
+        "before keeps its price. Costs are in the currency of QUIRE_CURRENCY."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which model, and how much."""
+        parser.add_argument("model", help="as clients name it; an adapter has a name of its own")
+        parser.add_argument("--input", required=True, metavar="X", help="a million prompt tokens")
+        parser.add_argument(
+            "--cached",
+            metavar="X",
+            help="a million prompt tokens from the prefix cache (default: as --input)",
+        )
+        parser.add_argument("--output", required=True, metavar="X", help="a million output tokens")
+        parser.add_argument(
+            "--from",
+            dest="valid_from",
+            metavar="WHEN",
+            help="30m, 12h, 90d from now, or a date (UTC; default: now)",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Set it."""
+        moment = options["valid_from"]
+        price = actions.set_price(
+            actor=COMMAND_LINE,
+            model=options["model"],
+            input_per_million=options["input"],
+            cached_per_million=options["cached"],
+            output_per_million=options["output"],
+            valid_from=parse_expiry(moment, "--from") if moment else None,
+        )
+        self.stdout.write(f"{price} UTC.")

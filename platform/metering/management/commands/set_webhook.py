@@ -1,0 +1,35 @@
+"""`manage.py set_webhook --tenant NAME URL`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from metering import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, find_tenant
+
+
+class Command(QuireCommand):
+    """Say where a tenant's webhook is."""
+
+    help = (
+        "Say where a tenant is told of budgets that are nearly spent, and print the secret that "
+        "signs what is sent, this once. Private addresses need QUIRE_EGRESS_NETWORKS."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whose, and where."""
+        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        where = parser.add_mutually_exclusive_group(required=True)
+        where.add_argument("url", nargs="?", metavar="URL", help="https://...")
+        where.add_argument("--off", action="store_true", help="tell nobody any more")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Set it and print its secret."""
+        tenant = find_tenant(options["tenant"])
+        if options["off"]:
+            actions.delete_webhook(actor=COMMAND_LINE, tenant=tenant)
+            self.stdout.write(f"{tenant} has no webhook any more.")
+            return
+        hook = actions.set_webhook(actor=COMMAND_LINE, tenant=tenant, url=options["url"])
+        self.stdout.write(hook.secret)

@@ -1,0 +1,9 @@
+"""The usage ledger, its roll-ups, prices and budgets."""
+
+from metering.models.budget import Budget, Period
+from metering.models.price import Price
+from metering.models.roll_up import UsageDay, UsageHour
+from metering.models.usage_entry import UsageEntry
+from metering.models.webhook import Webhook
+
+__all__ = ["Budget", "Period", "Price", "UsageDay", "UsageEntry", "UsageHour", "Webhook"]

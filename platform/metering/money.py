@@ -1,0 +1,58 @@
+"""Amounts as whole numbers: sums in binary fractions would drift.
+
+Prices are decimals for a million tokens with six places, so a token costs a whole number of picos
+(1e-12 of the currency); a request's cost is rounded up to a whole nano (1e-9), once.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import NamedTuple
+
+NANOS = 10**9
+PICOS_A_NANO = 1000
+#: Of a price for a million tokens: six decimal places, and what a Lua number holds exactly.
+PRICE_PLACES = 6
+MAX_PRICE = Decimal(10**6)
+#: Of a budget, in the currency: a Lua number holds its nanos exactly.
+MAX_AMOUNT = Decimal(9 * 10**6)
+
+
+class Rates(NamedTuple):
+    """What a token costs, in picos."""
+
+    input: int = 0
+    cached: int = 0
+    output: int = 0
+
+    @classmethod
+    def of_millions(cls, input: Decimal, cached: Decimal, output: Decimal) -> Rates:
+        """From prices for a million tokens."""
+        return cls(*(int(price.scaleb(PRICE_PLACES)) for price in (input, cached, output)))
+
+    @property
+    def prompt(self) -> int:
+        """The most that a prompt token can cost, as nobody knows yet which are cached."""
+        return max(self.input, self.cached)
+
+    def cost_nanos(self, prompt_tokens: int, cached_tokens: int, completion_tokens: int) -> int:
+        """What a request costs; cached tokens are part of the prompt's."""
+        picos = (
+            (prompt_tokens - cached_tokens) * self.input
+            + cached_tokens * self.cached
+            + completion_tokens * self.output
+        )
+        return -(-picos // PICOS_A_NANO)
+
+
+FREE = Rates()
+
+
+def nanos_of(amount: Decimal) -> int:
+    """An amount of the currency in nanos; what is finer is cut off."""
+    return int(amount * NANOS)
+
+
+def amount_text(nanos: int) -> str:
+    """Nanos as a decimal with all its digits: "0.000150000"."""
+    return f"{Decimal(nanos) / NANOS:.9f}"

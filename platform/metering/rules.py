@@ -1,0 +1,183 @@
+"""Which prices and budgets hold for a request, looked up at most every two seconds a tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+from django.db import DatabaseError, InterfaceError
+
+from metering.events import rules_changed
+from metering.models import Budget, Price
+from metering.money import FREE, Rates, nanos_of
+from metering.periods import period_of
+from metering.redis_clients import key
+from tenants.authentication import Caller
+from tenants.cached_lookup import CachedLookup
+from tenants.db_threads import in_db_thread
+from tenants.errors import ServiceUnavailable
+from tenants.events import key_changed, tenant_changed
+from tenants.models import ApiKey, Tenant
+
+TTL_S = 2.0
+#: With the database away, what was known lately goes on holding.
+STALE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A budget as of one moment: what it allows, in which period.
+
+    `key_ids`, `model`: what it's narrowed to; () and "" for all. A key's are those, too, that
+    followed it by rotation. `tokens`, `nanos`: -1 for no
+    limit. `start`, `end`: the period, seconds since 1970.
+    """
+
+    budget_id: int
+    tenant_id: int
+    key_ids: tuple[int, ...]
+    model: str
+    period: str
+    tokens: int
+    nanos: int
+    start: int
+    end: int
+
+    @property
+    def redis_key(self) -> str:
+        """Where the period's counters are."""
+        return key(f"budget:{self.budget_id}:{self.start}")
+
+    @property
+    def owner(self) -> str:
+        """Whose it is, for messages."""
+        whose = "key" if self.key_ids else "tenant"
+        return f"{whose}'s budget for {self.model}" if self.model else f"{whose}'s budget"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A tenant's budgets with its time zone, and the prices of all models, newest first.
+
+    `families`: a budget's key -> it and those that followed it by rotation.
+    """
+
+    zone: str
+    budgets: Sequence[Budget]
+    families: Mapping[int, tuple[int, ...]]
+    prices: dict[str, Sequence[tuple[datetime, Rates]]]
+
+    def rates(self, names: Sequence[str], moment: datetime) -> Rates:
+        """The price of the first of these models that has one; without any it's free."""
+        for name in names:
+            for valid_from, rates in self.prices.get(name, ()):
+                if valid_from <= moment:
+                    return rates
+        return FREE
+
+    def limits(self, key_id: int | None, model: str, moment: datetime) -> list[Limit]:
+        """The budgets that a request counts against, tenant's before key's."""
+        return [
+            self.limit(budget, moment)
+            for budget in self.budgets
+            if self._is_of(budget, key_id) and budget.model in ("", model)
+        ]
+
+    def limit(self, budget: Budget, moment: datetime) -> Limit:
+        """A budget in the period around a moment."""
+        return limit_of(budget, self._keys(budget), self.zone, moment)
+
+    def _is_of(self, budget: Budget, key_id: int | None) -> bool:
+        return budget.api_key_id is None or key_id in self._keys(budget)
+
+    def _keys(self, budget: Budget) -> tuple[int, ...]:
+        if budget.api_key_id is None:
+            return ()
+        return self.families.get(budget.api_key_id, (budget.api_key_id,))
+
+
+def limit_of(budget: Budget, key_ids: tuple[int, ...], zone: str, moment: datetime) -> Limit:
+    """A budget in the period around a moment."""
+    start, end = period_of(budget.period, moment, ZoneInfo(zone))
+    return Limit(
+        budget_id=budget.pk,
+        tenant_id=budget.tenant_id,
+        key_ids=key_ids,
+        model=budget.model,
+        period=budget.period,
+        tokens=-1 if budget.tokens is None else budget.tokens,
+        nanos=-1 if budget.amount is None else nanos_of(budget.amount),
+        start=int(start.timestamp()),
+        end=int(end.timestamp()),
+    )
+
+
+_rules: CachedLookup[int, Rules] = CachedLookup(ttl=TTL_S, size=10_000)
+_prices: CachedLookup[str, dict[str, list[tuple[datetime, Rates]]]] = CachedLookup(
+    ttl=TTL_S, size=1
+)
+
+
+async def rules_of(caller: Caller) -> Rules:
+    """Raises `ServiceUnavailable` when the database is away and nothing was known lately."""
+    tenant_id = caller.tenant_id
+    known = _rules.fresh(tenant_id)
+    if known is not None:
+        return known
+    try:
+        return await _rules.get(tenant_id, lambda: in_db_thread(read_rules, tenant_id))
+    except ServiceUnavailable:
+        stale = _rules.within(tenant_id, STALE_S)
+        if stale is None:
+            raise
+        return stale
+
+
+def read_rules(tenant_id: int) -> Rules:
+    """Ask the database."""
+    try:
+        zone = Tenant.objects.filter(pk=tenant_id).values_list("time_zone", flat=True).first()
+        budgets = list(Budget.objects.filter(tenant_id=tenant_id).order_by("api_key", "pk"))
+        narrowed = {budget.api_key_id for budget in budgets if budget.api_key_id is not None}
+        prices = _prices.fresh("all")
+        if prices is None:
+            prices = _read_prices()
+            _prices.put("all", prices)
+        return Rules(zone or "UTC", budgets, _families(narrowed), dict(prices))
+    except (DatabaseError, InterfaceError) as error:
+        raise ServiceUnavailable("Budgets can't be read right now. Try again.") from error
+
+
+def _families(key_ids: Collection[int]) -> dict[int, tuple[int, ...]]:
+    if not key_ids:
+        return {}
+    found = {key_id: [key_id] for key_id in key_ids}
+    later = ApiKey.objects.filter(first__in=key_ids).values_list("first", "pk")
+    for first, pk in later:
+        found[first].append(pk)
+    return {first: tuple(pks) for first, pks in found.items()}
+
+
+def _read_prices() -> dict[str, list[tuple[datetime, Rates]]]:
+    found: dict[str, list[tuple[datetime, Rates]]] = {}
+    for price in Price.objects.order_by("model", "-valid_from"):
+        found.setdefault(price.model, []).append((price.valid_from, price.rates))
+    return found
+
+
+def moment_of(seconds: float) -> datetime:
+    """Seconds since 1970 as an aware moment."""
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def forget(**_: object) -> None:
+    """Look everything up anew in this process: a price or a budget has changed."""
+    _rules.clear()
+    _prices.clear()
+
+
+rules_changed.connect(forget, dispatch_uid="metering.rules")
+key_changed.connect(forget, dispatch_uid="metering.rules")
+tenant_changed.connect(forget, dispatch_uid="metering.rules")

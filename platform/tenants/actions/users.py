@@ -1,0 +1,200 @@
+"""People who log in: made, changed, deactivated, deleted.
+
+Operators may do all of it. Staff whom an operator gave Django's right to add, change or delete
+users may do it to ordinary people, and never touch what makes somebody staff or an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from django.contrib.auth.models import Group, Permission
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import transaction
+
+from engine.contract.errors import InvalidRequest
+from tenants.actions.members import keep_an_owner
+from tenants.actions.offboarding import end_access, end_sessions
+from tenants.actors import Actor, as_actor, require_operator
+from tenants.audit import record
+from tenants.errors import Conflict, NotFound, PermissionDenied
+from tenants.models import Membership, Role, User
+from tenants.validation import changed, save_valid
+
+PROFILE = ("username", "email", "first_name", "last_name", "is_active")
+#: What makes somebody staff or an operator: operators' to give.
+STANDING = ("is_staff", "is_superuser")
+
+
+@transaction.atomic
+def create_user(
+    *,
+    actor: Actor | User,
+    username: str,
+    email: str = "",
+    password: str | None = None,
+    is_staff: bool = False,
+    is_superuser: bool = False,
+) -> User:
+    """A new person. Without a password they come in by single sign-on or a reset of it.
+
+    Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict` for a name that is taken.
+    """
+    actor = as_actor(actor)
+    _require_right(actor, "add")
+    if is_staff or is_superuser:
+        require_operator(actor)
+    user = User(
+        username=username,
+        email=User.objects.normalize_email(email),
+        is_staff=is_staff or is_superuser,
+        is_superuser=is_superuser,
+    )
+    _set_password(user, password)
+    save_valid(user, unchecked=("password",))
+    fields = {name: [None, getattr(user, name)] for name in (*PROFILE, *STANDING)}
+    changes = {name: pair for name, pair in fields.items() if pair[1]}
+    record(actor=actor, action="user.create", target=user, changes=changes)
+    return user
+
+
+@transaction.atomic
+def update_user(*, actor: Actor | User, user: User, **changes: Any) -> User:
+    """Change a profile (`PROFILE`) or a standing (`STANDING`, operators alone).
+
+    Deactivating somebody, or taking their standing, ends their sessions, sockets and keys.
+
+    Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict` for the last operator.
+    """
+    actor = as_actor(actor)
+    if unknown := set(changes).difference(PROFILE, STANDING):
+        raise InvalidRequest(f"{sorted(unknown)[0]} can't be changed.", param=sorted(unknown)[0])
+    user = _locked(user)
+    _require_right(actor, "change", user)
+    if set(changes).intersection(STANDING):
+        require_operator(actor)
+    was_operator = user.is_active and user.is_superuser
+    difference = changed(user, changes)
+    if not difference:
+        return user
+    if was_operator and not (user.is_active and user.is_superuser):
+        _keep_an_operator(user)
+    save_valid(user, unchecked=("password",))
+    if any(difference.get(name, [None])[-1] is False for name in ("is_active", *STANDING)):
+        end_access(actor=actor, user=user)
+    record(actor=actor, action="user.update", target=user, changes=difference)
+    return user
+
+
+@transaction.atomic
+def set_staff_rights(
+    *,
+    actor: Actor | User,
+    user: User,
+    groups: Iterable[Group],
+    permissions: Iterable[Permission],
+) -> None:
+    """What staff may do in the admin; operators' to give."""
+    actor = as_actor(actor)
+    require_operator(actor)
+    user = _locked(user)
+    before = _rights(user)
+    user.groups.set(groups)
+    user.user_permissions.set(permissions)
+    after = _rights(user)
+    difference = {
+        name: [before[name], after[name]] for name in after if before[name] != after[name]
+    }
+    if difference:
+        record(actor=actor, action="user.update", target=user, changes=difference)
+
+
+@transaction.atomic
+def set_password(*, actor: Actor | User, user: User, password: str | None) -> User:
+    """Give somebody a password, or none. Their sessions end, and the audit log says who did it.
+
+    Everybody may set their own; others need the right to change the person.
+    """
+    actor = as_actor(actor)
+    user = _locked(user)
+    if actor.user != user or actor.key is not None:
+        _require_right(actor, "change", user)
+    _set_password(user, password)
+    user.save(update_fields=["password"])
+    end_sessions(user)
+    record(actor=actor, action="user.set_password", target=user)
+    return user
+
+
+@transaction.atomic
+def delete_user(*, actor: Actor | User, user: User) -> None:
+    """Remove a person. Their sessions, sockets and keys end; ledger and audit log keep the name.
+
+    Raises: `PermissionDenied`; `Conflict` for the last operator, or a tenant's last owner.
+    """
+    actor = as_actor(actor)
+    user = _locked(user)
+    _require_right(actor, "delete", user)
+    if user.is_active and user.is_superuser:
+        _keep_an_operator(user)
+    own = Membership.objects.select_related("tenant").filter(user=user, role=Role.OWNER)
+    for membership in own:
+        keep_an_owner(membership)
+    end_access(actor=actor, user=user)
+    roles = dict(Membership.objects.filter(user=user).values_list("tenant__slug", "role"))
+    record(
+        actor=actor,
+        action="user.delete",
+        target=user,
+        changes={name: [getattr(user, name), None] for name in (*PROFILE, *STANDING)},
+        roles=roles,
+    )
+    user.delete()
+
+
+def _require_right(actor: Actor, verb: str, target: User | None = None) -> None:
+    """Raise `PermissionDenied` unless the actor may `add`, `change` or `delete` this person."""
+    if actor.is_operator:
+        return
+    user = actor.user
+    allowed = actor.key is None and user is not None and user.is_active and user.is_staff
+    if user is None or not allowed or not user.has_perm(f"tenants.{verb}_user"):
+        raise PermissionDenied("Only the operator of this installation may do this.")
+    if target is not None and (target.is_staff or target.is_superuser) and target != user:
+        raise PermissionDenied("Only the operator may change staff and operators.")
+
+
+def _set_password(user: User, password: str | None) -> None:
+    if password is not None:
+        try:
+            validate_password(password, user)
+        except ValidationError as error:
+            raise InvalidRequest(" ".join(error.messages), param="password") from error
+    user.set_password(password)
+
+
+def _rights(user: User) -> dict[str, list[str]]:
+    return {
+        "groups": sorted(user.groups.values_list("name", flat=True)),
+        "user_permissions": sorted(
+            f"{app}.{name}"
+            for app, name in user.user_permissions.values_list(
+                "content_type__app_label", "codename"
+            )
+        ),
+    }
+
+
+def _locked(user: User) -> User:
+    found = User.objects.select_for_update().filter(pk=user.pk).first()
+    if found is None:
+        raise NotFound("There is no such user.")
+    return found
+
+
+def _keep_an_operator(user: User) -> None:
+    operators = User.objects.select_for_update().filter(is_superuser=True, is_active=True)
+    if not operators.exclude(pk=user.pk).exists():
+        raise Conflict("The installation needs at least one operator.")

@@ -1,0 +1,136 @@
+"""The one way out: requests of this installation to addresses that people have typed in.
+
+A webhook's address is its owner's to choose, so it may point anywhere, to the machine itself and
+the network behind it too. Here a name is resolved once, every address that it has must be a public
+one (or in a network that the operator allows), and the connection goes to that very address, so a
+name that changes meanwhile changes nothing. Redirects aren't followed; answers are bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from django.conf import settings
+
+from engine.contract.errors import InvalidRequest, QuireError
+from tenants.key_limits import networks_of
+
+TIMEOUT_S = 10.0
+#: Of an answer: nobody reads more than its status.
+MAX_ANSWER_BYTES = 64 * 1024
+MAX_URL_CHARS = 2000
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class EgressRefused(QuireError):
+    """The address may not be asked, or it can't be reached."""
+
+    status = 502
+    code = "egress_refused"
+    error_type = "server_error"
+
+
+@dataclass(frozen=True)
+class Target:
+    """An address that was taken apart and checked for its form."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+
+
+def check_url(url: str, *, param: str = "url") -> Target:
+    """The form alone: http(s), a host, no user name, no fragment. Raises `InvalidRequest`."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise InvalidRequest(f"{url[:100]!r} is no address.", param=param) from None
+    printable = url.isascii() and url.isprintable() and " " not in url
+    if len(url) > MAX_URL_CHARS or not printable:
+        raise InvalidRequest("An address is printable ASCII without spaces.", param=param)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise InvalidRequest("The address must begin with https:// (or http://).", param=param)
+    if parts.username or parts.password or parts.fragment:
+        raise InvalidRequest("The address must hold no user name and no fragment.", param=param)
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    default = 443 if parts.scheme == "https" else 80
+    return Target(parts.scheme, parts.hostname, port or default, path)
+
+
+def post(url: str, body: bytes, headers: dict[str, str]) -> int:
+    """Send a POST and return the answer's status, which may be any. May block for `TIMEOUT_S`.
+
+    Raises: `InvalidRequest` for what is no address; `EgressRefused` for a private one, a name
+    that isn't known, or a server that doesn't answer.
+    """
+    target = check_url(url)
+    address = resolve(target.host, target.port)
+    connection = _Pinned(target, address)
+    try:
+        connection.request("POST", target.path, body, {"User-Agent": "quire", **headers})
+        answer = connection.getresponse()
+        answer.read(MAX_ANSWER_BYTES)
+        return answer.status
+    except (OSError, http.client.HTTPException) as error:
+        raise EgressRefused(f"{target.host} doesn't answer: {error}.") from error
+    finally:
+        with contextlib.suppress(OSError):
+            connection.close()
+
+
+def resolve(host: str, port: int) -> Address:
+    """One of the host's addresses, all of which may be asked. Raises `EgressRefused`."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise EgressRefused(f"{host} has no address: {error}.") from error
+    addresses = [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    for address in addresses:
+        if not may_ask(address):
+            raise EgressRefused(f"{host} lies in a private network: {address}.")
+    return addresses[0]
+
+
+def may_ask(address: Address) -> bool:
+    """Whether an address is public, or in a network that the operator allows."""
+    plain = unwrapped(address)
+    allowed = networks_of(settings.QUIRE["EGRESS_NETWORKS"])
+    if any(plain in network for network in allowed):
+        return True
+    return plain.is_global and not plain.is_multicast
+
+
+def unwrapped(address: Address) -> Address:
+    """The IPv4 address inside an IPv6 one (mapped, 6to4, Teredo, NAT64), else the same."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour
+        if inner is None and address.teredo is not None:
+            inner = address.teredo[1]
+        if inner is None and address in ipaddress.ip_network("64:ff9b::/96"):
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        return inner or address
+    return address
+
+
+class _Pinned(http.client.HTTPConnection):
+    """A connection to an address that was checked; the name is for the certificate alone."""
+
+    def __init__(self, target: Target, address: Address) -> None:
+        super().__init__(target.host, target.port, timeout=TIMEOUT_S)
+        self._target, self._address = target, address
+
+    def connect(self) -> None:
+        """To the address, not to what the name means by now."""
+        self.sock = socket.create_connection((str(self._address), self._target.port), TIMEOUT_S)
+        if self._target.scheme == "https":
+            context = ssl.create_default_context()
+            self.sock = context.wrap_socket(self.sock, server_hostname=self._target.host)

@@ -1,0 +1,31 @@
+"""`manage.py create_service_account NAME --tenant TENANT`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, add_role_option, find_tenant
+
+
+class Command(QuireCommand):
+    """Add a program."""
+
+    help = "Add a program to a tenant. Its keys, made by create_key, are no person's."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which, where, as what."""
+        parser.add_argument("name", help="such as 'nightly reports'")
+        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        add_role_option(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Create it."""
+        account = actions.create_service_account(
+            actor=COMMAND_LINE,
+            tenant=find_tenant(options["tenant"]),
+            name=options["name"],
+            role=options["role"],
+        )
+        self.stdout.write(account.name)

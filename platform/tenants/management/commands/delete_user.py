@@ -1,0 +1,28 @@
+"""`manage.py delete_user NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, find_user
+
+
+class Command(QuireCommand):
+    """Remove a person."""
+
+    help = (
+        "Remove a person. Their sessions, sockets and keys end within seconds; the ledger and the "
+        "audit log keep the name. A tenant's last owner stays: name another first."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Who."""
+        parser.add_argument("username", help="see list_users")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Remove them."""
+        user = find_user(options["username"])
+        actions.delete_user(actor=COMMAND_LINE, user=user)
+        self.stdout.write(f"{user} is removed.")

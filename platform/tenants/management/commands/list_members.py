@@ -1,0 +1,28 @@
+"""`manage.py list_members`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from tenants.commands import QuireCommand, find_tenant
+from tenants.models import Membership
+
+
+class Command(QuireCommand):
+    """List members."""
+
+    help = "List who belongs to tenants, and as what."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whose."""
+        parser.add_argument("--tenant", metavar="NAME", help="of this tenant alone")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print a table."""
+        rows = Membership.objects.select_related("tenant", "user").order_by("tenant__slug", "pk")
+        if options["tenant"]:
+            rows = rows.filter(tenant=find_tenant(options["tenant"]))
+        self.table(
+            ("TENANT", "NAME", "ROLE", "SINCE"),
+            [(m.tenant, m.user, m.role, f"{m.created_at:%Y-%m-%d}") for m in rows],
+        )

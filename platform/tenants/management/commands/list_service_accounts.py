@@ -1,0 +1,26 @@
+"""`manage.py list_service_accounts`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from tenants.commands import QuireCommand, find_tenant
+from tenants.models import ServiceAccount
+
+
+class Command(QuireCommand):
+    """List programs."""
+
+    help = "List the service accounts of tenants."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whose."""
+        parser.add_argument("--tenant", metavar="NAME", help="of this tenant alone")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print a table."""
+        found = ServiceAccount.objects.select_related("tenant").order_by("tenant__slug", "name")
+        if options["tenant"]:
+            found = found.filter(tenant=find_tenant(options["tenant"]))
+        rows = [(a.tenant, a.name, a.role, "on" if a.active else "off") for a in found]
+        self.table(("TENANT", "NAME", "ROLE", "STATE"), rows)

@@ -1,0 +1,30 @@
+"""`manage.py list_users`."""
+
+from typing import Any
+
+from tenants.commands import QuireCommand
+from tenants.models import User
+
+
+class Command(QuireCommand):
+    """List people."""
+
+    help = "List who may log in, with their tenants and roles."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print a table."""
+        users = User.objects.prefetch_related("memberships__tenant").order_by("username")
+        rows = [(user, user.email or "-", standing(user), roles(user)) for user in users]
+        self.table(("NAME", "MAIL", "STATE", "TENANTS"), rows)
+
+
+def standing(user: User) -> str:
+    """What somebody is in the whole installation."""
+    if not user.is_active:
+        return "deactivated"
+    return "operator" if user.is_superuser else "staff" if user.is_staff else "active"
+
+
+def roles(user: User) -> str:
+    """`tenant:role` for each."""
+    return ", ".join(f"{m.tenant}:{m.role}" for m in user.memberships.all()) or "-"

@@ -1,0 +1,26 @@
+"""`manage.py remove_member NAME --tenant TENANT`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, find_member, find_tenant, find_user
+
+
+class Command(QuireCommand):
+    """Take a person out of a tenant."""
+
+    help = "Take a person out of a tenant. Their sessions, and their keys there, end in seconds."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Who, and where."""
+        parser.add_argument("username", help="see list_users")
+        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Remove them."""
+        user, tenant = find_user(options["username"]), find_tenant(options["tenant"])
+        actions.remove_member(actor=COMMAND_LINE, membership=find_member(tenant, user))
+        self.stdout.write(f"{user} is no member of {tenant} any more.")

@@ -1,0 +1,26 @@
+"""`manage.py retire_service_account NAME --tenant TENANT`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, find_account, find_tenant
+
+
+class Command(QuireCommand):
+    """Switch a program off."""
+
+    help = "Switch a service account off and revoke its keys for good."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which."""
+        parser.add_argument("name", help="see list_service_accounts")
+        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """End it."""
+        account = find_account(find_tenant(options["tenant"]), options["name"])
+        actions.retire_service_account(actor=COMMAND_LINE, account=account)
+        self.stdout.write(f"{account} is switched off; its keys are revoked.")

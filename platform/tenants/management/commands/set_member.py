@@ -1,0 +1,36 @@
+"""`manage.py set_member NAME --tenant TENANT`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, add_role_option, find_tenant, find_user
+from tenants.models import Membership
+
+
+class Command(QuireCommand):
+    """Put a person into a tenant."""
+
+    help = (
+        "Make a person a member of a tenant, or give a member another role. A lower role ends "
+        "their sessions, sockets and keys there within seconds."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Who, where, as what."""
+        parser.add_argument("username", help="see list_users")
+        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        add_role_option(parser)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Add or change."""
+        user, tenant = find_user(options["username"]), find_tenant(options["tenant"])
+        found = Membership.objects.filter(tenant=tenant, user=user).first()
+        role = options["role"]
+        if found is None:
+            actions.add_member(actor=COMMAND_LINE, tenant=tenant, user=user, role=role)
+        else:
+            actions.change_role(actor=COMMAND_LINE, membership=found, role=role)
+        self.stdout.write(f"{user} is {role} of {tenant}.")

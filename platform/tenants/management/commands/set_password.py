@@ -1,0 +1,33 @@
+"""`manage.py set_password NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, find_user, read_password
+
+
+class Command(QuireCommand):
+    """Give a person another password."""
+
+    help = "Give a person another password, or none. Their sessions end; the audit log has a row."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whose, and where it comes from."""
+        parser.add_argument("username", help="see list_users")
+        which = parser.add_mutually_exclusive_group(required=True)
+        which.add_argument(
+            "--password-stdin", action="store_true", help="read it from standard input"
+        )
+        which.add_argument("--none", action="store_true", help="they log in by other ways alone")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Set it."""
+        password = read_password(options)
+        if password == "":
+            raise CommandError("There is no password on standard input.")
+        user = find_user(options["username"])
+        actions.set_password(actor=COMMAND_LINE, user=user, password=password)
+        self.stdout.write(f"{user} has {'another password' if password else 'no password'}.")

@@ -1,0 +1,44 @@
+"""`manage.py update_user NAME`."""
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, find_user
+
+
+class Command(QuireCommand):
+    """Change a person."""
+
+    help = (
+        "Change a person's mail address, deactivate them, or make them an operator. Who is "
+        "deactivated or no operator any more loses sessions, sockets and keys within seconds."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Who, and what of them."""
+        parser.add_argument("username", help="see list_users")
+        parser.add_argument("--email", help="their mail address")
+        switch = parser.add_mutually_exclusive_group()
+        switch.add_argument("--off", action="store_true", help="they may not log in any more")
+        switch.add_argument("--on", action="store_true", help="they may log in again")
+        standing = parser.add_mutually_exclusive_group()
+        standing.add_argument("--operator", action="store_true", help="they run the installation")
+        standing.add_argument("--no-operator", action="store_true", help="they don't any more")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Change all of it or nothing."""
+        changes: dict[str, Any] = {}
+        if options["email"] is not None:
+            changes["email"] = options["email"]
+        if options["off"] or options["on"]:
+            changes["is_active"] = options["on"]
+        if options["operator"] or options["no_operator"]:
+            changes |= {"is_superuser": options["operator"], "is_staff": options["operator"]}
+        if not changes:
+            raise CommandError("Nothing to change: name --email, --off, --on or --operator.")
+        user = find_user(options["username"])
+        actions.update_user(actor=COMMAND_LINE, user=user, **changes)
+        self.stdout.write(f"{user} is changed.")

@@ -1,0 +1,55 @@
+"""Which of the sessions that sockets hang on may still go on, asked for many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from django.contrib.sessions.models import Session
+from django.utils import timezone
+
+from tenants.models import User
+
+#: Of one query.
+ROWS = 500
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SeenSession:
+    """A session as it was when a socket opened: `auth_hash` is the user's of that moment."""
+
+    key: str
+    user_id: int
+    auth_hash: str
+
+
+def see_session(key: str, user: User) -> SeenSession:
+    """The session of a user who was found in it just now."""
+    return SeenSession(key, user.pk, user.get_session_auth_hash())
+
+
+def living_sessions(seen: Iterable[SeenSession]) -> set[SeenSession]:
+    """Those whose row is there, whose user may log in, and which nobody has ended since.
+
+    Raises: DatabaseError.
+    """
+    wanted = set(seen)
+    now = timezone.now()
+    keys: set[str] = set()
+    hashes: dict[int, str] = {}
+    for part in _parts({each.key for each in wanted}):
+        rows = Session.objects.filter(session_key__in=part, expire_date__gt=now)
+        keys.update(rows.values_list("session_key", flat=True))
+    for ids in _parts({each.user_id for each in wanted}):
+        for user in User.objects.filter(pk__in=ids, is_active=True):
+            hashes[user.pk] = user.get_session_auth_hash()
+    return {
+        each for each in wanted if each.key in keys and hashes.get(each.user_id) == each.auth_hash
+    }
+
+
+def _parts(values: set[T]) -> Iterable[list[T]]:
+    ordered = list(values)
+    return (ordered[start : start + ROWS] for start in range(0, len(ordered), ROWS))

@@ -1,0 +1,48 @@
+"""A secret on its way from the POST that made it to the page that shows it, once.
+
+A POST answers with a redirect, so that reloading the page makes nothing twice. The secret waits in
+the session meanwhile: encrypted, for a minute, and gone with the first look at it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+from typing import Any
+
+from cryptography.fernet import Fernet, InvalidToken, MultiFernet
+from django.conf import settings
+from django.http import HttpRequest
+
+NAME = "quire_shown_once"
+SECONDS = 60
+
+
+def keep(request: HttpRequest, **values: Any) -> None:
+    """Keep values that JSON can hold for the next page that this session looks at."""
+    text = json.dumps(values).encode()
+    request.session[NAME] = _box().encrypt(text).decode()
+
+
+def take(request: HttpRequest) -> dict[str, Any]:
+    """What was kept, and no more of it; empty when there's nothing, or it's over a minute old."""
+    kept = request.session.pop(NAME, None)
+    if kept is None:
+        return {}
+    try:
+        return dict(json.loads(_box().decrypt(kept.encode(), ttl=SECONDS)))
+    except InvalidToken:
+        return {}
+
+
+def _box() -> MultiFernet:
+    return boxes("shown once")
+
+
+def boxes(purpose: str) -> MultiFernet:
+    """Encrypts with a key made from Django's secret one; reads what its predecessors encrypted."""
+    label = f"quire {purpose}".encode()
+    keys = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
+    digests = (hmac.digest(key.encode(), label, "sha256") for key in keys)
+    return MultiFernet([Fernet(base64.urlsafe_b64encode(digest)) for digest in digests])

@@ -1,0 +1,212 @@
+"""Sign-in, second factors, invitations and offboarding, as people meet them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from allauth.mfa.totp.internal.auth import format_hotp_value, hotp_value
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tests.console.browser.conftest import DESKTOP, PHONE, log_in
+from tests.console.live import ROOT, LiveServer
+from tests.console.oidc_provider import CLIENT, SECRET, Provider
+from tests.console.seed import PASSWORD
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[Provider]:
+    """An identity provider of its own."""
+    running = Provider()
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def site(
+    instance: dict[str, str], provider: Provider, tmp_path_factory: Any
+) -> Iterator[LiveServer]:
+    """The product's own application, with an identity provider."""
+    env = {
+        **instance,
+        "QUIRE_OIDC_ISSUER": provider.url,
+        "QUIRE_OIDC_CLIENT_ID": CLIENT,
+        "QUIRE_OIDC_CLIENT_SECRET": SECRET,
+        "QUIRE_OIDC_NAME": "Acme ID",
+        "QUIRE_OIDC_ROLES": "devs=acme:member",
+    }
+    log = tmp_path_factory.mktemp("identity") / "log"
+    running = LiveServer("config.asgi:application", env, log, lifespan="on")
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def url(site: LiveServer) -> str:
+    return site.url.replace("127.0.0.1", "localhost")
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Page]:
+    """A fresh browser on a phone; a script's error or a refused policy fails the test."""
+    context = browser.new_context(viewport=PHONE)
+    page = context.new_page()
+    problems: list[str] = []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: "Policy" in said.text and problems.append(said.text))
+    yield page
+    context.close()
+    assert problems == []
+
+
+def manage(site: LiveServer, *words: str, sent: str = "") -> str:
+    """A command of the operator's, beside the running server."""
+    done = subprocess.run(
+        [sys.executable, "manage.py", *words],
+        cwd=ROOT,
+        env=site.env,
+        input=sent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def person(site: LiveServer, name: str, role: str = "member") -> None:
+    """Somebody of Acme's with the password of all."""
+    manage(site, "create_user", name, "--password-stdin", sent=f"{PASSWORD}\n")
+    manage(site, "set_member", name, "--tenant", "acme", "--role", role)
+
+
+def code_of(secret: str) -> str:
+    return str(format_hotp_value(hotp_value(secret, int(time.time()) // 30)))
+
+
+def test_a_person_signs_on_with_the_identity_provider(
+    tab: Page, site: LiveServer, url: str, provider: Provider
+) -> None:
+    provider.person = {"sub": "9", "preferred_username": "zoe", "groups": ["devs"]}
+    tab.goto(f"{url}/login/?next=/console/members/")
+    tab.get_by_role("link", name="Log in with Acme ID").click()
+    tab.wait_for_url(f"{url}/console/members/")
+    expect(tab.get_by_role("row", name=re.compile("zoe"))).to_contain_text("Member")
+
+
+def test_whoever_the_provider_names_no_group_of_is_told_so(
+    tab: Page, url: str, provider: Provider
+) -> None:
+    provider.person = {"sub": "10", "preferred_username": "eve", "groups": []}
+    tab.goto(f"{url}/login/")
+    tab.get_by_role("link", name="Log in with Acme ID").click()
+    expect(tab.get_by_role("heading", name="You are not let in yet")).to_be_visible()
+
+
+def test_an_authenticator_app_is_set_up_and_asked_for(
+    tab: Page, browser: Browser, site: LiveServer, url: str
+) -> None:
+    person(site, "tom")
+    log_in(tab, url, "tom")
+    tab.goto(f"{url}/account/2fa/")
+    tab.get_by_role("link", name="Activate").click()
+    tab.get_by_label("Password").fill(PASSWORD)
+    tab.get_by_role("button", name="Confirm").click()
+    secret = tab.get_by_label("Authenticator secret").input_value()
+    expect(tab.locator("img.qr")).to_have_js_property("complete", True)
+    assert tab.locator("img.qr").evaluate("image => image.naturalWidth") > 0
+    tab.get_by_label("Authenticator code").fill(code_of(secret))
+    tab.get_by_role("button", name="Activate").click()
+    codes = tab.get_by_label("Unused codes").input_value().split()
+    assert len(codes) == 10
+    other = browser.new_context()
+    page = other.new_page()
+    page.goto(f"{url}/login/")
+    page.get_by_label("Username or mail address").fill("tom")
+    page.get_by_label("Password").fill(PASSWORD)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("heading", name="Two-Factor Authentication")).to_be_visible()
+    page.get_by_label("Code").fill(codes[0])
+    page.get_by_role("button", name="Sign In").click()
+    page.wait_for_url(f"{url}/")
+    other.close()
+
+
+def with_security_key(context: BrowserContext, page: Page) -> None:
+    """A security key in the browser's own devices, which always says yes."""
+    session = context.new_cdp_session(page)
+    session.send("WebAuthn.enable")
+    options = {"protocol": "ctap2", "transport": "usb", "hasUserVerification": True}
+    options |= {"isUserVerified": True, "automaticPresenceSimulation": True}
+    session.send("WebAuthn.addVirtualAuthenticator", {"options": options})
+
+
+def test_a_security_key_is_added_and_asked_for(tab: Page, site: LiveServer, url: str) -> None:
+    person(site, "kim")
+    with_security_key(tab.context, tab)
+    log_in(tab, url, "kim")
+    tab.goto(f"{url}/account/2fa/webauthn/add/")
+    tab.get_by_label("Password").fill(PASSWORD)
+    tab.get_by_role("button", name="Confirm").click()
+    tab.get_by_label("Name").fill("blue key")
+    tab.get_by_role("button", name="Add").click()
+    expect(tab.get_by_label("Unused codes")).to_be_visible()
+    tab.context.clear_cookies()
+    tab.goto(f"{url}/login/")
+    tab.get_by_label("Username or mail address").fill("kim")
+    tab.get_by_label("Password").fill(PASSWORD)
+    tab.get_by_role("button", name="Log in").click()
+    tab.get_by_role("button", name="Use a security key").click()
+    tab.wait_for_url(f"{url}/")
+
+
+def test_somebody_joins_by_an_invitation(
+    tab: Page, browser: Browser, site: LiveServer, url: str
+) -> None:
+    admin = browser.new_context(viewport=DESKTOP)
+    page = admin.new_page()
+    log_in(page, url, "ada")
+    page.goto(f"{url}/console/members/")
+    page.get_by_label("Mail address").fill("ines@example.org")
+    page.get_by_role("button", name="Invite").click()
+    link = page.locator("#link").input_value()
+    page.reload()
+    expect(page.locator("#link")).to_have_count(0)
+    tab.goto(link)
+    expect(tab.get_by_role("heading", name="Join Acme")).to_be_visible()
+    tab.get_by_label("Username").fill("ines")
+    tab.get_by_label("Password").fill(PASSWORD)
+    tab.get_by_role("button", name="Make an account and join").click()
+    tab.wait_for_url(f"{url}/")
+    page.reload()
+    expect(page.get_by_role("row", name=re.compile("ines"))).to_contain_text("ines@example.org")
+    tab.goto(link)
+    expect(tab.get_by_role("heading", name="No such invitation")).to_be_visible()
+    admin.close()
+
+
+def test_fault_43_who_is_removed_is_out_of_an_open_page_within_seconds(
+    tab: Page, browser: Browser, site: LiveServer, url: str
+) -> None:
+    person(site, "lea")
+    log_in(tab, url, "lea")
+    expect(tab.locator("#connection")).to_have_attribute("data-state", "open")
+    admin = browser.new_context(viewport=DESKTOP)
+    page = admin.new_page()
+    log_in(page, url, "ada")
+    page.goto(f"{url}/console/members/")
+    row = page.get_by_role("row", name=re.compile("lea"))
+    row.get_by_text("Remove", exact=False).first.click()
+    row.get_by_role("button", name="Remove them").click()
+    expect(page.get_by_role("status").first).to_contain_text("lea is no member any more")
+    expect(tab.locator("#connection")).to_contain_text("Your session has ended")
+    tab.goto(f"{url}/console/")
+    tab.wait_for_url(re.compile("/login/"))
+    admin.close()

@@ -1,0 +1,329 @@
+"""The management API: every route, asked by everybody who could."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from console.identity import recent
+from inference.web import guesses
+from tenants import actions, scopes
+from tenants.actors import SYSTEM
+from tenants.models import ApiKey, AuditEntry, Membership, Role, Tenant, User
+from tests.console.conftest import Login
+
+PASSWORD = "a quiet page of ink"
+
+
+@dataclass
+class Caller:
+    """Somebody who asks: a session, or a key."""
+
+    client: Client
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, method: str, path: str, body: Any = None) -> Any:
+        sent = {} if body is None else {"data": json.dumps(body)}
+        return self.client.generic(
+            method, path, content_type="application/json", headers=self.headers, **sent
+        )
+
+    def get(self, path: str) -> Any:
+        return self.ask("GET", path).json()
+
+
+def by_key(secret: str) -> Caller:
+    return Caller(Client(), {"authorization": f"Bearer {secret}"})
+
+
+@pytest.fixture
+def callers(login: Login) -> dict[str, Caller]:
+    """Acme's people by session and by key, strangers, the operator, programs of both tenants."""
+    acme, rival = Tenant.objects.get(slug="acme"), Tenant.objects.get(slug="rival")
+    for name in ("admin", "member", "viewer"):
+        user = User.objects.create_user(name, f"{name}@example.org", PASSWORD)
+        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role(name))
+    names = {"owner": "ada", "outsider": "olga", "operator": "root"}
+    found = {
+        name: Caller(login(names.get(name, name)))
+        for name in ("owner", "admin", "member", "viewer", "outsider", "operator")
+    }
+    found["stranger"] = Caller(Client())
+    wide = ["inference", "models:read", "tenant:admin", "usage:read"]
+
+    def key(tenant: Tenant, actor: Any = SYSTEM, given: Any = wide, **more: Any) -> Caller:
+        made = actions.create_key(actor=actor, tenant=tenant, scopes=given, **more)
+        return by_key(made.secret)
+
+    found["admin's key"] = key(acme, User.objects.get(username="admin"))
+    found["outsider's key"] = key(rival, User.objects.get(username="olga"))
+    found["operator's key"] = key(acme, User.objects.get(username="root"), scopes.ALL)
+    found["plain key"] = key(acme, given=["inference"])
+    for name, tenant in (("program", acme), ("rival program", rival)):
+        account = actions.create_service_account(
+            actor=SYSTEM, tenant=tenant, name=name, role=Role.ADMIN
+        )
+        found[name] = key(tenant, service_account=account)
+    return found
+
+
+#: What is answered to whom: those who run the tenant, its other people, strangers, operators.
+MANAGERS = ("owner", "admin", "admin's key", "program")
+OPERATORS = ("operator", "operator's key")
+OTHERS = ("member", "viewer")
+OUTSIDERS = ("outsider", "outsider's key", "rival program")
+
+
+def expect(ok: int, *, members: int, outsiders: int = 404, managers: int = 0) -> dict[str, int]:
+    found = dict.fromkeys(OPERATORS, ok)
+    found |= dict.fromkeys(MANAGERS, managers or ok)
+    found |= dict.fromkeys(OTHERS, members)
+    found |= dict.fromkeys(OUTSIDERS, outsiders)
+    return {**found, "stranger": 401, "plain key": 403}
+
+
+NEW_USER = {"username": "new", "email": "new@example.org"}
+#: (method, path, body): status by caller. Names in braces are rows of `rows_of`.
+ROUTES: dict[tuple[str, str, str], dict[str, int]] = {
+    ("GET", "users/", ""): expect(200, managers=403, members=403, outsiders=403),
+    ("POST", "users/", json.dumps(NEW_USER)): expect(201, managers=403, members=403, outsiders=403),
+    ("GET", "users/{user}/", ""): expect(200, managers=403, members=403, outsiders=403),
+    ("PATCH", "users/{user}/", '{"first_name": "V"}'): expect(
+        200, managers=403, members=403, outsiders=403
+    ),
+    ("POST", "users/{user}/password/", '{"password": "a quiet page"}'): expect(
+        204, managers=403, members=403, outsiders=403
+    ),
+    ("DELETE", "users/{user}/", ""): expect(204, managers=403, members=403, outsiders=403),
+    ("GET", "audit/", ""): expect(200, managers=403, members=403, outsiders=403),
+    ("GET", "audit/{entry}/", ""): expect(200, managers=403, members=403, outsiders=403),
+    ("GET", "tenants/", ""): expect(200, members=200, outsiders=200),
+    ("GET", "tenants/acme/", ""): expect(200, members=200),
+    ("GET", "tenants/acme/members/", ""): expect(200, members=200),
+    ("GET", "tenants/acme/members/{membership}/", ""): expect(200, members=200),
+    ("POST", "tenants/acme/members/", '{"username": "nobody", "role": "viewer"}'): expect(
+        201, managers=403, members=403
+    ),
+    ("PATCH", "tenants/acme/members/{membership}/", '{"role": "member"}'): expect(200, members=403),
+    ("DELETE", "tenants/acme/members/{membership}/", ""): expect(204, members=403),
+    ("GET", "tenants/acme/invitations/", ""): expect(200, members=403),
+    ("GET", "tenants/acme/invitations/{invitation}/", ""): expect(200, members=403),
+    ("POST", "tenants/acme/invitations/", '{"email": "n@example.org", "role": "viewer"}'): expect(
+        201, members=403
+    ),
+    ("DELETE", "tenants/acme/invitations/{invitation}/", ""): expect(204, members=403),
+    ("GET", "tenants/acme/service-accounts/", ""): expect(200, members=200),
+    ("GET", "tenants/acme/service-accounts/{account}/", ""): expect(200, members=200),
+    ("POST", "tenants/acme/service-accounts/", '{"name": "ci"}'): expect(201, members=403),
+    ("PATCH", "tenants/acme/service-accounts/{account}/", '{"active": false}'): expect(
+        200, members=403
+    ),
+    ("DELETE", "tenants/acme/service-accounts/{account}/", ""): expect(204, members=403),
+    ("GET", "tenants/acme/keys/", ""): expect(200, members=200),
+    ("GET", "tenants/acme/keys/{key}/", ""): expect(200, members=404),
+    ("POST", "tenants/acme/keys/", '{"scopes": ["inference"]}'): {
+        **expect(201, members=201),
+        "viewer": 403,
+    },
+    ("POST", "tenants/acme/keys/{key}/rotate/", "{}"): expect(201, members=404),
+    ("DELETE", "tenants/acme/keys/{key}/", ""): expect(204, members=404),
+    ("GET", "tenants/acme/audit/", ""): expect(200, members=403),
+    ("GET", "tenants/acme/audit/{entry}/", ""): expect(200, members=403),
+    ("GET", "openapi.json", ""): expect(200, members=200, outsiders=200),
+}
+
+
+NUMBERS = itertools.count()
+
+
+def rows_of() -> dict[str, Any]:
+    """A row of each kind, fresh: a deed takes it away."""
+    acme = Tenant.objects.get(slug="acme")
+    number = next(NUMBERS)
+    user = User.objects.create_user(f"row-{number}", f"row-{number}@example.org", PASSWORD)
+    membership = actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role.VIEWER)
+    account = actions.create_service_account(actor=SYSTEM, tenant=acme, name=f"row {number}")
+    invitation = actions.invite(actor=SYSTEM, tenant=acme, email=f"i{number}@example.org")
+    entry = AuditEntry.objects.filter(tenant=acme).first()
+    return {
+        "user": user.pk,
+        "membership": membership.pk,
+        "account": account.pk,
+        "invitation": invitation.invitation.pk,
+        "key": actions.create_key(actor=SYSTEM, tenant=acme, scopes=["inference"]).key.pk,
+        "entry": entry.pk if entry else 0,
+    }
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route[0]} {route[1]}")
+def test_each_route_answers_everybody_as_it_should(
+    callers: dict[str, Caller], route: tuple[str, str, str]
+) -> None:
+    method, path, body = route
+    told = {}
+    for name, caller in callers.items():
+        rows = rows_of()
+        sent = json.loads(body) if body else None
+        if sent and "username" in sent and sent["username"] == "new":
+            sent["username"] = f"new-{len(told)}"
+        Membership.objects.filter(user__username="nobody").delete()
+        if sent and sent.get("name") == "ci":
+            sent["name"] = f"ci {len(told)}"
+        answer = caller.ask(method, f"/api/{path.format(**rows)}", sent)
+        told[name] = answer.status_code
+        if answer.status_code >= 400:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+    assert told == ROUTES[route]
+
+
+def test_every_route_and_method_is_in_the_table() -> None:
+    from console.rest.urls import router
+
+    served = set()
+    for pattern in router.urls:
+        shape = str(pattern.pattern).removeprefix("^").removesuffix("\\Z").removesuffix("$")
+        if "prices/" in shape or "budgets/" in shape:  # test_rest_money.py asks these
+            continue
+        for method in set(pattern.callback.actions) - {"head"}:
+            served.add((method.upper(), shape.replace("(?P<tenant>[a-z0-9-]{1,63})", "acme")))
+    asked = set()
+    for method, path, _ in ROUTES:
+        shape = path.replace("tenants/acme/", "tenants/(?P<slug>[a-z0-9-]{1,63})/", 1)
+        whole = shape if path == "tenants/acme/" else path
+        for name in ("user", "membership", "account", "invitation", "key", "entry"):
+            whole = whole.replace(f"{{{name}}}", "(?P<pk>[0-9]{1,18})")
+        asked.add((method, whole))
+    assert served <= asked
+
+
+def test_a_key_is_used_within_its_tenant_whatever_its_holder_may(
+    callers: dict[str, Caller],
+) -> None:
+    olga = User.objects.get(username="olga")
+    acme = Tenant.objects.get(slug="acme")
+    actions.add_member(actor=SYSTEM, tenant=acme, user=olga, role=Role.OWNER)
+    assert callers["outsider's key"].ask("GET", "/api/tenants/acme/members/").status_code == 404
+    assert [t["slug"] for t in callers["outsider's key"].get("/api/tenants/")["results"]] == [
+        "rival"
+    ]
+
+
+def test_a_secret_is_in_the_answer_that_made_it_alone(callers: dict[str, Caller]) -> None:
+    admin = callers["admin's key"]
+    made = admin.ask("POST", "/api/tenants/acme/keys/", {"name": "ci"}).json()
+    assert made["secret"].startswith(made["prefix"].removesuffix("..."))
+    assert made["secret"] not in str(admin.get(f"/api/tenants/acme/keys/{made['id']}/"))
+    assert "digest" not in str(admin.get("/api/tenants/acme/keys/"))
+
+
+def test_a_key_gives_no_scope_that_it_hasnt(callers: dict[str, Caller]) -> None:
+    for given in (["operator"], ["inference", "operator"]):
+        answer = callers["admin's key"].ask("POST", "/api/tenants/acme/keys/", {"scopes": given})
+        assert answer.status_code == 403
+
+
+def test_rows_of_another_tenant_are_not_reached_through_ones_own(
+    callers: dict[str, Caller],
+) -> None:
+    rows = rows_of()
+    for kind, row in (
+        ("members", rows["membership"]),
+        ("invitations", rows["invitation"]),
+        ("service-accounts", rows["account"]),
+        ("keys", rows["key"]),
+    ):
+        for method in ("GET", "DELETE"):
+            answer = callers["rival program"].ask(method, f"/api/tenants/rival/{kind}/{row}/")
+            assert answer.status_code == 404, (kind, method)
+    assert ApiKey.objects.get(pk=rows["key"]).state() == "active"
+
+
+def test_lists_are_paged_and_narrowed(callers: dict[str, Caller]) -> None:
+    operator = callers["operator"]
+    page = operator.get("/api/users/?limit=2")
+    assert (page["count"], len(page["results"])) == (User.objects.count(), 2)
+    assert "offset=2" in page["next"]
+    assert [u["username"] for u in operator.get("/api/users/?is_superuser=true")["results"]] == [
+        "root"
+    ]
+    admin = callers["admin's key"]
+    actions.change_role(
+        actor=SYSTEM, membership=Membership.objects.get(user__username="viewer"), role="member"
+    )
+    found = admin.get("/api/tenants/acme/audit/?action=member.change_role")["results"]
+    assert [row["changes"] for row in found] == [{"role": ["viewer", "member"]}]
+    assert admin.get("/api/tenants/acme/audit/?after=2999-01-01T00:00:00Z")["count"] == 0
+    assert admin.ask("GET", "/api/tenants/acme/audit/?after=soon").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("users/", {"username": "a b\n"}, None),
+        ("users/", {"username": "root"}, None),
+        ("users/", {"username": "x", "password": "123"}, "password"),
+        ("tenants/acme/invitations/", {"email": "no", "role": "viewer"}, None),
+        ("tenants/acme/service-accounts/", {"name": "x", "role": "god"}, None),
+        ("tenants/acme/keys/", {"scopes": ["root"]}, None),
+        ("tenants/acme/keys/", {"expires_at": "2020-01-01T00:00:00Z"}, "expires_at"),
+    ],
+)
+def test_bad_input_is_refused_by_name(
+    callers: dict[str, Caller], path: str, body: Any, param: str | None
+) -> None:
+    answer = callers["operator"].ask("POST", f"/api/{path}", body)
+    assert answer.status_code in (400, 409)
+    assert param is None or answer.json()["error"]["param"] == param
+
+
+def test_a_key_acts_in_the_audit_log_by_its_name_and_address(callers: dict[str, Caller]) -> None:
+    callers["program"].ask("POST", "/api/tenants/acme/service-accounts/", {"name": "second"})
+    entry = AuditEntry.objects.filter(action="service_account.create").first()
+    assert entry is not None
+    assert (entry.actor_kind, entry.address) == ("key", "127.0.0.1")
+    assert entry.actor_label.startswith("API key sk-quire-")
+
+
+def test_a_session_needs_csrf_and_a_recent_proof(callers: dict[str, Caller]) -> None:
+    strict = Client(enforce_csrf_checks=True)
+    strict.force_login(User.objects.get(username="root"))
+    assert Caller(strict).ask("POST", "/api/users/", NEW_USER).status_code == 403
+    client = callers["operator"].client
+    session = client.session
+    session[recent.AT] = time.time() - 3600
+    session.save()
+    answer = callers["operator"].ask("POST", "/api/users/", NEW_USER)
+    assert answer.json()["error"]["code"] == "recent_authentication_required"
+    assert callers["operator"].ask("GET", "/api/users/").status_code == 200
+
+
+def test_guessing_keys_is_bounded_here_too(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guesses, "WINDOW_S", 10**10)
+    monkeypatch.setattr(guesses, "_local", {})
+    monkeypatch.setattr(guesses, "MOST", 5)
+    told = [by_key(f"sk-quire-{n}").ask("GET", "/api/users/").status_code for n in range(7)]
+    assert told == [401] * 5 + [429] * 2
+
+
+def test_asking_too_often_is_refused(
+    callers: dict[str, Caller], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rest_framework.throttling import ScopedRateThrottle
+
+    monkeypatch.setattr(ScopedRateThrottle, "THROTTLE_RATES", {"management": "3/min"})
+    told = [callers["admin's key"].ask("GET", "/api/tenants/").status_code for _ in range(4)]
+    assert told == [200, 200, 200, 429]
+    assert callers["program"].ask("GET", "/api/tenants/").status_code == 200
+
+
+def test_the_document_names_every_route(callers: dict[str, Caller], capfd: Any) -> None:
+    found = callers["member"].get("/api/openapi.json")
+    assert "/api/tenants/{tenant}/members/{id}/" in found["paths"]
+    assert "/api/users/{id}/password/" in found["paths"]
+    assert set(found["paths"]["/api/audit/"]) == {"get"}

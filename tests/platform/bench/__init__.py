@@ -1,0 +1,1 @@
+"""Measures what the control plane costs."""

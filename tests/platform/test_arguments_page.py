@@ -1,0 +1,77 @@
+"""docs/arguments.md is what the code says, and names every argument and variable of the manuals."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from catalog.engine_options import NAMED
+from config.arguments_page import page
+from config.management.commands.serve import Command
+from config.vllm_variables import VARIABLES, Variable
+from tests.engine.test_vllm_settings import MANUAL
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Of the server, from the same manual as the engine's.
+SERVER = """
+host port uvicorn-log-level allow-credentials allowed-origins allowed-methods allowed-headers
+api-key lora-modules chat-template response-role ssl-keyfile ssl-certfile ssl-ca-certs ssl-cert-reqs
+root-path middleware
+"""
+#: Of newer manuals.
+NEWER = """
+attention-backend attention-config compilation-config api-server-count data-parallel-size
+decode-context-parallel-size kv-cache-metrics-sample collect-detailed-traces
+prefix-caching-hash-algo io-processor-plugin
+"""
+#: Variables of all the manuals.
+NAMES = """
+VLLM_TARGET_DEVICE MAX_JOBS NVCC_THREADS VLLM_USE_PRECOMPILED VLLM_INSTALL_PUNICA_KERNELS
+CMAKE_BUILD_TYPE VERBOSE VLLM_CONFIG_ROOT VLLM_HOST_IP VLLM_PORT VLLM_USE_MODELSCOPE
+VLLM_INSTANCE_ID VLLM_RINGBUFFER_WARNING_INTERVAL CUDA_HOME VLLM_NCCL_SO_PATH LD_LIBRARY_PATH
+VLLM_USE_TRITON_FLASH_ATTN LOCAL_RANK CUDA_VISIBLE_DEVICES VLLM_ENGINE_ITERATION_TIMEOUT_S
+VLLM_API_KEY S3_ACCESS_KEY_ID S3_SECRET_ACCESS_KEY S3_ENDPOINT_URL VLLM_USAGE_STATS_SERVER
+VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK VLLM_USAGE_SOURCE VLLM_CONFIGURE_LOGGING
+VLLM_LOGGING_CONFIG_PATH VLLM_LOGGING_LEVEL VLLM_TRACE_FUNCTION VLLM_ATTENTION_BACKEND
+VLLM_CPU_KVCACHE_SPACE VLLM_OPENVINO_KVCACHE_SPACE VLLM_OPENVINO_CPU_KV_CACHE_PRECISION
+VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS VLLM_USE_RAY_COMPILED_DAG VLLM_WORKER_MULTIPROC_METHOD
+VLLM_IMAGE_FETCH_TIMEOUT VLLM_XLA_CACHE_PATH VLLM_FUSED_MOE_CHUNK_SIZE VLLM_CPU_AVX512BF16
+VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_ENABLE_V1_MULTIPROCESSING VLLM_LORA_RESOLVER_CACHE_DIR
+VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_PLUGINS
+"""
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    assert (ROOT / "docs/arguments.md").read_text(encoding="utf-8") == page()
+
+
+def test_it_names_every_argument_of_the_manuals() -> None:
+    told = set(re.findall(r"`--([a-z][a-z0-9-]+)`", page()))
+    assert {*MANUAL, *SERVER.split(), *NEWER.split()} - told == set()
+
+
+def test_serve_takes_every_one_of_them() -> None:
+    parser = Command().create_parser("quire", "serve")
+    known = {text for action in parser._actions for text in action.option_strings}
+    wanted = {f"--{name}" for name in [*MANUAL, *SERVER.split(), *NEWER.split()]}
+    assert wanted - known == set()
+    assert {f"--{name.replace('_', '-')}" for name in NAMED} <= known
+
+
+def test_it_names_every_variable_of_the_manuals() -> None:
+    assert set(NAMES.split()) - {variable.name for variable in VARIABLES} == set()
+    assert all(variable.ours or variable.note for variable in VARIABLES)
+
+
+@pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
+def test_each_counterpart_is_there(variable: Variable) -> None:
+    parser = Command().create_parser("quire", "serve")
+    flags = {text for action in parser._actions for text in action.option_strings}
+    source = "".join(path.read_text() for path in (ROOT / "platform/config").rglob("*.py"))
+    for word in filter(None, variable.ours.split(", ")):
+        if word.startswith("--"):
+            assert word in flags
+        elif word != variable.name and not word.startswith("HF_"):
+            assert f'"{word}"' in source, f"{word} is read nowhere"

@@ -1,0 +1,131 @@
+"""What this installation may ask on somebody's word."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from engine.contract.errors import InvalidRequest
+from tenants import egress
+from tenants.egress import EgressRefused, check_url, post, resolve
+
+
+class Receiver(BaseHTTPRequestHandler):
+    """Keeps what it gets; redirects what asks for `/away`."""
+
+    got: list[tuple[str, bytes, str]]
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.got.append((self.path, body, self.headers["Host"]))  # type: ignore[attr-defined]
+        self.send_response(302 if self.path == "/away" else 204)
+        self.send_header("Location", "/elsewhere")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def server() -> Iterator[HTTPServer]:
+    made = HTTPServer(("127.0.0.1", 0), Receiver)
+    made.got = []  # type: ignore[attr-defined]
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def allowed(settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "EGRESS_NETWORKS": ("127.0.0.0/8",)}
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
+    """Let every name have these addresses."""
+
+    def found(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in addresses]
+
+    monkeypatch.setattr(egress.socket, "getaddrinfo", found)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0"),
+        *("100.64.0.1", "224.0.0.1", "255.255.255.255", "::1", "fe80::1", "fc00::1", "::"),
+        *("::ffff:127.0.0.1", "::ffff:169.254.169.254", "2002:7f00:1::", "64:ff9b::7f00:1"),
+        *("ff02::1", "192.0.2.1", "2001:db8::1", "fe80::1%eth0"),
+    ],
+)
+def test_fault_62_a_name_that_leads_to_a_private_address_is_refused(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    pretend(monkeypatch, address)
+    with pytest.raises(EgressRefused, match="private network"):
+        resolve("hook.example.org", 443)
+    pretend(monkeypatch, "93.184.215.14", address)  # one bad address among good ones
+    with pytest.raises(EgressRefused, match="private network"):
+        post("https://hook.example.org/", b"", {})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "2130706433", "0x7f.1", "localhost", "[::1]"])
+def test_fault_62_however_this_machine_is_written(host: str, server: HTTPServer) -> None:
+    with pytest.raises(EgressRefused):
+        post(f"http://{host}:{server.server_port}/", b"x", {})
+    assert server.got == []  # type: ignore[attr-defined]
+
+
+def test_fault_62_a_redirect_is_not_followed(server: HTTPServer, allowed: None) -> None:
+    assert post(f"http://127.0.0.1:{server.server_port}/away", b"x", {}) == 302
+    assert [path for path, *_ in server.got] == ["/away"]  # type: ignore[attr-defined]
+
+
+def test_fault_62_a_name_that_is_bound_anew_after_the_check_changes_nothing(
+    server: HTTPServer, allowed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([["127.0.0.1"], ["10.0.0.1"]])
+
+    def found(host: str, port: int, **_: Any) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, port)) for each in next(answers)]
+
+    real = socket.getaddrinfo
+    monkeypatch.setattr(
+        egress.socket,
+        "getaddrinfo",
+        lambda host, *a, **k: found(host, *a) if host == "hook.test" else real(host, *a, **k),
+    )
+    url = f"http://hook.test:{server.server_port}/in?a=1"
+    assert post(url, b"hello", {"X-A": "b"}) == 204
+    ((path, body, host),) = server.got  # type: ignore[attr-defined]
+    assert (path, body) == ("/in?a=1", b"hello")
+    assert host == f"hook.test:{server.server_port}"
+    with pytest.raises(EgressRefused, match=r"10\.0\.0\.1"):
+        post(url, b"again", {})
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://example.org/", "file:///etc/passwd", "gopher://x", "example.org", "https://", ""),
+        *("https://user:pw@example.org/", "https://example.org/#x", "https://exa mple.org/"),
+        *("https://example.org:99999/", "https://ex\r\nHost: a/", "https://[::1/"),
+        "https://example.org/" + "x" * 2000,
+    ],
+)
+def test_what_is_no_address_is_refused_by_name(url: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        check_url(url, param="webhook_url")
+    assert caught.value.param == "webhook_url"
+
+
+def test_a_server_that_is_not_there_is_a_clear_error(allowed: None) -> None:
+    with pytest.raises(EgressRefused, match="doesn't answer"):
+        post("http://127.0.0.1:9/", b"", {})

@@ -1,0 +1,145 @@
+"""`quire serve` with vLLM's command line, in a process of its own with a fake replica."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from tests.platform.instance import ROOT, Instance, tiny_model_folder
+
+GIVEN = "token-abc123"
+MIDDLEWARE = """
+class Mark:
+    def __init__(self, application):
+        self.application = application
+
+    async def __call__(self, scope, receive, send):
+        async def marked(message):
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message["headers"], (b"x-marked", b"yes")]
+            await send(message)
+
+        await self.application(scope, receive, marked if scope["type"] == "http" else send)
+"""
+
+
+@pytest.fixture(scope="module")
+def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
+    model = tiny_model_folder(short_tmp / "tiny")
+    (short_tmp / "our_middleware.py").write_text(MIDDLEWARE)
+    (short_tmp / "settings.yaml").write_text("response_role: narrator\nmax-model-len: 512\n")
+    with Instance(
+        short_tmp / "serve",
+        *("--model", str(model), "--served-model-name", "first", "second", "third"),
+        *("--api-key", GIVEN, "--config", str(short_tmp / "settings.yaml")),
+        *("--middleware", "our_middleware.Mark", "--root-path", "/quire"),
+        *("--allowed-origins", '["https://a.example"]', "--allow-credentials"),
+        *("--allowed-methods", '["GET"]', "--allowed-headers", '["X-Ours"]'),
+        *("-tp", "1", "--swap_space=0", "--enable-auto-tool-choice", "--no-worker"),
+        PYTHONPATH=str(short_tmp),
+    ) as instance:
+        yield {**instance.ready()}
+
+
+def get(served: dict[str, Any], path: str, key: str = GIVEN, **headers: str) -> httpx.Response:
+    given = {"Authorization": f"Bearer {key}", **headers}
+    return httpx.get(f"{served['url']}{path}", headers=given, timeout=30)
+
+
+def test_a_model_has_several_names(served: dict[str, Any]) -> None:
+    listed = get(served, "/v1/models").json()["data"]
+    assert sorted(model["id"] for model in listed) == ["first", "second", "third"]
+    assert {model["root"] for model in listed} == {"first"}
+    for name in ("first", "second", "third"):
+        answer = httpx.post(
+            f"{served['url']}/v1/chat/completions",
+            headers={"Authorization": f"Bearer {GIVEN}"},
+            json={"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+            timeout=30,
+        ).json()
+        assert answer["model"] == "first"
+        assert answer["choices"][0]["message"]["role"] == "narrator"
+    assert get(served, "/v1/models/fourth").status_code == 404
+
+
+def test_keys_of_ones_own_work_beside_those_that_are_made(served: dict[str, Any]) -> None:
+    assert get(served, "/v1/models", served["api_key"]).status_code == 200
+    for wrong in (f"{GIVEN}4", GIVEN[:-1], GIVEN.upper(), "given-"):
+        assert get(served, "/v1/models", wrong).status_code == 401
+
+
+def test_middleware_sees_every_answer(served: dict[str, Any]) -> None:
+    assert get(served, "/v1/models").headers["x-marked"] == "yes"
+    assert get(served, "/login/").headers["x-marked"] == "yes"
+
+
+def test_pages_of_other_sites_are_told_what_they_may(served: dict[str, Any]) -> None:
+    answer = get(served, "/v1/models", Origin="https://a.example")
+    assert answer.headers["access-control-allow-origin"] == "https://a.example"
+    assert answer.headers["access-control-allow-credentials"] == "true"
+    asked = httpx.options(
+        f"{served['url']}/v1/models",
+        headers={"Origin": "https://a.example", "Access-Control-Request-Method": "GET"},
+    )
+    assert asked.headers["access-control-allow-methods"] == "GET"
+    assert asked.headers["access-control-allow-headers"] == "x-ours"
+    other = get(served, "/v1/models", Origin="https://b.example")
+    assert "access-control-allow-origin" not in other.headers
+
+
+def test_help_and_both_names_of_the_command() -> None:
+    for words in (["quire.py", "serve"], ["manage.py", "serve"]):
+        ran = subprocess.run(
+            [sys.executable, *words, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        assert "[MODEL]" in ran.stdout
+        assert "--tensor-parallel-size" not in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"vllm_lora_modules": ["a=b"]}, "--lora-modules can't be used"),
+        ({"vllm_enable_ssl_refresh": True}, "--enable-ssl-refresh can't be used"),
+        ({"middleware": ["nowhere.Class"]}, "--middleware nowhere.Class can't be imported"),
+        ({"middleware": ["json.__name__"]}, "is no class and no function"),
+        ({"root_path": "quire"}, "--root-path must begin"),
+        ({"ssl_cert_reqs": 2}, "Clients' certificates need --ssl-certfile"),
+        ({"allowed_origins": "[1]"}, "--allowed-origins must be a JSON list"),
+        ({"model_tag": "a", "model": "b"}, "The model is given twice"),
+        (
+            {"tensor_parallel_size": 2},
+            "tensor_parallel_size=2 can't be used: an engine runs on one",
+        ),
+        ({"chat_template": "/nowhere.jinja"}, "chat_template '/nowhere.jinja' is no template"),
+        ({"chat_template": "{% if %}"}, "chat_template: "),
+    ],
+)
+def test_what_cant_be_had_is_said_before_anything_starts(
+    options: dict[str, Any], words: str, tmp_path: Path, settings: Any
+) -> None:
+    settings.DATA_DIR = tmp_path / "none"
+    with pytest.raises(CommandError) as refusal:
+        call_command("serve", **options)
+    assert words in str(refusal.value)
+    assert not any((tmp_path / "none").glob("*.sqlite3"))
+
+
+def test_a_template_of_ones_own_reaches_gateways(tmp_path: Path) -> None:
+    from catalog.engine_options import given_settings
+
+    file = tmp_path / "ours.jinja"
+    file.write_text("{{ messages[0]['content'] }}!")
+    source = given_settings({"chat_template": str(file)})["chat_template"]
+    assert source == file.read_text()
+    assert given_settings({"chat_template": source})["chat_template"] == source
+    assert json.dumps(source)
