@@ -24,7 +24,7 @@ from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, get_resolver
 from django.urls.base import set_script_prefix
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.anthropic.errors import anthropic_error
 from inference.engine_client import close_engine_client, get_engine_client
 from inference.errors import error_response
@@ -49,6 +49,9 @@ PATHS = frozenset(
         *("reset_prefix_cache", "sleep", "wake_up", "is_sleeping"),
         *("load", "server_info", "openapi.json"),
         *("pooling", "classify", "score", "rerank", "v2/rerank"),
+        *("generate", "invocations", "inference/v1/generate"),
+        *("reset_mm_cache", "reset_encoder_cache", "pause", "resume", "is_paused"),
+        *("abort_requests", "start_profile", "stop_profile", "collective_rpc", "tokenizer_info"),
     )
 )
 

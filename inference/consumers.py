@@ -16,13 +16,15 @@ from typing import Any
 import msgspec
 from channels.generic.websocket import AsyncWebsocketConsumer
 
-from engine.errors import InvalidRequest, QuireError
+from engine.contract.errors import InvalidRequest, QuireError
 from inference.errors import envelope
 from inference.playground.access import SessionEnded, origin_allowed, user_of_session
 from inference.playground.answer import Answer
+from inference.playground.watch import watch
 from inference.settings import gateway_settings
 from inference.web.json_body import parse_object
 from tenants.authentication import Caller, caller_for_user
+from tenants.sessions import see_session
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ MAX_BAD_FRAMES = 5
 MAX_AT_ONCE = 4
 MAX_ID_CHARS = 64
 MAX_TENANT_CHARS = 63
-RECHECK_SESSION_S = 5.0
+RECHECK_SESSION_S = 1.0
 
 _encode = msgspec.json.Encoder().encode
 
@@ -62,6 +64,7 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
         try:
             await self._check_session()
             self._welcome = True
+            watch.add(see_session(self.scope["session"].session_key, self._user), self._ended)
         except SessionEnded:
             await self.close(NOT_LOGGED_IN)
         except QuireError as error:
@@ -70,9 +73,15 @@ class PlaygroundConsumer(AsyncWebsocketConsumer):
 
     async def disconnect(self, code: int) -> None:
         """Abort what runs."""
+        watch.remove(self._ended)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _ended(self) -> None:
+        """The session was ended elsewhere."""
+        self._welcome = False
+        await self.close(NOT_LOGGED_IN)
 
     async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
         """One frame."""

@@ -17,8 +17,8 @@ from django.http import Http404, HttpResponse
 from pydantic import ValidationError
 from rest_framework import exceptions as drf
 
-from engine.errors import EngineFault, EngineUnavailable, InvalidRequest, QuireError
-from engine.protocol import ErrorInfo
+from engine.contract.errors import EngineFault, EngineUnavailable, InvalidRequest, QuireError
+from engine.contract.protocol import ErrorInfo
 from inference.validation import describe_validation_error
 
 logger = logging.getLogger(__name__)

@@ -9,10 +9,11 @@ import msgspec
 from django.http.response import HttpResponseBase
 
 from catalog.access import served_model_names
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.engine_client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.settings import gateway_settings
+from inference.web.insiders import is_insider
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 _encode = msgspec.json.Encoder().encode
@@ -34,8 +35,8 @@ class Health:
 async def check_health(client: EngineClient) -> Health:
     """Look at Redis, the catalogue and the heartbeats as last read, half a second ago at most."""
     reasons: list[str] = []
-    if client.supervisor.redis_down:
-        reasons.append("Redis can't be reached.")
+    if trouble := client.supervisor.redis_trouble:
+        reasons.append(trouble)
     try:
         names = await served_model_names()
     except QuireError as error:
@@ -78,7 +79,7 @@ def _reason(replicas: list[Replica]) -> str:
 
 
 class HealthView(GatewayView):
-    """200 when every served model can be asked, else 503; the body says why."""
+    """200 when every served model can be asked, else 503. Insiders read why, and of which model."""
 
     public = True
 
@@ -87,11 +88,9 @@ class HealthView(GatewayView):
         client = get_engine_client()
         await client.start()
         health = await check_health(client)
-        body = {
-            "status": "ok" if health.ok else "unhealthy",
-            "reasons": health.reasons,
-            "models": health.models,
-        }
+        body: dict[str, Any] = {"status": "ok" if health.ok else "unhealthy"}
+        if await is_insider(request):
+            body |= {"reasons": health.reasons, "models": health.models}
         return json_response(_encode(body), 200 if health.ok else 503)
 
 

@@ -15,6 +15,7 @@ from inference.engine_client import get_engine_client
 from inference.errors import Overloaded
 from inference.metrics.exposition import exposition
 from inference.metrics.flusher import flush, metrics_key
+from inference.web.insiders import require_insider
 from inference.web.negotiation import JSON_ONLY, PlainTextRenderer
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -47,13 +48,14 @@ class VersionView(GatewayView):
 
 
 class MetricsView(GatewayView):
-    """Prometheus text about the installation, the same from every gateway."""
+    """Prometheus text about the installation, the same from every gateway; for insiders alone."""
 
-    public = True
+    public = True  # no tenant's key is asked for; see `require_insider`
     renderer_classes = (PlainTextRenderer, *JSON_ONLY)
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """503 while Redis, where the numbers are, is away."""
+        await require_insider(request)
         client = get_engine_client()
         await client.start()
         prefix = client.settings.key_prefix

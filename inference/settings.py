@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.signals import setting_changed
 
-from engine.protocol import KEY_PREFIX
+from engine.contract.protocol import KEY_PREFIX
 
 MIB = 1 << 20
 
@@ -34,10 +34,12 @@ class GatewaySettings:
         request_chat_templates: let clients send `chat_template` in the body.
         chat_template_content_format: how chat templates get a message's content: "string", "openai"
             (a list of parts) or "auto", what each template's source tells.
+        response_role: the role that answers to chats have.
         max_prompts: prompts in one completions request.
         max_choices: prompts times `n` in one request.
         max_pooling_tokens: tokens of all texts in one request for embeddings, scores or labels.
         max_pooling_result_bytes: of all vectors in one answer, as float32.
+        tenant_idempotency_bytes: what the answers kept for one tenant's idempotency keys may take.
         failover_wait_s: how long a request waits for a replica to come (back).
         max_attempts: how many replicas a request may be given to, one after the other.
         stream_start_wait_s: a stream that has no token yet after so long sends its headers; until
@@ -50,6 +52,8 @@ class GatewaySettings:
             the prefixes it holds.
         gc_threshold: container objects made between two looks of the garbage collector; 0 leaves it
             as Python has it.
+        metrics_token: what Prometheus may send as a bearer token; "": none.
+        metrics_addresses: IP networks that may read `/metrics` and all of `/health` without a key.
         health_grace_s: how long `progress_at` may stand still before `/health` is red.
     """
 
@@ -66,10 +70,12 @@ class GatewaySettings:
     strict: bool = False
     request_chat_templates: bool = False
     chat_template_content_format: str = "auto"
+    response_role: str = "assistant"
     max_prompts: int = 2048
     max_choices: int = 2048
     max_pooling_tokens: int = 300_000
     max_pooling_result_bytes: int = 48 * MIB
+    tenant_idempotency_bytes: int = 16 * MIB
     failover_wait_s: float = 30.0
     max_attempts: int = 5
     stream_start_wait_s: float = 10.0
@@ -79,6 +85,8 @@ class GatewaySettings:
     inline_render_chars: int = 4096
     affinity_slack: int = 8
     gc_threshold: int = 10_000
+    metrics_token: str = dataclasses.field(default="", repr=False)
+    metrics_addresses: tuple[str, ...] = ()
     health_grace_s: float = 20.0
 
 

@@ -4,7 +4,20 @@ from django.urls import path, re_path
 
 from inference.anthropic.views import CountTokensView, MessagesView, UnknownMessagesView
 from inference.batches.views import BatchCancelView, BatchesView, BatchView
-from inference.extras.operations import LoadView, ResetPrefixCacheView, ServerInfoView
+from inference.extras.generate import GenerateView, InvocationsView
+from inference.extras.operations import (
+    LoadView,
+    ResetOtherCacheView,
+    ResetPrefixCacheView,
+    ServerInfoView,
+)
+from inference.extras.pause import AbortRequestsView, IsPausedView, PauseView, ResumeView
+from inference.extras.rpc import (
+    CollectiveRpcView,
+    StartProfileView,
+    StopProfileView,
+    TokenizerInfoView,
+)
 from inference.extras.sleep import IsSleepingView, SleepView, WakeUpView
 from inference.extras.tokenize import DetokenizeView, TokenizeView
 from inference.files.views import FileContentView, FilesView, FileView
@@ -19,6 +32,8 @@ from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
 from inference.openapi.document import OpenApiView
 from inference.ops import MetricsView, VersionView
+from inference.organization.views import CompletionsUsageView, CostsView, EmbeddingsUsageView
+from inference.pooling.moderations import ModerationsView
 from inference.pooling.views import (
     ClassifyView,
     EmbeddingsView,
@@ -28,11 +43,19 @@ from inference.pooling.views import (
     ScoreView,
 )
 from inference.responses.views import (
+    InputTokensView,
     ResponseCancelView,
     ResponseInputItemsView,
     ResponsesView,
     ResponseView,
 )
+from inference.tokens.render import (
+    ChatRenderView,
+    CompletionRenderView,
+    MessagesRenderView,
+    ResponseRenderView,
+)
+from inference.tokens.views import TokensView
 from inference.web.views import NotFoundView
 
 urlpatterns = [
@@ -40,10 +63,19 @@ urlpatterns = [
     path("v1/models/<path:model>", ModelView.as_view()),
     path("v1/chat/completions", StoredCompletionsView.as_view()),
     path("v1/chat/completions/batch", ChatBatchView.as_view()),
+    path("v1/chat/completions/render", ChatRenderView.as_view()),
     path("v1/chat/completions/<str:completion_id>", StoredCompletionView.as_view()),
     path("v1/chat/completions/<str:completion_id>/messages", CompletionMessagesView.as_view()),
     path("v1/completions", CompletionsView.as_view()),
+    path("v1/completions/render", CompletionRenderView.as_view()),
+    path("inference/v1/generate", TokensView.as_view()),
+    path("generate", GenerateView.as_view()),
+    path("invocations", InvocationsView.as_view()),
+    path("v1/organization/usage/completions", CompletionsUsageView.as_view()),
+    path("v1/organization/usage/embeddings", EmbeddingsUsageView.as_view()),
+    path("v1/organization/costs", CostsView.as_view()),
     path("v1/embeddings", EmbeddingsView.as_view()),
+    path("v1/moderations", ModerationsView.as_view()),
     path("pooling", PoolingView.as_view()),
     path("classify", ClassifyView.as_view()),
     path("v1/classify", ClassifyView.as_view()),
@@ -59,14 +91,28 @@ urlpatterns = [
     path("v1/batches/<str:batch_id>", BatchView.as_view()),
     path("v1/batches/<str:batch_id>/cancel", BatchCancelView.as_view()),
     path("v1/responses", ResponsesView.as_view()),
+    path("v1/responses/input_tokens", InputTokensView.as_view()),
+    path("v1/responses/render", ResponseRenderView.as_view()),
+    path("v1/responses/compact", NotFoundView.as_view()),
     path("v1/responses/<str:response_id>", ResponseView.as_view()),
     path("v1/responses/<str:response_id>/cancel", ResponseCancelView.as_view()),
     path("v1/responses/<str:response_id>/input_items", ResponseInputItemsView.as_view()),
     path("v1/messages", MessagesView.as_view()),
+    path("v1/messages/render", MessagesRenderView.as_view()),
     path("v1/messages/count_tokens", CountTokensView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
     path("reset_prefix_cache", ResetPrefixCacheView.as_view()),
+    path("reset_mm_cache", ResetOtherCacheView.as_view()),
+    path("reset_encoder_cache", ResetOtherCacheView.as_view()),
+    path("pause", PauseView.as_view()),
+    path("resume", ResumeView.as_view()),
+    path("is_paused", IsPausedView.as_view()),
+    path("abort_requests", AbortRequestsView.as_view()),
+    path("start_profile", StartProfileView.as_view()),
+    path("stop_profile", StopProfileView.as_view()),
+    path("collective_rpc", CollectiveRpcView.as_view()),
+    path("tokenizer_info", TokenizerInfoView.as_view()),
     path("sleep", SleepView.as_view()),
     path("wake_up", WakeUpView.as_view()),
     path("is_sleeping", IsSleepingView.as_view()),

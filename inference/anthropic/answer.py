@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.anthropic.errors import error_object
 from inference.chat import ChatTurn, TurnDelta
 from inference.openai.serving import StreamWriter
@@ -94,11 +94,18 @@ class Message:
             block["input"] = _object(self._arguments)
         return [_event("content_block_stop", index=len(self._content) - 1)]
 
+    def finish(self) -> list[Event]:
+        """End what is open. A message without any block gets an empty text: clients take the first
+        block without looking.
+        """
+        events = [] if self._content else self._begin({"type": "text", "text": ""})
+        return events + self.close()
+
     # -- what goes out ------------------------------------------------------------------------
 
     def body(self) -> dict[str, Any]:
         """The message as it is."""
-        self.close()
+        self.finish()
         return {**self.head(), "content": self._content, **self.end(), "usage": self.usage()}
 
     def head(self) -> dict[str, Any]:
@@ -175,8 +182,10 @@ class MessageStreamWriter(StreamWriter[TurnDelta]):
         self._request_id = request_id
 
     def begin(self) -> bytes:
-        """The message, empty."""
-        return _encoded(_event("message_start", message=self._message.head())) + self.heartbeat
+        """The message, empty: nothing is told of its first tokens yet."""
+        head = self._message.head()
+        head["usage"]["output_tokens"] = 0
+        return _encoded(_event("message_start", message=head)) + self.heartbeat
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
         """Events of what is new."""
@@ -184,7 +193,7 @@ class MessageStreamWriter(StreamWriter[TurnDelta]):
 
     def end(self) -> bytes:
         """The last block's end, the message's, and why."""
-        events = self._message.close()
+        events = self._message.finish()
         usage = self._message.usage()
         del usage["service_tier"]
         events.append(_event("message_delta", delta=self._message.end(), usage=usage))

@@ -7,13 +7,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.anthropic.schemas import (
+    REDACTED,
     Block,
     CountTokensRequest,
     MessagesRequest,
     ToolChoice,
 )
+from inference.chat import ChatTurn
 from inference.errors import UnsupportedField, as_quire_error
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
@@ -36,7 +38,7 @@ CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 def chat_request(request: CountTokensRequest) -> ChatRequest:
     """The chat. Raises: `InvalidRequest` with the name of the client's field."""
-    body: dict[str, Any] = {"model": request.model, "messages": _messages(request)}
+    body = _given(model=request.model, messages=_messages(request))
     last = body["messages"][-1]
     if last["role"] == "assistant":
         if last.get("tool_calls"):
@@ -61,7 +63,7 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
         body |= _tool_choice(request.tool_choice, bool(request.tools))
     body |= _thinking(request)
     try:
-        return parse(ChatRequest, body)
+        return parse(ChatRequest, body).allowing(any_limit=True, system_anywhere=True)
     except ValueError as error:  # pydantic's, in the chat's words
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
@@ -72,6 +74,11 @@ def chat_request(request: CountTokensRequest) -> ChatRequest:
 def in_our_words(error: InvalidRequest) -> InvalidRequest:
     """A chat's error with the field as this endpoint calls it."""
     return in_words_of(error, NAMES, _tool_field)
+
+
+def unfollowed(turn: ChatTurn) -> list[str]:
+    """Fields that the model has no use for, as this endpoint calls them."""
+    return [NAMES.get(name, name) for name in turn.options.unfollowed]
 
 
 def _tool_field(place: str, name: str) -> str:
@@ -105,13 +112,13 @@ def _tool_choice(choice: ToolChoice, has_tools: bool) -> dict[str, Any]:
 
 def _thinking(request: CountTokensRequest) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    thinking, output = request.thinking, request.output_config
+    thinking = request.thinking
     if thinking is not None:
         fields["chat_template_kwargs"] = {"enable_thinking": thinking.type != "disabled"}
         if thinking.type == "enabled" and thinking.budget_tokens is not None:
             fields["thinking_token_budget"] = thinking.budget_tokens
-    if output is not None and output.effort is not None:
-        fields["reasoning_effort"] = output.effort
+    if request.effort is not None:
+        fields["reasoning_effort"] = request.effort
     if request.form is not None:
         schema = {"name": "answer", "schema": request.form.json_schema}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -126,10 +133,9 @@ def _messages(request: CountTokensRequest) -> list[dict[str, Any]]:
     if request.system:
         messages.append({"role": "system", "content": _system(request.system)})
     for place, message in enumerate(request.messages):
-        add = _add_assistant if message.role == "assistant" else _add_user
         content = message.content
         blocks = [Block(type="text", text=content)] if isinstance(content, str) else content
-        add(messages, blocks, f"messages.{place}.content")
+        ADD[message.role](messages, blocks, f"messages.{place}.content")
     return messages
 
 
@@ -198,6 +204,8 @@ def _add_assistant(messages: list[dict[str, Any]], blocks: list[Block], param: s
             }
             call = {"id": _needed(block.id, f"{here}.id"), "type": "function"}
             made.setdefault("tool_calls", []).append(call | {"function": function})
+        elif block.type == REDACTED:
+            continue
         elif block.type == "thinking":
             made["reasoning_content"] = made.get("reasoning_content", "") + (block.thinking or "")
         else:
@@ -206,7 +214,40 @@ def _add_assistant(messages: list[dict[str, Any]], blocks: list[Block], param: s
     _append(messages, made)
 
 
+def _add_system(messages: list[dict[str, Any]], blocks: list[Block], param: str) -> None:
+    texts = [_text(block, f"{param}.{place}") for place, block in enumerate(blocks)]
+    _append(messages, {"role": "system", "content": "\n".join(texts)})
+
+
+ADD = {"assistant": _add_assistant, "system": _add_system, "user": _add_user}
+
+
+def _document(block: Block, param: str) -> str:
+    """A document of text: its title, what is said about it, and itself."""
+    source = block.source or {}
+    kind, text = source.get("type"), source.get("data")
+    if kind == "content":
+        text = source.get("content")
+        if isinstance(text, list):
+            here = f"{param}.source.content"
+            parts = [
+                _part(part if isinstance(part, dict) else {}, f"{here}.{place}")
+                for place, part in enumerate(text)
+            ]
+            text = "\n".join(_text(part, f"{here}.{k}") for k, part in enumerate(parts))
+    elif kind != "text":
+        raise UnsupportedField(
+            "Only documents whose source is of the type 'text' or 'content' are supported.",
+            param=f"{param}.source.type",
+        )
+    if not isinstance(text, str):
+        raise InvalidRequest("A document needs its text.", param=f"{param}.source")
+    return "\n".join(filter(None, (block.title, block.context, text)))
+
+
 def _text(block: Block, param: str) -> str:
+    if block.type == "document":
+        return _document(block, param)
     if block.type != "text":
         raise UnsupportedField(
             f"Blocks of the type {block.type[:50]!r} are not supported.",

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from django.http import HttpResponse
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.errors import as_quire_error, error_headers, report
 from inference.web.views import json_response
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Label
+from inference.openai.schemas.base import Label, ModelName
+from inference.openai.schemas.chat import Effort
 from inference.openai.schemas.messages import MAX_TOOLS
 from inference.web.known_fields import TEMPLATE_FIELDS, KnownFields
 
@@ -17,13 +18,16 @@ from inference.web.known_fields import TEMPLATE_FIELDS, KnownFields
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     **TEMPLATE_FIELDS,
     "container": (),
-    "context_management": (),
     "diagnostics": (),
     "inference_geo": (),
     "mcp_servers": ([],),
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
 }
+
+
+#: Reasoning that only who wrote it can read.
+REDACTED = "redacted_thinking"
 
 
 class Block(BaseModel):
@@ -40,6 +44,10 @@ class Block(BaseModel):
     tool_use_id: str | None = None
     content: str | list[dict[str, Any]] | None = None
     is_error: bool | None = None
+    source: dict[str, Any] | None = None
+    title: str | None = None
+    context: str | None = None
+    citations: dict[str, Any] | None = None
 
 
 class InputMessage(BaseModel):
@@ -47,7 +55,7 @@ class InputMessage(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
@@ -114,7 +122,7 @@ class CountTokensRequest(KnownFields):
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
+    model: ModelName | None = None
     messages: Annotated[list[InputMessage], Field(min_length=1)]
     system: str | list[Block] | None = None
     tools: Annotated[list[AnthropicTool], Field(max_length=MAX_TOOLS)] | None = None
@@ -137,12 +145,38 @@ class CountTokensRequest(KnownFields):
                     "A tool needs an input_schema.", param=f"tools.{place}.input_schema"
                 )
         self._check_choice()
+        self._check_roles()
         configured = self.output_config.format if self.output_config else None
         # What output_config.format was called in the beta.
         if self.output_format is not None and configured is not None:
             raise InvalidRequest(
                 "output_format and output_config.format exclude each other.", param="output_format"
             )
+
+    def _check_roles(self) -> None:
+        if all(message.role == "system" for message in self.messages):
+            raise InvalidRequest("There is no message to answer.", param="messages")
+
+    def ignored_fields(self) -> list[str]:
+        """Besides: what another service wrote for itself alone, and efforts that nobody knows."""
+        names = super().ignored_fields()
+        if self.output_config is not None and self.effort != self.output_config.effort:
+            names.append("output_config.effort")
+        for place, message in enumerate(self.messages):
+            if not isinstance(message.content, str):
+                for number, block in enumerate(message.content):
+                    here = f"messages.{place}.content.{number}"
+                    if block.type == REDACTED:
+                        names.append(here)
+                    if block.citations and block.citations.get("enabled"):
+                        names.append(f"{here}.citations")
+        return names
+
+    @property
+    def effort(self) -> str | None:
+        """How hard to think, in words that chats know."""
+        effort = self.output_config.effort if self.output_config else None
+        return effort if effort in get_args(Effort) else None
 
     def _check_choice(self) -> None:
         choice = self.tool_choice

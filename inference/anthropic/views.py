@@ -8,9 +8,9 @@ import msgspec
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.anthropic.answer import Message, MessageStreamWriter, Shown
-from inference.anthropic.chat import chat_request, in_our_words
+from inference.anthropic.chat import chat_request, in_our_words, unfollowed
 from inference.anthropic.errors import anthropic_error
 from inference.anthropic.schemas import CountTokensRequest, MessagesRequest, Thinking
 from inference.chat import ChatTurn
@@ -56,6 +56,7 @@ class MessagesView(AnthropicView):
         wanted = self.parsed(MessagesRequest, request)
         ignored = wanted.ignored_fields()
         turn = await self._start(request, wanted)
+        ignored += unfollowed(turn)
         shown = _shown(wanted.thinking)
         try:
             response: HttpResponseBase

@@ -15,7 +15,7 @@ from typing import Any, cast
 from django.core.handlers.asgi import ASGIRequest
 from django.urls import Resolver404, get_resolver
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.errors import error_response
 from inference.web.request_ids import new_id
 from inference.web.views import GatewayRequest, GatewayView
@@ -56,6 +56,7 @@ async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outc
     request_id = new_id("batch_req")
     try:
         caller.require("inference")
+        caller.check_endpoint(path)
         view = view_of(path)
         request = _request(path, body, caller, request_id)
         response = await view.post(request)  # type: ignore[attr-defined]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.settings import gateway_settings
 from inference.web.json_body import parse_object
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.batches.dispatch import Outcome, call_endpoint
 from inference.batches.journal import Journal, JournalInUse
 from inference.batches.lines import Line, index_lines, read_body

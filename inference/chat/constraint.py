@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 
-from engine.errors import InvalidRequest
-from engine.structured.params import JSON_WHITESPACE, StructuredOutputsParams
-from engine.structured.source import close_objects
+from engine.contract.errors import InvalidRequest
+from engine.contract.json_schema import close_objects
+from engine.contract.structured_outputs import JSON_WHITESPACE, StructuredOutputsParams
 from engine.text import Tokenizer
 from inference.chat.parsers import ModelParsers
 from inference.errors import UnsupportedField
@@ -40,7 +40,10 @@ def chat_constraint(chat: ChatRequest, parsers: ModelParsers, tokenizer: Tokeniz
         )
     if answer is not None:
         return _calls(chat, parsers, tokenizer, required=True, answer=answer)
-    if given.params is None and any(function.strict for function in parsers.functions):
+    strict = any(function.strict for function in parsers.functions)
+    # Models remember tools from earlier turns: hiding those that aren't allowed isn't enough.
+    held = strict or (chat.limits_tools and parsers.layout.free)
+    if given.params is None and held:
         return _calls(chat, parsers, tokenizer, required=False)
     return given
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
+from engine.contract.protocol import ModelInfo
+from engine.contract.sampling_params import SamplingParams
 from inference.chat.constraint import chat_constraint
 from inference.chat.options import ChatOptions
-from inference.chat.parsers import ModelParsers, reasoning_parser
+from inference.chat.parsers import ModelParsers
 from inference.chat.thinking import (
     counted_thinking,
     prompt_is_inside,
     template_switches,
     thinking_params,
+    unfollowed,
 )
 from inference.generation import Job, Served
 from inference.generation.field_names import renamed
 from inference.openai.schemas import ChatRequest
-from inference.rendering.messages import template_messages
+from inference.rendering.messages import system_first, template_messages
 from inference.rendering.prompts import chat_token_ids, truncated
 from inference.web.request_ids import new_id
 from tenants.authentication import Caller
@@ -47,6 +50,11 @@ async def chat_job(
             structured_outputs=constraint.params,
         )
         prompt = await prompt_token_ids(chat, served)
+        prompt = truncated(
+            prompt, sampling.prompt_limit(served.info.max_model_len), chat.truncation_side
+        )
+        if chat.cuts_any_limit:
+            cut_limit(sampling, len(prompt), served.info)
         inside, counted = None, None
         if parsers.reasoning is not None:
             inside = prompt_is_inside(chat, parsers.reasoning, served.tokenizer, prompt)
@@ -64,7 +72,7 @@ async def chat_job(
             endpoint=endpoint,
             caller=caller,
             served=served,
-            prompts=[truncated(prompt, sampling.prompt_limit(served.info.max_model_len))],
+            prompts=[prompt],
             sampling=sampling,
             kept_tokens=parsers.kept_tokens,
             field_names={**names, **constraint.names},
@@ -76,17 +84,30 @@ async def chat_job(
         await job.check()
     except InvalidRequest as error:
         raise renamed(error, names) from None
-    return job, ChatOptions.of(chat, job, parsers.plan(inside, counted))
+    template = served.tokenizer.chat_template or ""
+    ignored = unfollowed(chat, template, parsers.reasoning)
+    return job, ChatOptions.of(chat, job, parsers.plan(inside, counted), ignored)
+
+
+def cut_limit(sampling: SamplingParams, prompt_tokens: int, model: ModelInfo) -> None:
+    """Make an output limit that is over the context, or the KV cache, what is left there."""
+    if sampling.max_tokens is None:
+        return
+    room = min(model.max_model_len, model.kv_capacity_tokens or model.max_model_len)
+    sampling.max_tokens = max(1, min(sampling.max_tokens, room - prompt_tokens))
 
 
 async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:
     """The chat's token ids."""
     template = served.tokenizer.chat_template or ""
-    switches = template_switches(chat, template, reasoning_parser(served))
+    switches = template_switches(chat, template)
+    messages = template_messages(chat.raw_messages, template)
+    if chat.system_anywhere:
+        messages = system_first(messages, served.tokenizer)
     token_ids = await chat_token_ids(
         served.tokenizer,
         served.info,
-        template_messages(chat.raw_messages, template),
+        messages,
         tools=chat.tools_in_use,
         add_generation_prompt=bool(chat.add_generation_prompt),
         continue_final_message=bool(chat.continue_final_message),

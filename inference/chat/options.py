@@ -8,6 +8,7 @@ from inference.chat.output_parser import ParserPlan
 from inference.generation import Job
 from inference.openai.logprobs import TokenNames
 from inference.openai.schemas import ChatRequest
+from inference.settings import gateway_settings
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,8 @@ class ChatOptions:
     role: the answer's. echo: text before it. top_logprobs: None for no log probabilities.
     service_tier, metadata: to be shown with the answer.
     parsers: how reasoning and calls are found in each output.
+    unfollowed: fields that this model has no use for.
+    asks_tokens: log probabilities are wanted of tokens that the client named.
     """
 
     n: int
@@ -29,12 +32,16 @@ class ChatOptions:
     continuous_usage: bool
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
+    unfollowed: tuple[str, ...] = ()
+    asks_tokens: bool = False
 
     @classmethod
-    def of(cls, chat: ChatRequest, job: Job, parsers: ParserPlan) -> ChatOptions:
+    def of(
+        cls, chat: ChatRequest, job: Job, parsers: ParserPlan, unfollowed: tuple[str, ...] = ()
+    ) -> ChatOptions:
         """The options of a checked request."""
         last = chat.messages[-1]
-        role = "assistant" if chat.add_generation_prompt else last.role
+        role = gateway_settings().response_role if chat.add_generation_prompt else last.role
         echoes = chat.echo and last.role == role and isinstance(last.content, str)
         return cls(
             n=chat.n or 1,
@@ -48,4 +55,6 @@ class ChatOptions:
             continuous_usage=chat.continuous_usage,
             service_tier=chat.tier(job.caller.max_priority)[1],
             metadata=chat.metadata,
+            unfollowed=unfollowed,
+            asks_tokens=chat.logprob_token_ids is not None,
         )

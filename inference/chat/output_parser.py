@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from engine.sampling_params import ThinkingParams
+from engine.contract.sampling_params import ThinkingParams
 from inference.parsing.parts import Part, joined
 from inference.reasoning import ReasoningParser
 from inference.tools import ToolParser

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from engine.sampling_params import ThinkingParams
+from engine.contract.sampling_params import ThinkingParams
 from engine.text import Tokenizer
 from inference.chat.output_parser import ParserPlan
 from inference.errors import UnsupportedField

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.sampling_params import ThinkingParams
+from engine.contract.sampling_params import ThinkingParams
 from engine.text import Tokenizer
 from inference.chat.parsers import ModelParsers
-from inference.errors import UnsupportedField
 from inference.openai.schemas import ChatRequest
 from inference.reasoning import ReasoningParser
 from inference.reasoning.base import Marks
@@ -20,6 +19,7 @@ BUDGETS: dict[str, int | None] = {
     "medium": 8192,
     "high": None,
     "xhigh": None,
+    "max": None,
 }
 #: What templates call the switch.
 _SWITCHES = ("enable_thinking", "thinking")
@@ -29,14 +29,23 @@ TAIL_TOKENS = 32
 OPEN_TAIL_TOKENS = 4096
 
 
-def template_switches(
+def unfollowed(
     chat: ChatRequest, template: str, reasoning: type[ReasoningParser] | None
-) -> dict[str, Any]:
-    """Variables for the chat template that `reasoning_effort` sets.
+) -> tuple[str, ...]:
+    """Fields about reasoning that mean nothing to a model that doesn't reason."""
+    if reasoning is not None:
+        return ()
+    effort = chat.reasoning_effort
+    names = []
+    if effort not in (None, "none") and "reasoning_effort" not in template:
+        names.append("reasoning_effort")
+    if chat.thinking_token_budget is not None:
+        names.append("thinking_token_budget")
+    return tuple(names)
 
-    Raises:
-        UnsupportedField: the model doesn't reason, or not in a way that is known here.
-    """
+
+def template_switches(chat: ChatRequest, template: str) -> dict[str, Any]:
+    """Variables for the chat template that `reasoning_effort` sets."""
     effort = chat.reasoning_effort
     if effort is None:
         return {}
@@ -45,10 +54,6 @@ def template_switches(
         switches = {name: False for name in _SWITCHES if name in template}
     if "reasoning_effort" in template:
         return {"reasoning_effort": effort, **switches}
-    if reasoning is None and effort != "none":
-        raise UnsupportedField(
-            f"The model '{chat.model}' doesn't reason.", param="reasoning_effort"
-        )
     return switches
 
 
@@ -77,16 +82,9 @@ def thinking_params(
     Args:
         inside: whether the prompt ends inside the reasoning.
         constrained: the answer has a form, which must not begin earlier.
-
-    Raises:
-        UnsupportedField: a budget for a model that doesn't reason.
     """
     budget, parser = _budget(chat, template), parsers.reasoning
     if parser is None:
-        if chat.thinking_token_budget is not None:
-            raise UnsupportedField(
-                f"The model '{chat.model}' doesn't reason.", param="thinking_token_budget"
-            )
         return None
     if inside is False or (budget is None and not constrained):
         return None

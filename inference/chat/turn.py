@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.structured.thinking import Phase, Thinking
+from engine.contract.thinking import Phase, Thinking
 from inference.chat.job import chat_job
 from inference.chat.options import ChatOptions
 from inference.chat.output_parser import OutputParser

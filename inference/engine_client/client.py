@@ -13,8 +13,8 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from engine.errors import EngineUnavailable, QuireError
-from engine.protocol import Control, EngineRequest, OutboxBatch, TokenDelta
+from engine.contract.errors import EngineUnavailable, QuireError
+from engine.contract.protocol import Control, EngineRequest, OutboxBatch, TokenDelta
 from inference.engine_client.connection import connect, reading_link, short_link
 from inference.engine_client.controls import Controls
 from inference.engine_client.failover import Supervisor

@@ -6,7 +6,7 @@ from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
-from engine.redis_link import RedisLink
+from engine.contract.redis_link import RedisLink
 from inference.engine_client.outbox import BLOCK_MS
 
 #: Of a command. A blocking read may take `BLOCK_MS` on top.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from engine.errors import EngineUnavailable
-from engine.protocol import Control, ControlReply
+from engine.contract.errors import EngineUnavailable
+from engine.contract.protocol import Control, ControlReply
 
 if TYPE_CHECKING:
     from inference.engine_client.client import EngineClient
@@ -37,10 +37,12 @@ class Controls:
         *,
         level: int = 1,
         tags: Sequence[str] = (),
+        mode: str = "abort",
+        request_ids: Sequence[str] = (),
     ) -> ControlReply:
         """The replica's answer. Raises `EngineUnavailable` when there's none in time.
 
-        `level` and `tags` are `Control`'s.
+        The rest are `Control`'s.
         """
         control_id = uuid.uuid4().hex
         answer: asyncio.Future[ControlReply] = asyncio.get_running_loop().create_future()
@@ -56,6 +58,8 @@ class Controls:
             gateway_id=client.gateway_id,
             level=level,
             tags=list(tags),
+            mode=mode,
+            request_ids=list(request_ids),
         )
         client.post(replica_id, message, on_error)
         try:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from engine.errors import EngineFault, EngineUnavailable
-from engine.protocol import HEARTBEAT_INTERVAL_S
+from engine.contract.errors import EngineFault, EngineUnavailable
+from engine.contract.protocol import HEARTBEAT_INTERVAL_S
+from engine.contract.redis_link import refusal_of
 from inference.engine_client.fleet import Replica
 from inference.engine_client.flight import Flight
 
@@ -44,12 +45,16 @@ class Supervisor:
         self._client = client
         self._redis_run: str | None = None
         self._redis_down = False
+        #: How Redis refused the last look: its own words; "" when it didn't.
+        self._refusal = ""
         self._kept_alive_at = -KEEP_ALIVE_EVERY_S
 
     @property
-    def redis_down(self) -> bool:
-        """Whether the last look failed."""
-        return self._redis_down
+    def redis_trouble(self) -> str:
+        """What is wrong with Redis as of the last look; "" when nothing is."""
+        if self._refusal:
+            return f"Redis refuses commands: {self._refusal}"
+        return "Redis can't be reached." if self._redis_down else ""
 
     async def run(self) -> None:
         """Look every heartbeat interval."""
@@ -70,11 +75,13 @@ class Supervisor:
             await self._look()
         except RedisError as error:
             if not self._redis_down:
-                logger.error("Redis can't be reached: %s", error)
+                logger.error("Redis can't be used: %s", error)
             self._redis_down = True
+            word = refusal_of(error)
+            self._refusal = f"{word} {str(error).removeprefix(word).strip()}" if word else ""
             self._kept_alive_at = -KEEP_ALIVE_EVERY_S
         else:
-            self._redis_down = False
+            self._redis_down, self._refusal = False, ""
             self.check()
         self._give_up_waiting()
         self._client.forget_leaving(FAREWELL_S)
@@ -83,6 +90,9 @@ class Supervisor:
         client = self._client
         if self._redis_down or self._redis_run is None:
             await self._check_redis_run()
+        # Without replicas' writes nothing is known of them; and a Redis that is out of memory or
+        # can't write its files still answers all that is only read.
+        await client.outbox.write_probe()
         await client.fleet.refresh()
         now = time.monotonic()
         if now - self._kept_alive_at >= KEEP_ALIVE_EVERY_S:
@@ -158,8 +168,8 @@ def _lost(flight: Flight, replica: Replica | None) -> str:
     beat = replica.heartbeat
     if beat.incarnation != flight.incarnation:
         return "its replica restarted"
-    if beat.state == "sleeping":
-        return ""  # it goes on with the flight when it wakes up
+    if beat.state == "sleeping" or beat.paused:
+        return ""  # it goes on with the flight when it wakes up, or is resumed
     if beat.state not in ("ready", "draining"):
         return f"its replica is {beat.state}"
     if replica.stalled:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import msgspec
 from redis.asyncio import Redis
 
-from engine import protocol
-from engine.protocol import Heartbeat, ModelInfo
+from engine.contract import protocol
+from engine.contract.protocol import Heartbeat, ModelInfo
 
 logger = logging.getLogger(__name__)
 

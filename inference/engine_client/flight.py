@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.protocol import EngineRequest, OutboxBatch, TokenDelta
+from engine.contract.protocol import EngineRequest, OutboxBatch, TokenDelta
 from inference.engine_client.mailbox import Mailbox, Piece, piece_of
 
 

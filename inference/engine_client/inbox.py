@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
-from engine import protocol
-from engine.protocol import AbortRequest
-from engine.redis_link import RedisLink
+from engine.contract import protocol
+from engine.contract.protocol import AbortRequest
+from engine.contract.redis_link import RedisLink
 
 logger = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from engine.errors import QuireError
-from engine.protocol import FlightRecord, TokenDelta, TokenLogprobs
+from engine.contract.errors import QuireError
+from engine.contract.protocol import FlightRecord, TokenDelta, TokenLogprobs
 
 
 @dataclass(slots=True)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 import msgspec
 from redis.exceptions import RedisError
 
-from engine import protocol
-from engine.protocol import OutboxBatch
-from engine.redis_link import RedisLink
+from engine.contract import protocol
+from engine.contract.protocol import OutboxBatch
+from engine.contract.redis_link import RedisLink
+from inference.engine_client.progress import Progress
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ TRIM_EVERY_S = 0.5
 #: An outbox that nobody refreshes vanishes after so long.
 EXPIRE_S = protocol.OUTBOX_TTL_S
 RETRY_S = 0.2
+PROBE_EXPIRE_S = 60
 
 
 class OutboxReader:
@@ -46,6 +48,7 @@ class OutboxReader:
         self._reading, self._link = reading, link
         self._deliver, self._on_error = deliver, on_error
         self.key = protocol.outbox_key(gateway_id, prefix)
+        self._progress = Progress(gateway_id, prefix)
         self._command = ("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS, "STREAMS", self.key)
         self._last = b"0-0"
         self._trimmed = b"0-0"
@@ -78,6 +81,7 @@ class OutboxReader:
             # The gap that this leaves is found by the tokens' positions and repaired.
             logger.error("An outbox entry can't be read: %s", error)
             return
+        self._progress.note(batch)
         try:
             self._deliver(batch)
         except Exception:  # one bad batch must not end every stream of this process
@@ -85,7 +89,7 @@ class OutboxReader:
 
     async def _trim(self) -> None:
         last = self._last
-        await self._link.execute("XTRIM", self.key, "MINID", "=", _next_id(last))
+        await self._progress.save_and_trim(self._link, _next_id(last))
         self._trimmed, self._trimmed_at = last, time.monotonic()
 
     def restart(self) -> None:
@@ -99,6 +103,10 @@ class OutboxReader:
             empty = protocol.encode(OutboxBatch(replica_id="", incarnation="", step=0))
             await self._link.execute("XADD", self.key, "*", protocol.FIELD, empty)
             await self._link.execute("EXPIRE", self.key, EXPIRE_S)
+
+    async def write_probe(self) -> None:
+        """Write something that expires by itself. Raises `redis.RedisError` where Redis can't."""
+        await self._link.execute("SET", f"{self.key}:probe", b"", "EX", PROBE_EXPIRE_S)
 
     async def delete(self) -> None:
         """Remove the stream."""

@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
-from engine.errors import EngineUnavailable
+from engine.contract.errors import EngineUnavailable
 from inference.engine_client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
+from inference.errors import NotFound
 from inference.ops import version
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
@@ -35,12 +36,36 @@ class ResetPrefixCacheView(OperatorView):
         return await tell(client, list(client.fleet), "reset_prefix_cache", ANSWER_WITHIN_S)
 
 
+class ResetOtherCacheView(OperatorView):
+    """Forgets what encoders made of images and sounds: models take text alone, so nothing."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """Done at once: there is no such cache."""
+        return json_response(_encode({"ok": True, "replicas": {}}))
+
+
+async def replicas_of(request: GatewayRequest) -> list[Replica]:
+    """The live replicas of the model that is asked for (`?model=`), or of all.
+
+    Raises: `NotFound` when none serves it.
+    """
+    client = get_engine_client()
+    await client.start()
+    model = request.GET.get("model")
+    if model is None:
+        return list(client.fleet)
+    found = client.fleet.of_model(model)
+    if not found:
+        raise NotFound(f"No replica serves {model[:200]!r}.", param="model")
+    return found
+
+
 async def tell(
     client: EngineClient, replicas: list[Replica], command: str, timeout_s: float, **details: Any
 ) -> HttpResponseBase:
     """Give all of them a command; what each said, with 503 unless all have done it.
 
-    `details` are `Control`'s `level` and `tags`.
+    `details` are `Control`'s.
     """
     names = [replica.heartbeat.replica_id for replica in replicas]
     answers = await asyncio.gather(

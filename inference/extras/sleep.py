@@ -5,12 +5,10 @@ from __future__ import annotations
 import msgspec
 from django.http.response import HttpResponseBase
 
-from engine.errors import InvalidRequest
-from engine.protocol import SLEEP_LEVELS, SLEEP_TAGS
+from engine.contract.errors import InvalidRequest
+from engine.contract.protocol import SLEEP_LEVELS, SLEEP_TAGS
 from inference.engine_client import get_engine_client
-from inference.engine_client.fleet import Replica
-from inference.errors import NotFound
-from inference.extras.operations import OperatorView, tell
+from inference.extras.operations import OperatorView, replicas_of, tell
 from inference.web.views import GatewayRequest, json_response
 
 _encode = msgspec.json.Encoder().encode
@@ -26,7 +24,7 @@ class SleepView(OperatorView):
         level = request.GET.get("level", "1")
         if level not in map(str, SLEEP_LEVELS):
             raise InvalidRequest(f"level must be 1 or 2, got {level[:40]!r}.", param="level")
-        replicas = await _replicas(request)
+        replicas = await replicas_of(request)
         client = get_engine_client()
         return await tell(client, replicas, "sleep", ANSWER_WITHIN_S, level=int(level))
 
@@ -42,7 +40,7 @@ class WakeUpView(OperatorView):
                 raise InvalidRequest(
                     f"tags must be of {', '.join(SLEEP_TAGS)}; got {tag[:40]!r}.", param="tags"
                 )
-        replicas = await _replicas(request)
+        replicas = await replicas_of(request)
         return await tell(get_engine_client(), replicas, "wake_up", ANSWER_WITHIN_S, tags=tags)
 
 
@@ -53,20 +51,7 @@ class IsSleepingView(OperatorView):
         """`is_sleeping`: whether any replica does; and each of them."""
         sleeping = {
             replica.heartbeat.replica_id: replica.heartbeat.state == "sleeping"
-            for replica in await _replicas(request)
+            for replica in await replicas_of(request)
         }
         body = {"is_sleeping": any(sleeping.values()), "replicas": sleeping}
         return json_response(_encode(body))
-
-
-async def _replicas(request: GatewayRequest) -> list[Replica]:
-    """The live replicas of the model that is asked for, or of all."""
-    client = get_engine_client()
-    await client.start()
-    model = request.GET.get("model")
-    if model is None:
-        return list(client.fleet)
-    found = client.fleet.of_model(model)
-    if not found:
-        raise NotFound(f"No replica serves {model[:200]!r}.", param="model")
-    return found

@@ -2,52 +2,71 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import msgspec
 from django.http.response import HttpResponseBase
-from pydantic import BaseModel, ConfigDict, model_validator
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
+from inference.chat.job import prompt_token_ids
 from inference.generation import Served, find_served
-from inference.openai.schemas.base import Refused
+from inference.openai.schemas import ChatRequest
+from inference.openai.schemas.base import ModelName, Refused
 from inference.openai.schemas.messages import Messages, Tools
-from inference.rendering.messages import template_messages
-from inference.rendering.prompts import chat_token_ids, checked_token_ids, text_token_ids
+from inference.openai.serving import name_ignored, parse
+from inference.rendering.prompts import checked_token_ids, text_token_ids
+from inference.web.known_fields import KnownFields
 from inference.web.views import GatewayRequest, GatewayView, json_response
 
 _encode = msgspec.json.Encoder().encode
+#: How a chat is rendered: `ChatRequest`'s fields, which check them.
+CHAT_FIELDS = (
+    "model",
+    "messages",
+    "tools",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template",
+    "chat_template_kwargs",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+)
 
 
-class TokenizeRequest(BaseModel):
-    """A text (`prompt`) or a chat (`messages`) to tokenise."""
+class TokenizeRequest(KnownFields):
+    """A text (`prompt`) or a chat (`messages`) to tokenise.
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    `add_special_tokens` is true for a text and false for a chat, whose template has its own.
+    """
 
-    model: str
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
+
+    model: ModelName | None = None
     prompt: str | None = None
     messages: Messages | None = None
     tools: Tools | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    return_token_strs: bool = False
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = True
+    continue_final_message: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = False
 
-    @model_validator(mode="after")
-    def _one_of_two(self) -> Self:
+    def check(self) -> None:
+        """One of the two, not both."""
         if (self.prompt is None) == (self.messages is None):
-            raise Refused(
-                InvalidRequest("Either prompt or messages must be given.", param="prompt")
-            )
-        return self
+            raise InvalidRequest("Either prompt or messages must be given.", param="prompt")
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(KnownFields):
     """Token ids to turn into text."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    UNSUPPORTED: ClassVar[dict[str, tuple[Any, ...]]] = {}
 
-    model: str
+    model: ModelName | None = None
     tokens: list[int]
 
 
@@ -58,10 +77,12 @@ class TokenizeView(GatewayView):
         """`{"count", "max_model_len", "tokens", "token_strs"}`."""
         body = self.read_json(request)
         wanted = _parse(TokenizeRequest, body)
+        ignored = wanted.ignored_fields()
         served = await find_served(request.caller, wanted.model, task=None)
         tokens = await _tokens(wanted, body, served)
-        strings = [served.tokenizer.token_text(token) for token in tokens]
-        return json_response(
+        # The vocabulary's own spelling: joined, it says where words begin.
+        strings = [served.tokenizer.id_to_piece(token) for token in tokens]
+        response = json_response(
             _encode(
                 {
                     "count": len(tokens),
@@ -71,6 +92,8 @@ class TokenizeView(GatewayView):
                 }
             )
         )
+        name_ignored(response, ignored)
+        return response
 
 
 class DetokenizeView(GatewayView):
@@ -79,10 +102,13 @@ class DetokenizeView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"prompt": text}`."""
         wanted = _parse(DetokenizeRequest, self.read_json(request))
+        ignored = wanted.ignored_fields()
         served = await find_served(request.caller, wanted.model, task=None)
         tokens = checked_token_ids(wanted.tokens, served.info) if wanted.tokens else []
         text = served.tokenizer.decode(tokens, skip_special_tokens=False)
-        return json_response(_encode({"prompt": text}))
+        response = json_response(_encode({"prompt": text}))
+        name_ignored(response, ignored)
+        return response
 
 
 def _parse(schema: Any, body: dict[str, Any]) -> Any:
@@ -100,15 +126,8 @@ async def _tokens(wanted: TokenizeRequest, body: dict[str, Any], served: Served)
             served.tokenizer,
             served.info,
             [wanted.prompt],
-            add_special_tokens=wanted.add_special_tokens,
+            add_special_tokens=wanted.add_special_tokens is not False,
         )
         return token_ids
-    template = served.tokenizer.chat_template or ""
-    return await chat_token_ids(
-        served.tokenizer,
-        served.info,
-        template_messages(body["messages"], template),
-        tools=body.get("tools"),
-        add_generation_prompt=wanted.add_generation_prompt and not wanted.continue_final_message,
-        continue_final_message=wanted.continue_final_message,
-    )
+    chat = parse(ChatRequest, {name: body[name] for name in CHAT_FIELDS if name in body})
+    return await prompt_token_ids(chat, served)

@@ -11,7 +11,7 @@ from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest
 from django.http.multipartparser import MultiPartParserError
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.errors import PayloadTooLarge, UnsupportedMediaType
 from inference.settings import gateway_settings
 

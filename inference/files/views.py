@@ -12,7 +12,7 @@ from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.utils.http import content_disposition_header
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.files.form import PURPOSES, upload_form
 from inference.web.negotiation import JSON_ONLY, EventStreamRenderer
 from inference.web.paging import Paging, as_list, paging

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 
 E = TypeVar("E", bound=QuireError)
 

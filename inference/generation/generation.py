@@ -8,7 +8,7 @@ import secrets
 import time
 from typing import Self
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.engine_client import Piece, Submission, get_engine_client
 from inference.errors import as_quire_error
 from inference.generation.background import spawn
@@ -23,7 +23,7 @@ from tenants.authentication import check_still_valid
 logger = logging.getLogger(__name__)
 
 #: How often a running request's key is looked at again.
-RECHECK_KEY_S = 5.0
+RECHECK_KEY_S = 0.5
 #: How long the ledger waits to hear from the engine what an aborted request had run.
 GONE_TIMEOUT_S = 5.0
 CLIENT_LEFT = 499
@@ -82,6 +82,11 @@ class Generation:
             model=job.served.name,
             prompt_tokens=job.prompt_tokens,
             max_output_tokens=job.max_output_tokens,
+            started_at=job.started_at,
+            prompts=[len(prompt) for prompt in job.prompts],
+            base_model=job.served.card.root,
+            outbox=get_engine_client().gateway_id,
+            stream=job.stream,
         )
         return cls(job, admission)
 
@@ -221,6 +226,9 @@ class Generation:
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
+                cost_nanos=self.admission.rates.cost_nanos(
+                    usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
+                ),
                 finish_reason=reason,
                 status=status,
                 started_at=job.started_at,
@@ -228,7 +236,7 @@ class Generation:
                 duration_ms=duration_ms,
                 stream=job.stream,
             ),
-            reserved=self.admission.output_tokens is not None,
+            self.admission,
         )
 
     def _billed(self) -> Usage:

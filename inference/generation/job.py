@@ -7,9 +7,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.errors import InvalidRequest, KVPoolTooSmall
-from engine.protocol import EngineRequest
-from engine.sampling_params import SamplingParams
+from engine.contract.errors import InvalidRequest, KVPoolTooSmall
+from engine.contract.protocol import EngineRequest
+from engine.contract.sampling_params import SamplingParams
 from engine.text.bad_words import bad_word_ids
 from inference.generation.served import Served
 from inference.rendering.pool import render_pool
@@ -53,12 +53,23 @@ class Job:
         return sum(map(len, self.prompts))
 
     @property
+    def max_context(self) -> int:
+        """Tokens of a prompt and an output together, by the model and by the caller's limit."""
+        own = self.caller.max_context_tokens
+        most = self.served.info.max_model_len
+        return most if own is None else min(own, most)
+
+    @property
     def max_output_tokens(self) -> int:
         """The most that may be generated, over all prompts and outputs."""
-        limit, sequences = self.served.info.max_model_len, self.sampling.num_sequences
+        return sum(map(self._output_budget, self.prompts))
+
+    def _output_budget(self, prompt: list[int]) -> int:
+        """The most that may be generated for a prompt, over all its outputs."""
+        sequences = self.sampling.num_sequences
         if self.sampling.use_beam_search:
             sequences = self.sampling.beam_width  # each beam costs what an output does
-        return sum(self.sampling.output_budget(len(p), limit) * sequences for p in self.prompts)
+        return self.sampling.output_budget(len(prompt), self.max_context) * sequences
 
     async def check(self) -> None:
         """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
@@ -71,11 +82,20 @@ class Job:
             self.sampling.check_against_model(
                 vocab_size=info.vocab_size,
                 num_prompt_tokens=len(prompt),
-                max_model_len=info.max_model_len,
+                max_model_len=self.max_context,
                 max_logprobs=info.max_logprobs,
             )
             self._check_pool(len(prompt))
         self.check_priority()
+
+    def check_context(self) -> None:
+        """Raise `InvalidRequest` for a prompt beyond the caller's own limit."""
+        longest, most = max(map(len, self.prompts)), self.max_context
+        if self.caller.max_context_tokens is not None and longest > most:
+            raise InvalidRequest(
+                f"The prompt has {longest} tokens; at most {most} are allowed for this API key.",
+                param="prompt",
+            )
 
     def check_priority(self) -> None:
         """Raise `InvalidRequest` for a priority beyond the key's right."""
@@ -88,7 +108,10 @@ class Job:
 
     def _check_pool(self, prompt_tokens: int) -> None:
         capacity = self.served.info.kv_capacity_tokens
-        needed = prompt_tokens + (self.sampling.max_tokens or 1)
+        output = 1
+        if self.sampling.max_tokens is not None:
+            output = self.sampling.output_budget(prompt_tokens, self.served.info.max_model_len)
+        needed = prompt_tokens + output
         if capacity and needed > capacity:
             raise KVPoolTooSmall(
                 f"The request needs room for {needed} tokens, but the replica's KV cache holds "
@@ -102,9 +125,9 @@ class Job:
         `reserved_tokens`: how many output tokens are reserved, if fewer than might come: the engine
         ends the outputs there. Several prompts get equal parts.
         """
-        cap = None
+        share = None
         if reserved_tokens is not None and reserved_tokens < self.max_output_tokens:
-            cap = reserved_tokens // len(self.prompts)
+            share = reserved_tokens // len(self.prompts)
         namespace = cache_namespace(self.caller, self.cache_salt)
         several = len(self.prompts) > 1
         return [
@@ -120,10 +143,18 @@ class Job:
                 kv_max_fraction=self.caller.kv_max_fraction,
                 priority=self.priority,
                 cache_namespace=namespace,
-                token_cap=cap,
+                token_cap=self._token_cap(prompt, share),
             )
             for number, prompt in enumerate(self.prompts)
         ]
+
+    def _token_cap(self, prompt: list[int], share: int | None) -> int | None:
+        """Where the engine ends a prompt's outputs: its share of what is reserved, and the end of
+        a context that is shorter than the model's."""
+        caps = [] if share is None else [share]
+        if self.max_context < self.served.info.max_model_len:
+            caps.append(self._output_budget(prompt))
+        return min(caps, default=None)
 
 
 def cache_namespace(caller: Caller, salt: str) -> str:

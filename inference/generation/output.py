@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from engine.protocol import TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.contract.protocol import TokenLogprobs
+from engine.contract.sampling_params import SamplingParams
 from engine.text import IncrementalDetokenizer, StopChecker, Tokenizer
 from inference.engine_client import Piece
 

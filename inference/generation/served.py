@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from catalog.access import ModelCard, access_model
-from engine.errors import EngineSleeping, EngineUnavailable
-from engine.pooling.params import GENERATE, check_task
-from engine.protocol import ModelInfo
+from engine.contract.errors import EngineSleeping, EngineUnavailable
+from engine.contract.pooling_params import GENERATE, check_task
+from engine.contract.protocol import ModelInfo
 from engine.text import Tokenizer
 from inference.engine_client import get_engine_client
 from inference.engine_client.fleet import Replica
@@ -42,11 +42,13 @@ class Served:
         return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
 
 
-async def find_served(caller: Caller, name: str, *, task: str | None = GENERATE) -> Served:
+async def find_served(caller: Caller, name: str | None, *, task: str | None = GENERATE) -> Served:
     """The model under this name, for this caller, and for this task if one is named.
 
+    Without a name it's the only one that the caller may use.
+
     Raises:
-        InvalidRequest: the model doesn't do that.
+        InvalidRequest: the model doesn't do that; or it has no name and there are several.
         ModelNotFound: it isn't there, or isn't theirs (404, both look the same).
         EngineSleeping: its replicas sleep (503). EngineUnavailable: there are none (503).
     """
@@ -59,7 +61,7 @@ async def find_served(caller: Caller, name: str, *, task: str | None = GENERATE)
     _refuse_if_asleep(client.fleet.of_model(card.id), card.id)
     if task is not None:
         check_task(card.id, info.tasks, task)
-    return Served(card, info, await tokenizers.get(info.path))
+    return Served(card, info, await tokenizers.get(info.path, info.chat_template))
 
 
 def _refuse_if_asleep(replicas: list[Replica], name: str) -> None:

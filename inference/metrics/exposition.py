@@ -14,7 +14,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from engine.protocol import EngineStats, Heartbeat
+from engine.contract.protocol import EngineStats, Heartbeat
 from inference.metrics.definitions import COUNTERS, HISTOGRAMS, PREFIX
 
 Value = Callable[[EngineStats], float]

@@ -27,6 +27,7 @@ class ChatCompletionsView(GatewayView):
         if chat.store:
             await check_room(request.caller)
         turn = await ChatTurn.start(chat, caller=request.caller, received=request.received)
+        ignored += turn.options.unfollowed
         if chat.store:
             return await respond_and_keep(turn, chat, ignored, request.caller)
         return await respond(

@@ -12,6 +12,17 @@ from inference.openai.logprobs import chat_logprobs, prompt_logprobs
 from inference.openai.ranking import best_outputs
 from inference.parsing import Part
 
+#: Fields of a message that are always there, as vLLM has them: clients read them unasked.
+NO_MORE: dict[str, Any] = {
+    "refusal": None,
+    "annotations": None,
+    "audio": None,
+    "function_call": None,
+    "tool_calls": [],
+    "reasoning": None,
+    "reasoning_content": None,
+}
+
 
 @dataclass(slots=True)
 class _Output:
@@ -55,6 +66,9 @@ class ChatAnswer:
             "usage": generation.usage.as_openai(),
             "service_tier": self._options.service_tier,
             "system_fingerprint": job.served.fingerprint,
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
+            "kv_transfer_params": None,
         }
         if self._options.metadata is not None:
             body["metadata"] = self._options.metadata
@@ -76,7 +90,7 @@ class ChatAnswer:
 
     def _choice(self, index: int, output: _Output) -> dict[str, Any]:
         options = self._options
-        message = {"role": options.role, "refusal": None, **message_of(output.parts)}
+        message = {"role": options.role, **NO_MORE, **message_of(output.parts)}
         if options.echo:
             message["content"] = options.echo + (message["content"] or "")
         choice: dict[str, Any] = {
@@ -85,9 +99,12 @@ class ChatAnswer:
             "logprobs": None,
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason,
+            "token_ids": None,
         }
         if options.top_logprobs is not None:
-            content = chat_logprobs(output.entries, options.names, options.top_logprobs)
+            content = chat_logprobs(
+                output.entries, options.names, options.top_logprobs, asked=options.asks_tokens
+            )
             choice["logprobs"] = {"content": content, "refusal": None}
         if options.return_token_ids:
             choice["token_ids"] = output.token_ids

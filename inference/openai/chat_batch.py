@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.chat import ChatTurn
 from inference.errors import UnsupportedField, as_quire_error
 from inference.openai.chat_answer import ChatAnswer
@@ -41,6 +41,7 @@ class ChatBatchView(GatewayView):
         chats = _conversations(self.read_json(request))
         ignored = chats[0].ignored_fields()
         turn = await ChatTurn.start_batch(chats, caller=request.caller, received=request.received)
+        ignored += turn.options.unfollowed
         answer = ChatAnswer(turn)
         try:
             await collect(turn, answer.take)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.chat import ChatTurn, TurnDelta
 from inference.openai.chat_answer import ChatAnswer
 from inference.openai.chat_stream import ChatStreamWriter

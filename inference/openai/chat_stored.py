@@ -10,7 +10,7 @@ import msgspec
 from django.http.response import HttpResponseBase
 from pydantic import BaseModel, ConfigDict
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.openai.chat import ChatCompletionsView
 from inference.openai.schemas.base import Metadata
 from inference.web.paging import as_list, item_page, paging

@@ -44,12 +44,11 @@ class ChatStreamWriter(StreamWriter[TurnDelta]):
         """A chunk with the role for each choice, and one with the echoed message."""
         out = b""
         for index in range(self._options.n):
-            first = self._choice(index, {"role": self._options.role, "content": ""})
-            if self._options.return_token_ids:
-                first["prompt_token_ids"] = self._turn.job.prompts[0]
-            out += self._chunks.choice(first)
+            first = self._opening(index, {"role": self._options.role, "content": ""})
+            shown = self._turn.job.prompts[0] if self._options.return_token_ids else None
+            out += self._chunks.first(first, shown)
             if self._options.echo:
-                out += self._chunks.choice(self._choice(index, {"content": self._options.echo}))
+                out += self._chunks.first(self._opening(index, {"content": self._options.echo}))
         return out
 
     def write(self, news: Iterable[TurnDelta]) -> bytes:
@@ -81,14 +80,28 @@ class ChatStreamWriter(StreamWriter[TurnDelta]):
         return self._choice(index, {"content": _TEXT_MARK})
 
     def _choice(self, index: int, fields: dict[str, Any]) -> dict[str, Any]:
-        return {"index": index, "delta": fields, "logprobs": None, "finish_reason": None}
+        return {
+            "index": index,
+            "delta": fields,
+            "logprobs": None,
+            "finish_reason": None,
+            "token_ids": None,
+        }
+
+    def _opening(self, index: int, fields: dict[str, Any]) -> dict[str, Any]:
+        """A choice before any token: who collects token ids finds none, not even null."""
+        choice = self._choice(index, fields)
+        del choice["token_ids"]
+        return choice
 
     def _full(self, delta: TurnDelta, fields: dict[str, Any]) -> dict[str, Any]:
         """A choice with the delta's tokens as far as they are asked for."""
         options, increment = self._options, delta.increment
         choice = self._choice(delta.index, fields)
         if options.top_logprobs is not None and increment.entries:
-            content = chat_logprobs(increment.entries, options.names, options.top_logprobs)
+            content = chat_logprobs(
+                increment.entries, options.names, options.top_logprobs, asked=options.asks_tokens
+            )
             choice["logprobs"] = {"content": content, "refusal": None}
         if options.return_token_ids:
             choice["token_ids"] = increment.token_ids

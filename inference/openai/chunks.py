@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from inference.generation import Generation
+from inference.generation import Generation, Usage
 
 _encode = msgspec.json.Encoder().encode
 
@@ -29,6 +29,18 @@ class ChunkEncoder:
     def choice(self, choice: dict[str, Any]) -> bytes:
         """A chunk with one choice."""
         return self._start + _encode(choice) + self._tail()
+
+    def first(self, choice: dict[str, Any], prompt_token_ids: list[int] | None = None) -> bytes:
+        """A chunk with one choice, before any token: the prompt's are all that is used so far."""
+        chunk: dict[str, Any] = {
+            **self._head,
+            "prompt_token_ids": prompt_token_ids,
+            "choices": [choice],
+        }
+        if self._usage:
+            used = Usage(prompt_tokens=self._generation.usage.prompt_tokens)
+            chunk["usage"] = used.as_openai() if self._continuous else None
+        return b"data: " + _encode(chunk) + b"\n\n"
 
     def text(
         self, index: int, text: str, template: Callable[[int], dict[str, Any]], place: str

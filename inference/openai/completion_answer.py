@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.protocol import TokenLogprobs
+from engine.contract.protocol import TokenLogprobs
 from inference.generation import Generation, Increment, TokenEntry
 from inference.openai.completion_options import CompletionOptions
 from inference.openai.logprobs import completion_logprobs, joined, prompt_logprobs
@@ -58,10 +58,10 @@ class CompletionAnswer:
             "model": job.served.name,
             "choices": choices,
             "usage": usage.as_openai(),
+            "service_tier": self._options.service_tier,
             "system_fingerprint": job.served.fingerprint,
+            "kv_transfer_params": None,
         }
-        if self._options.service_tier is not None:
-            body["service_tier"] = self._options.service_tier
         if self._options.metadata is not None:
             body["metadata"] = self._options.metadata
         return body
@@ -76,6 +76,9 @@ class CompletionAnswer:
             "logprobs": None,
             "finish_reason": output.finish_reason,
             "stop_reason": output.stop_reason if shown else None,
+            "token_ids": None,
+            "prompt_logprobs": None,
+            "prompt_token_ids": None,
         }
         if options.logprobs is not None:
             own = completion_logprobs(output.entries if shown else [], options.names, len(echo))

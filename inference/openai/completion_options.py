@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol import TokenLogprobs
+from engine.contract.protocol import TokenLogprobs
 from inference.generation import Job
 from inference.openai.logprobs import TokenNames, echo_logprobs
 from inference.openai.schemas import CompletionRequest
@@ -19,6 +19,7 @@ class CompletionOptions:
     logprobs: alternatives a token, None for no log probabilities.
     service_tier, metadata: to be shown with the answer.
     shows_output: False when only the prompt was to be scored.
+    echoes_ids: the prompts came as token ids: special ones are part of the echo.
     """
 
     n: int
@@ -32,16 +33,19 @@ class CompletionOptions:
     shows_prompt_logprobs: bool
     service_tier: str | None = None
     metadata: dict[str, str] | None = None
+    echoes_ids: bool = False
 
     @classmethod
     def of(cls, completion: CompletionRequest, job: Job) -> CompletionOptions:
         """The options of a checked request."""
         echoes = []
+        given_ids = not isinstance(completion.prompts[0], str)
         if completion.echo:
             tokenizer = job.served.tokenizer
             for prompt, token_ids in zip(completion.prompts, job.prompts, strict=True):
-                whole = isinstance(prompt, str) and completion.truncate_prompt_tokens is None
-                echoes.append(str(prompt) if whole else tokenizer.decode(token_ids))
+                whole = not given_ids and completion.truncate_prompt_tokens is None
+                echo = str(prompt) if whole else tokenizer.decode(token_ids, not given_ids)
+                echoes.append(echo)
         return cls(
             n=completion.n or 1,
             echoes=echoes,
@@ -56,6 +60,7 @@ class CompletionOptions:
             shows_prompt_logprobs=completion.prompt_logprobs is not None,
             service_tier=completion.tier(job.caller.max_priority)[1],
             metadata=completion.metadata,
+            echoes_ids=given_ids,
         )
 
     def echo(self, number: int) -> str:
@@ -68,4 +73,4 @@ class CompletionOptions:
         """The echoed prompt's log probabilities, when both are asked for."""
         if not self.echoes or self.logprobs is None or scores is None:
             return None
-        return echo_logprobs(prompt, scores, self.names)
+        return echo_logprobs(prompt, scores, self.names, shows_special=self.echoes_ids)

@@ -55,13 +55,21 @@ class CompletionStreamWriter(StreamWriter[Increment]):
             return self._chunks.text(index, text, self._text_choice, _PLACE) if text else b""
         choice = self._choice(index, text)
         choice["finish_reason"] = increment.finish_reason
-        if increment.finish_reason is not None:
-            choice["stop_reason"] = increment.stop_reason if options.shows_output else None
+        if options.shows_output:
+            choice["stop_reason"] = increment.stop_reason
         self._add_tokens(choice, increment, first)
         return self._chunks.choice(choice)
 
     def _choice(self, index: int, text: str) -> dict[str, Any]:
-        return {"index": index, "text": text, "logprobs": None, "finish_reason": None}
+        return {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+            "token_ids": None,
+            "prompt_token_ids": None,
+        }
 
     def _text_choice(self, index: int) -> dict[str, Any]:
         return self._choice(index, _TEXT_MARK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django.http.response import HttpResponseBase
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.generation import Generation, Job, Served, find_served
 from inference.generation.field_names import renamed
 from inference.openai.completion_answer import CompletionAnswer
@@ -80,8 +80,8 @@ async def completion_job(
 async def _token_ids(
     completion: CompletionRequest, served: Served, limit: int | None
 ) -> list[list[int]]:
-    """Of each prompt, the last `limit` if there's a limit."""
-    prompts = completion.prompts
+    """Of each prompt; with a limit, as many of its tokens as that."""
+    prompts, side = completion.prompts, completion.truncation_side
     special = completion.add_special_tokens is not False
     if completion.suffix:
         return await infill_token_ids(
@@ -98,8 +98,6 @@ async def _token_ids(
             [str(prompt) for prompt in prompts],
             add_special_tokens=special,
         )
-        return [truncated(token_ids, limit) for token_ids in texts]
-    return [
-        checked_token_ids(truncated(list(prompt), limit), served.info)  # type: ignore[arg-type]
-        for prompt in prompts
-    ]
+        return [truncated(token_ids, limit, side) for token_ids in texts]
+    given: list[list[int]] = [list(prompt) for prompt in prompts]  # type: ignore[arg-type]
+    return [checked_token_ids(truncated(ids, limit, side), served.info) for ids in given]

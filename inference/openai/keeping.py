@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.errors import as_quire_error, report
 from inference.openai.serving import Source, StreamWriter, stream_events
 from storage.room import check_answers, is_known

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from engine.protocol import TokenLogprobs
+from engine.contract.protocol import TokenLogprobs
 from engine.text import Tokenizer
 from inference.generation import TokenEntry
 
@@ -30,19 +30,31 @@ class TokenNames:
 
 
 def chat_logprobs(
-    entries: Sequence[TokenEntry], names: TokenNames, top: int
+    entries: Sequence[TokenEntry], names: TokenNames, top: int, *, asked: bool = False
 ) -> list[dict[str, Any]]:
-    """`choices[].logprobs.content`: one object a token, `top` alternatives each."""
+    """`choices[].logprobs.content`: one object a token, `top` alternatives each.
+
+    `asked`: they are tokens that the client named; the chosen one stands among them.
+    """
     return [
         {
             **_token(entry.logprobs, 0, names),
             "top_logprobs": [
                 _token(entry.logprobs, place, names)
-                for place in range(1, min(top + 1, len(entry.logprobs.token_ids)))
+                for place in (_asked_places if asked else _top_places)(entry.logprobs, top)
             ],
         }
         for entry in entries
     ]
+
+
+def _top_places(scores: TokenLogprobs, top: int) -> Iterable[int]:
+    return range(1, min(top + 1, len(scores.token_ids)))
+
+
+def _asked_places(scores: TokenLogprobs, top: int) -> Iterable[int]:
+    chosen = scores.token_ids[0]
+    return [k for k, token in enumerate(scores.token_ids) if k == 0 or token != chosen]
 
 
 def _token(scores: TokenLogprobs, place: int, names: TokenNames) -> dict[str, Any]:
@@ -70,24 +82,29 @@ def completion_logprobs(
 
 
 def echo_logprobs(
-    prompt: Sequence[int], scores: Sequence[TokenLogprobs | None], names: TokenNames
+    prompt: Sequence[int],
+    scores: Sequence[TokenLogprobs | None],
+    names: TokenNames,
+    *,
+    shows_special: bool,
 ) -> dict[str, Any]:
     """The same for an echoed prompt, whose first token has no log probability."""
+    hidden = frozenset() if shows_special else names.tokenizer.special_token_ids
     return {
-        "text_offset": _offsets(prompt, names.tokenizer),
+        "text_offset": _offsets(prompt, names.tokenizer, hidden),
         "token_logprobs": [None if s is None else finite(s.logprobs[0]) for s in scores],
         "tokens": [names(token_id) for token_id in prompt],
         "top_logprobs": [None if s is None else _top(s, names) for s in scores],
     }
 
 
-def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """How many whole characters stand before each token; special tokens have none."""
+def _offsets(token_ids: Sequence[int], tokenizer: Tokenizer, hidden: Container[int]) -> list[int]:
+    """How many whole characters stand before each token; hidden ones have none."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     offsets, length = [], 0
     for token_id in token_ids:
         offsets.append(length)
-        if token_id not in tokenizer.special_token_ids:
+        if token_id not in hidden:
             length += len(decoder.decode(tokenizer.token_bytes(token_id)))
     return offsets
 

@@ -17,7 +17,7 @@ _encode = msgspec.json.Encoder().encode
 
 def model_object(card: ModelCard) -> dict[str, Any]:
     """OpenAI's `model` object, with vLLM's additions; `tasks` is known while it's served."""
-    info = get_engine_client().fleet.model(card.id)
+    info = get_engine_client().fleet.model(card.alias_of or card.id)
     return {
         "id": card.id,
         "object": "model",

@@ -10,12 +10,12 @@ from typing import Any, Generic, Protocol, TypeVar
 import msgspec
 from django.http.response import HttpResponseBase
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.errors import as_quire_error, encode_error, report
 from inference.generation import Job
 from inference.openai.schemas.base import GenerateRequest, Refused
 from inference.settings import gateway_settings
-from inference.web.streaming import EventStreamResponse, LastChunk
+from inference.web.streaming import EVENT_STREAM, EventStreamResponse, LastChunk
 from inference.web.views import json_response
 from metering.access import Admission
 
@@ -70,9 +70,11 @@ class StreamWriter(ABC, Generic[N]):
 
     Attributes:
         heartbeat: what is written after a while without a token.
+        content_type: of the response.
     """
 
     heartbeat: bytes = HEARTBEAT
+    content_type: str = EVENT_STREAM
 
     def begin(self) -> bytes:
         """What comes before the first token; b"" for nothing."""
@@ -134,7 +136,8 @@ async def stream_response(source: Source[N], writer: StreamWriter[N]) -> EventSt
     Waits for the first news, but not for ever: until then errors are HTTP errors.
     """
     first = await source.next(gateway_settings().stream_start_wait_s)
-    return EventStreamResponse(stream_events(source, writer, first), source.release)
+    events = stream_events(source, writer, first)
+    return EventStreamResponse(events, source.release, writer.content_type)
 
 
 async def stream_events(

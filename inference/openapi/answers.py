@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 
 
 class Answer(BaseModel):
@@ -132,6 +132,13 @@ class ModelList(Answer):
 
     object: Literal["list"]
     data: list[Model]
+
+
+class InputTokens(Answer):
+    """What a response's input would take."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
 
 
 class StoredFileObject(Answer):
@@ -268,6 +275,59 @@ class Text(Answer):
     """Tokens as a text."""
 
     prompt: str
+
+
+class TokensChoice(Answer):
+    """One output in token ids."""
+
+    index: int
+    finish_reason: str | None
+    token_ids: list[int]
+    logprobs: dict[str, Any] | None
+
+
+class TokensOut(Answer):
+    """Outputs in token ids."""
+
+    request_id: str
+    choices: list[TokensChoice]
+    usage: TokenUsage
+
+
+class Rendered(Answer):
+    """What would run."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling_params: dict[str, Any]
+    model: str
+    stream: bool
+
+
+class RenderedPrompts(RootModel[list[Rendered]]):
+    """What would run, of each prompt."""
+
+
+class Texts(Answer):
+    """The prompt with each output."""
+
+    text: list[str]
+
+
+class Judgement(Answer):
+    """Of one text."""
+
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+
+
+class Moderation(Answer):
+    """What a classifier says of texts."""
+
+    id: str
+    model: str
+    results: list[Judgement]
 
 
 class PooledList(Answer):

@@ -7,7 +7,7 @@ from typing import Any
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema_view
 
-from engine.protocol import SLEEP_LEVELS, SLEEP_TAGS
+from engine.contract.protocol import SLEEP_LEVELS, SLEEP_TAGS
 from inference.anthropic import schemas as anthropic_schemas
 from inference.anthropic import views as anthropic
 from inference.batches import views as batches
@@ -21,9 +21,10 @@ from inference.openai.chat_batch import ChatBatchView
 from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
 from inference.openai.schemas import ChatBatchRequest, ChatRequest, CompletionRequest
-from inference.openapi import answers, service_answers
+from inference.openapi import answers, operator_views, service_answers, token_views
 from inference.openapi.operations import KEY, PAGE, PUBLIC, READ, UPLOAD, WRITE, errors, operation
 from inference.ops import MetricsView, VersionView
+from inference.organization import views as organization
 from inference.pooling import schemas as pooled
 from inference.pooling import views as pooling
 from inference.responses import views as responses
@@ -33,7 +34,33 @@ FOUND = (*READ, 404)
 MODEL_OF_REPLICAS = OpenApiParameter("model", str, description="Its replicas alone.")
 TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
 CHANGED = (*FOUND, 409, 415, 422)
-TEXT = {(200, "text/plain"): OpenApiTypes.STR, **errors(PUBLIC, answers.ErrorAnswer)}
+LISTED: dict[str, Any] = {"style": "form", "explode": True}
+
+
+def report(view: type[organization.ReportView]) -> dict[str, Any]:
+    """A report over buckets of time."""
+    names = ("project_ids", "user_ids", "api_key_ids", "models")
+    return {
+        "get": operation(
+            "Organization",
+            service_answers.Report,
+            statuses=FOUND,
+            parameters=(
+                OpenApiParameter("start_time", int, required=True, description="Seconds."),
+                OpenApiParameter("end_time", int, description="Seconds; not included."),
+                OpenApiParameter("bucket_width", str, enum=list(view.widths), default="1d"),
+                OpenApiParameter("group_by", str, enum=list(view.groups), many=True, **LISTED),
+                *(OpenApiParameter(name, str, many=True, **LISTED) for name in names),
+                OpenApiParameter("limit", int, description="Buckets on a page."),
+                OpenApiParameter("page", str, description="`next_page` of the last answer."),
+                OpenApiParameter("format", str, enum=["json", "csv"], default="json"),
+            ),
+            extra={(200, "text/csv"): OpenApiTypes.STR},
+        )
+    }
+
+
+TEXT = {(200, "text/plain"): OpenApiTypes.STR, **errors(READ, answers.ErrorAnswer)}
 
 
 def generating(tag: str, answer: Any, request: Any, **more: Any) -> Any:
@@ -79,6 +106,9 @@ VIEWS: dict[Any, dict[str, Any]] = {
     ModelView: {"get": operation("Models", answers.Model, statuses=FOUND)},
     responses.ResponsesView: {
         "post": generating("Responses", answers.ResponseObject, ResponsesRequest),
+    },
+    responses.InputTokensView: {
+        "post": operation("Responses", answers.InputTokens, request=ResponsesRequest),
     },
     responses.ResponseView: {
         "get": operation(
@@ -177,6 +207,9 @@ VIEWS: dict[Any, dict[str, Any]] = {
     tokenize.DetokenizeView: {
         "post": operation("Tokens", answers.Text, request=tokenize.DetokenizeRequest),
     },
+    organization.CompletionsUsageView: report(organization.CompletionsUsageView),
+    organization.EmbeddingsUsageView: report(organization.EmbeddingsUsageView),
+    organization.CostsView: report(organization.CostsView),
     HealthView: {
         "get": operation(
             "Service",
@@ -190,7 +223,7 @@ VIEWS: dict[Any, dict[str, Any]] = {
         "post": operation("Service", service_answers.Status, statuses=PUBLIC),
     },
     VersionView: {"get": operation("Service", service_answers.Version, statuses=PUBLIC)},
-    MetricsView: {"get": operation("Service", OpenApiTypes.STR, statuses=PUBLIC, extra=TEXT)},
+    MetricsView: {"get": operation("Service", OpenApiTypes.STR, statuses=READ, extra=TEXT)},
     operator.ResetPrefixCacheView: {
         "post": operation(
             "Operator",
@@ -238,5 +271,5 @@ VIEWS: dict[Any, dict[str, Any]] = {
 
 def describe() -> None:
     """Attach all of it. The last entry for a view holds, so doing it twice changes nothing."""
-    for view, methods in VIEWS.items():
+    for view, methods in (VIEWS | token_views.VIEWS | operator_views.VIEWS).items():
         extend_schema_view(**methods)(view)

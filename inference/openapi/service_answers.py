@@ -7,12 +7,30 @@ from typing import Any, Literal
 from inference.openapi.answers import Answer
 
 
+class Bucket(Answer):
+    """What was used in a span of time, a result a group."""
+
+    object: Literal["bucket"]
+    start_time: int
+    end_time: int
+    results: list[dict[str, Any]]
+
+
+class Report(Answer):
+    """A page of buckets, the oldest first."""
+
+    object: Literal["page"]
+    data: list[Bucket]
+    has_more: bool
+    next_page: str | None
+
+
 class Health(Answer):
-    """How the installation is."""
+    """How the installation is. Insiders are told more than the status."""
 
     status: Literal["ok", "unhealthy"]
-    reasons: list[str]
-    models: dict[str, Any]
+    reasons: list[str] = []
+    models: dict[str, Any] = {}
 
 
 class Status(Answer):
@@ -38,6 +56,13 @@ class IsSleeping(Answer):
     """Whether any replica sleeps, and each of them."""
 
     is_sleeping: bool
+    replicas: dict[str, bool]
+
+
+class IsPaused(Answer):
+    """Whether any replica is paused, and each of them."""
+
+    is_paused: bool
     replicas: dict[str, bool]
 
 

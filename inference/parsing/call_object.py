@@ -19,10 +19,17 @@ class CallObject:
 
     Args:
         on_call: gets the name. on_arguments: gets more of the arguments' JSON.
+        is_function: whether an object with this name is a call.
     """
 
-    def __init__(self, on_call: Callable[[str], None], on_arguments: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        on_call: Callable[[str], None],
+        on_arguments: Callable[[str], None],
+        is_function: Callable[[str], bool],
+    ) -> None:
         self._on_call, self._on_arguments = on_call, on_arguments
+        self._is_function = is_function
         self.raw = ""
         self.certain = False
         self.done = False
@@ -122,8 +129,8 @@ class CallObject:
             return
         value = decoded(self._value)
         if self._key == "name":
-            self.failed = not isinstance(value, str) or not value
             self._name = value if isinstance(value, str) else None
+            self.failed = not self._name or not self._is_function(self._name)
         elif self._key in ARGUMENTS:
             self._early = _as_arguments(self._value, value)
         if self._name is not None and self._early is not None and not self.failed:

@@ -33,11 +33,18 @@ class Registry(Generic[P]):
 
     Args:
         kind: "tool_parsers" or "reasoning_parsers". base: what every class is a subclass of.
-        own: in the order in which chat templates are looked at.
+        own: in the order in which chat templates are looked at. aliases: other names of our own.
     """
 
-    def __init__(self, kind: str, base: type[P], own: Sequence[type[P]]) -> None:
+    def __init__(
+        self,
+        kind: str,
+        base: type[P],
+        own: Sequence[type[P]],
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
         self.kind, self._base = kind, base
+        self._aliases = aliases or {}
         self._own = {parser.name: parser for parser in own}
         self._found: dict[str, type[P] | None] = {}
         setting_changed.connect(self._forget, weak=False)
@@ -47,8 +54,9 @@ class Registry(Generic[P]):
         return {**self._own, **{name: self._checked(path) for name, path in self._paths().items()}}
 
     def get(self, name: str) -> type[P] | None:
-        """The parser of this name."""
-        return self.all().get(name)
+        """The parser of this name, which may be another name of one of ours."""
+        parsers = self.all()
+        return parsers.get(name) or parsers.get(self._aliases.get(name, name))
 
     def for_template(self, template: str) -> type[P] | None:
         """The parser for models with this chat template, or None. Plug-ins are asked first."""

@@ -13,6 +13,8 @@ from django.contrib.auth import get_user
 from django.http import HttpRequest
 from django.http.request import split_domain_port, validate_host
 
+from tenants.second_factor import lacks_second_factor
+
 #: What Django allows while DEBUG is on and no hosts are named.
 _DEBUG_HOSTS = [".localhost", "127.0.0.1", "[::1]"]
 
@@ -53,10 +55,10 @@ def _with_port(parts: Any) -> tuple[str | None, int]:
 
 @database_sync_to_async
 def user_of_session(session_key: str | None) -> Any:
-    """The session's user as of now, or None: it may have expired, or its user be disabled."""
+    """The session's user as of now, or None: it may have expired, or its user may not go on."""
     if not session_key:
         return None
     request = HttpRequest()
     request.session = import_module(settings.SESSION_ENGINE).SessionStore(session_key)
-    user = get_user(request)
-    return user if user.is_authenticated else None
+    user: Any = get_user(request)
+    return user if user.is_authenticated and not lacks_second_factor(user) else None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.chat import ChatTurn
 from inference.errors import as_quire_error, envelope, report
 from inference.generation import Generation, Usage
@@ -18,7 +18,7 @@ from tenants.authentication import Caller
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 #: How often the session is looked at while no token comes.
-WAKE_EVERY_S = 5.0
+WAKE_EVERY_S = 1.0
 #: Fields of a chat request that `sampling` may not hold: they aren't sampling.
 NOT_SAMPLING = frozenset({"model", "messages", "stream", "stream_options", "n", "best_of", "tools"})
 

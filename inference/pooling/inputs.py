@@ -7,8 +7,8 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from engine.errors import InvalidRequest
-from engine.pooling.params import PoolingParams, check_length
+from engine.contract.errors import InvalidRequest
+from engine.contract.pooling_params import PoolingParams, check_length
 from inference.generation import Served
 from inference.pooling.schemas import Item
 from inference.rendering.pool import render_pool

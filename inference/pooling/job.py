@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.errors import EngineFault, InvalidRequest
-from engine.pooling.params import PoolingParams
-from engine.protocol import EngineRequest
+from engine.contract.errors import EngineFault, InvalidRequest
+from engine.contract.pooling_params import PoolingParams
+from engine.contract.protocol import EngineRequest
 from inference.engine_client import Piece
 from inference.generation import Generation, Increment, Job, Usage
 from inference.settings import gateway_settings
@@ -44,6 +44,7 @@ class PoolingJob(Job):
                 matryoshka=facts.matryoshka if facts is not None else None,
             )
         self._check_size(facts.embedding_size if facts is not None else 0)
+        self.check_context()
         self.check_priority()
 
     def _check_size(self, width: int) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
-from engine.errors import InvalidRequest
-from engine.pooling.params import check_task
-from engine.pooling.similarity import Vectors, from_bytes
-from engine.sampling_params import SamplingParams
+from engine.contract.errors import InvalidRequest
+from engine.contract.pooling_params import check_task
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.similarity import Vectors, from_bytes
 from inference.generation import Served, find_served
 from inference.generation.field_names import renamed
 from inference.openai.serving import add_headers

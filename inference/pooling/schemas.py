@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import AliasChoices, Field, model_validator
 
-from engine.errors import InvalidRequest
-from engine.pooling.params import PoolingParams
+from engine.contract.errors import InvalidRequest
+from engine.contract.pooling_params import PoolingParams
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import GenerateRequest, Refused
 from inference.settings import gateway_settings

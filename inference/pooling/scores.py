@@ -7,7 +7,7 @@ from typing import Any
 
 from django.http.response import HttpResponseBase
 
-from engine.pooling.similarity import Vectors, similarity
+from engine.contract.similarity import Vectors, similarity
 from inference.pooling.inputs import item_entries, pair_entries
 from inference.pooling.run import Call
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from django.http.response import HttpResponseBase
 
-from engine.pooling.params import default_task
-from engine.pooling.similarity import Vectors, pair_up
+from engine.contract.pooling_params import default_task
+from engine.contract.similarity import Vectors, pair_up
 from inference.openai.serving import parse
 from inference.pooling.inputs import item_entries
 from inference.pooling.run import Call, Make, begin

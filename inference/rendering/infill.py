@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.errors import InvalidRequest
-from engine.protocol import ModelInfo
+from engine.contract.errors import InvalidRequest
+from engine.contract.protocol import ModelInfo
 from engine.text import Tokenizer
 from inference.errors import UnsupportedField
 from inference.rendering.pool import render_pool

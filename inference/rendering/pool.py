@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import ParamSpec, TypeVar
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.errors import Overloaded
 from inference.settings import gateway_settings
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from engine.errors import ContextLengthExceeded, InvalidRequest
-from engine.protocol import ModelInfo
-from engine.sampling_params import check_context
+from engine.contract.errors import ContextLengthExceeded, InvalidRequest
+from engine.contract.protocol import ModelInfo
+from engine.contract.sampling_params import check_context
 from engine.text import Tokenizer, render_chat
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.rendering.pool import render_pool
@@ -95,9 +95,14 @@ def check_vocabulary(token_ids: Sequence[Any], model: ModelInfo) -> None:
         )
 
 
-def truncated(token_ids: list[int], limit: int | None) -> list[int]:
-    """The last `limit` tokens (`truncate_prompt_tokens`); all without a limit."""
-    return token_ids if limit is None or len(token_ids) <= limit else token_ids[-limit:]
+def truncated(token_ids: list[int], limit: int | None, side: str | None = None) -> list[int]:
+    """The last `limit` tokens (`truncate_prompt_tokens`); all without a limit.
+
+    `side`: where tokens are cut off; at the "right" the first ones stay.
+    """
+    if limit is None or len(token_ids) <= limit:
+        return token_ids
+    return token_ids[:limit] if side == "right" else token_ids[-limit:]
 
 
 def refuse_endless(chars: int, model: ModelInfo, param: str) -> None:

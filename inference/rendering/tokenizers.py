@@ -8,7 +8,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import EngineUnavailable, ModelLoadError
+from engine.contract.errors import EngineUnavailable, ModelLoadError
 from engine.text import Tokenizer, load_tokenizer
 from inference.rendering.pool import render_pool
 
@@ -17,6 +17,8 @@ KEPT = 16
 CHECK_EVERY_S = 10.0
 LOAD_TIMEOUT_S = 120.0
 
+#: A folder, and the source of a chat template in the place of the folder's ("": none).
+Name = tuple[str, str]
 Signature = tuple[tuple[str, int, int], ...]
 
 
@@ -31,23 +33,24 @@ class TokenizerCache:
     """The last `KEPT` tokenizers. Callers who miss at the same moment share one load."""
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._loading: dict[str, asyncio.Task[_Entry]] = {}
+        self._entries: OrderedDict[Name, _Entry] = OrderedDict()
+        self._loading: dict[Name, asyncio.Task[_Entry]] = {}
 
-    async def get(self, path: str) -> Tokenizer:
-        """The tokenizer of a model folder.
+    async def get(self, path: str, chat_template: str = "") -> Tokenizer:
+        """The tokenizer of a model folder, perhaps with another chat template than the folder's.
 
         Raises:
             EngineUnavailable: the folder can't be read here (gateways and replicas must share it).
         """
-        entry = self._entries.get(path)
+        name = path, chat_template
+        entry = self._entries.get(name)
         if entry is not None and time.monotonic() - entry.checked_at < CHECK_EVERY_S:
-            self._entries.move_to_end(path)
+            self._entries.move_to_end(name)
             return entry.tokenizer
         loop = asyncio.get_running_loop()
-        task = self._loading.get(path)
+        task = self._loading.get(name)
         if task is None or task.done() or task.get_loop() is not loop:
-            task = self._loading[path] = loop.create_task(self._load(path, entry))
+            task = self._loading[name] = loop.create_task(self._load(name, entry))
         try:
             return (await asyncio.shield(task)).tokenizer
         except ModelLoadError as error:
@@ -55,24 +58,26 @@ class TokenizerCache:
                 f"The model's tokenizer can't be read: {error.message}"
             ) from error
         finally:
-            if task.done() and self._loading.get(path) is task:
-                del self._loading[path]
+            if task.done() and self._loading.get(name) is task:
+                del self._loading[name]
 
-    async def _load(self, path: str, known: _Entry | None) -> _Entry:
-        fresh = await render_pool().run_in_thread(LOAD_TIMEOUT_S, _load, path, known)
-        self._entries[path] = fresh
-        self._entries.move_to_end(path)
+    async def _load(self, name: Name, known: _Entry | None) -> _Entry:
+        fresh = await render_pool().run_in_thread(LOAD_TIMEOUT_S, _load, *name, known)
+        self._entries[name] = fresh
+        self._entries.move_to_end(name)
         while len(self._entries) > KEPT:
             self._entries.popitem(last=False)
         return fresh
 
 
-def _load(path: str, known: _Entry | None) -> _Entry:
+def _load(path: str, chat_template: str, known: _Entry | None) -> _Entry:
     signature = _signature(path)
     if known is not None and known.signature == signature:
         known.checked_at = time.monotonic()
         return known
     tokenizer = load_tokenizer(path)
+    if chat_template:
+        tokenizer = tokenizer.with_chat_template(chat_template)
     _ = tokenizer.vocab_size, tokenizer.byte_rules  # computed here, not on the event loop
     return _Entry(tokenizer, signature, time.monotonic())
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.batches.views import usage_object
 from inference.chat import ChatTurn, TurnDelta
 from inference.generation import Usage

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
+from inference.chat import ChatTurn
 from inference.errors import as_quire_error
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
@@ -22,6 +23,7 @@ NAMES = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
     "reasoning_effort": "reasoning.effort",
+    "tool_choice.allowed_tools": "tool_choice",
 }
 #: Fields that both have under one name.
 SHARED = (
@@ -38,6 +40,7 @@ SHARED = (
     "priority",
     "service_tier",
     "cache_salt",
+    "chat_template_kwargs",
 )
 
 
@@ -68,12 +71,18 @@ def chat_request(
     if request.top_logprobs is not None or LOGPROBS in (request.include or ()):
         body |= {"logprobs": True, "top_logprobs": request.top_logprobs or 0}
     try:
-        return parse(ChatRequest, body)
+        chat = parse(ChatRequest, body)
     except ValueError as error:  # pydantic's, in the chat's words
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
             raise in_our_words(told) from None
         raise
+    return chat.allowing(system_anywhere=True)
+
+
+def unfollowed(turn: ChatTurn) -> list[str]:
+    """Fields that the model has no use for, as this endpoint calls them."""
+    return [NAMES.get(name, name) for name in turn.options.unfollowed]
 
 
 def in_our_words(error: InvalidRequest) -> InvalidRequest:
@@ -101,6 +110,9 @@ def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
     choice = request.tool_choice or "auto"
     if isinstance(choice, str):
         return choice
+    if choice.get("type") == "allowed_tools":
+        allowed = {"mode": choice.get("mode"), "tools": _functions(choice.get("tools"))}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
     name = choice.get("name")
     if choice.get("type") != "function" or not isinstance(name, str):
         raise InvalidRequest("tool_choice must name a function.", param="tool_choice")
@@ -109,6 +121,18 @@ def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
             f"There is no function {name[:100]!r} among the tools.", param="tool_choice"
         )
     return {"type": "function", "function": {"name": name}}
+
+
+def _functions(entries: Any) -> Any:
+    """The tools that a choice lists, as chats name them; what is wrong stays as it is."""
+    if not isinstance(entries, list):
+        return entries
+    return [
+        {"type": entry.get("type"), "function": {"name": entry.get("name")}}
+        if isinstance(entry, dict)
+        else {}
+        for entry in entries
+    ]
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any] | None:

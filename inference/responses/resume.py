@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.parsing import Part
 from inference.responses.output import Event
 

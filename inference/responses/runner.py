@@ -8,7 +8,7 @@ import hashlib
 import time
 from typing import Any
 
-from engine.errors import QuireError
+from engine.contract.errors import QuireError
 from inference.chat import ChatTurn
 from inference.errors import as_quire_error, report
 from inference.responses.answer import ResponseAnswer, failed_response

@@ -7,25 +7,23 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.batches.schemas import Metadata
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Label, Tier
+from inference.openai.schemas.base import Label, ModelName, Tier
+from inference.openai.schemas.chat import Effort
 from inference.openai.schemas.messages import MAX_TOOLS
-from inference.web.known_fields import TEMPLATE_FIELDS, KnownFields
+from inference.web.known_fields import KnownFields
 
 #: Known, not supported, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    **TEMPLATE_FIELDS,
     "access_programs": (),
-    "context_management": ([],),
+    "chat_template": (),
     "conversation": (),
+    "extra_body": ({},),
     "image": (),
-    "max_tool_calls": (),
     "moderation": (),
     "prompt": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": ("in_memory",),
 }
 LOGPROBS = "message.output_text.logprobs"
 #: What may be included without changing anything: of tools that aren't there, and of reasoning,
@@ -88,7 +86,7 @@ class TextConfig(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     format: TextFormat | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(BaseModel):
@@ -96,8 +94,9 @@ class Reasoning(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    effort: str | None = None
-    summary: Literal["auto"] | None = None
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponsesStreamOptions(BaseModel):
@@ -113,7 +112,7 @@ class ResponsesRequest(KnownFields):
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
+    model: ModelName | None = None
     input: str | list[InputItem]
     instructions: str | None = None
     previous_response_id: Annotated[str, StringConstraints(max_length=100)] | None = None
@@ -142,6 +141,7 @@ class ResponsesRequest(KnownFields):
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     priority: int | None = 0
     cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
@@ -149,6 +149,16 @@ class ResponsesRequest(KnownFields):
         """Tools, format and modes that go together."""
         self._check_tools()
         self._check_modes()
+
+    def ignored_fields(self) -> list[str]:
+        """Besides: wishes about the text and the reasoning that nothing here can follow."""
+        names = super().ignored_fields()
+        if self.text is not None and self.text.verbosity in ("low", "high"):
+            names.append("text.verbosity")
+        for name in ("summary", "generate_summary"):
+            if self.reasoning and getattr(self.reasoning, name) in ("concise", "detailed"):
+                names.append(f"reasoning.{name}")
+        return names
 
     def _check_tools(self) -> None:
         for place, tool in enumerate(self.tools or ()):

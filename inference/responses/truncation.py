@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from engine.errors import ContextLengthExceeded
+from engine.contract.errors import ContextLengthExceeded
 from inference.chat.job import prompt_token_ids
 from inference.generation import Served
 from inference.openai.schemas import ChatRequest
@@ -38,7 +38,9 @@ async def fitted(make: Callable[[int], ChatRequest], served: Served) -> ChatRequ
             prompt = await prompt_token_ids(chat, served)
         except ContextLengthExceeded:
             return False
-        return len(prompt) + (chat.output_limit or 1) <= served.info.max_model_len
+        # A limit is a ceiling: one as large as the context mustn't cost all that was said.
+        wanted = min(chat.output_limit or 1, served.info.max_model_len // 2)
+        return len(prompt) + wanted <= served.info.max_model_len
 
     if await fits(0):
         return make(0)

@@ -10,15 +10,16 @@ import msgspec
 from django.http.response import HttpResponseBase
 
 from catalog.access import access_model
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.chat import ChatTurn
+from inference.chat.job import prompt_token_ids
 from inference.errors import UnsupportedField
 from inference.generation import find_served
 from inference.openai.keeping import check_room, kept_events
 from inference.openai.schemas.base import Refused
-from inference.openai.serving import add_headers, collect, stream_events
+from inference.openai.serving import add_headers, collect, name_ignored, stream_events
 from inference.responses.answer import ResponseAnswer, ResponseStreamWriter, response_object
-from inference.responses.chat import chat_request, in_our_words
+from inference.responses.chat import chat_request, in_our_words, unfollowed
 from inference.responses.follow import follow
 from inference.responses.items import kept_items
 from inference.responses.kept import KeptEvents
@@ -90,6 +91,7 @@ class ResponsesView(GatewayView):
         if wanted.background:
             return await exchange.in_background()
         turn = await start_turn(request.caller, wanted, request.received)
+        ignored += unfollowed(turn)
         try:
             response = await (exchange.stream(turn) if wanted.stream else exchange.whole(turn))
         except BaseException:
@@ -108,9 +110,10 @@ class Exchange:
 
     async def in_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
-        await access_model(self._caller, self._request.model)
+        card = await access_model(self._caller, self._request.model)
         chat_request(self._request, await conversation(self._caller, self._request))
-        body = response_object(self._request, self.public_id, time.time())
+        self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
+        body = response_object(self._request, self.public_id, time.time(), card.id)
         body["status"] = "queued"
         await self._keep(body, background=True)
         if self._request.stream:
@@ -174,6 +177,25 @@ def _after(request: GatewayRequest) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise InvalidRequest("starting_after must be an event's number.", param="starting_after")
     return int(text)
+
+
+class InputTokensView(GatewayView):
+    """How many tokens a request's input has."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """OpenAI's count; nothing is generated or kept."""
+        wanted = parse_request(self.read_json(request))
+        ignored = wanted.ignored_fields()
+        before = await conversation(request.caller, wanted)
+        served = await find_served(request.caller, wanted.model)
+        try:
+            tokens = await prompt_token_ids(chat_request(wanted, before), served)
+        except InvalidRequest as error:
+            raise in_our_words(error) from None
+        counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
+        response = json_response(_encode(counted))
+        name_ignored(response, ignored)
+        return response
 
 
 class ResponseView(GatewayView):

@@ -2,12 +2,14 @@
 
 from inference.tools.base import ToolFunction, ToolParser
 from inference.tools.hermes import HermesParser
+from inference.tools.layout import Layout
 from inference.tools.objects import JsonParser
 from inference.tools.registry import parser_for_template, tool_parsers
 
 __all__ = [
     "HermesParser",
     "JsonParser",
+    "Layout",
     "ToolFunction",
     "ToolParser",
     "parser_for_template",

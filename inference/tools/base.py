@@ -57,6 +57,7 @@ class ToolParser(StateMachine):
         self._num_calls = 0
         self._object: CallObject | None = None
         self._scanner = ValueScanner()
+        self._no_call = ""  # the object that was no call
 
     # -- states ------------------------------------------------------------------------------
 
@@ -73,15 +74,20 @@ class ToolParser(StateMachine):
     def _in_object(self, opening: str, then: Callable[[], bool]) -> bool:
         """Inside a call's object. `opening` stood before it; `then` is the state after it."""
         if self._object is None:
-            self._object = CallObject(self._call, self._arguments)
+            self._object = CallObject(self._call, self._arguments, self._is_function)
         reader = self._object
         self._held = self._held[reader.feed(self._held) :]
         if not (reader.done or reader.failed or self._ended):
             return False
-        self._object = None
+        self._object, self._no_call = None, ""
         if not reader.certain:
+            self._no_call = reader.raw
             self._emit(self._gap + opening + reader.raw)
         self._state = then if reader.done else self._after_failure
+        return True
+
+    def _is_function(self, name: str) -> bool:
+        """Whether an object with this name is a call; any is, where nothing else looks like one."""
         return True
 
     def _after_failure(self) -> bool:
@@ -115,6 +121,11 @@ class ToolParser(StateMachine):
             return False
         self._scanner = ValueScanner()
         self._state = then
+        return True
+
+    def _then(self, state: Callable[[], bool]) -> bool:
+        """Go on in another state."""
+        self._state = state
         return True
 
     # -- helpers -----------------------------------------------------------------------------
@@ -158,9 +169,9 @@ class ToolParser(StateMachine):
             self._after_call = False
             self._out.append(Part("content", text))
 
-    def _call(self, name: str) -> None:
+    def _call(self, name: str, call_id: str = "") -> None:
         self._after_call = True
-        call_id = f"call_{secrets.token_hex(12)}"
+        call_id = call_id or f"call_{secrets.token_hex(12)}"
         self._out.append(Part("call", name, self._num_calls, call_id))
         self._num_calls += 1
 

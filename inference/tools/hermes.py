@@ -15,7 +15,7 @@ class HermesParser(ToolParser):
 
     name = "hermes"
     template_marks: ClassVar[tuple[str, ...]] = (OPEN,)
-    markers = (OPEN, CLOSE)
+    markers: ClassVar[tuple[str, ...]] = (OPEN, CLOSE)
     layout = Layout(
         begin=f'{OPEN}\n{{"name": "NAME", "arguments": ', end=f"}}\n{CLOSE}", trigger=OPEN
     )
@@ -34,3 +34,18 @@ class HermesParser(ToolParser):
             return False
         self._state = self._text
         return True
+
+
+class Ernie45Parser(HermesParser):
+    """ERNIE 4.5: the same, and its text stands between `<response>` tags, which are left out."""
+
+    name = "ernie45"
+    template_marks: ClassVar[tuple[str, ...]] = (OPEN, "<response>")
+    markers = (OPEN, CLOSE, "<response>", "</response>")
+
+    def _text(self) -> bool:
+        found = self._find(OPEN, "<response>", "</response>")
+        if found == OPEN:
+            return self._then(self._call_object)
+        self._after_call = self._after_call or bool(found)  # white space next to a tag is none
+        return bool(found)

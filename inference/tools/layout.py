@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.parsing.literals import first_of
 
 if TYPE_CHECKING:
@@ -26,13 +26,21 @@ _OTHER = r"/([^\s{\[](.|\n)*)?/"
 class ArgumentsRule(Protocol):
     """Writes the grammar rules of a function's arguments."""
 
-    def __call__(self, rule: str, function: ToolFunction) -> list[str]:
-        """Lark rules, one of which is called `rule`; others begin with that name."""
+    def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
+        """Lark rules, one of which is called `rule`; others begin with that name.
+
+        `special` has the texts of the model's control tokens, with their ids (see `literal`).
+        """
 
 
-def json_arguments(rule: str, function: ToolFunction) -> list[str]:
+def json_arguments(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
     """A JSON object that follows the function's schema."""
     return [f"{rule}: %json {json.dumps(closed_schema(function))}"]
+
+
+def no_shared_rules(special: Mapping[str, int]) -> Sequence[str]:
+    """For arguments that need no rules in common."""
+    return ()
 
 
 def checked_key(key: str, pattern: re.Pattern[str]) -> str:
@@ -58,7 +66,8 @@ class Layout:
         open, close: before the first call and after the last one.
         begin, end: of each call. separator: between two.
         trigger: what the calls, or each call, begin with; "" where calls are the whole answer.
-        arguments: the grammar rules for the arguments. shared: rules that all of them may use.
+        arguments: the grammar rules for the arguments. shared: gives, for the control tokens'
+            ids, rules that all of them may use.
         free: whether text and calls can be told apart by a grammar.
     """
 
@@ -69,7 +78,7 @@ class Layout:
     separator: str = "\n"
     trigger: str = ""
     arguments: ArgumentsRule = json_arguments
-    shared: tuple[str, ...] = ()
+    shared: Callable[[Mapping[str, int]], Sequence[str]] = no_shared_rules
     free: bool = True
 
     def grammar(
@@ -98,7 +107,7 @@ class Layout:
             rules.append(
                 f"call_{number}: {literal(begin, special)} {rule} {literal(self.end, special)}"
             )
-            rules += self.arguments(rule, function)
+            rules += self.arguments(rule, function, special)
         calls = " | ".join(f"call_{number}" for number in range(len(functions)))
         if required:
             start = [f"start: {self._all_calls(special, parallel)}"]
@@ -108,7 +117,7 @@ class Layout:
             start = self._triggered(special, parallel)
         else:
             start = [f"start: {self._all_calls(special, parallel)} | {_OTHER}"]
-        return "\n".join([*start, f"call: {calls}", *rules, *self.shared])
+        return "\n".join([*start, f"call: {calls}", *rules, *self.shared(special)])
 
     @property
     def _trigger_opens(self) -> bool:
@@ -134,14 +143,28 @@ class Layout:
         return [f"start: tagged{count} rest", "rest: TEXT", r"TEXT: /(.|\n)*/", *tag]
 
 
-def literal(text: str, special: dict[str, int]) -> str:
+def quoted(text: str) -> str:
+    """A text as a JSON string, which Lark reads as well."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def text_until(closing: str, rule: str, special: Mapping[str, int]) -> tuple[str, list[str]]:
+    """Any text up to `closing` and that itself: what to write for it, and the rules behind it."""
+    place = first_of(closing, list(special))[0]
+    if place < 0:
+        return rule, [rf"{rule}[lazy]: /(.|\n)*/ {quoted(closing)}"]
+    # A control token is none of the text's characters; white space before it counts as text.
+    return rule, [rf"{rule}: /(.|\n)*/ {literal(closing[place:], special)}"]
+
+
+def literal(text: str, special: Mapping[str, int]) -> str:
     """A text in Lark, with control tokens by their ids: `"Hm " <[17]> "x"`."""
     parts = []
     while text:
         place, found = first_of(text, list(special))
         head = text if place < 0 else text[:place]
         if head:
-            parts.append(json.dumps(head, ensure_ascii=False))
+            parts.append(quoted(head))
         if place >= 0:
             parts.append(f"<[{special[found]}]>")
         text = "" if place < 0 else text[place + len(found) :]

@@ -12,13 +12,14 @@ class ObjectListParser(ToolParser):
     """A list of call objects (or one object) after an opening text.
 
     Attributes:
-        openers: each opens a list.
+        openers: each opens a list. closers: what may stand after it.
     """
 
     openers: ClassVar[tuple[str, ...]]
+    closers: ClassVar[tuple[str, ...]] = ()
 
     def _text(self) -> bool:
-        self._opening = self._find(*self.openers)
+        self._opening, self._began = self._find(*self.openers), False
         if self._opening:
             self._state = self._list_start
         return bool(self._opening)
@@ -77,8 +78,18 @@ class ObjectListParser(ToolParser):
         return True
 
     def _end_list(self) -> None:
-        self._began, self._opening = False, ""
-        self._state = self._text
+        self._opening = ""
+        self._state = self._after_list
+
+    def _after_list(self) -> bool:
+        """What closes the list, in the model's own way."""
+        for mark in self.closers:
+            found = self._skip(mark)
+            if found is None:
+                return False
+            if found:
+                return True
+        return self._then(self._text)
 
 
 class GraniteParser(ObjectListParser):
@@ -127,61 +138,4 @@ class JsonParser(ObjectListParser):
 
     def _after_failure(self) -> bool:
         self._state = self._plain
-        return True
-
-
-class Llama3JsonParser(ToolParser):
-    """Llama 3: the answer is `{"name": ..., "parameters": {...}}`, several with `; ` between."""
-
-    name = "llama3_json"
-    template_marks: ClassVar[tuple[str, ...]] = ("dictionary of argument name and its value",)
-    markers = ("<|python_tag|>",)
-    layout = Layout(begin='{"name": "NAME", "parameters": ', end="}", separator="; ")
-
-    _tag = markers[0]
-
-    def _text(self) -> bool:
-        """The answer's beginning."""
-        rest = self._held.lstrip()
-        if not self._ended and self._tag.startswith(rest) and rest != self._tag:
-            return False
-        self._gap = self._held[: len(self._held) - len(rest)]
-        self._opening = ""
-        if rest.startswith(self._tag):
-            self._held, self._opening = rest[len(self._tag) :], self._tag
-            self._state = self._call_object
-        elif rest.startswith("{"):
-            self._held = rest
-            self._state = self._call_object
-        else:
-            self._state = self._tagged
-        return True
-
-    _opening = ""
-
-    def _tagged(self) -> bool:
-        """Text, in which a tag may announce a call."""
-        if self._find(self._tag):
-            self._opening = self._tag
-            self._state = self._call_object
-            return True
-        return False
-
-    def _call_object(self) -> bool:
-        return self._in_object(self._opening, self._between)
-
-    def _between(self) -> bool:
-        self._opening = self._gap = ""
-        rest = self._held.lstrip("; \t\r\n")
-        if not rest and not self._ended:
-            return False
-        if rest.startswith("{"):
-            self._held = rest
-            self._state = self._call_object
-        else:
-            self._state = self._tagged
-        return True
-
-    def _after_failure(self) -> bool:
-        self._state = self._tagged
         return True

@@ -5,11 +5,28 @@ from __future__ import annotations
 from inference.parsing.plugins import Registry
 from inference.tools.base import ToolParser
 from inference.tools.deepseek import DeepSeekV3Parser, DeepSeekV31Parser
+from inference.tools.gemma import FunctionGemmaParser, Gemma4Parser
+from inference.tools.glm import Glm45Parser, Glm47Parser
 from inference.tools.harmony import HarmonyToolParser
-from inference.tools.hermes import HermesParser
+from inference.tools.hermes import Ernie45Parser, HermesParser
+from inference.tools.invoke import DeepSeekV32Parser, MiniMaxM2Parser, Step3Parser
+from inference.tools.kimi import KimiK2Parser
+from inference.tools.lists import (
+    HunyuanA13BParser,
+    InternLMParser,
+    JambaParser,
+    Phi4MiniJsonParser,
+    XlamParser,
+)
+from inference.tools.llama import Llama3JsonParser
 from inference.tools.mistral import MistralNamedParser, MistralParser
-from inference.tools.objects import GraniteParser, JsonParser, Llama3JsonParser
-from inference.tools.pythonic import PythonicParser
+from inference.tools.objects import GraniteParser, JsonParser
+from inference.tools.pythonic import (
+    Lfm2Parser,
+    Llama4PythonicParser,
+    Olmo3Parser,
+    PythonicParser,
+)
 from inference.tools.qwen_coder import QwenCoderParser
 
 #: The first whose marks a chat template holds reads that model; the more telling come first.
@@ -18,17 +35,40 @@ tool_parsers: Registry[ToolParser] = Registry(
     ToolParser,
     [
         HarmonyToolParser,
+        DeepSeekV32Parser,
         DeepSeekV3Parser,
         DeepSeekV31Parser,
+        KimiK2Parser,
+        Step3Parser,
+        MiniMaxM2Parser,
+        Gemma4Parser,
+        FunctionGemmaParser,
+        Glm47Parser,
+        Glm45Parser,
         QwenCoderParser,
         MistralNamedParser,
         MistralParser,
+        Lfm2Parser,
+        Olmo3Parser,
+        Llama4PythonicParser,
+        InternLMParser,
+        Phi4MiniJsonParser,
+        HunyuanA13BParser,
+        JambaParser,
         GraniteParser,
         PythonicParser,
         Llama3JsonParser,
+        Ernie45Parser,
         HermesParser,
+        XlamParser,
         JsonParser,
     ],
+    aliases={
+        "openai": "gpt_oss",
+        "qwen3_xml": "qwen3_coder",
+        "llama4_json": "llama3_json",
+        "granite4": "hermes",
+    },
 )
 
 

@@ -62,7 +62,8 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
     """
     settings = gateway_settings()
     headers = {name.lower(): value.decode("latin1") for name, value in scope["headers"]}
-    await authenticate(headers.get(b"authorization"), headers.get(b"x-api-key"))
+    caller = await authenticate(headers.get(b"authorization"), headers.get(b"x-api-key"))
+    caller.check_address((scope.get("client") or [""])[0])
     # Boundaries and the other fields of the form come on top of the file.
     limit = settings.max_file_bytes + SPOOL_BYTES
     check_announced(scope, limit)

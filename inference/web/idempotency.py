@@ -1,7 +1,8 @@
 """`Idempotency-Key`: a request that is sent again gets the answer it had, and runs once.
 
 A key belongs to its tenant for a day. What is kept is a whole successful answer; after an error the
-key is free again, for the same request may well succeed next time.
+key is free again, for the same request may well succeed next time. All that is kept of a tenant is
+bounded: the oldest answers give way to new ones, and their keys are free again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from typing import Any
 
 import msgspec
 from django.http import HttpResponse
@@ -20,9 +22,10 @@ from django.http.response import HttpResponseBase
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.engine_client import get_engine_client
 from inference.errors import Overloaded
+from inference.settings import gateway_settings
 from inference.web.streaming import EventStreamResponse
 from tenants.errors import Conflict
 
@@ -36,7 +39,37 @@ MAX_BYTES = 1 << 18
 _HELD = "if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end "
 _RELEASE = _HELD + "return redis.call('del', KEYS[1])"
 _EXTEND = _HELD + "return redis.call('expire', KEYS[1], ARGV[2])"
-_STORE = _HELD + "redis.call('set', KEYS[1], ARGV[3], 'EX', ARGV[2]) return 1"
+#: What Redis needs for an entry beside its text: names, an expiry, a line in the tenant's index.
+ENTRY_BYTES = 400
+#: KEYS: the entry, the tenant's index (`digest size` by the time it was kept), the index's sum.
+#: ARGV: what is held, seconds to keep, the entry, its digest, its size, the tenant's most bytes,
+#: what names of entries begin with.
+_STORE = (
+    _HELD
+    + """
+local time = redis.call('TIME')
+local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+local sum = tonumber(redis.call('get', KEYS[3]) or 0)
+local size, most = tonumber(ARGV[5]), tonumber(ARGV[6])
+local function drop(line)
+  redis.call('zrem', KEYS[2], line)
+  sum = sum - tonumber(string.match(line, ' (%d+)$'))
+end
+for _, line in ipairs(redis.call('zrangebyscore', KEYS[2], '-inf', now - ARGV[2])) do drop(line) end
+if size > most then return redis.call('del', KEYS[1]) end
+while sum + size > most do
+  local line = redis.call('zrange', KEYS[2], 0, 0)[1]
+  if not line then break end
+  redis.call('del', ARGV[7] .. string.match(line, '^(%x+)'))
+  drop(line)
+end
+redis.call('set', KEYS[1], ARGV[3], 'EX', ARGV[2])
+redis.call('zadd', KEYS[2], now, ARGV[4] .. ' ' .. ARGV[5])
+redis.call('expire', KEYS[2], ARGV[2])
+redis.call('set', KEYS[3], math.max(0, sum) + size, 'EX', ARGV[2])
+return 1
+"""
+)
 
 
 class KeyReused(InvalidRequest):
@@ -70,8 +103,9 @@ def fingerprint(method: str, path: str, body: bytes) -> bytes:
 class IdempotencyKey:
     """One request's hold on its key."""
 
-    def __init__(self, redis: Redis, name: str, entry: Entry) -> None:
-        self._redis, self._name, self._entry = redis, name, entry
+    def __init__(self, redis: Redis, prefix: str, digest: str, entry: Entry) -> None:
+        self._redis, self._prefix, self._digest, self._entry = redis, prefix, digest, entry
+        self._name = prefix + digest
         self._held = msgspec.msgpack.encode(entry)
         self._keeper: asyncio.Task[None] | None = None
 
@@ -85,8 +119,8 @@ class IdempotencyKey:
             )
         client = get_engine_client()
         digest = hashlib.sha256(key.encode()).hexdigest()
-        name = f"{client.settings.key_prefix}:idempotency:{tenant_id}:{digest}"
-        return cls(client.redis, name, Entry(print_of_request, secrets.token_bytes(16)))
+        prefix = f"{client.settings.key_prefix}:idempotency:{tenant_id}:"
+        return cls(client.redis, prefix, digest, Entry(print_of_request, secrets.token_bytes(16)))
 
     async def run(self, work: Callable[[], Awaitable[HttpResponseBase]]) -> HttpResponseBase:
         """The answer of `work`, or the one that was kept.
@@ -147,8 +181,11 @@ class IdempotencyKey:
         self._entry.content_type, self._entry.body = content_type, body
         data = msgspec.msgpack.encode(self._entry)
         self._stop_keeping()
+        size, most = len(data) + ENTRY_BYTES, gateway_settings().tenant_idempotency_bytes
+        names = [self._name, f"{self._prefix}index", f"{self._prefix}sum"]
+        values: list[Any] = [self._held, KEEP_S, data, self._digest, size, most, self._prefix]
         with contextlib.suppress(RedisError):  # the client has its answer; the hold expires
-            await self._if_held(_STORE, KEEP_S, data)
+            await self._redis.eval(_STORE, len(names), *names, *values)  # type: ignore[misc]
 
     async def _release(self) -> None:
         self._stop_keeping()

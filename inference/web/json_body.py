@@ -10,7 +10,7 @@ import json
 import re
 from typing import Any
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 
 #: A JSON escape of a surrogate. Only a body with one can hold a lone surrogate.
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")

@@ -8,10 +8,9 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
-from inference.openai.schemas.base import Refused
-from inference.settings import gateway_settings
+from inference.openai.schemas.base import Refused, ignored_names
 
 #: How a chat is rendered is up to the model's template and, where the operator allows it, to
 #: requests for chat completions alone. SDKs take `extra_body` apart before they send.
@@ -51,17 +50,8 @@ class KnownFields(BaseModel):
         """What types alone don't say. Raises `InvalidRequest`."""
 
     def ignored_fields(self) -> list[str]:
-        """Unknown fields, by name. Raises `InvalidRequest` in strict mode."""
-        extra = self.model_extra or {}
-        known = self.UNSUPPORTED
-        names = sorted(n for n, value in extra.items() if n not in known and value is not None)
-        if names and gateway_settings().strict:
-            raise InvalidRequest(
-                f"Unrecognized request argument supplied: {names[0][:100]}.",
-                param=names[0][:100],
-                code="unknown_parameter",
-            )
-        return names
+        """Fields without effect: see `ignored_names`."""
+        return ignored_names(self.model_extra or {}, self.UNSUPPORTED)
 
 
 #: A field of a chat's function, as errors name it.

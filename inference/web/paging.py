@@ -8,7 +8,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.errors import NotFound
 
 

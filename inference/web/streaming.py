@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator, Callable
 
 from django.http import StreamingHttpResponse
 
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
 
 class LastChunk(bytes):
     """A stream's last chunk: the end of the response can leave in the same write."""
@@ -19,8 +21,13 @@ class EventStreamResponse(StreamingHttpResponse):
     idempotent and must not block.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], release: Callable[[], None]) -> None:
-        super().__init__(events, content_type="text/event-stream; charset=utf-8")
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        release: Callable[[], None],
+        content_type: str = EVENT_STREAM,
+    ) -> None:
+        super().__init__(events, content_type=content_type)
         self.events = events
         self._resource_closers.append(release)
         self["Cache-Control"] = "no-cache"

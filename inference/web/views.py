@@ -18,7 +18,7 @@ from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.renderers import BaseRenderer
 from rest_framework.views import APIView
 
-from inference.errors import NotFound, PayloadTooLarge, UnsupportedField, error_response
+from inference.errors import PayloadTooLarge, UnsupportedField, error_response
 from inference.settings import gateway_settings
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.idempotency import IdempotencyKey, fingerprint
@@ -30,6 +30,7 @@ from inference.web.negotiation import (
     check_content_type,
 )
 from inference.web.request_ids import clean_request_id
+from inference.web.unknown_path import unknown_path
 from tenants.authentication import Caller
 
 Handler = Callable[..., Awaitable[HttpResponseBase]]
@@ -114,6 +115,7 @@ class GatewayView(APIView):
             request.caller, _ = await authenticator.authenticate(request)
         for permission in self.get_permissions():
             permission.check(request.caller, self.required_scope)
+        request.caller.check_endpoint(request.path_info)
 
     def read_json(self, request: HttpRequest) -> dict[str, Any]:
         """The body as a JSON object. Raises 413, 415 and 400 errors."""
@@ -132,9 +134,10 @@ class NotFoundView(GatewayView):
     """Any path of the API that doesn't exist, with any method."""
 
     public = True
+    leads_nowhere = True
 
     def _handler(self, request: HttpRequest) -> Handler:
-        raise NotFound(f"Unknown path: {request.path_info[:200]}.", code="unknown_url")
+        raise unknown_path(request.path_info)
 
 
 def json_response(body: bytes, status: int = 200) -> HttpResponse:

@@ -15,6 +15,7 @@ from django.db import DatabaseError, InterfaceError
 
 from inference.engine_client import close_engine_client
 from inference.generation import background
+from metering.keeper import start_keeper
 from metering.redis_clients import close_redis_link
 from tenants.db_threads import in_db_thread
 
@@ -53,6 +54,7 @@ class WorkLoop:
         self._thread.start()
 
     def _serve(self) -> None:
+        start_keeper()  # a worker lets requests in too
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 

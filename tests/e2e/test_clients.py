@@ -18,6 +18,9 @@ PROGRAMS = ROOT / "tests" / "clients"
 PYTHON = Path(
     os.environ.get("QUIRE_CLIENTS_PYTHON") or Path(sys.prefix) / "clients" / "bin" / "python"
 )
+AGENTS_PYTHON = Path(
+    os.environ.get("QUIRE_AGENTS_PYTHON") or Path(sys.prefix) / "agents" / "bin" / "python"
+)
 NODE_MODULES = PROGRAMS / "node" / "node_modules"
 
 
@@ -38,10 +41,10 @@ def run(product: Product, *command: str) -> dict[str, Any]:
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def python(product: Product, program: str) -> dict[str, Any]:
-    if not PYTHON.exists():
-        missing(f"The client libraries aren't in {PYTHON} (make test installs them)")
-    return run(product, str(PYTHON), str(PROGRAMS / program))
+def python(product: Product, program: str, python: Path = PYTHON) -> dict[str, Any]:
+    if not python.exists():
+        missing(f"The client libraries aren't in {python} (make test installs them)")
+    return run(product, str(python), str(PROGRAMS / program))
 
 
 def node(product: Product, program: str) -> dict[str, Any]:
@@ -73,6 +76,21 @@ def test_instructor(product: Product) -> None:
         assert isinstance(person["adult"], bool)
 
 
+def test_pydantic_ai(product: Product) -> None:
+    said = python(product, "pydantic_ai_client.py", AGENTS_PYTHON)
+    assert "Paris" in said["chat"]
+    assert said["responses"] == said["messages"] == said["streamed"] == said["chat"]
+    assert said["structured"] == ["capital", "country"]
+
+
+def test_openais_agents_sdk(product: Product) -> None:
+    said = python(product, "openai_agents_client.py", AGENTS_PYTHON)
+    assert "Paris" in said["responses"]
+    kinds = ("responses", "responses_streamed", "chat", "chat_streamed")
+    assert {said[kind] for kind in kinds} == {said["chat"]}
+    assert said["calls"] >= 2
+
+
 def test_openai_for_node(product: Product) -> None:
     said = node(product, "openai.mjs")
     assert "Paris" in said["whole"]
@@ -85,7 +103,7 @@ def test_openai_for_node(product: Product) -> None:
 def test_vercels_ai_sdk(product: Product) -> None:
     said = node(product, "vercel.mjs")
     assert "Paris" in said["whole"]
-    assert said["streamed"] == said["response"] == said["whole"]
+    assert said["streamed"] == said["response"] == said["message"] == said["whole"]
     assert said["structured"] == ["capital", "country"]
     assert said["calls"] == ["weather"]
     assert said["tokens"] > 0

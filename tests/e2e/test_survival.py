@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from config.redis_urls import socket_url
-from engine import protocol
+from engine.contract import protocol
 from tests.e2e.product import Product
 from tests.engine.replica import Gateway
 

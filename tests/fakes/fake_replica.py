@@ -5,7 +5,7 @@ In a test's own loop:
     async with FakeReplica(redis_url, model_name="m", model_path="demo/model") as replica:
         ...
 
-As a process, in the place of `python -m engine.service`:
+As a process, in the place of `python -m engine.serving`:
 
     python -m tests.fakes.fake_replica --redis-url URL --model-name m --model-path demo/model
 
@@ -32,8 +32,8 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ConstantBackoff
 from redis.exceptions import ResponseError
 
-from engine import protocol
-from engine.protocol import (
+from engine.contract import protocol
+from engine.contract.protocol import (
     AbortRequest,
     Control,
     ControlReply,
@@ -352,6 +352,10 @@ class FakeReplica:
         sequence.num_tokens += 1
         if sequence.finish_reason is None and sequence.num_tokens >= budget:
             sequence.finish_reason = "length"
+        # The engine counts a cap over all outputs; here each has an equal part.
+        cap = request.token_cap
+        if cap is not None and sequence.num_tokens >= cap // sampling.num_sequences:
+            sequence.finish_reason = sequence.finish_reason or "budget"
         delta.token_ids = [token]
         return token
 

@@ -19,6 +19,7 @@ from engine.text import Tokenizer, load_tokenizer
 from inference.asgi import GatewayHandler
 from inference.engine_client import close_engine_client, get_engine_client
 from inference.generation import background
+from metering import rules
 from metering.records import UsageRecord, decode_record
 from metering.redis_clients import close_redis_link
 from tenants import actions, authentication
@@ -77,6 +78,7 @@ def rows(transactional_db: None) -> Iterator[Rows]:
     """
     authentication.forget()
     catalog_access.forget()
+    rules.forget()
     tenant = actions.create_tenant(actor=SYSTEM, name="Gateway tests")
     made = actions.create_key(actor=SYSTEM, tenant=tenant, name="test")
     ServedModel.objects.create(
@@ -85,6 +87,7 @@ def rows(transactional_db: None) -> Iterator[Rows]:
     yield Rows(tenant, made.key, made.secret)
     authentication.forget()
     catalog_access.forget()
+    rules.forget()
 
 
 @dataclass

@@ -98,9 +98,14 @@ def process(command: list[str], environment: dict[str, str]) -> Iterator[subproc
 
 
 @contextlib.contextmanager
-def instance(folder: Path) -> Iterator[Instance]:
-    """Redis, a migrated database, a tenant with keys and the model "m" in the catalogue."""
-    with running_redis(folder / "redis") as url:
+def instance(folder: Path, redis_url: str | None = None) -> Iterator[Instance]:
+    """Redis, a migrated database, a tenant with keys and the model "m" in the catalogue.
+
+    `redis_url`: a server that is there already.
+    """
+    known = contextlib.nullcontext(redis_url)
+    with known if redis_url else running_redis(folder / "redis") as url:
+        assert url is not None
         environment = os.environ | {
             "QUIRE_DATA_DIR": str(folder / "data"),
             "DJANGO_SETTINGS_MODULE": "config.settings",

@@ -42,6 +42,15 @@ _W = f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}'
 _C = '{"name": "clock", "arguments": {}}'
 _LIST = f"[{_W}, {_C}]"
 _DS = "<｜tool▁call▁begin｜>"
+_DSML = "｜DSML｜"
+_KIMI = (
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+)
+_PY = 'get_weather(city="Köln \\"]}) ☂", days=[1, 2])'
 
 SAMPLES = [
     Sample(
@@ -91,7 +100,102 @@ SAMPLES = [
         "Hm.",
         BOTH,
     ),
-    Sample("pythonic", '[get_weather(city="Köln \\"]}) ☂", days=[1, 2]), clock()]', "", BOTH),
+    Sample("pythonic", f"[{_PY}, clock()]", "", BOTH),
+    Sample("llama4_pythonic", f"<|python_start|>[{_PY}, clock()]<|python_end|>", "", BOTH),
+    Sample("llama4_pythonic", f"[{_PY},clock()]", "", BOTH),
+    Sample(
+        "lfm2",
+        f"Hm. <|tool_call_start|>[{_PY}, clock()]<|tool_call_end|>\nDone.",
+        "Hm.Done.",
+        BOTH,
+    ),
+    Sample("olmo3", f"Hm.<function_calls>{_PY}\nclock()</function_calls> Done.", "Hm.Done.", BOTH),
+    Sample("llama3_json", f"Here: {_W}; {_C} Well?", "Here:Well?", BOTH),
+    Sample("hunyuan_a13b", f"Hm. <tool_calls>{_LIST}</tool_calls>\n", "Hm.", BOTH),
+    Sample("jamba", f" <tool_calls>[\n    {_W},\n    {_C}\n]</tool_calls>", "", BOTH),
+    Sample("phi4_mini_json", f"Hm.\nfunctools{_LIST}\nDone.", "Hm.Done.", BOTH),
+    Sample(
+        "internlm",
+        "Hm. <|action_start|><|plugin|>"
+        f"{_W.replace('arguments', 'parameters')}<|action_end|>\nDone.",
+        "Hm.Done.",
+        BOTH[:1],
+    ),
+    Sample("xlam", f"Hm.\n```json\n{_LIST}\n```", "Hm.", BOTH),
+    Sample("xlam", f"Hm.<tool_call>{_LIST}</tool_call>", "Hm.", BOTH),
+    Sample("xlam", f"<think>Hm.</think>{_LIST}", "<think>Hm.</think>", BOTH),
+    Sample("ernie45", f"<tool_call>\n{_W}\n</tool_call>\n<tool_call>{_C}", "", BOTH),
+    Sample(
+        "ernie45",
+        f"<response>\nHm.\n</response>\n\n<tool_call>\n{_W}\n</tool_call>\n",
+        "Hm.",
+        BOTH[:1],
+    ),
+    Sample(
+        "kimi_k2",
+        f"Hm. {_KIMI[0]}{_KIMI[1]}functions.get_weather:0{_KIMI[2]}{ARGUMENTS}{_KIMI[3]}"
+        f"{_KIMI[1]}clock:1{_KIMI[2]}{{}}{_KIMI[3]}{_KIMI[4]}",
+        "Hm.",
+        BOTH,
+    ),
+    Sample(
+        "glm45",
+        "Hm.\n<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>"
+        'Köln "]}) ☂</arg_value>\n<arg_key>days</arg_key>\n<arg_value>[1, 2]</arg_value>\n'
+        "</tool_call>\n<tool_call>clock\n</tool_call>",
+        "Hm.",
+        BOTH,
+    ),
+    Sample(
+        "glm47",
+        "<tool_call>get_weather<arg_key>city</arg_key><arg_value>"
+        'Köln "]}) ☂</arg_value><arg_key>days</arg_key><arg_value>[1, 2]</arg_value>'
+        "</tool_call><tool_call>clock</tool_call>",
+        "",
+        BOTH,
+    ),
+    Sample(
+        "minimax_m2",
+        'Hm. <minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">'
+        'Köln "]}) ☂</parameter>\n<parameter name="days">[1, 2]</parameter>\n</invoke>\n'
+        '<invoke name="clock">\n</invoke>\n</minimax:tool_call>\nDone.',
+        "Hm.Done.",
+        BOTH,
+    ),
+    Sample(
+        "deepseek_v32",
+        f'Hm. <{_DSML}function_calls>\n<{_DSML}invoke name="get_weather">\n'
+        f'<{_DSML}parameter name="city" string="true">Köln "]}}) ☂</{_DSML}parameter>\n'
+        f'<{_DSML}parameter name="days" string="false">[1, 2]</{_DSML}parameter>\n'
+        f'</{_DSML}invoke>\n<{_DSML}invoke name="clock">\n</{_DSML}invoke>\n'
+        f"</{_DSML}function_calls>",
+        "Hm.",
+        BOTH,
+    ),
+    Sample(
+        "step3",
+        'Hm.<｜tool_calls_begin｜><｜tool_call_begin｜><steptml:invoke name="get_weather">'
+        '<steptml:parameter name="city">Köln "]}) ☂</steptml:parameter>'
+        '<steptml:parameter name="days">[1, 2]</steptml:parameter></steptml:invoke>'
+        "<｜tool_call_end｜><｜tool_sep｜><｜tool_call_begin｜>function<｜tool_sep｜>"
+        '<steptml:invoke name="clock"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+        "Hm.",
+        BOTH,
+    ),
+    Sample(
+        "gemma4",
+        'Hm. <|tool_call>call:get_weather{city:<|"|>Köln "]}) ☂<|"|>,days:[1,2]}<tool_call|>'
+        "<|tool_call>call:clock{}<tool_call|>",
+        "Hm.",
+        BOTH,
+    ),
+    Sample(
+        "functiongemma",
+        '<start_function_call>call:get_weather{city:<escape>Köln "]}) ☂<escape>,days:[1,2]}'
+        "<end_function_call><start_function_call>call:clock{}<end_function_call>",
+        "",
+        BOTH,
+    ),
 ]
 
 #: Texts without a call, or with something that only begins like one: all of it is content.
@@ -108,6 +212,19 @@ NO_CALLS = [
     "<｜tool▁calls▁begin｜>?",
     "<function=>",
     "[f",
+    "<tool_calls>[1, 2]</tool_calls>",
+    "functools.partial(f) and functools[0]",
+    "<|action_start|><|interpreter|>1 + 1<|action_end|>",
+    "<|tool_calls_section_begin|> nothing",
+    "<minimax:tool_call>?",
+    "<｜DSML｜function_calls>?",
+    "<｜tool_calls_begin｜>?",
+    "<|tool_call>no<tool_call|>",
+    "<start_function_call>call:",
+    "<function_calls>none",
+    "<|tool_call_start|>none",
+    "<|python_start|>print(1)<|python_end|>",
+    'An answer: {"name": "Anna", "parameters": {"age": 3}}',
     "",
 ]
 

@@ -66,6 +66,67 @@ async def test_why_it_stopped(gateway: Gateway, tokenizer: Tokenizer) -> None:
         assert stopped["content"][0]["text"] == "one "
 
 
+async def test_fault_06_any_max_tokens_is_a_ceiling(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    replica = gateway.scripted(says(tokenizer, "a fox"))
+    async with gateway.serving(replica):
+        for limit in (2048, 100_000, 2**31 - 1):
+            assert (await ask(gateway, max_tokens=limit)).status == 200
+        assert (await ask(gateway, "word " * 5000, max_tokens=100_000)).status == 400
+    (room,) = {2048 - len(each.prompt_token_ids) for each in replica.received}
+    assert [each.sampling.max_tokens for each in replica.received] == [room] * 3
+
+
+async def test_fault_07_a_ceiling_is_cut_to_the_kv_pool_too(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.scripted(says(tokenizer, "a fox"))
+    replica.model.kv_capacity_tokens = 100
+    async with gateway.serving(replica):
+        assert (await ask(gateway, max_tokens=100_000)).status == 200
+    (request,) = replica.received
+    assert len(request.prompt_token_ids) + (request.sampling.max_tokens or 0) == 100
+
+
+DOCUMENT = {
+    "type": "document",
+    "title": "Foxes",
+    "context": "from a book",
+    "source": {"type": "text", "media_type": "text/plain", "data": "They jump."},
+    "citations": {"enabled": True},
+}
+PARTS = {"type": "content", "content": [{"type": "text", "text": text} for text in "ab"]}
+
+
+async def test_documents_of_text_are_read_and_others_refused(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.scripted(says(tokenizer, "a fox"))
+    question = {"type": "text", "text": "What do they do?"}
+    async with gateway.serving(replica):
+        reply = await ask(gateway, [DOCUMENT, question])
+        await ask(gateway, [{"type": "document", "source": PARTS}, question])
+        for source in ({"type": "base64", "data": "AA=="}, {"type": "url", "url": "http://x"}, {}):
+            refused = await ask(gateway, [{"type": "document", "source": source}])
+            assert refused.status == 400
+            assert "messages.0.content.0.source.type" in refused.json()["error"]["message"]
+    assert reply.headers["x-quire-ignored-fields"] == "messages.0.content.0.citations"
+    texts = [tokenizer.decode(request.prompt_token_ids) for request in replica.received]
+    assert "Foxes\nfrom a book\nThey jump.\nWhat do they do?" in texts[0]
+    assert "a\nb\nWhat do they do?" in texts[1]
+
+
+async def test_a_message_is_never_without_a_block(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, ""))):
+        whole = Message.model_validate((await ask(gateway)).json())
+        stream = await ask(gateway, stream=True)
+    assert [block.text for block in whole.content] == [""]
+    kinds = [event["type"] for event in parse_events(stream.body) if event["type"] != "ping"]
+    assert kinds == [
+        *("message_start", "content_block_start", "content_block_stop"),
+        *("message_delta", "message_stop"),
+    ]
+
+
 async def test_a_conversation_with_tools_is_the_chat_it_tells_of(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
@@ -191,6 +252,7 @@ async def test_the_streams_events_are_the_sdks_and_tell_the_same(
     names = [line[7:] for line in reply.body.decode().split("\n") if line.startswith("event: ")]
     assert names == [event["type"] for event in raw]
     assert names[:2] == ["message_start", "ping"]
+    assert raw[0]["message"]["usage"]["output_tokens"] == 0
     assert names[-2:] == ["message_delta", "message_stop"]
     for event in raw:
         if event["type"] != "ping":
@@ -262,7 +324,8 @@ USER = {"role": "user", "content": "x"}
     ("fields", "named"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "image"),
         ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "document"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content.0.text"),
@@ -283,7 +346,6 @@ USER = {"role": "user", "content": "x"}
         ({"max_tokens": None}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 2**63}, "max_tokens"),
-        ({"max_tokens": 100_000}, "max_tokens"),
         ({"temperature": -1}, "temperature"),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools.0.type"),

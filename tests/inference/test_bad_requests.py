@@ -118,6 +118,12 @@ async def test_unknown_paths_and_methods(served: Gateway) -> None:
     for path in ("/v1", "/v1/", "/v1/nothing", "/v1/chat/completions/", "/v1/%2e%2e/health"):
         reply = await served.client.get(path)
         assert (reply.status, reply.error["code"]) == (404, "unknown_url"), path
+    twice = await served.client.post("/v1/v1/chat/completions", chat_body())
+    assert "Did you mean /v1/chat/completions?" in twice.error["message"]
+    for path in ("/v1/responses/compact",):
+        for method in ("GET", "POST"):
+            reply = await served.client.request(method, path)
+            assert (reply.status, reply.error["code"]) == (404, "unknown_url"), path
     for method, path in (("PUT", CHAT), ("DELETE", "/v1/models"), ("GET", COMPLETION)):
         reply = await served.client.request(method, path)
         assert (reply.status, reply.error["code"]) == (405, "method_not_allowed")
@@ -183,16 +189,25 @@ async def test_max_tokens_and_max_completion_tokens_must_agree(served: Gateway) 
 
 
 async def test_fault_06_over_the_context_both_numbers_are_told(served: Gateway) -> None:
-    reply = await served.client.complete([5] * 40, max_tokens=2040)
+    reply = await served.client.complete([5] * 40, max_tokens=2049)
     refused(reply, "max_tokens")
     assert reply.error["code"] == "context_length_exceeded"
-    assert "2080" in reply.error["message"]
+    assert "2049" in reply.error["message"]
     assert "2048" in reply.error["message"]
     reply = await served.client.complete([5] * 2048)
     assert reply.error["code"] == "context_length_exceeded"
     reply = await served.client.chat("word " * 5000)
     assert (reply.status, reply.error["param"]) == (400, "messages")
     assert reply.error["code"] == "context_length_exceeded"
+
+
+async def test_fault_06_what_only_doesnt_fit_beside_the_prompt_is_cut(gateway: Gateway) -> None:
+    async with gateway.serving(gateway.fake()):
+        body = (await gateway.client.complete([5] * 2040, max_tokens=2048)).json()
+        chat = (await gateway.client.chat(max_completion_tokens=2048)).json()
+    assert body["usage"]["completion_tokens"] == 8
+    assert body["choices"][0]["finish_reason"] == "length"
+    assert chat["usage"]["total_tokens"] == 2048
 
 
 async def test_fault_07_what_never_fits_the_kv_pool_is_refused_at_once(gateway: Gateway) -> None:

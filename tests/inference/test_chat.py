@@ -44,10 +44,21 @@ async def test_a_whole_answer_has_openais_shape(gateway: Gateway, tokenizer: Tok
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": TEXT, "refusal": None},
+                "message": {
+                    "role": "assistant",
+                    "content": TEXT,
+                    "refusal": None,
+                    "annotations": None,
+                    "audio": None,
+                    "function_call": None,
+                    "tool_calls": [],
+                    "reasoning": None,
+                    "reasoning_content": None,
+                },
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
+                "token_ids": None,
             }
         ],
         "usage": {
@@ -57,6 +68,9 @@ async def test_a_whole_answer_has_openais_shape(gateway: Gateway, tokenizer: Tok
             "prompt_tokens_details": {"cached_tokens": 0},
         },
         "service_tier": None,
+        "prompt_logprobs": None,
+        "prompt_token_ids": None,
+        "kv_transfer_params": None,
     }
     assert int(reply.headers["content-length"]) == len(reply.body)
     assert reply.headers["content-type"] == "application/json"
@@ -193,9 +207,21 @@ async def test_token_ids_are_returned_on_request(gateway: Gateway, tokenizer: To
     expected = [*tokenizer.encode(TEXT), 2]
     assert whole["prompt_token_ids"] == replica.received[0].prompt_token_ids
     assert whole["choices"][0]["token_ids"] == expected
-    assert stream[0]["choices"][0]["prompt_token_ids"] == whole["prompt_token_ids"]
-    streamed = [t for e in stream[:-1] for c in e["choices"] for t in c.get("token_ids", [])]
+    assert stream[0]["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert not any("prompt_token_ids" in event for event in stream[1:-1])
+    assert "token_ids" not in stream[0]["choices"][0]
+    streamed = [t for e in stream[1:-1] for c in e["choices"] for t in c["token_ids"]]
     assert streamed == expected
+
+
+async def test_the_usage_begins_with_the_prompt_alone(served: Gateway) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = (await served.client.chat(stream=True, stream_options=options)).events
+    assert events[0]["usage"]["completion_tokens"] == 0
+    assert events[0]["usage"]["total_tokens"] == events[0]["usage"]["prompt_tokens"] > 0
+    used = [event["usage"]["completion_tokens"] for event in events[:-1]]
+    assert used == sorted(used)
+    assert used[-1] > 0
 
 
 async def test_defaults_come_from_the_models_generation_config(

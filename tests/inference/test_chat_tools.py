@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from engine.text import Tokenizer
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import byte_by_byte, says
@@ -83,7 +85,7 @@ async def test_without_a_call_the_text_is_the_text(gateway: Gateway, tokenizer: 
         stream = await gateway.client.chat(tools=[TOOL], stream=True)
     choice = whole.json()["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (text, "stop")
-    assert "tool_calls" not in choice["message"]
+    assert choice["message"]["tool_calls"] == []
     assert assembled(stream.events) == (text, [])
 
 
@@ -155,3 +157,68 @@ async def test_arguments_stream(gateway: Gateway, tokenizer: Tokenizer) -> None:
         (True, True),
         (False, False),
     ]
+
+
+OTHER = {"type": "function", "function": {"name": "other", "parameters": {"type": "object"}}}
+
+
+def allowed(*names: str, mode: str = "auto") -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+async def test_only_allowed_tools_are_shown_and_called(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.scripted(says(tokenizer, CALL))
+    tools, name = [TOOL, OTHER], TOOL["function"]["name"]
+    async with gateway.serving(replica):
+        both = await gateway.client.chat(tools=tools)
+        alone = await gateway.client.chat(tools=[TOOL])
+        mine = await gateway.client.chat(tools=tools, tool_choice=allowed(name))
+        await gateway.client.chat(tools=tools, tool_choice=allowed("other"))
+        forced = await gateway.client.chat(
+            tools=tools, tool_choice=allowed("other", mode="required")
+        )
+        response = await gateway.client.post(
+            "/v1/responses",
+            {
+                "input": "hello",
+                "tools": [{"type": "function", **each["function"]} for each in tools],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": name}],
+                },
+            },
+        )
+    prompts = [request.prompt_token_ids for request in replica.received]
+    assert prompts[2] == prompts[1] != prompts[0]
+    assert prompts[5] == prompts[1]
+    for reply in (both, alone, mine):
+        (call,) = reply.json()["choices"][0]["message"]["tool_calls"]
+        assert call["function"]["name"] == name
+    assert forced.status == 200
+    for request in replica.received[3:5]:
+        form = request.sampling.structured_outputs
+        assert form is not None
+        assert "other" in str(form.grammar)
+        assert name not in str(form.grammar)
+    assert replica.received[0].sampling.structured_outputs is None
+    assert response.json()["output"][0]["type"] == "function_call"
+
+
+@pytest.mark.parametrize(
+    ("choice", "param"),
+    [
+        (allowed("nobody"), "tool_choice.allowed_tools.tools"),
+        (allowed(), "tool_choice.allowed_tools.tools"),
+        (allowed("other", mode="none"), "tool_choice.allowed_tools.mode"),
+        ({"type": "allowed_tools"}, "tool_choice.allowed_tools"),
+    ],
+)
+async def test_allowed_tools_must_be_among_the_tools(
+    served: Gateway, choice: Any, param: str
+) -> None:
+    reply = await served.client.chat(tools=[TOOL, OTHER], tool_choice=choice)
+    assert (reply.status, reply.error["param"]) == (400, param)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.text import Tokenizer
+from engine.text import Tokenizer, render_chat
 from inference.rendering.infill import FORMS
 from metering.redis_clients import key, sync_client
 from tests.inference.conftest import Gateway, made_tokens
@@ -33,8 +33,13 @@ async def test_a_whole_answer_has_openais_shape(gateway: Gateway, tokenizer: Tok
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
+                "token_ids": None,
+                "prompt_logprobs": None,
+                "prompt_token_ids": None,
             }
         ],
+        "service_tier": None,
+        "kv_transfer_params": None,
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -142,6 +147,22 @@ async def test_echo_with_log_probabilities_scores_the_prompt(
     assert all(value is not None for value in found["token_logprobs"][1:])
     offsets = [sum(map(len, names[:k])) for k in range(len(names))]
     assert found["text_offset"] == offsets
+
+
+async def test_an_echo_of_token_ids_has_their_special_tokens(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    prompt = [1, *tokenizer.encode("the dog"), 2]
+    async with gateway.serving(gateway.scripted(says(tokenizer, " fox"))):
+        for stream in (False, True):
+            reply = await gateway.client.complete(prompt, echo=True, logprobs=0, stream=stream)
+            choices = [e["choices"][0] for e in reply.events[:-1]] if stream else None
+            choice = choices[0] if choices else reply.json()["choices"][0]
+            assert choice["text"].startswith(tokenizer.decode(prompt, skip_special_tokens=False))
+            names, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+            assert offsets == [sum(map(len, names[:k])) for k in range(len(names))]
+        as_text = await gateway.client.complete("the dog", echo=True)
+    assert as_text.json()["choices"][0]["text"] == "the dog fox"
 
 
 async def test_scoring_alone_generates_nothing_for_the_client(
@@ -265,6 +286,39 @@ async def test_a_prompt_can_be_cut_to_what_the_context_holds(
     assert reply.status == 200
     assert replica.received[0].prompt_token_ids == token_ids[-(context - 9) :]
     assert (refused.status, refused.error["param"]) == (400, "truncate_prompt_tokens")
+
+
+async def test_a_prompt_is_cut_at_the_side_that_is_named(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    ids, cut = tokenizer.encode("the quick brown fox"), {"truncate_prompt_tokens": 3}
+    replica = gateway.scripted(says(tokenizer, "x"))
+    async with gateway.serving(replica):
+        for side in (None, "left", "right"):
+            for prompt in (ids, "the quick brown fox"):
+                await gateway.client.complete(prompt, truncation_side=side, **cut)
+        await gateway.client.chat(truncation_side="right", **cut)
+        wrong = await gateway.client.complete("x", truncation_side="middle")
+    kept = [request.prompt_token_ids for request in replica.received]
+    assert kept == [ids[-3:]] * 4 + [ids[:3]] * 2 + [kept[-1]]
+    assert kept[-1] == render_chat(tokenizer, [{"role": "user", "content": "hello"}])[:3]
+    assert (wrong.status, wrong.error["param"]) == (400, "truncation_side")
+
+
+async def test_log_probabilities_of_named_tokens_reach_the_engine_once_each(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.scripted(says(tokenizer, "x"))
+    async with gateway.serving(replica):
+        fields = {"logprob_token_ids": [7, 9, 7]}
+        assert (await gateway.client.complete(logprobs=5, **fields)).status == 200
+        assert (await gateway.client.chat(logprobs=True, top_logprobs=1, **fields)).status == 200
+        for bad in ({"logprobs": None}, {"logprob_token_ids": [512]}, {"use_beam_search": True}):
+            reply = await gateway.client.complete(**({"logprobs": 1} | fields | bad))
+            assert (reply.status, reply.error["param"]) == (400, "logprob_token_ids")
+    for request in replica.received:
+        assert request.sampling.logprob_token_ids == [7, 9]
+        assert request.sampling.logprobs == 2
 
 
 @pytest.mark.parametrize(("fields", "capped"), [({"max_tokens": 3}, False), ({"n": 2}, True)])

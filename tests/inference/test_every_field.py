@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import EngineRequest
+from engine.contract.protocol import EngineRequest
 from engine.text import Tokenizer
 from inference.openai.schemas import ChatRequest, CompletionRequest
-from inference.openai.schemas.base import UNSUPPORTED
+from inference.openai.schemas.base import HINTS, UNSUPPORTED
 from tests.inference.asgi_client import Reply
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says
@@ -123,6 +123,8 @@ COMPLETION: dict[str, tuple[Any, Effect]] = {
 #: Those that only mean something beside others, and the test that shows it.
 ELSEWHERE = {
     "stream_options": "test_chat.py",
+    "truncation_side": "test_completions.py",
+    "logprob_token_ids": "test_completions.py",
     "return_tokens_as_token_ids": "test_completions.py",
     "top_logprobs": "test_chat.py",
     "echo": "test_chat.py",
@@ -144,6 +146,7 @@ model messages prompt n best_of stream stream_options temperature top_p top_k mi
 presence_penalty frequency_penalty repetition_penalty repetition_detection seed stop
 stop_token_ids bad_words logit_bias allowed_token_ids ignore_eos max_tokens
 max_completion_tokens min_tokens logprobs top_logprobs echo prompt_logprobs skip_special_tokens
+truncation_side logprob_token_ids
 spaces_between_special_tokens include_stop_str_in_output suffix truncate_prompt_tokens priority
 service_tier metadata store user cache_salt return_token_ids return_tokens_as_token_ids
 response_format structured_outputs guided_json guided_regex guided_choice guided_grammar
@@ -187,7 +190,7 @@ async def test_each_field_of_a_completion_has_its_effect(
 
 def test_the_tables_are_complete() -> None:
     known = BOTH.keys() | CHAT.keys() | COMPLETION.keys() | ELSEWHERE.keys()
-    assert set(MANUAL.split()) <= known | UNSUPPORTED.keys()
+    assert set(MANUAL.split()) <= known | UNSUPPORTED.keys() | HINTS.keys()
     fields = ChatRequest.model_fields.keys() | CompletionRequest.model_fields.keys()
     assert fields <= known
     assert not fields & UNSUPPORTED.keys()

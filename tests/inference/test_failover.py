@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine import protocol
-from engine.protocol import ErrorInfo, OutboxBatch, TokenDelta
+from engine.contract import protocol
+from engine.contract.protocol import ErrorInfo, OutboxBatch, TokenDelta
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import get_engine_client
 from tests.fakes.fake_replica import FakeReplica

@@ -8,34 +8,71 @@ import time
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
 
-from engine import protocol
+from engine.contract import protocol
 from inference.engine_client import get_engine_client
 from inference.metrics.definitions import HISTOGRAMS, buckets_1_2_5
 from inference.metrics.exposition import exposition
 from inference.metrics.recorder import Recorder
+from tenants import actions
+from tenants.actors import SYSTEM
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import says
 
 
-async def test_health_is_green_when_every_model_can_be_asked(served: Gateway) -> None:
-    reply = await AsgiClient(served.client.app).get("/health")
+@pytest.fixture
+async def insider(gateway: Gateway) -> AsgiClient:
+    """A client with an operator's key."""
+    return AsgiClient(gateway.client.app, await key_with(gateway, "operator"))
+
+
+async def key_with(gateway: Gateway, *scopes: str) -> str:
+    make = sync_to_async(actions.create_key)
+    return (await make(actor=SYSTEM, tenant=gateway.rows.tenant, scopes=scopes)).secret
+
+
+async def test_health_is_green_when_every_model_can_be_asked(
+    insider: AsgiClient, served: Gateway
+) -> None:
+    reply = await insider.get("/health")
     assert reply.status == 200
     body = reply.json()
     assert (body["status"], body["reasons"]) == ("ok", [])
     assert body["models"]["fake"]["ready_replicas"] == 1
 
 
-async def test_health_is_red_without_a_replica_and_says_why(gateway: Gateway) -> None:
-    reply = await gateway.client.get("/health")
+async def test_health_is_red_without_a_replica_and_says_why(insider: AsgiClient) -> None:
+    reply = await insider.get("/health")
     assert reply.status == 503
     assert reply.json()["reasons"] == ["fake: no replica sends heartbeats."]
 
 
-async def test_health_is_red_while_a_replica_loads(gateway: Gateway) -> None:
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [("maxmemory", 1, "OOM"), ("min-replicas-to-write", 1, "NOREPLICAS")],
+)
+async def test_fault_47_health_names_what_redis_refuses_with(
+    gateway: Gateway, insider: AsgiClient, setting: str, value: int, words: str
+) -> None:
+    await gateway.look()
+    await gateway.redis.config_set(setting, value)
+    try:
+        await gateway.look()
+        reply = await insider.get("/health")
+    finally:
+        await gateway.redis.config_set(setting, 0)
+    assert reply.status == 503
+    assert reply.json()["reasons"][0].startswith(f"Redis refuses commands: {words} ")
+    await gateway.look()
+    reply = await insider.get("/health")
+    assert reply.json()["reasons"] == ["fake: no replica sends heartbeats."]
+
+
+async def test_health_is_red_while_a_replica_loads(gateway: Gateway, insider: AsgiClient) -> None:
     async with gateway.serving(gateway.fake(load_seconds=60)):
-        reply = await gateway.client.get("/health")
+        reply = await insider.get("/health")
         chat = await gateway.client.chat()
     assert reply.status == 503
     assert "loading" in reply.json()["reasons"][0]
@@ -44,7 +81,7 @@ async def test_health_is_red_while_a_replica_loads(gateway: Gateway) -> None:
 
 
 async def test_fault_27_health_is_red_when_the_engine_stands_still_behind_its_heartbeats(
-    gateway: Gateway,
+    gateway: Gateway, insider: AsgiClient
 ) -> None:
     replica = gateway.fake()
     async with gateway.serving(replica):
@@ -60,18 +97,46 @@ async def test_fault_27_health_is_red_when_the_engine_stands_still_behind_its_he
         try:
             await replica._beat()
             await gateway.look()
-            reply = await gateway.client.get("/health")
+            reply = await insider.get("/health")
         finally:
             protocol.encode = original  # type: ignore[assignment]
     assert reply.status == 503
     assert "no progress for 30 s" in reply.json()["reasons"][0]
 
 
-async def test_health_is_red_without_redis(served: Gateway) -> None:
+async def test_health_is_red_without_redis(served: Gateway, insider: AsgiClient) -> None:
     get_engine_client().supervisor.doubt_redis()
-    reply = await served.client.get("/health")
+    reply = await insider.get("/health")
     assert reply.status == 503
     assert "Redis" in reply.json()["reasons"][0]
+
+
+async def test_strangers_and_tenants_read_no_more_than_well_or_not(served: Gateway) -> None:
+    for key in (None, served.client.key, "sk-quire-nonsense"):
+        reply = await AsgiClient(served.client.app, key).get("/health")
+        assert (reply.status, reply.json()) == (200, {"status": "ok"})
+
+
+async def test_metrics_are_for_insiders(served: Gateway, insider: AsgiClient) -> None:
+    app = served.client.app
+    assert (await AsgiClient(app).get("/metrics")).status == 401
+    assert (await AsgiClient(app, served.client.key).get("/metrics")).status == 403
+    assert (await insider.get("/metrics")).status == 200
+
+
+async def test_a_metrics_token_or_a_named_address_is_an_insider(
+    served: Gateway, settings: Any
+) -> None:
+    app = served.client.app
+    settings.QUIRE = {**settings.QUIRE, "METRICS_TOKEN": "a token of our own"}
+    for path in ("/metrics", "/health"):
+        assert b"fake" in (await AsgiClient(app, "a token of our own").get(path)).body
+    assert (await AsgiClient(app, "another token").get("/metrics")).status == 401
+    settings.QUIRE = {**settings.QUIRE, "METRICS_ADDRESSES": ("10.0.0.0/8",)}
+    assert (await AsgiClient(app).get("/metrics")).status == 401
+    settings.QUIRE = {**settings.QUIRE, "METRICS_ADDRESSES": ("10.0.0.0/8", "127.0.0.1/32")}
+    for path in ("/metrics", "/health"):
+        assert b"fake" in (await AsgiClient(app).get(path)).body
 
 
 async def test_ping_and_version(gateway: Gateway) -> None:
@@ -81,11 +146,11 @@ async def test_ping_and_version(gateway: Gateway) -> None:
     assert re.match(r"\d+\.\d+", (await client.get("/version")).json()["version"])
 
 
-async def test_metrics_have_vllms_names(served: Gateway) -> None:
+async def test_metrics_have_vllms_names(served: Gateway, insider: AsgiClient) -> None:
     for _ in range(3):
         await served.client.chat(max_tokens=5)
     await served.usage()
-    reply = await AsgiClient(served.client.app).get("/metrics")
+    reply = await insider.get("/metrics")
     assert reply.status == 200
     text = reply.body.decode()
     assert reply.headers["content-type"].startswith("text/plain")
@@ -109,18 +174,18 @@ async def test_metrics_have_vllms_names(served: Gateway) -> None:
     assert 'vllm:time_per_output_token_seconds_count{model_name="fake"} 12.0' in text
 
 
-async def test_metrics_are_the_sum_over_all_gateways(served: Gateway) -> None:
+async def test_metrics_are_the_sum_over_all_gateways(served: Gateway, insider: AsgiClient) -> None:
     await served.client.chat(max_tokens=5)
     await served.usage()
-    await served.client.get("/metrics")
+    await insider.get("/metrics")
     # What another process has added.
     key = f"{served.prefix}:metrics"
     await served.redis.hincrbyfloat(key, "c|request_success|fake|length", 41)
-    text = (await served.client.get("/metrics")).body.decode()
+    text = (await insider.get("/metrics")).body.decode()
     assert 'vllm:request_success_total{finished_reason="length",model_name="fake"} 42.0' in text
 
 
-async def test_an_aborted_request_counts_as_such(gateway: Gateway) -> None:
+async def test_an_aborted_request_counts_as_such(gateway: Gateway, insider: AsgiClient) -> None:
     replica = gateway.fake(token_delay=0.01)
     async with gateway.serving(replica):
         exchange = gateway.client.open(
@@ -130,7 +195,7 @@ async def test_an_aborted_request_counts_as_such(gateway: Gateway) -> None:
             await gateway.look()
         await exchange.leave()
         await gateway.usage()
-        text = (await gateway.client.get("/metrics")).body.decode()
+        text = (await insider.get("/metrics")).body.decode()
     assert 'vllm:request_failure_total{model_name="fake",reason="abort"} 1.0' in text
 
 
@@ -190,7 +255,8 @@ async def test_tokenize_and_detokenize(served: Gateway, tokenizer: Any) -> None:
     body = reply.json()
     assert body["tokens"] == tokenizer.encode("the fox")
     assert (body["count"], body["max_model_len"]) == (len(body["tokens"]), 2048)
-    assert "".join(body["token_strs"]) == "the fox"
+    # As the vocabulary has them, as vLLM gives them.
+    assert "".join(body["token_strs"]) == "theĠfox"
     chat = await served.client.post(
         "/tokenize", {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
     )

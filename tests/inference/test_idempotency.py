@@ -121,3 +121,32 @@ async def test_large_answers_are_not_kept(
             await ask(gateway, stream=stream)
             await ask(gateway, stream=stream)
         assert len(replica.received) == 4
+
+
+async def test_fault_55_what_is_kept_is_bounded_by_tenant_and_the_oldest_gives_way(
+    gateway: Gateway, settings: Any
+) -> None:
+    most = 6000
+    settings.QUIRE = {**settings.QUIRE, "TENANT_IDEMPOTENCY_BYTES": most}
+    prefix = f"{gateway.prefix}:idempotency:{gateway.rows.tenant.pk}:"
+    async with gateway.serving(gateway.fake(eos_after=5)) as replica:
+        for number in range(20):
+            assert (await ask(gateway, f"k{number}")).status == 200
+        assert len(replica.received) == 20
+        kept = [name async for name in gateway.redis.scan_iter(match=f"{prefix}*")]
+        sizes = [
+            len(await gateway.redis.get(n)) for n in kept if not n.endswith((b"index", b"sum"))
+        ]
+        assert 3 <= len(sizes) < 10
+        assert sum(sizes) + 400 * len(sizes) == int(await gateway.redis.get(f"{prefix}sum")) <= most
+        assert "idempotent-replayed" in (await ask(gateway, "k19")).headers
+        assert "idempotent-replayed" not in (await ask(gateway, "k0")).headers
+
+
+async def test_fault_55_an_answer_beyond_the_tenants_room_is_not_kept(
+    gateway: Gateway, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "TENANT_IDEMPOTENCY_BYTES": 300}
+    async with gateway.serving(gateway.fake(eos_after=5)) as replica:
+        assert (await ask(gateway)).status == (await ask(gateway)).status == 200
+        assert len(replica.received) == 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.web.json_body import parse_object
 
 

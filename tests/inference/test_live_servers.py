@@ -231,7 +231,7 @@ def _http(key: str, body: bytes, length: int | None = None) -> bytes:
 
 def running(of: live.Instance) -> int:
     """Requests that the replica runs, by its heartbeat, which is at most 50 ms old."""
-    from engine import protocol
+    from engine.contract import protocol
 
     time.sleep(0.12)
     with redis.Redis.from_url(of.redis_url) as client:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from engine.errors import EngineFault
-from engine.protocol import TokenLogprobs
+from engine.contract.errors import EngineFault
+from engine.contract.protocol import TokenLogprobs
 from inference.engine_client import Mailbox, Piece
 
 

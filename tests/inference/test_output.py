@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.protocol import TokenLogprobs
-from engine.sampling_params import SamplingParams
+from engine.contract.protocol import TokenLogprobs
+from engine.contract.sampling_params import SamplingParams
 from engine.text import Tokenizer
 from inference.engine_client import Piece
 from inference.generation.output import Increment, OutputState

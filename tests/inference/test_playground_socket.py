@@ -162,7 +162,6 @@ async def test_errors_are_frames_with_the_envelope(
 ) -> None:
     cases: list[tuple[dict[str, Any], str | None]] = [
         ({"model": "nothing"}, "model"),
-        ({"model": None}, "model"),
         ({"messages": []}, "messages"),
         ({"messages": "hi"}, "messages"),
         ({"sampling": {"temperature": -1}}, "temperature"),
@@ -244,6 +243,34 @@ async def test_fault_38_a_user_who_is_switched_off_is_out(
         await switch_off()
         await page.send_json_to(generate())
         assert await closed_with(page) == 4401
+
+
+async def test_fault_43_an_idle_socket_closes_when_its_users_sessions_are_ended(
+    gateway: Gateway, session_key: str
+) -> None:
+    from tenants.actions import end_sessions
+
+    async with socket(session_key) as page, socket(session_key) as other:
+        await sync_to_async(lambda: end_sessions(User.objects.get(username="ada")))()
+        for each in (page, other):
+            assert await closed_with(each) == 4401
+
+
+async def test_fault_43_a_demoted_members_answer_ends_in_the_middle(
+    gateway: Gateway, session_key: str
+) -> None:
+    @sync_to_async
+    def demote() -> None:
+        (membership,) = gateway.rows.tenant.memberships.filter(user__username="ada")
+        actions.change_role(actor=SYSTEM, membership=membership, role=Role.VIEWER)
+
+    replica = gateway.fake(token_delay=0.01)
+    async with gateway.serving(replica), socket(session_key) as page:
+        await page.send_json_to(generate(sampling={"max_tokens": 1000}))
+        await frames_until(page, "delta")
+        await demote()
+        assert await closed_with(page) == 4401
+    assert get_engine_client().flights == []
 
 
 async def test_what_is_no_message_is_refused_and_then_too_much(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.sampling_params import ThinkingParams
+from engine.contract.sampling_params import ThinkingParams
 from engine.text import Tokenizer
 from inference.chat.thinking import BUDGETS
 from tests.inference.conftest import Gateway
@@ -51,11 +51,12 @@ async def test_reasoning_has_a_field_of_its_own(gateway: Gateway, thinker: Any) 
     deltas = [choice["delta"] for event in stream.events[:-1] for choice in event["choices"]]
     assert "".join(delta.get("reasoning", "") for delta in deltas) == "Hm, {a}."
     assert "".join(delta.get("content", "") for delta in deltas) == "Yes."
-    assert without.json()["choices"][0]["message"] == {
-        "role": "assistant",
-        "refusal": None,
-        "content": "Yes.",
-    }
+    hidden = without.json()["choices"][0]["message"]
+    assert (hidden["content"], hidden["reasoning"], hidden["reasoning_content"]) == (
+        "Yes.",
+        None,
+        None,
+    )
     assert assembled(stream_without.events)[0] == "Yes."
     assert b"reasoning" not in stream_without.body
     for usage in (whole.json()["usage"], without.json()["usage"]):
@@ -74,7 +75,7 @@ async def test_a_prompt_may_have_opened_or_closed_the_reasoning(
         fields = {"chat_template_kwargs": {"enable_thinking": False}}
         closed = (await gateway.client.chat(**fields)).json()["choices"][0]["message"]
         assert closed["content"] == "Yes."
-        assert "reasoning" not in closed
+        assert closed["reasoning"] is None
 
 
 async def test_a_form_waits_for_the_reasonings_end(
@@ -110,7 +111,10 @@ async def test_an_effort_is_the_templates_or_a_budget(gateway: Gateway, thinker:
         wrong = await gateway.client.chat(reasoning_effort="extreme")
         assert (wrong.status, wrong.error["param"]) == (400, "reasoning_effort")
     found = [each.sampling.thinking for each in replica.received]
-    assert [each.budget if each else None for each in found] == [None, 512, 1024, 8192, None, None]
+    assert [each.budget if each else None for each in found] == [
+        *(None, 512, 1024, 8192),
+        *(None, None, None),
+    ]
 
 
 async def test_templates_get_the_effort_that_they_ask_for(
@@ -122,13 +126,7 @@ async def test_templates_get_the_effort_that_they_ask_for(
     assert replica.received[0].sampling.thinking is None
 
 
-async def test_what_a_model_without_reasoning_cant_do_is_refused(served: Gateway) -> None:
-    for field, value in (("reasoning_effort", "low"), ("thinking_token_budget", 5)):
-        reply = await served.client.chat(**{field: value})
-        assert (reply.status, reply.error["param"]) == (400, field)
-        reply = await served.client.complete(**{field: value})
-        assert (reply.status, reply.error["param"]) == (400, field)
-    assert (await served.client.chat(reasoning_effort="none")).status == 200
+async def test_wrong_budgets_are_refused(served: Gateway) -> None:
     for value in (-1, 2**31, True, "5"):
         reply = await served.client.chat(thinking_token_budget=value)
         assert (reply.status, reply.error["param"]) == (400, "thinking_token_budget")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from engine.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
-from engine.protocol import ModelInfo
+from engine.contract.errors import ContextLengthExceeded, EngineUnavailable, InvalidRequest
+from engine.contract.protocol import ModelInfo
 from engine.text import Tokenizer
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import Overloaded

@@ -417,7 +417,10 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"truncation": "middle"}, "truncation"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"chat_template": "x"}, "chat_template"),  # fault 14
-        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        (
+            {"chat_template_kwargs": {"chat_template": "x"}},
+            "chat_template_kwargs.chat_template",
+        ),
         ({"extra_body": {"chat_template": "x"}}, "extra_body"),
         ({"prompt": {"id": "x"}}, "prompt"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),

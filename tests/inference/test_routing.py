@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine import protocol
-from engine.protocol import EngineStats, Heartbeat, ModelInfo
+from engine.contract import protocol
+from engine.contract.protocol import EngineStats, Heartbeat, ModelInfo
 from inference.engine_client.fleet import Fleet, Replica
 from inference.engine_client.routing import choose, prefix_key
 

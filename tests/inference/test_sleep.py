@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import Control
+from engine.contract.protocol import Control
 from tenants import actions, scopes
 from tenants.actors import SYSTEM
 from tests.fakes.fake_replica import FakeReplica

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from engine.protocol import EngineRequest, ErrorInfo, TokenDelta
-from engine.structured.params import StructuredOutputsParams
+from engine.contract.protocol import EngineRequest, ErrorInfo, TokenDelta
+from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.text import Tokenizer
 from tests.fakes.fake_replica import Sequence
 from tests.inference.conftest import Gateway

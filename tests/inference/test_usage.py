@@ -175,7 +175,7 @@ async def test_fault_26_a_slow_reader_gets_everything_in_few_large_chunks(
 
 
 async def test_an_error_of_the_engine_is_billed_for_what_ran(gateway: Gateway) -> None:
-    from engine.protocol import ErrorInfo
+    from engine.contract.protocol import ErrorInfo
 
     replica = gateway.fake()
     original = replica._advance
@@ -213,3 +213,23 @@ async def test_the_clients_request_id_does_not_key_the_bill(served: Gateway) -> 
     ids = {record.request_id for record in await served.usage()}
     assert len(ids) == 2
     assert "same" not in ids
+
+
+async def test_the_headers_id_is_found_in_the_ledger(served: Gateway) -> None:
+    for reply in (await served.client.chat(max_tokens=2), await served.client.complete("x")):
+        header, body = reply.headers["x-request-id"], reply.json()
+        assert header.startswith("req-")
+        assert body["id"].split("-")[1] == header.split("-")[1]
+        assert body["id"] in [record.request_id for record in await served.usage()]
+
+
+async def test_several_jobs_of_one_request_have_ids_of_their_own(served: Gateway) -> None:
+    messages = [[{"role": "user", "content": text}] for text in ("a", "b", "c")]
+    body = {"model": "fake", "messages": messages, "max_tokens": 2}
+    reply = await served.client.post("/v1/chat/completions/batch", body)
+    assert reply.status == 200
+    replies = await asyncio.gather(*[served.client.chat(max_tokens=1) for _ in range(20)])
+    assert len({reply.json()["id"] for reply in replies}) == 20
+    ids = [record.request_id for record in await served.usage()]
+    assert len(ids) == len(set(ids))
+    assert sum(record.completion_tokens for record in await served.usage()) == 3 * 2 + 20

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.settings import gateway_settings
 
@@ -24,7 +24,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "moderation": (),
     "prediction": (),
-    "verbosity": ("medium",),
     "web_search_options": (),
     # vLLM's
     "kv_transfer_params": (),
@@ -38,6 +37,19 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 
 
+#: Wishes that nothing here can follow, with the values that wish for nothing: a request goes on
+#: without them, and the answer names them.
+HINTS: dict[str, tuple[Any, ...]] = {
+    "context_management": ([], {}),
+    "max_tool_calls": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": ({},),
+    "prompt_cache_retention": ("in_memory",),
+    "safety_identifier": (),
+    "verbosity": ("medium",),
+}
+
+
 def _label(text: str) -> str:
     if _CONTROL.search(text):
         raise ValueError("must not hold control characters.")
@@ -46,6 +58,10 @@ def _label(text: str) -> str:
 
 #: A client's own word for something: bounded, one line.
 Label = Annotated[str, Field(max_length=512), AfterValidator(_label)]
+
+
+#: May be left out where the caller has only one model.
+ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 #: Up to 16 of a client's own words, which come back with the answer.
@@ -83,7 +99,7 @@ class GenerateRequest(BaseModel):
 
     UNSUPPORTED: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
+    model: ModelName | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     user: Label | None = None
@@ -140,19 +156,28 @@ class GenerateRequest(BaseModel):
         return bool(options and options.include_usage and options.continuous_usage_stats)
 
     def ignored_fields(self) -> list[str]:
-        """Unknown fields, by name. Raises `InvalidRequest` in strict mode."""
-        names = sorted(
-            name
-            for name in self.model_extra or {}
-            if name not in self.UNSUPPORTED and self.model_extra[name] is not None  # type: ignore[index]
+        """Fields without effect: see `ignored_names`."""
+        return ignored_names(self.model_extra or {}, self.UNSUPPORTED)
+
+
+def ignored_names(extra: Mapping[str, Any], neutral: Collection[str]) -> list[str]:
+    """Unknown fields and hints that can't be followed, by name.
+
+    `neutral`: fields that are there with a value that changes nothing.
+
+    Raises: `InvalidRequest` for an unknown field in strict mode.
+    """
+    given = sorted(name for name, value in extra.items() if value is not None)
+    unknown = [name for name in given if name not in neutral and name not in HINTS]
+    if unknown and gateway_settings().strict:
+        raise InvalidRequest(
+            f"Unrecognized request argument supplied: {unknown[0][:100]}.",
+            param=unknown[0][:100],
+            code="unknown_parameter",
         )
-        if names and gateway_settings().strict:
-            raise InvalidRequest(
-                f"Unrecognized request argument supplied: {names[0][:100]}.",
-                param=names[0][:100],
-                code="unknown_parameter",
-            )
-        return names
+    return sorted(
+        [*unknown, *(name for name in given if name in HINTS and extra[name] not in HINTS[name])]
+    )
 
 
 class Refused(Exception):

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Refused
-from inference.openai.schemas.messages import Messages, Tools
+from inference.openai.schemas.messages import MAX_TOOLS, Messages, Tool, Tools
 from inference.openai.schemas.sampling import SamplingFields
 from inference.settings import gateway_settings
 from inference.tools import ToolFunction
+from inference.validation import describe_validation_error
 
 #: Names that `render_chat` gives a meaning of its own.
 RESERVED_KWARGS = frozenset(
@@ -29,14 +38,30 @@ RESERVED_KWARGS = frozenset(
 )
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
-def _named(choice: dict[str, Any]) -> str | None:
-    """The function that a `tool_choice` names."""
+def _named(choice: Any) -> str | None:
+    """The function that a `tool_choice`, or an entry of one, names."""
+    if not isinstance(choice, dict):
+        return None
     function = choice.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) and choice.get("type") == "function" else None
+
+
+class AllowedTools(BaseModel):
+    """Of all tools, those that may be called now. `mode`: whether one of them must be."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_TOOLS)]
+
+    @property
+    def names(self) -> frozenset[str | None]:
+        """Of the functions; None for an entry that names none."""
+        return frozenset(map(_named, self.tools))
 
 
 class ChatRequest(SamplingFields):
@@ -61,7 +86,11 @@ class ChatRequest(SamplingFields):
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    #: What an endpoint that is built on chats allows beyond them.
+    _cuts_any_limit: bool = PrivateAttr(default=False)
+    _system_anywhere: bool = PrivateAttr(default=False)
     _raw_messages: list[dict[str, Any]] = PrivateAttr(default_factory=list)
+    _allowed: AllowedTools | None = PrivateAttr(default=None)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -69,6 +98,23 @@ class ChatRequest(SamplingFields):
         chat = handler(data)
         chat._raw_messages = data["messages"]
         return chat
+
+    def allowing(self, *, any_limit: bool = False, system_anywhere: bool = False) -> Self:
+        """The same chat, where any output limit is a ceiling, over the context too; and where
+        system messages may come late, whatever the model's template thinks of it.
+        """
+        self._cuts_any_limit, self._system_anywhere = any_limit, system_anywhere
+        return self
+
+    @property
+    def cuts_any_limit(self) -> bool:
+        """See `allowing`."""
+        return self._cuts_any_limit
+
+    @property
+    def system_anywhere(self) -> bool:
+        """See `allowing`."""
+        return self._system_anywhere
 
     @property
     def raw_messages(self) -> list[dict[str, Any]]:
@@ -136,29 +182,56 @@ class ChatRequest(SamplingFields):
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) != len(names):
             raise InvalidRequest("Two tools have the same name.", param="tools")
-        if isinstance(choice, dict) and _named(choice) not in names:
+        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            self._check_allowed(choice, names)
+        elif isinstance(choice, dict) and _named(choice) not in names:
             raise InvalidRequest(
                 'tool_choice must be {"type": "function", "function": {"name": ...}} with the '
                 "name of one of the tools.",
                 param="tool_choice",
             )
 
+    def _check_allowed(self, choice: dict[str, Any], names: list[str]) -> None:
+        try:
+            self._allowed = AllowedTools.model_validate(choice.get("allowed_tools"))
+        except ValidationError as error:
+            told = describe_validation_error(error)
+            param = f"tool_choice.allowed_tools.{told['param'] or ''}".rstrip(".")
+            raise InvalidRequest(told["message"], param=param) from None
+        if not self._allowed.names <= set(names):
+            raise InvalidRequest(
+                'Each entry must be {"type": "function", "function": {"name": ...}} with the name '
+                "of one of the tools.",
+                param="tool_choice.allowed_tools.tools",
+            )
+
     @property
     def named_function(self) -> str | None:
         """The function that must be called, if the client named one."""
-        return _named(self.tool_choice) if isinstance(self.tool_choice, dict) else None
+        return _named(self.tool_choice)
 
     @property
     def forces_calls(self) -> bool:
         """Whether the answer must be calls."""
+        if self._allowed is not None:
+            return self._allowed.mode == "required"
         return self.tool_choice == "required" or self.named_function is not None
+
+    @property
+    def limits_tools(self) -> bool:
+        """Whether only some of the tools may be called."""
+        return self._allowed is not None
+
+    def _is_allowed(self, tool: Tool) -> bool:
+        return self._allowed is None or tool.function.name in self._allowed.names
 
     @property
     def tools_in_use(self) -> list[dict[str, Any]] | None:
         """The tools to offer to the model, as they were sent; None when it shall call none."""
         if not self.tools or self.tool_choice == "none":
             return None
-        return [tool.model_dump(exclude_unset=True) for tool in self.tools]
+        shown = filter(self._is_allowed, self.tools)
+        return [tool.model_dump(exclude_unset=True) for tool in shown]
 
     @property
     def functions_in_use(self) -> tuple[ToolFunction, ...]:
@@ -167,7 +240,7 @@ class ChatRequest(SamplingFields):
             return ()
         return tuple(
             ToolFunction(spec.name, spec.parameters or {}, bool(spec.strict))
-            for spec in (tool.function for tool in self.tools or ())
+            for spec in (tool.function for tool in self.tools or () if self._is_allowed(tool))
         )
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 
 from pydantic import model_validator
 
-from engine.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import UNSUPPORTED, Refused
 from inference.openai.schemas.sampling import SamplingFields
@@ -19,8 +19,6 @@ CHAT_ONLY = (
     "chat_template",
     "chat_template_kwargs",
     "messages",
-    "reasoning_effort",
-    "thinking_token_budget",
     "tools",
     "tool_choice",
 )

@@ -10,7 +10,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 MAX_TOOLS = 128
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+#: Parts that are text, and the field that holds it. The Responses API's names are taken too.
+TEXT_PARTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
 
 
 class ContentPart(BaseModel):
@@ -20,13 +27,15 @@ class ContentPart(BaseModel):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
     @model_validator(mode="after")
     def _text_only(self) -> Self:
-        if self.type != "text":
+        field = TEXT_PARTS.get(self.type)
+        if field is None:
             raise ValueError(f"content parts of type '{self.type[:50]}' are not supported.")
-        if self.text is None:
-            raise ValueError("a text part needs a text.")
+        if getattr(self, field) is None:
+            raise ValueError(f"a part of type '{self.type}' needs a {field}.")
         return self
 
 
@@ -59,13 +68,18 @@ class Message(BaseModel):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
 
     @model_validator(mode="after")
     def _has_content(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
+        """Content may be null, which is none; only a call stands without any."""
+        called = self.role == "assistant" and (self.tool_calls or self.function_call)
+        if "content" not in self.model_fields_set and not called:
             raise ValueError(f"a message of role '{self.role}' needs content.")
         if self.role == "tool" and self.tool_call_id is None:
             raise ValueError("a message of role 'tool' needs a tool_call_id.")
+        if self.role == "function" and self.name is None:
+            raise ValueError("a message of role 'function' needs a name.")
         return self
 
 

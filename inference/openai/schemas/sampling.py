@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
-from engine.errors import InvalidRequest
-from engine.sampling_params import MAX_LOGIT_BIAS, RepetitionDetectionParams, SamplingParams
-from engine.structured.params import StructuredOutputsParams
+from engine.contract.errors import InvalidRequest
+from engine.contract.sampling_params import (
+    MAX_LOGIT_BIAS,
+    RepetitionDetectionParams,
+    SamplingParams,
+)
+from engine.contract.structured_outputs import StructuredOutputsParams
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import GenerateRequest
 from inference.openai.schemas.structured import StructuredFields
@@ -35,10 +39,12 @@ class SamplingFields(StructuredFields, GenerateRequest):
     max_tokens: int | None = None
     min_tokens: int | None = 0
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
     skip_special_tokens: bool | None = True
     spaces_between_special_tokens: bool | None = True
     include_stop_str_in_output: bool | None = False
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     use_beam_search: bool | None = False
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
@@ -76,6 +82,12 @@ class SamplingFields(StructuredFields, GenerateRequest):
             values["repetition_detection"] = _repetition_detection(self.repetition_detection)
         if self.logit_bias:
             values["logit_bias"] = _logit_bias(self.logit_bias)
+        if self.logprob_token_ids is not None:
+            if logprobs is None:
+                raise InvalidRequest("logprob_token_ids needs logprobs.", param="logprob_token_ids")
+            # They come in place of the likeliest tokens, however many of those were asked for.
+            values["logprob_token_ids"] = list(dict.fromkeys(self.logprob_token_ids))
+            logprobs = None
         return SamplingParams(
             **values,
             max_tokens=max_tokens,
@@ -84,13 +96,21 @@ class SamplingFields(StructuredFields, GenerateRequest):
         )
 
 
+#: Fields that become others, or that only say how a prompt is cut.
+_CONVERTED = (
+    "max_tokens",
+    "logit_bias",
+    "repetition_detection",
+    "logprob_token_ids",
+    "truncation_side",
+)
 #: Fields that `SamplingParams` takes under the same name.
 _PASSED_ON = tuple(
     name
     for name in SamplingFields.model_fields
     if name not in GenerateRequest.model_fields
     and name not in StructuredFields.model_fields
-    and name not in ("max_tokens", "logit_bias", "repetition_detection")
+    and name not in _CONVERTED
 )
 
 
@@ -110,11 +130,13 @@ def _logit_bias(given: dict[str, float]) -> dict[int, float]:
             f"logit_bias may hold at most {MAX_LOGIT_BIAS} entries, got {len(given)}.",
             param="logit_bias",
         )
-    result: dict[int, float] = {}
-    for key, bias in given.items():
-        if not key.isascii() or not key.isdigit() or len(key) > 10:
-            raise InvalidRequest(
-                f"logit_bias has the key {key[:50]!r}, which is no token id.", param="logit_bias"
-            )
-        result[int(key)] = bias
-    return result
+    wrong = [key for key in given if not (key.isascii() and key.isdigit() and len(key) <= 10)]
+    if wrong:
+        shown = ", ".join(repr(key[:50]) for key in wrong[:5])
+        raise InvalidRequest(
+            f"logit_bias has the keys {shown}, which are no token ids."
+            if len(wrong) > 1
+            else f"logit_bias has the key {shown}, which is no token id.",
+            param="logit_bias",
+        )
+    return {int(key): bias for key, bias in given.items()}

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from pydantic import BaseModel, ConfigDict
 
-from engine.errors import InvalidRequest
-from engine.structured.params import StructuredOutputsParams
+from engine.contract.errors import InvalidRequest
+from engine.contract.structured_outputs import StructuredOutputsParams
 from inference.errors import UnsupportedField
 from inference.generation.field_names import renamed
 

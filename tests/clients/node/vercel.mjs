@@ -1,4 +1,5 @@
-// Vercel's AI SDK, over chat completions and over the Responses API.
+// Vercel's AI SDK, over chat completions, the Responses API and Anthropic's Messages.
+import { createAnthropic } from '@ai-sdk/anthropic';
 import { createOpenAI } from '@ai-sdk/openai';
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import { generateObject, generateText, streamText, tool } from 'ai';
@@ -19,6 +20,8 @@ for await (const text of streamText({ model, prompt, ...common }).textStream) st
 let response = '';
 const over = streamText({ model: openai.responses(MODEL), prompt, ...common });
 for await (const text of over.textStream) response += text;
+const anthropic = createAnthropic({ baseURL, apiKey });
+const message = await generateText({ model: anthropic(MODEL), prompt, ...common });
 // Words are given: the demo model isn't trained on JSON.
 const schema = z.object({ country: z.enum(['France', 'Italy']), capital: z.enum(['Paris', 'Rome']) });
 const { object } = await generateObject({ model, prompt, schema, maxOutputTokens: 200, ...common });
@@ -28,6 +31,6 @@ const called = await generateText({
   model, prompt: 'Weather in Rome?', tools: { weather }, toolChoice: 'required', ...common,
 });
 console.log(JSON.stringify({
-  whole: whole.text, streamed, response, structured: Object.keys(object).sort(),
+  whole: whole.text, streamed, response, message: message.text, structured: Object.keys(object).sort(),
   calls: called.toolCalls.map((call) => call.toolName), tokens: whole.usage.outputTokens,
 }));

@@ -16,8 +16,8 @@ from typing import Any
 import hiredis
 import redis
 
-from engine import protocol
-from engine.protocol import (
+from engine.contract import protocol
+from engine.contract.protocol import (
     AbortRequest,
     EngineRequest,
     EngineStats,

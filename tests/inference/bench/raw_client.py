@@ -10,10 +10,10 @@ import random
 import time
 import uuid
 
-from engine import protocol
-from engine.protocol import EngineRequest, OutboxBatch
-from engine.redis_link import RedisLink
-from engine.sampling_params import SamplingParams
+from engine.contract import protocol
+from engine.contract.protocol import EngineRequest, OutboxBatch
+from engine.contract.redis_link import RedisLink
+from engine.contract.sampling_params import SamplingParams
 from tests.inference.bench.load import Timings
 
 PROMPT = [100, 101, 102, 103, 104, 105, 106, 107]

@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from catalog.models import DesiredState, ServedModel
-from engine.config import EngineConfig
-from engine.service import EngineService
+from engine.contract.config import EngineConfig
+from engine.serving.service import EngineService
 from inference.engine_client import get_engine_client
 from tests.engine.pooling.models import make
 from tests.inference.conftest import Gateway

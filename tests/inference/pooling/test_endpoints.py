@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import LLM, protocol
-from engine.protocol import PoolingInfo
+from engine import LLM
+from engine.contract import protocol
+from engine.contract.protocol import PoolingInfo
 from inference.batches.dispatch import call_endpoint
 from tenants import authentication
 from tests.engine.pooling.models import TEXTS

@@ -1,0 +1,49 @@
+"""What the document says of pausing, profiling and looking into replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter
+
+from engine.contract.protocol import PAUSE_MODES
+from inference.extras import operations, pause, rpc
+from inference.openapi import service_answers
+from inference.openapi.operations import READ, WRITE, operation
+
+FOUND = (*READ, 404)
+MODEL = OpenApiParameter("model", str, description="Its replicas alone.")
+
+
+def told(request: Any = None, *parameters: OpenApiParameter) -> Any:
+    """A command to replicas."""
+    return operation(
+        "Operator",
+        service_answers.Told,
+        request=request,
+        statuses=WRITE,
+        extra={(503, "application/json"): service_answers.Told},
+        parameters=(*parameters, MODEL),
+    )
+
+
+VIEWS: dict[Any, dict[str, Any]] = {
+    operations.ResetOtherCacheView: {
+        "post": operation("Operator", service_answers.Told, statuses=WRITE),
+    },
+    pause.PauseView: {
+        "post": told(None, OpenApiParameter("mode", str, enum=list(PAUSE_MODES), default="abort")),
+    },
+    pause.ResumeView: {"post": told()},
+    pause.IsPausedView: {
+        "get": operation("Operator", service_answers.IsPaused, statuses=FOUND, parameters=(MODEL,)),
+    },
+    pause.AbortRequestsView: {"post": told(pause.AbortBody)},
+    rpc.StartProfileView: {"post": told()},
+    rpc.StopProfileView: {"post": told()},
+    rpc.CollectiveRpcView: {"post": told(rpc.RpcBody)},
+    rpc.TokenizerInfoView: {
+        "get": operation("Operator", OpenApiTypes.OBJECT, statuses=FOUND, parameters=(MODEL,)),
+    },
+}

@@ -1,0 +1,1 @@
+"""What an organisation asks about itself, as OpenAI's API has it: usage and costs."""

@@ -1,0 +1,1 @@
+"""Token ids in, token ids out; and what turns requests into them."""

@@ -1,0 +1,128 @@
+"""Valid requests in less common forms: without a model, with older messages, with empty content."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from catalog import access
+from catalog.models import DesiredState, ServedModel
+from engine.text import Tokenizer
+from tests.inference.conftest import Gateway
+from tests.inference.scripted import says
+from tests.inference.tokenizer_folder import with_template
+
+USER = {"role": "user", "content": "hello"}
+WITHOUT_MODEL: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": [USER]}),
+    ("/v1/chat/completions/batch", {"messages": [[USER]]}),
+    ("/v1/completions", {"prompt": "hello"}),
+    ("/v1/responses", {"input": "hello"}),
+    ("/v1/responses/input_tokens", {"input": "hello"}),
+    ("/v1/messages", {"messages": [USER], "max_tokens": 5}),
+    ("/v1/messages/count_tokens", {"messages": [USER]}),
+    ("/tokenize", {"prompt": "hello"}),
+    ("/detokenize", {"tokens": [5]}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), WITHOUT_MODEL)
+async def test_the_only_model_needs_no_name(
+    served: Gateway, path: str, body: dict[str, Any]
+) -> None:
+    reply = await served.client.post(path, body)
+    assert reply.status == 200, reply.body
+    assert reply.json().get("model", "fake") == "fake"
+
+
+@pytest.mark.parametrize(("path", "body"), WITHOUT_MODEL)
+async def test_one_of_several_needs_its_name(
+    served: Gateway, path: str, body: dict[str, Any]
+) -> None:
+    await asyncio.to_thread(
+        ServedModel.objects.create,
+        name="other",
+        source="other",
+        desired_state=DesiredState.LOADED,
+        managed=False,
+    )
+    access.forget()
+    reply = await served.client.post(path, body)
+    assert reply.status == 400, reply.body
+    assert "'model'" in str(reply.json()["error"]["message"])
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}!{{ c.function.name }}{{ c.function.arguments.a }}"
+    "{% endfor %}{% if m.tool_call_id %}={{ m.tool_call_id }}{% endif %};{% endfor %}"
+)
+CALL = {"name": "f", "arguments": '{"a": 1}'}
+TOOL_CALL = {"id": "c1", "type": "function", "function": CALL}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "assistant", "content": None}, "assistant:"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "assistant:"),
+        ({"role": "user", "content": None}, "user:"),
+        ({"role": "tool", "content": None, "tool_call_id": "c1"}, "tool:=c1"),
+        ({"role": "function", "name": "f", "content": "7"}, "tool:7=f"),
+        ({"role": "assistant", "content": None, "function_call": CALL}, "assistant:!f1"),
+        ({"role": "assistant", "tool_calls": [TOOL_CALL]}, "assistant:!f1"),
+        (
+            {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]},
+            "assistant:no",
+        ),
+        ({"role": "user", "content": [{"type": "input_text", "text": "so"}]}, "user:so"),
+    ],
+)
+async def test_less_common_messages_reach_the_template(
+    gateway: Gateway, tokenizer: Tokenizer, tmp_path: Any, message: Any, expected: str
+) -> None:
+    folder = with_template(gateway.model_folder, tmp_path, TEMPLATE)
+    replica = gateway.scripted(says(tokenizer, "x"), model_path=folder)
+    async with gateway.serving(replica):
+        reply = await gateway.client.chat(messages=[USER, message, USER])
+    assert reply.status == 200, reply.body
+    text = tokenizer.decode(replica.received[0].prompt_token_ids)
+    assert text == f"user:hello;{expected};user:hello;"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "user"},
+        {"role": "tool", "content": "x"},
+        {"role": "function", "content": "x"},
+        {"role": "assistant", "content": [{"type": "refusal", "text": "no"}]},
+        {"role": "assistant", "function_call": {"name": "f"}},
+    ],
+)
+async def test_what_lacks_a_part_is_still_refused(served: Gateway, message: Any) -> None:
+    reply = await served.client.chat(messages=[USER, message])
+    assert reply.status == 400
+    assert reply.error["param"].startswith("messages[1]")
+
+
+async def test_an_answer_can_be_sent_back_as_it_came(served: Gateway) -> None:
+    message = (await served.client.chat()).json()["choices"][0]["message"]
+    assert (await served.client.chat(messages=[USER, message, USER])).status == 200
+
+
+async def test_minus_one_is_no_seed_and_other_negative_ones_are(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    replica = gateway.scripted(says(tokenizer, "x"))
+    async with gateway.serving(replica):
+        for seed in (-1, -1, -7, -7, -(2**63)):
+            assert (await gateway.client.chat(seed=seed)).status == 200
+        refused = await gateway.client.chat(seed=-(2**63) - 1)
+    assert (refused.status, refused.error["param"]) == (400, "seed")
+    seeds = [request.sampling.seed for request in replica.received]
+    assert seeds[0] != seeds[1]  # each drawn anew
+    assert seeds[2] == seeds[3]
+    assert all(seed is not None and 0 <= seed < 2**63 for seed in seeds)

@@ -1,0 +1,187 @@
+"""Two gateways race for the last cent, while one is killed and Redis is restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from config import embedded_redis
+from engine.contract.protocol import KEY_PREFIX
+from tests.inference import live
+
+REQUESTS = 200
+#: A million tokens cost so many units, so a prompt token costs 1,000 nanos, an output token 2,000.
+PRICES = ("--input", "1", "--output", "2")
+#: In nanos: about two thirds of what all requests want.
+BUDGET = 12_000_000
+OUTPUT = 40
+
+
+@dataclass
+class Told:
+    """What one client got: its answer's id, tokens that came and the usage when it ended."""
+
+    status: int = 0
+    request_id: str = ""
+    chunks: int = 0
+    usage: dict[str, int] = field(default_factory=dict)
+    killed: bool = False
+
+
+@pytest.fixture
+def redis_of(short_tmp: Path) -> Iterator[dict[str, Any]]:
+    """A Redis with persistence that can be killed and started again in its place."""
+    folder = short_tmp / "cent"
+    process, url = embedded_redis.start(folder, persist=True)
+    held = {"process": process, "url": url, "folder": folder}
+    yield held
+    held["process"].stop(grace=5)
+
+
+def restart(held: dict[str, Any]) -> None:
+    """SIGKILL, then anew on the same files."""
+    os.kill(held["process"].pid, signal.SIGKILL)
+    while held["process"].poll() is None:
+        time.sleep(0.01)
+    held["process"], _ = embedded_redis.start(held["folder"], persist=True)
+
+
+async def ask(client: httpx.AsyncClient, port: int, key: str, number: int) -> Told:
+    """One stream, asked for again as long as a service is away (503)."""
+    body = {
+        "model": "m",
+        "prompt": f"{number:04} tell",
+        "max_tokens": OUTPUT,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    told = Told()
+    headers = {"authorization": f"Bearer {key}"}
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    for _ in range(200):
+        try:
+            async with client.stream("POST", url, json=body, headers=headers) as response:
+                told.status = response.status_code
+                if told.status == 503:
+                    await asyncio.sleep(0.1)
+                    continue
+                if told.status != 200:
+                    await response.aread()
+                    return told
+                async for line in response.aiter_lines():
+                    read_line(told, line)
+                return told
+        except httpx.HTTPError:
+            told.killed = True
+            return told
+    return told
+
+
+def read_line(told: Told, line: str) -> None:
+    if not line.startswith("data: {"):
+        return
+    event = json.loads(line.removeprefix("data: "))
+    told.request_id = event["id"]
+    told.usage = event.get("usage") or told.usage
+    told.chunks += sum(bool(choice["text"]) for choice in event["choices"])
+
+
+def manage(of: live.Instance, *words: str) -> str:
+    command = [sys.executable, "manage.py", *words]
+    return subprocess.run(
+        command, cwd=live.ROOT, env=of.environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def counter(url: str) -> dict[str, int]:
+    """The budget's counters in Redis."""
+    client = redis.Redis.from_url(url)
+    (name,) = client.keys(f"{KEY_PREFIX}:budget:*")
+    names = ("tokens", "nanos", "held_tokens", "held_nanos")
+    return {name: int(value) for name, value in zip(names, client.hmget(name, names), strict=True)}
+
+
+def ledger(of: live.Instance) -> dict[str, tuple[int, int, int]]:
+    """Request id -> prompt tokens, output tokens, nanos."""
+    manage(of, "drain_usage", "--claim-after", "0")
+    with sqlite3.connect(Path(of.environment["QUIRE_DATA_DIR"]) / "quire.sqlite3") as database:
+        rows = database.execute(
+            "SELECT request_id, prompt_tokens, completion_tokens, cost_nanos "
+            "FROM metering_usageentry"
+        )
+        return {row[0]: row[1:] for row in rows}
+
+
+async def race(of: live.Instance, held: dict[str, Any], ports: list[int], first: Any) -> list[Told]:
+    limits = httpx.Limits(max_connections=REQUESTS)
+    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+        asked = [
+            asyncio.create_task(ask(client, ports[number % 2], of.key, number))
+            for number in range(REQUESTS)
+        ]
+        await asyncio.sleep(1.0)
+        restart(held)  # here: a server ends with the thread that started it
+        await asyncio.sleep(1.0)
+        first.kill()
+        return list(await asyncio.gather(*asked))
+
+
+def test_fault_24_the_last_cent_is_spent_once_though_a_gateway_and_redis_are_killed(
+    short_tmp: Path, redis_of: dict[str, Any]
+) -> None:
+    folder = short_tmp / "cent-instance"
+    folder.mkdir()
+    with live.instance(folder, redis_of["url"]) as of:
+        flags = ("--token-delay", "0.03", "--vocab-size", "512", "--low", "10", "--high", "90")
+        manage(of, "set_price", "m", *PRICES)
+        amount = f"{BUDGET / 1e9:.9f}"
+        manage(of, "set_budget", "--tenant", "live", "--per", "month", "--amount", amount)
+        with (
+            live.replica(of, "tests.fakes.fake_replica", *flags),
+            live.gateway(of, "uvicorn") as (port_a, first),
+            live.gateway(of, "uvicorn") as (port_b, _),
+        ):
+            told = asyncio.run(race(of, redis_of, [port_a, port_b], first))
+            deadline = time.monotonic() + 60
+            while counter(redis_of["url"])["held_nanos"] and time.monotonic() < deadline:
+                time.sleep(0.2)
+            spent, rows = counter(redis_of["url"]), ledger(of)
+    # Overspend 0, nothing left held, and the ledger says what the counters say.
+    assert spent["held_nanos"] == spent["held_tokens"] == 0
+    assert spent["nanos"] <= BUDGET
+    assert sum(nanos for _, _, nanos in rows.values()) == spent["nanos"]
+    assert sum(prompt + output for prompt, output, _ in rows.values()) == spent["tokens"]
+    # Each answer that ended is billed as its client was told.
+    ended = [each for each in told if each.usage]
+    assert len(ended) > REQUESTS / 4
+    for each in ended:
+        prompt, output, _ = rows[each.request_id]
+        assert (prompt, output) == (
+            each.usage["prompt_tokens"],
+            each.usage["completion_tokens"],
+        )
+    # Each that was cut off when its gateway died is billed with at least what had come.
+    cut = [each for each in told if each.killed and each.request_id]
+    for each in cut:
+        assert rows[each.request_id][1] >= each.chunks
+    # Nobody was refused while enough was left for a prompt and one more token.
+    assert {each.status for each in told} <= {0, 200, 429}
+    refused = sum(each.status == 429 for each in told)
+    prompt = max(prompt for prompt, _, _ in rows.values())
+    if refused:
+        assert BUDGET - spent["nanos"] < prompt * 1000 + 2000

@@ -1,0 +1,130 @@
+"""Operators pause, resume, abort, profile, and look into tokenizers through the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from engine.contract.protocol import Control
+from tenants import actions, scopes
+from tenants.actors import SYSTEM
+from tests.fakes.fake_replica import FakeReplica
+from tests.inference.conftest import Gateway
+
+ROUTES = (
+    ("POST", "/pause"),
+    ("POST", "/resume"),
+    ("GET", "/is_paused"),
+    ("POST", "/abort_requests"),
+    ("POST", "/start_profile"),
+    ("POST", "/stop_profile"),
+    ("POST", "/collective_rpc"),
+    ("GET", "/tokenizer_info"),
+    ("POST", "/reset_mm_cache"),
+    ("POST", "/reset_encoder_cache"),
+)
+
+
+@pytest.fixture
+async def operator(gateway: Gateway) -> Gateway:
+    """The gateway, asked with an operator's key."""
+    made = await asyncio.to_thread(
+        lambda: actions.create_key(
+            actor=SYSTEM, tenant=gateway.rows.tenant, name="op", scopes=scopes.ALL
+        )
+    )
+    gateway.client.key = made.secret
+    return gateway
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Control]:
+    """What fake replicas were told."""
+    found: list[Control] = []
+    answer = FakeReplica._control
+
+    async def control(self: FakeReplica, message: Control) -> None:
+        found.append(message)
+        await answer(self, message)
+
+    monkeypatch.setattr(FakeReplica, "_control", control)
+    return found
+
+
+@pytest.mark.parametrize(("method", "path"), ROUTES)
+async def test_tenants_may_not(gateway: Gateway, method: str, path: str) -> None:
+    refused = await gateway.client.request(method, path)
+    assert (refused.status, refused.error["code"]) == (403, "insufficient_scope")
+    gateway.client.key = None
+    assert (await gateway.client.request(method, path)).status == 401
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/pause", None, {"command": "pause", "mode": "abort"}),
+        ("/pause?mode=keep&model=fake", None, {"command": "pause", "mode": "keep"}),
+        ("/pause?mode=wait", None, {"command": "pause", "mode": "wait"}),
+        ("/resume", None, {"command": "resume"}),
+        ("/abort_requests", None, {"command": "abort_requests", "request_ids": []}),
+        (
+            "/abort_requests",
+            {"request_ids": ["cmpl-1"]},
+            {"command": "abort_requests", "request_ids": ["cmpl-1"]},
+        ),
+        ("/start_profile", None, {"command": "start_profile"}),
+        ("/stop_profile", None, {"command": "stop_profile"}),
+        ("/collective_rpc", {"method": "check_integrity"}, {"command": "check_integrity"}),
+    ],
+)
+async def test_every_replica_is_told(
+    operator: Gateway, told: list[Control], path: str, body: Any, expected: dict[str, Any]
+) -> None:
+    async with operator.fake(replica_id="a"), operator.fake(replica_id="b"):
+        await operator.look()
+        reply = await operator.client.post(path, body)
+    assert (reply.status, set(reply.json()["replicas"])) == (200, {"a", "b"})
+    assert len(told) == 2
+    for message in told:
+        assert {name: getattr(message, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/pause?mode=nap", None, 400, "mode"),
+        ("/pause?model=nobody", None, 404, "model"),
+        ("/abort_requests", {"request_ids": "x"}, 400, "request_ids"),
+        ("/abort_requests", {"ids": ["x"]}, 400, "ids"),
+        ("/collective_rpc", {"method": "os.system"}, 400, "method"),
+        ("/collective_rpc", {"method": "check_integrity", "args": ["x"]}, 400, "args"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_by_name(
+    operator: Gateway, told: list[Control], path: str, body: Any, status: int, param: str
+) -> None:
+    async with operator.serving(operator.fake()):
+        reply = await operator.client.post(path, body)
+    assert (reply.status, reply.error["param"]) == (status, param)
+    assert told == []
+
+
+async def test_who_is_paused(operator: Gateway) -> None:
+    async with operator.serving(operator.fake(replica_id="a")):
+        body = (await operator.client.get("/is_paused")).json()
+        for path in ("/reset_mm_cache", "/reset_encoder_cache"):
+            assert (await operator.client.post(path)).json()["ok"] is True
+    assert body == {"is_paused": False, "replicas": {"a": False}}
+
+
+async def test_what_a_tokenizers_files_say(operator: Gateway) -> None:
+    async with operator.serving(operator.fake()):
+        info = (await operator.client.get("/tokenizer_info?model=fake")).json()
+        missing = await operator.client.get("/tokenizer_info?model=nobody")
+    assert info["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert info["model_max_length"] == 4096
+    assert "messages" in info["chat_template"]
+    assert isinstance(info["bos_token"], str)
+    assert missing.status == 404

@@ -1,0 +1,108 @@
+"""`python -m tests.vllm_suite SOURCE [FILE...]`. Exit status 1: a difference without a reason."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.e2e.product import ROOT, Product, clean_environment, running
+from tests.vllm_suite.results import Reasons, Result, read_report, report
+from tests.vllm_suite.tree import build, server_tests
+
+FILE_TIMEOUT_S = 900
+SCOPES = "inference,models:read,operator"
+
+
+def main() -> int:
+    """Run the tests that talk to a server, one file after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path, help="unpacked source package of vLLM")
+    parser.add_argument("files", nargs="*", help="parts of the files' paths (default: all)")
+    options = parser.parse_args()
+    reasons = Reasons()
+    files = server_tests(options.source.resolve())
+    if options.files:
+        files = [file for file in files if any(part in file for part in options.files)]
+    with tempfile.TemporaryDirectory(prefix="quire-vllm-") as name:
+        folder = Path(name)
+        build(options.source.resolve(), folder / "tree")
+        (folder / "product").mkdir()
+        with running(folder / "product", "--no-round-activations") as product:
+            environment = suite_environment(product, options.source)
+            # Each file brings its own model, and some of them send no name.
+            product.manage("unload_model", product.model, "--wait")
+            results: list[Result] = []
+            for file in files:
+                found = run_file(file, folder, environment)
+                results += found
+                bad = sum(result.outcome == "differs" for result in found)
+                print(f"{file}: {len(found)} tests, {bad} otherwise", flush=True)
+                for result in found:
+                    if result.outcome == "differs" and reasons.of(result.name) is None:
+                        print(f"  {result.name}\n      {result.told}", flush=True)
+    text, unknown = report(results, reasons)
+    print(f"\n{text}")
+    return 1 if unknown else 0
+
+
+def suite_environment(product: Product, source: Path) -> dict[str, str]:
+    """How the tests find the product."""
+    made = product.manage(
+        "create_key", "--tenant", tenant_of(product), "--name", "suite", "--scopes", SCOPES
+    )
+    key = re.search(r"sk-quire-\w+", made)
+    if key is None:
+        raise RuntimeError(f"No key in: {made}")
+    # A source package's folder, or its PKG-INFO, tells which vLLM it is.
+    info = (source / "PKG-INFO").read_text(encoding="utf-8")
+    version = re.search(r"^Version: (.+)$", info, re.MULTILINE)
+    return clean_environment() | {
+        "QUIRE_SUITE_URL": product.url,
+        "QUIRE_SUITE_KEY": key[0],
+        "QUIRE_SUITE_ROOT": str(ROOT),
+        "QUIRE_SUITE_MODEL": str(ROOT / "demo" / "model"),
+        "QUIRE_SUITE_VERSION": version[1] if version else "",
+        "QUIRE_DATA_DIR": str(product.data_dir),
+        "PYTHONPATH": "",
+    }
+
+
+def tenant_of(product: Product) -> str:
+    """The short name of the tenant that `up` makes."""
+    listed = product.manage("list_tenants")
+    return listed.splitlines()[-1].split()[0]
+
+
+def run_file(file: str, folder: Path, environment: dict[str, str]) -> list[Result]:
+    """One test file in a process of its own; what it came to."""
+    output = folder / "report.xml"
+    output.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", file, "-q", "-p", "no:cacheprovider"]
+    command += ["-p", "no:randomly", f"--junitxml={output}", "--rootdir", "."]
+    environment = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder / "tree",
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=FILE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return [Result(f"{file}::", "differs", f"It took over {FILE_TIMEOUT_S} s.")]
+    if os.environ.get("QUIRE_SUITE_VERBOSE"):
+        print(done.stdout[-20000:])
+    if not output.exists():
+        return [Result(f"{file}::", "differs", done.stdout[-300:] + done.stderr[-300:])]
+    return read_report(output, file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Stands in for vLLM's `tests/utils.py`: its servers are names under which the product serves.
+
+Copied into the tree that the tests run in; the product is told of by the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import anthropic
+import httpx
+import openai
+import pytest
+import requests
+
+URL = os.environ["QUIRE_SUITE_URL"]
+KEY = os.environ["QUIRE_SUITE_KEY"]
+ROOT = os.environ["QUIRE_SUITE_ROOT"]
+#: Flags of `vllm serve` that matter to a model's answers, and have a value.
+PASSED_ON = ("--max-model-len", "--max-logprobs", "--tool-call-parser", "--reasoning-parser")
+SWITCHES = ("--enable-sleep-mode",)
+ROCM_EXTRA_ARGS: list[str] = []
+ROCM_ENV_OVERRIDES: dict[str, str] = {}
+VLLM_PATH = ROOT
+
+
+def _with_key(headers: Any) -> dict[str, str]:
+    given = dict(headers or {})
+    if not any(name.lower() in ("authorization", "x-api-key") for name in given):
+        given["Authorization"] = f"Bearer {KEY}"
+    return given
+
+
+def _send_key() -> None:
+    """The tests' servers ask for no key; ours always does."""
+    plain = requests.Session.request
+
+    def request(self: Any, method: str, url: str, **options: Any) -> Any:
+        options["headers"] = _with_key(options.get("headers"))
+        return plain(self, method, url, **options)
+
+    requests.Session.request = request  # type: ignore[method-assign]
+    for kind in (httpx.Client, httpx.AsyncClient):
+        build = kind.build_request
+
+        def built(self: Any, *args: Any, _build: Any = build, **options: Any) -> Any:
+            made = _build(self, *args, **options)
+            if not {"authorization", "x-api-key"} & set(made.headers):
+                made.headers["Authorization"] = f"Bearer {KEY}"
+            return made
+
+        kind.build_request = built  # type: ignore[method-assign, assignment]
+
+
+_send_key()
+
+
+def _manage(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "manage.py", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{arguments}: {done.stdout}{done.stderr}")
+
+
+def _flags(given: list[str]) -> list[str]:
+    words = [part for word in map(str, given) for part in word.split("=", 1)]
+    flags = [word for word in words if word in SWITCHES]
+    for place, word in enumerate(words[:-1]):
+        if word in PASSED_ON:
+            flags += [word, words[place + 1]]
+    # The model that is served, and the product, have no more.
+    for flag, most in (("--max-model-len", 2048), ("--max-logprobs", 1000)):
+        if flag in flags:
+            value = flags.index(flag) + 1
+            flags[value] = str(min(most, int(flags[value])))
+    return flags
+
+
+def _names(model: str, given: list[str]) -> list[str]:
+    names, reading = [], False
+    for word in map(str, given):
+        if word.startswith("-"):
+            reading = word == "--served-model-name"
+        elif reading:
+            names.append(word)
+    return names or [model]
+
+
+class RemoteOpenAIServer:
+    """The product, serving the model that the suite runs with under another name."""
+
+    DUMMY_API_KEY = KEY
+
+    def __init__(self, model: str, vllm_serve_args: Any = (), **_: Any) -> None:
+        given = list(vllm_serve_args)
+        self.uds = None
+        self.host, _, port = URL.removeprefix("http://").partition(":")
+        self.port = int(port)
+        self._loaded = _names(model, given)
+        for name in self._loaded:
+            source = os.environ["QUIRE_SUITE_MODEL"]
+            _manage("load_model", source, "--name", name, "--wait", *_flags(given))
+
+    def __enter__(self) -> RemoteOpenAIServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._loaded:
+            _manage("unload_model", name, "--wait")
+
+    @property
+    def url_root(self) -> str:
+        """Without a path."""
+        return URL
+
+    def url_for(self, *parts: str) -> str:
+        """A path below it."""
+        return "/".join([URL, *(part.strip("/") for part in parts if part)])
+
+    def get_client(self, **options: Any) -> openai.OpenAI:
+        """OpenAI's SDK."""
+        options = {"timeout": 120, **options}
+        return openai.OpenAI(base_url=self.url_for("v1"), api_key=KEY, max_retries=0, **options)
+
+    def get_async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        """The same, asynchronous."""
+        options = {"timeout": 120, **options}
+        return openai.AsyncOpenAI(
+            base_url=self.url_for("v1"), api_key=KEY, max_retries=0, **options
+        )
+
+    def get_client_anthropic(self, **options: Any) -> anthropic.Anthropic:
+        """Anthropic's SDK."""
+        return anthropic.Anthropic(
+            **{"base_url": URL, "api_key": KEY, "max_retries": 0, "timeout": 120, **options}
+        )
+
+    def get_async_client_anthropic(self, **options: Any) -> anthropic.AsyncAnthropic:
+        """The same, asynchronous."""
+        return anthropic.AsyncAnthropic(
+            **{"base_url": URL, "api_key": KEY, "max_retries": 0, "timeout": 120, **options}
+        )
+
+
+RemoteLaunchRenderServer = RemoteOpenAIServer
+
+
+def __getattr__(name: str) -> Any:
+    """Whatever else a test file wants of vLLM's helpers is about GPUs and processes."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+    def mark(*args: Any, **_: Any) -> Any:
+        skip = pytest.mark.skip(reason=f"needs vLLM itself: tests.utils.{name}")
+        return skip(args[0]) if args and callable(args[0]) else skip
+
+    return mark

@@ -1,0 +1,152 @@
+"""Stands in for the package `vllm`: anything can be imported, a few helpers of tests work, and
+what is called besides skips its test, because it tests vLLM's insides and no server.
+
+Copied into the tree that the tests run in, as `vllm/__init__.py`.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+MODEL = os.environ["QUIRE_SUITE_MODEL"]
+#: What vLLM brings along. It's stood in for where it isn't installed.
+BROUGHT = ("fastapi", "mcp", "openai_harmony", "starlette", "mistral_common", "cachetools")
+
+
+class Missing:
+    """Something of vLLM's. Using it skips."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return made(f"{self._path}.{name}")
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        pytest.skip(f"needs vLLM itself: {self._path}", allow_module_level=True)
+
+    def __or__(self, _: Any) -> Missing:
+        return self
+
+    __ror__ = __getitem__ = __or__
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    def __mro_entries__(self, _: Any) -> tuple[type, ...]:
+        return (object,)
+
+
+class _Platform:
+    """No accelerator of any kind."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *_, **__: False
+
+
+class ModelConfig:
+    """Of the model that the suite runs with, whatever the test calls it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        text = (Path(MODEL) / "config.json").read_text(encoding="utf-8")
+        self.config = json.loads(text)
+
+    def get_vocab_size(self) -> int:
+        """Entries of the vocabulary."""
+        return int(self.config["vocab_size"])
+
+
+def get_tokenizer(*_: Any, **__: Any) -> Any:
+    """The served model's tokenizer, from the library that vLLM takes it from."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(MODEL)
+
+
+class _Flags(ModuleType):
+    """`vllm.envs`: nothing is switched on."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return False
+
+
+KNOWN: dict[str, Any] = {
+    "vllm.tokenizers.get_tokenizer": get_tokenizer,
+    "vllm.transformers_utils.tokenizer.get_tokenizer": get_tokenizer,
+    "vllm.platforms.current_platform": _Platform(),
+    "vllm.config.ModelConfig": ModelConfig,
+    "vllm.version.__version__": os.environ["QUIRE_SUITE_VERSION"],
+    "vllm.envs": _Flags("vllm.envs"),
+}
+
+
+def made(path: str) -> Any:
+    """What stands at a dotted path."""
+    if path in KNOWN:
+        return KNOWN[path]
+    if path.endswith(("Error", "Exception")):
+        KNOWN[path] = type(path.rpartition(".")[2], (Exception,), {})
+        return KNOWN[path]
+    return Missing(path)
+
+
+class _Module(ModuleType):
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        path = f"{self.__name__}.{name}"
+        if path in KNOWN:
+            return KNOWN[path]
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return made(path)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Any module below these packages is there."""
+
+    def __init__(self, *roots: str) -> None:
+        self._roots = roots
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
+        if name.partition(".")[0] not in self._roots or name == "vllm":
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: Any) -> ModuleType:
+        known = KNOWN.get(spec.name)
+        return known if isinstance(known, ModuleType) else _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        return None
+
+
+sys.meta_path.insert(0, _Finder("vllm"))
+sys.meta_path.append(_Finder(*BROUGHT))
+try:
+    importlib.import_module("pybase64")
+except ModuleNotFoundError:
+    sys.modules["pybase64"] = base64
+envs = KNOWN["vllm.envs"]
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return made(f"vllm.{name}")

@@ -1,0 +1,106 @@
+"""The suite's own parts, on a made-up source tree: what is run, skipped, and explained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.vllm_suite.__main__ import run_file
+from tests.vllm_suite.results import Reasons, Result, report
+from tests.vllm_suite.tree import build, server_tests
+
+ROOT = Path(__file__).resolve().parents[2]
+FILE = "tests/entrypoints/openai/test_made_up.py"
+TESTS = """
+import pytest
+import vllm.envs as envs
+from vllm.config import ModelConfig
+from vllm.exceptions import VLLMValidationError
+from vllm.platforms import current_platform
+from vllm.v1.engine import AsyncLLM
+from ...utils import RemoteOpenAIServer, multi_gpu_only
+
+
+def test_what_the_stand_ins_can():
+    assert not current_platform.is_rocm() and not envs.VLLM_ANYTHING
+    assert ModelConfig(model="any/model").get_vocab_size() == 3072
+
+
+def test_of_the_insides():
+    with pytest.raises(VLLMValidationError):
+        AsyncLLM.from_engine_args(1)
+
+
+@multi_gpu_only(num_gpus=2)
+def test_of_gpus():
+    assert False
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_that_differs(n):
+    assert n == 2, "one is not two"
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A source tree with one test file that talks to a server, and one that doesn't."""
+    folder = tmp_path / "source" / "tests" / "entrypoints" / "openai"
+    folder.mkdir(parents=True)
+    for part in (folder, folder.parent, folder.parent.parent):
+        (part / "__init__.py").touch()
+    (folder / "test_made_up.py").write_text(TESTS, encoding="utf-8")
+    (folder / "test_inside.py").write_text("def test(): pass\n", encoding="utf-8")
+    return tmp_path / "source"
+
+
+def test_files_that_talk_to_a_server_are_found(source: Path, tmp_path: Path) -> None:
+    assert server_tests(source) == [FILE]
+    with pytest.raises(FileNotFoundError, match="no source of vLLM"):
+        server_tests(tmp_path / "elsewhere")
+
+
+def test_results_are_told_apart(source: Path, tmp_path: Path) -> None:
+    build(source, tmp_path / "tree")
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "QUIRE_SUITE_URL": "http://127.0.0.1:1",
+        "QUIRE_SUITE_KEY": "key",
+        "QUIRE_SUITE_ROOT": str(ROOT),
+        "QUIRE_SUITE_MODEL": str(ROOT / "demo" / "model"),
+        "QUIRE_SUITE_VERSION": "0",
+    }
+    found = {result.name: result for result in run_file(FILE, tmp_path, environment)}
+    outcomes = {name.partition("::")[2]: result.outcome for name, result in found.items()}
+    assert outcomes == {
+        "test_what_the_stand_ins_can": "passed",
+        "test_of_the_insides": "skipped",
+        "test_of_gpus": "skipped",
+        "test_that_differs[1]": "differs",
+        "test_that_differs[2]": "passed",
+    }
+    assert "one is not two" in found[f"{FILE}::test_that_differs[1]"].told
+
+
+def test_differences_are_listed_with_their_reasons(tmp_path: Path) -> None:
+    path = tmp_path / "reasons.toml"
+    path.write_text(
+        '[[reason]]\nwhy = "It is small."\ntests = ["a.py::test_x", "b*::*"]\n', encoding="utf-8"
+    )
+    results = [
+        Result("a.py::test_x[[1]-?]", "differs", "m"),
+        Result("b/c.py::test_y", "differs", "m"),
+        Result("a.py::test_xy", "differs", "why not"),
+        Result("a.py::test_z", "passed"),
+    ]
+    text, unknown = report(results, Reasons(path))
+    assert unknown == 1
+    assert "1 as vLLM, 3 otherwise, 0 about" in text
+    assert "It is small. (2)" in text
+    assert text.endswith("a.py::test_xy\n      why not")
+
+
+def test_the_reasons_can_be_read() -> None:
+    assert Reasons().of("nobody.py::test_nothing") is None
