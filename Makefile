@@ -5,6 +5,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 TESTS  ?= tests
+# Processes that share the tests out, file by file.
+WORKERS ?= 2
 CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
@@ -26,7 +28,7 @@ install: $(VENV)/.installed
 
 test: $(VENV)/.installed-test $(VENV)/.installed-clients lint
 	deploy/system-packages.sh test
-	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest $(TESTS) $(ARGS)
+	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
 
 test-slow: $(VENV)/.installed-test
 	deploy/system-packages.sh test
@@ -61,15 +63,20 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	deploy/system-packages.sh run
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt $$($(BIN)/python deploy/requirements.py embedded postgres)
+	$(PIP) install --no-deps --editable .  # the command `quire`
 	@touch $@
 
 # Client libraries, each release as it was tested: Python's in an environment of their own, node's
 # beside the programs that use them.
-$(VENV)/.installed-clients: pyproject.toml $(CLIENTS)/constraints.txt $(CLIENTS)/node/package-lock.json | $(BIN)/python
+$(VENV)/.installed-clients: pyproject.toml $(CLIENTS)/constraints.txt $(CLIENTS)/agents-constraints.txt \
+  $(CLIENTS)/node/package-lock.json | $(BIN)/python
 	deploy/system-packages.sh test
 	$(PYTHON) -m venv $(VENV)/clients
 	$(VENV)/clients/bin/python -m pip --disable-pip-version-check --quiet --no-input install \
 	  -c $(CLIENTS)/constraints.txt $$($(BIN)/python deploy/requirements.py --alone clients)
+	$(PYTHON) -m venv $(VENV)/agents
+	$(VENV)/agents/bin/python -m pip --disable-pip-version-check --quiet --no-input install \
+	  -c $(CLIENTS)/agents-constraints.txt $$($(BIN)/python deploy/requirements.py --alone agents)
 	npm ci --prefix $(CLIENTS)/node --no-audit --no-fund --silent
 	@touch $@
 

@@ -48,6 +48,13 @@ def _cheap_passwords(settings: Any) -> None:
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 
 
+@pytest.fixture(autouse=True)
+def _cache_of_its_own(settings: Any) -> None:
+    """What is counted in the cache, such as wrong passwords, starts at nothing in each test."""
+    backend = "django.core.cache.backends.locmem.LocMemCache"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}}
+
+
 @pytest.fixture
 def key_prefix() -> str:
     """A prefix that no other test uses."""
@@ -59,7 +66,6 @@ def live_redis(redis_url: str, key_prefix: str, settings: Any) -> str:
     """`settings` that point to the real Redis under a fresh prefix; returns the URL."""
     settings.REDIS_URL = redis_url
     settings.QUIRE = {**settings.QUIRE, "KEY_PREFIX": key_prefix}
-    settings.CACHES = {"default": {"BACKEND": "django.core.cache.backends.locmem.LocMemCache"}}
     return redis_url
 
 
