@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.contract.adapters import AdapterRef
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.replica_state import EngineStats as EngineStats
 from engine.contract.replica_state import Heartbeat
@@ -88,7 +89,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
             tenant, and the most that it may use; in [0, 1].
         priority: smaller runs earlier; 0 is the default.
         cache_namespace: goes into the first block's hash, so that prefixes never cross tenants.
-        adapter: name of a LoRA adapter, or "".
+        adapter: the LoRA adapter to go through; None: the model alone.
         resume_token_ids: `resume_token_ids[i]` holds the tokens of output i that a client already
             has; generation goes on after them as if it had never stopped. Empty: a fresh request.
         skip_indices: outputs that the client already has whole; they aren't generated again.
@@ -109,7 +110,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     kv_max_fraction: float = 1.0
     priority: int = 0
     cache_namespace: str = ""
-    adapter: str = ""
+    adapter: AdapterRef | None = None
     resume_token_ids: list[list[int]] = msgspec.field(default_factory=list)
     skip_indices: list[int] = msgspec.field(default_factory=list)
     token_cap: int | None = None

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from engine.contract.adapters import AdapterState
+
 
 class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What a gateway must know of a pooling model.
@@ -45,7 +47,6 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     kv_capacity_tokens: int = 0
     eos_token_ids: list[int] = msgspec.field(default_factory=list)
     default_sampling: dict[str, Any] = msgspec.field(default_factory=dict)
-    adapters: list[str] = msgspec.field(default_factory=list)
     quantization: str = ""
     tasks: list[str] = msgspec.field(default_factory=lambda: ["generate"])
     pooling: PoolingInfo | None = None
@@ -82,6 +83,7 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     `incarnation` changes at each start. `progress_at` is when the engine loop last came round
     (seconds since the epoch): a port that answers while this stands still is a sick replica.
     `paused`: an operator has paused it; what it has goes on when it's resumed.
+    `adapters`: those that it knows of, wherever their weights lie.
     """
 
     replica_id: str
@@ -96,3 +98,4 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     load_progress: float = 0.0
     stats: EngineStats = msgspec.field(default_factory=EngineStats)
     paused: bool = False
+    adapters: list[AdapterState] = msgspec.field(default_factory=list)

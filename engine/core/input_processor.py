@@ -11,6 +11,7 @@ from torch import Tensor
 
 from engine.beams.group import BeamGroup, BeamRequest
 from engine.beams.search import end_tokens
+from engine.contract.adapters import digest_of
 from engine.contract.config import EngineConfig
 from engine.contract.errors import BudgetExhausted, InvalidRequest, KVPoolTooSmall
 from engine.contract.protocol import EngineRequest
@@ -72,7 +73,7 @@ class InputProcessor:
                 max_logprobs=self._config.max_logprobs,
             )
         if message.adapter:
-            raise InvalidRequest(f"There is no adapter {message.adapter!r}.", param="model")
+            raise InvalidRequest(f"There is no adapter {message.adapter.name!r}.", param="model")
         self._check_resumption(message)
         self._check_cap(message)
         _check_tenant(message)
@@ -197,7 +198,9 @@ class InputProcessor:
             max_output_tokens=params.output_budget(len(prompt), room),
             # Odd, so that no two outputs of a request share a seed.
             seed=(seed + 0x9E3779B97F4A7C15 * index) % 2**64,
-            block_hashes=BlockHashes(scope_key(message.cache_namespace, message.adapter), content),
+            block_hashes=BlockHashes(
+                scope_key(message.cache_namespace, digest_of(message.adapter)), content
+            ),
             num_resumed_tokens=len(resumed),
             looks_ahead=self._looks_ahead(message),
         )

@@ -33,7 +33,7 @@ class ContentKey(NamedTuple):
 def scope_key(namespace: str, adapter: str = "") -> bytes:
     """What sets whole sequences apart; length-prefixed, so that fields can't run over.
 
-    Empty when there is nothing to tell apart.
+    `adapter` is a digest. Empty when there is nothing to tell apart.
     """
     parts = (namespace, adapter)
     return b"".join(map(_prefixed, (part.encode() for part in parts))) if any(parts) else b""

@@ -57,6 +57,7 @@ class NewSequence(msgspec.Struct, omit_defaults=True):
     seed: int
     #: Length of the prompt logprobs already delivered, or -1 when none are wanted.
     prompt_logprobs_from: int = -1
+    #: Digest of its adapter (`AdapterRef`); "": the model alone.
     adapter: str = ""
     #: In the order of their positions; they don't overlap.
     encoder_inputs: list[EncoderInput] = msgspec.field(default_factory=list)

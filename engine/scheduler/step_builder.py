@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.contract.adapters import digest_of
 from engine.kv_cache import Block
 from engine.scheduler.plan import NewSequence, StepPlan, decodes
 from engine.scheduler.sequence import Sequence
@@ -78,7 +79,7 @@ class StepBuilder:
                 sampling=request.sampling,
                 seed=sequence.seed,
                 prompt_logprobs_from=-1 if delivered is None else len(delivered),
-                adapter=message.adapter,
+                adapter=digest_of(message.adapter),
                 encoder_inputs=request.encoder_inputs,
                 logits_processors=request.logits_processors,
                 pooling=message.pooling,

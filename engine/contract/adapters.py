@@ -1,0 +1,86 @@
+"""What gateways and replicas say to each other about LoRA adapters. Torch-free.
+
+An adapter is its content: the sha256 over its configuration and its weights. Its name is a pointer
+that a tenant may turn to other content at any time, so nothing is cached, billed or resumed by it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import msgspec
+
+from engine.contract.errors import InvalidRequest
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+#: Where an adapter's weights lie, nearest to the kernels first.
+TIERS = ("device", "host", "disk")
+_PIECE = 1 << 20
+
+
+class AdapterRef(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The adapter that a request goes through.
+
+    Attributes:
+        digest: sha256 of the content, 64 hex digits, see `adapter_digest`.
+        name: what the client called it; for messages, logs and the ledger alone.
+        path: its folder (or GGUF file), shared by volume as models are. A replica that doesn't hold
+            the digest loads it from there and refuses a folder with another digest.
+        owner: the tenant it belongs to; "" for one that all share. For quotas of adapter memory.
+    """
+
+    digest: str
+    name: str = ""
+    path: str = ""
+    owner: str = ""
+
+
+class AdapterState(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """An adapter on one replica, as its heartbeat tells.
+
+    Attributes:
+        digest, name: as in `AdapterRef`; the name under which it was last asked for.
+        rank: the largest of its modules.
+        tier: one of `TIERS`.
+        num_bytes: of its weights in that tier.
+        pinned: never driven out.
+        num_running: requests that go through it now.
+        num_waiting: requests that wait for it.
+        load_seconds: how long the last load took.
+    """
+
+    digest: str
+    name: str = ""
+    rank: int = 0
+    tier: str = "disk"
+    num_bytes: int = 0
+    pinned: bool = False
+    num_running: int = 0
+    num_waiting: int = 0
+    load_seconds: float = 0.0
+
+
+def digest_of(adapter: AdapterRef | None) -> str:
+    """The digest of a request's adapter, "" without one."""
+    return adapter.digest if adapter else ""
+
+
+def adapter_digest(path: Path) -> str:
+    """Sha256 of an adapter's content, 64 hex digits: of PEFT's two files, or of one GGUF file.
+
+    Each file goes in with its name and its size, so no two contents run together.
+    Raises InvalidRequest (param `path`) for a folder without the two files, OSError from reading.
+    """
+    files = [path] if path.is_file() else [path / CONFIG_FILE, path / WEIGHTS_FILE]
+    digest = hashlib.sha256()
+    for file in files:
+        if not file.is_file():
+            raise InvalidRequest(f"The adapter has no file {file.name}.", param="path")
+        name = "" if path.is_file() else file.name
+        digest.update(f"{name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as content:
+            while piece := content.read(_PIECE):
+                digest.update(piece)
+    return digest.hexdigest()
