@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from engine.contract.protocol import EngineStats
+from engine.contract.protocol import EngineStats, TokenDelta
 from engine.scheduler import Scheduler, Sequence, StepPlan
 from engine.scheduler.plan import decodes
 
@@ -54,6 +54,10 @@ class EngineCounters:
         sequence.num_prompt_counted += new
         if sequence.index == 0:
             self.stats.prompt_tokens_total += new
+
+    def note_output(self, deltas: list[TokenDelta]) -> None:
+        """Count the output tokens of a step's deltas."""
+        self.stats.generation_tokens_total += sum([len(delta.token_ids) for delta in deltas])
 
     def note_step(self, started: float, scheduled: bool) -> None:
         """Count a step that began at `started` (of `time.perf_counter`)."""

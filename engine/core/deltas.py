@@ -19,19 +19,20 @@ def delta_of(
         request_id=sequence.request.request_id,
         index=sequence.index,
         token_ids=token_ids,
-        start=sequence.num_output_tokens - len(token_ids),
+        start=len(sequence.token_ids) - sequence.num_prompt_tokens - len(token_ids),
     )
     if logprobs is not None:
         delta.logprobs = logprobs
+    ended = sequence.finish_reason is not None
+    if first or ended:
+        delta.num_prompt_tokens = sequence.num_prompt_tokens
+        delta.num_cached_tokens = sequence.num_cached_tokens
     if first:
         delta.prompt_logprobs = sequence.prompt_logprobs
-    if sequence.finish_reason is not None:
+    if ended:
         delta.finish_reason = sequence.finish_reason
         delta.stop_reason = sequence.stop_reason
         delta.flight = sequence.flight
-    if first or sequence.finish_reason is not None:
-        delta.num_prompt_tokens = sequence.num_prompt_tokens
-        delta.num_cached_tokens = sequence.num_cached_tokens
     return delta
 
 

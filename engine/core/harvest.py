@@ -58,7 +58,8 @@ class Harvest:
                 deltas += self._special(sequence, plan, result)
             if token_ids:
                 scores = logprobs[at] if logprobs else None
-                deltas += self._tokens(sequence, token_ids, scores, masks)
+                self._tokens(sequence, token_ids, scores, masks, deltas)
+        self._counters.note_output(deltas)
         for beams in self._complete_beams:
             if not beams.request.finished and beams.advance(self._scheduler):
                 deltas += self._exits.complete_search(beams)
@@ -94,48 +95,72 @@ class Harvest:
         sampled: list[int],
         scores: list[TokenLogprobs] | None,
         masks: GrammarOutput | None,
-    ) -> list[TokenDelta]:
-        """A sequence's new tokens, up to the one that ends it, in one delta."""
+        deltas: list[TokenDelta],
+    ) -> None:
+        """Add a sequence's new tokens, up to the one that ends it, as one delta."""
         if sequence.num_placeholders:
             sequence.num_placeholders -= 1
-        request = sequence.request
         self._charge(sequence)
         first = sequence.first_token_at == 0.0
         if first:
             sequence.first_token_at = time.time()
             self._counters.note_prompt(sequence, sequence.num_prompt_tokens)
-        token_ids: list[int] = []
-        for token_id in sampled:
-            try:
-                token_ids += self._append(sequence, token_id, masks)
-            except QuireError as error:
-                before = [delta_of(sequence, token_ids, scores, first=first)] if token_ids else []
-                return before + self._exits.refuse(sequence, error)
-            if sequence.finished:
-                break
-        if scores is not None:
-            scores = scores[: len(token_ids)]
-        deltas = [delta_of(sequence, token_ids, scores, first=first)]
-        if request.tokens_left == 0:
+        capped = sequence.request.tokens_left is not None
+        if capped or len(sampled) > 1 or sequence.seq_id in self._grammars:
+            deltas += self._append(sequence, sampled, scores, masks, first=first)
+            return
+        # The usual row: one token that nothing adds to or cuts.
+        sequence.token_ids += sampled
+        ended = self._exits.reason(sequence, sampled[0])
+        if ended is not None:
+            self._exits.leave(sequence, *ended)
+        deltas.append(delta_of(sequence, sampled, scores, first=first))
+
+    def _append(
+        self,
+        sequence: Sequence,
+        sampled: list[int],
+        scores: list[TokenLogprobs] | None,
+        masks: GrammarOutput | None,
+        *,
+        first: bool,
+    ) -> list[TokenDelta]:
+        """Append sampled tokens, what a grammar adds to them, and no more than a cap leaves."""
+        before, request = len(sequence.token_ids), sequence.request
+        refused = self._follow(sequence, sampled, masks)
+        token_ids = sequence.token_ids[before:]
+        deltas: list[TokenDelta] = []
+        if token_ids or refused is None:
+            scores = scores and scores[: len(token_ids)]
+            deltas.append(delta_of(sequence, token_ids, scores, first=first))
+        if refused is not None:
+            deltas += self._exits.refuse(sequence, refused)
+        elif request.tokens_left == 0:
             for other in request.sequences:
                 if not other.finished:
                     deltas += self._exits.finish(other, "budget")
         return deltas
 
-    def _append(self, sequence: Sequence, token_id: int, masks: GrammarOutput | None) -> list[int]:
-        """Append a sampled token and what its grammar adds; end the sequence where that ends it."""
-        token_ids = [token_id]
-        if self._grammars and sequence.seq_id in self._grammars:
-            token_ids = self._structured.follow(sequence, token_id, masks)
+    def _follow(
+        self, sequence: Sequence, sampled: list[int], masks: GrammarOutput | None
+    ) -> QuireError | None:
+        """Append up to the token that ends the sequence. Returns why its grammar refused one."""
         request = sequence.request
-        if request.tokens_left is not None:
-            token_ids = token_ids[: request.tokens_left]
-            request.tokens_left -= len(token_ids)
-        self._counters.stats.generation_tokens_total += len(token_ids)
-        sequence.token_ids += token_ids
-        ended = self._exits.reason(sequence, token_ids[-1])
-        if ended is not None:
-            self._exits.leave(sequence, *ended)
-        elif request.tokens_left == 0:
-            self._exits.leave(sequence, "budget")
-        return token_ids
+        for token_id in sampled:
+            token_ids = [token_id]
+            if sequence.seq_id in self._grammars:
+                try:
+                    token_ids = self._structured.follow(sequence, token_id, masks)
+                except QuireError as error:
+                    return error
+            if request.tokens_left is not None:
+                token_ids = token_ids[: request.tokens_left]
+                request.tokens_left -= len(token_ids)
+            sequence.token_ids += token_ids
+            ended = self._exits.reason(sequence, token_ids[-1])
+            if ended is None and request.tokens_left == 0:
+                ended = ("budget", None)
+            if ended is not None:
+                self._exits.leave(sequence, *ended)
+                break
+        return None

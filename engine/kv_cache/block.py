@@ -100,13 +100,22 @@ class FreeList:
         block.prev_free = block.next_free = None
         self.count -= 1
 
-    def pop(self) -> Block:
-        """Take the head, the least recently used block. Raises IndexError when empty."""
+    def pop(self, count: int) -> list[Block]:
+        """Take the least recently used blocks. Raises IndexError when there are fewer."""
+        if count > self.count:
+            raise IndexError(f"{count} blocks wanted, {self.count} are in the free list.")
+        taken: list[Block] = []
         block = self._head.next_free
-        if block is None or block is self._tail:
-            raise IndexError("The free list is empty.")
-        self.remove(block)
-        return block
+        while block is not None and len(taken) < count:
+            taken.append(block)
+            after = block.next_free
+            block.prev_free = block.next_free = None
+            block = after
+        self._head.next_free = block
+        if block is not None:
+            block.prev_free = self._head
+        self.count -= count
+        return taken
 
 
 class TenantQuota:

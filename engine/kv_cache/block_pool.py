@@ -89,8 +89,7 @@ class BlockPool:
         taken: list[Block] = []
         while len(taken) < count:
             source, most = self.quotas.next_evicted()
-            for _ in range(min(most, count - len(taken))):
-                block = source.free.pop()
+            for block in source.free.pop(min(most, count - len(taken))):
                 if block.block_hash is not None:
                     self.uncache(block)
                 block.ref_count = 1
@@ -200,9 +199,8 @@ class BlockPool:
         self._cached.clear()
         self.num_cached = 0
         for quota in self.quotas:
-            while quota.free.count:
-                self._give_to_nobody([quota.free.pop()])
-                self.num_free -= 1
+            self.num_free -= quota.free.count
+            self._give_to_nobody(quota.free.pop(quota.free.count))
         return True
 
     def check_integrity(self, tables: Iterable[tuple[str, Sequence[Block]]] = ()) -> None:

@@ -233,6 +233,7 @@ class Scheduler:
         before = self.num_preemptions
         index = 0
         block_size = self.config.block_size
+        edges = (0, block_size - 1)
         while index < len(self.running) and draft.budget > 0:
             sequence = self.running[index]
             computed = sequence.num_computed_tokens
@@ -240,12 +241,14 @@ class Scheduler:
             if sequence.num_placeholders and sequence.ends_in_flight:
                 index += 1
                 continue
-            if decodes(pending) and computed % block_size not in (0, block_size - 1):
+            decode = decodes(pending)
+            began = computed >= sequence.num_prompt_tokens
+            if decode and began and computed % block_size not in edges:
                 # The usual decode: it neither needs a block nor fills one.
-                draft.deal(sequence, 1)
+                draft.deal_decode(sequence)
                 index += 1
                 continue
-            count = pending if decodes(pending) else self.prefill_share(draft, pending)
+            count = pending if decode else self.prefill_share(draft, pending)
             if count == 0:
                 index += 1
                 continue

@@ -41,6 +41,19 @@ class StepBuilder:
         if sequence.looks_ahead:
             sequence.num_placeholders += caught_up
 
+    def deal_decode(self, sequence: Sequence) -> None:
+        """`deal` for the usual row: the newest token of a sequence that has begun its output."""
+        plan = self.plan
+        plan.seq_ids.append(sequence.seq_id)
+        plan.num_scheduled.append(1)
+        plan.num_samples.append(1)
+        self.scheduled.append(sequence)
+        self.budget -= 1
+        sequence.num_computed_tokens += 1
+        sequence.flight.num_steps += 1
+        if sequence.looks_ahead:
+            sequence.num_placeholders += 1
+
     def take_back(self, sequence: Sequence) -> int:
         """Undo `deal` and `grow` for a sequence; the tokens that it had been dealt, 0 if none."""
         if sequence not in self.scheduled:

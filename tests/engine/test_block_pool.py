@@ -16,7 +16,7 @@ def test_free_list_keeps_order_and_removes_from_the_middle() -> None:
     blocks = [Block(i) for i in range(5)]
     free = FreeList(blocks)
     free.remove(blocks[2])
-    assert free.pop() is blocks[0]
+    assert free.pop(1) == [blocks[0]]
     free.append(blocks[2])
     assert ids(free) == [1, 3, 4, 2]
     assert len(free) == 4
@@ -27,14 +27,24 @@ def test_free_list_refuses_a_block_that_is_in_it_or_not_in_it() -> None:
     free = FreeList(blocks)
     with pytest.raises(RuntimeError, match="already"):
         free.append(blocks[0])
-    taken = free.pop()
+    [taken] = free.pop(1)
     with pytest.raises(RuntimeError, match="not in"):
         free.remove(taken)
 
 
-def test_an_empty_free_list_says_so() -> None:
-    with pytest.raises(IndexError):
-        FreeList([]).pop()
+def test_several_are_taken_from_the_head() -> None:
+    free = FreeList(Block(i) for i in range(4))
+    assert ids(free.pop(3)) == [0, 1, 2]
+    assert (ids(free), len(free)) == ([3], 1)
+    assert ids(free.pop(1)) == [3]
+    assert (ids(free), len(free)) == ([], 0)
+
+
+def test_a_free_list_with_too_few_blocks_says_so_and_keeps_them() -> None:
+    free = FreeList([Block(0)])
+    with pytest.raises(IndexError, match="2 blocks wanted, 1 are"):
+        free.pop(2)
+    assert ids(free) == [0]
 
 
 def test_blocks_are_freed_in_reverse_so_the_longest_prefix_goes_first() -> None:
