@@ -1,0 +1,93 @@
+"""An adapter as it was read: its matrices by the module that they change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class ModuleDelta:
+    """What an adapter does to one module: y = x W^T + bias + scale * (x A^T) B^T.
+
+    Attributes:
+        a: [rank, inputs]; of an embedding [rank, vocabulary].
+        b: [outputs, rank]; of an embedding [hidden, rank].
+        scale: see `AdapterConfig.scale_of`.
+        b_bias: [outputs], added to what B gives before it is scaled; None: nothing.
+        magnitude: [outputs] of DoRA: the length that each row of W + scale * B A is brought to.
+        bias: [outputs] in the place of the module's own.
+    """
+
+    a: Tensor | None = None
+    b: Tensor | None = None
+    scale: float = 1.0
+    b_bias: Tensor | None = None
+    magnitude: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def rank(self) -> int:
+        """Of the matrices, 0 where only a bias is another."""
+        return 0 if self.a is None else self.a.shape[0]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it holds."""
+        for tensor in (self.a, self.b, self.b_bias, self.magnitude, self.bias):
+            if tensor is not None:
+                yield tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Adapter:
+    """A whole adapter, in host memory.
+
+    Attributes:
+        digest: sha256 of its content, see `engine.contract.adapters.adapter_digest`.
+        modules: by the checkpoint's names of linear layers and experts.
+        embedding, head: of the tables; None: it leaves them as they are.
+        tables: weights [vocabulary, hidden] in the place of the model's own, by "embedding" or
+            "head".
+    """
+
+    digest: str
+    modules: dict[str, ModuleDelta] = field(default_factory=dict)
+    embedding: ModuleDelta | None = None
+    head: ModuleDelta | None = None
+    tables: dict[str, Tensor] = field(default_factory=dict)
+
+    def deltas(self) -> Iterator[ModuleDelta]:
+        """Of all modules, tables included."""
+        yield from self.modules.values()
+        yield from (table for table in (self.embedding, self.head) if table is not None)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """All that it holds."""
+        for delta in self.deltas():
+            yield from delta.tensors()
+        yield from self.tables.values()
+
+    @property
+    def rank(self) -> int:
+        """The largest of its modules."""
+        return max((delta.rank for delta in self.deltas()), default=0)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that it holds."""
+        return sum(tensor.numel() for tensor in self.tensors())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors())
+
+    @property
+    def target_modules(self) -> list[str]:
+        """The last words of the names of modules that it changes, sorted."""
+        names = {name.rsplit(".", 1)[-1] for name in self.modules}
+        changed = {"embedding": self.embedding, "head": self.head}
+        names |= {name for name, delta in changed.items() if delta is not None}
+        return sorted(names | self.tables.keys())

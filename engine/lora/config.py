@@ -1,0 +1,198 @@
+"""adapter_config.json of PEFT: what is understood of it, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.contract.adapters import CONFIG_FILE
+from engine.contract.checks import shown
+from engine.contract.errors import InvalidRequest
+
+#: Bytes of an adapter_config.json; real ones have a few kilobytes.
+_MOST_BYTES = 1 << 22
+_MOST_PATTERNS = 10_000
+_MOST_RANK = 1 << 16
+#: A pattern is of a stranger's making: one that repeats what repeats could be tried for ever.
+_MOST_PATTERN, _MOST_REPEATS = 200, 3
+_REPEATS = re.compile(r"[*+{]")
+_REPEATED_GROUP = re.compile(r"\)[*+{?]")
+#: Of training, of where the base came from, or of what the file's tensors say themselves.
+_HARMLESS = frozenset(
+    {
+        "auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying",
+        "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "layers_pattern",
+        "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config", "megatron_config",
+        "megatron_core", "modules_to_save", "parent_library", "peft_type", "peft_version",
+        "qalora_group_size", "revision", "runtime_config", "target_modules", "target_parameters",
+        "task_type", "unsloth_fixed", "velora_config",
+    }
+)  # fmt: skip
+_READ = frozenset(
+    {
+        "alpha_pattern", "bias", "fan_in_fan_out", "lora_alpha", "lora_bias", "r", "rank_pattern",
+        "use_dora", "use_rslora",
+    }
+)  # fmt: skip
+#: Ways to begin that leave the base's weights as they are; others change them.
+_INITS = (True, False, None, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """The facts of an adapter that its tensors don't tell.
+
+    Attributes:
+        rank, alpha: of modules that no pattern names.
+        rank_pattern, alpha_pattern: of those whose names end in a match of the key.
+        rank_stabilized: the scale is alpha / sqrt(rank) (rsLoRA), not alpha / rank.
+        dora: what is added to weights is followed by a norm of their rows (DoRA).
+        modules_to_save: names of modules that the adapter replaces as a whole.
+        task: what it was made for, as PEFT names it; "" where it doesn't say.
+    """
+
+    rank: int
+    alpha: float
+    rank_pattern: Mapping[str, float] = field(default_factory=dict)
+    alpha_pattern: Mapping[str, float] = field(default_factory=dict)
+    rank_stabilized: bool = False
+    dora: bool = False
+    modules_to_save: tuple[str, ...] = ()
+    task: str = ""
+
+    def rank_of(self, module: str) -> int:
+        """The rank that a module's matrices must have."""
+        return int(_by_pattern(self.rank_pattern, module, self.rank))
+
+    def scale_of(self, module: str) -> float:
+        """The factor of what a module's matrices add."""
+        rank = self.rank_of(module)
+        alpha = _by_pattern(self.alpha_pattern, module, self.alpha)
+        return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
+
+
+def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
+    """The value of the first key that matches the whole name or its end, as PEFT looks it up."""
+    for key, value in patterns.items():
+        if module == key or module.endswith(f".{key}") or re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """The configuration in an adapter's folder.
+
+    Raises `InvalidRequest`, which names the field, for what can't be or isn't understood.
+    """
+    return parse_adapter_config(_read(folder / CONFIG_FILE))
+
+
+def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
+    """See `read_adapter_config`."""
+    kind = raw.get("peft_type")
+    if kind != "LORA":
+        raise _refused("peft_type", f"must be LORA, got {shown(kind)}")
+    _refuse_unknown(raw)
+    return AdapterConfig(
+        rank=_whole(raw, "r", 8),
+        alpha=_number("lora_alpha", raw.get("lora_alpha", 8)),
+        rank_pattern=_patterns(raw, "rank_pattern", 1),
+        alpha_pattern=_patterns(raw, "alpha_pattern", None),
+        rank_stabilized=_flag(raw, "use_rslora"),
+        dora=_flag(raw, "use_dora"),
+        modules_to_save=_names(raw, "modules_to_save"),
+        task=str(raw.get("task_type") or "")[:80],
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise _refused("path", f"has more than {_MOST_BYTES} bytes")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidRequest(
+            f"{CONFIG_FILE} can't be read: {error.strerror}.", param="path"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise _refused("path", f"is no valid JSON: {shown(error)}") from error
+    if not isinstance(value, dict):
+        raise _refused("path", "must hold a JSON object")
+    return value
+
+
+def _refuse_unknown(raw: Mapping[str, Any]) -> None:
+    """Raise for a setting that would change what the adapter does, and that nobody here reads."""
+    init = raw.get("init_lora_weights", True)
+    if not isinstance(init, bool | str | None) or init not in _INITS:
+        raise _refused(
+            "init_lora_weights",
+            f"is {shown(init)}, which changes the base's weights. Convert the adapter to a plain "
+            "one: PEFT's save_pretrained does it with path_initial_model_for_weight_conversion",
+        )
+    if raw.get("bias", "none") not in ("none", "all", "lora_only"):
+        raise _refused("bias", f"must be none, all or lora_only, got {shown(raw['bias'])}")
+    for key, value in raw.items():
+        if value and key not in _HARMLESS and key not in _READ:
+            raise _refused(key, "isn't supported")
+
+
+def _refused(param: str, why: str) -> InvalidRequest:
+    subject = CONFIG_FILE if param == "path" else f"{CONFIG_FILE}: {shown(param).strip(chr(39))}"
+    return InvalidRequest(f"{subject} {why}.", param=param[:80])
+
+
+def _whole(raw: Mapping[str, Any], name: str, default: int) -> int:
+    value = raw.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST_RANK:
+        raise _refused(name, f"must be a whole number from 1 to {_MOST_RANK}, got {shown(value)}")
+    return value
+
+
+def _number(name: str, value: Any) -> float:
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    if not plain or not abs(value) < 1e30:
+        raise _refused(name, f"must be a finite number, got {shown(value)}")
+    return float(value)
+
+
+def _flag(raw: Mapping[str, Any], name: str) -> bool:
+    value = raw.get(name) or False
+    if not isinstance(value, bool):
+        raise _refused(name, f"must be true or false, got {shown(value)}")
+    return value
+
+
+def _patterns(raw: Mapping[str, Any], name: str, least: int | None) -> dict[str, float]:
+    value = raw.get(name) or {}
+    if not isinstance(value, dict) or len(value) > _MOST_PATTERNS:
+        raise _refused(name, "must be an object of names and numbers")
+    for key, number in value.items():
+        _check_pattern(name, str(key))
+        _number(name, number)
+        if least is not None and (not isinstance(number, int) or not least <= number <= _MOST_RANK):
+            raise _refused(name, f"must hold whole numbers from 1 to {_MOST_RANK}")
+    return {str(key): float(number) for key, number in value.items()}
+
+
+def _check_pattern(name: str, key: str) -> None:
+    """Raise unless this can be looked for in any name at once."""
+    tries = len(_REPEATS.findall(key))
+    if len(key) > _MOST_PATTERN or tries > _MOST_REPEATS or _REPEATED_GROUP.search(key):
+        raise _refused(name, f"holds a pattern that could take for ever: {shown(key)}")
+    try:
+        re.compile(rf"(.*\.)?({key})$")
+    except (re.error, RecursionError, OverflowError) as error:
+        raise _refused(name, f"holds no pattern: {shown(key)}: {error}") from error
+
+
+def _names(raw: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    value = raw.get(name) or []
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _refused(name, "must be a list of names")
+    return tuple(value)

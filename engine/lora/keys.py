@@ -1,0 +1,46 @@
+"""The names of an adapter's tensors, as PEFT writes them."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kind = Literal["a", "b", "b_bias", "magnitude", "embedding_a", "embedding_b", "bias", "table"]
+
+_PREFIX = "base_model.model."
+#: Endings, the longer ones first; older versions of PEFT wrote no `.weight` behind a magnitude.
+_ENDINGS: tuple[tuple[str, Kind], ...] = (
+    (".lora_A.weight", "a"),
+    (".lora_B.weight", "b"),
+    (".lora_B.bias", "b_bias"),
+    (".lora_magnitude_vector.weight", "magnitude"),
+    (".lora_magnitude_vector", "magnitude"),
+    (".lora_embedding_A", "embedding_a"),
+    (".lora_embedding_B", "embedding_b"),
+    (".base_layer.weight", "table"),
+    (".base_layer.bias", "bias"),
+    (".modules_to_save.weight", "table"),
+    (".modules_to_save.bias", "bias"),
+    (".weight", "table"),
+    (".bias", "bias"),
+)
+
+
+class Key(NamedTuple):
+    """What a tensor is: which module's, and which of its parts.
+
+    Kinds: `a` [rank, inputs] and `b` [outputs, rank] with its bias; `magnitude` [outputs] of DoRA;
+    `embedding_a` [rank, vocabulary] and `embedding_b` [hidden, rank]; `bias` and `table` are in the
+    place of the module's own.
+    """
+
+    module: str
+    kind: Kind
+
+
+def parse_key(name: str) -> Key | None:
+    """What the tensor of this name is; None: nothing that is known."""
+    bare = name.removeprefix(_PREFIX)
+    for ending, kind in _ENDINGS:
+        if bare.endswith(ending) and len(bare) > len(ending):
+            return Key(bare.removesuffix(ending), kind)
+    return None

@@ -1,0 +1,183 @@
+"""Reading an adapter of PEFT: its folder's two files, checked against the model before any use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
+from engine.contract.checks import shown
+from engine.contract.errors import InvalidRequest
+from engine.lora.adapter import Adapter, ModuleDelta
+from engine.lora.config import AdapterConfig, read_adapter_config
+from engine.lora.keys import Key, parse_key
+from engine.lora.modules import Modules
+
+#: Bytes of a weights file's header; safetensors itself allows 100 million.
+_MOST_HEADER = 1 << 26
+_DTYPES = ("F32", "BF16", "F16")
+
+
+def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) -> Adapter:
+    """An adapter for the model of these modules, in host memory, as its file keeps it.
+
+    All that can be told from the files' headers is checked before the first tensor is read.
+
+    Raises `InvalidRequest`, which names the field or the tensor, for what isn't understood, doesn't
+    fit the model, isn't a number, or changes while it's read.
+    """
+    before = _state(folder)
+    digest = adapter_digest(folder)
+    config = read_adapter_config(folder)
+    with _opened(folder / WEIGHTS_FILE) as file:
+        parts = _Parts(config, modules, max_rank)
+        keys = {name: parts.check(name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
+        parts.check_whole(keys)
+        adapter = Adapter(digest=digest)
+        for name, key in keys.items():
+            _put(adapter, key, modules, _read(file, name))
+        for name, key in keys.items():
+            _delta(adapter, key, modules).scale = config.scale_of(_peft_name(name))
+    if _state(folder) != before:
+        raise InvalidRequest("The adapter's files changed while they were read.", param="path")
+    return adapter
+
+
+def _state(folder: Path) -> list[tuple[int, int, int]]:
+    """Changes whenever one of the files is written or replaced."""
+    try:
+        stats = [(folder / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    except OSError as error:
+        raise InvalidRequest(
+            f"The adapter's folder must hold {CONFIG_FILE} and {WEIGHTS_FILE}: {error.strerror}.",
+            param="path",
+        ) from error
+    return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file by safetensors, which checks its header, offsets and length."""
+    try:
+        with path.open("rb") as raw:
+            length = int.from_bytes(raw.read(8), "little")
+        if not 2 <= length <= _MOST_HEADER:
+            raise InvalidRequest(
+                f"{WEIGHTS_FILE} isn't a safetensors file: its header would have {length} bytes.",
+                param="path",
+            )
+        with safe_open(str(path), framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise InvalidRequest(
+            f"{WEIGHTS_FILE} isn't a sound safetensors file: {shown(str(error))}.", param="path"
+        ) from error
+
+
+def _wrong(name: str, why: str) -> InvalidRequest:
+    return InvalidRequest(f"{WEIGHTS_FILE}: {shown(name)} {why}.", param=name[:200])
+
+
+def _peft_name(name: str) -> str:
+    """The name of a tensor's module as PEFT has it, by which patterns are looked up."""
+    key = parse_key(name)
+    return "" if key is None else key.module
+
+
+class _Parts:
+    """Checks the tensors of one file, by their headers alone."""
+
+    def __init__(self, config: AdapterConfig, modules: Modules, max_rank: int | None) -> None:
+        self._config, self._modules, self._max_rank = config, modules, max_rank
+
+    def check(self, name: str, entry: Any) -> Key:
+        """The tensor's module by the model's name, and what it is of it."""
+        key = parse_key(name)
+        if key is None:
+            raise _wrong(name, "is nothing that a LoRA adapter has")
+        if entry.get_dtype() not in _DTYPES:
+            raise _wrong(name, f"is kept as {entry.get_dtype()}, which isn't supported")
+        module = self._modules.find(key.module)
+        if module is None:
+            raise _wrong(name, "belongs to no module of this model that an adapter can change")
+        rank = self._config.rank_of(key.module)
+        if self._max_rank is not None and rank > self._max_rank and key.kind != "table":
+            raise InvalidRequest(
+                f"The adapter's rank {rank} is over max_lora_rank ({self._max_rank}).", param="r"
+            )
+        shape, wanted = tuple(entry.get_shape()), self._shapes(module, rank).get(key.kind)
+        if wanted is None:
+            raise _wrong(name, "isn't supported for a module of this kind")
+        if shape != wanted:
+            raise _wrong(name, f"has shape {list(shape)}, but it must be {list(wanted)}")
+        return Key(module, key.kind)
+
+    def _shapes(self, module: str, rank: int) -> Mapping[str, tuple[int, ...]]:
+        """What a module may have, with the shapes that they must have."""
+        modules = self._modules
+        vocab, hidden = modules.vocab_size, modules.hidden_size
+        if module == modules.embedding:
+            return {
+                "embedding_a": (rank, vocab),
+                "embedding_b": (hidden, rank),
+                "table": (vocab, hidden),
+            }
+        place = modules.place(module)
+        rows, columns = (vocab, hidden) if place is None else (place.rows, place.columns)
+        shapes: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
+        vectors = ("b_bias", "magnitude", "bias")
+        shapes |= dict.fromkeys(vectors, (rows,))
+        return shapes | ({"table": (vocab, hidden)} if place is None else {})
+
+    def check_whole(self, keys: Mapping[str, Key]) -> None:
+        """Raise unless each module has both of its matrices, and DoRA its magnitudes."""
+        if not keys:
+            raise InvalidRequest(f"{WEIGHTS_FILE} holds no tensors.", param="path")
+        kinds: dict[str, set[str]] = {}
+        for key in keys.values():
+            kinds.setdefault(key.module, set()).add(key.kind)
+        for name, key in keys.items():
+            has = kinds[key.module]
+            for one, other in (("a", "b"), ("embedding_a", "embedding_b")):
+                if (one in has) != (other in has):
+                    raise _wrong(name, f"has no partner: {one} and {other} go together")
+            if has & {"b_bias", "magnitude"} and "a" not in has:
+                raise _wrong(name, "is of a module without matrices")
+            if self._config.dora and "a" in has and "magnitude" not in has:
+                raise _wrong(name, "is of DoRA (use_dora), but its module has no magnitude")
+        if self._config.dora and any("embedding_a" in has for has in kinds.values()):
+            raise InvalidRequest("DoRA of an embedding isn't supported.", param="use_dora")
+
+
+def _read(file: Any, name: str) -> Tensor:
+    tensor: Tensor = file.get_tensor(name)
+    if not bool(torch.isfinite(tensor).all()):
+        raise _wrong(name, "holds NaN or infinity")
+    return tensor
+
+
+def _delta(adapter: Adapter, key: Key, modules: Modules) -> ModuleDelta:
+    """The module's entry of the adapter, made where there's none yet."""
+    if key.module == modules.embedding:
+        adapter.embedding = adapter.embedding or ModuleDelta()
+        return adapter.embedding
+    if modules.place(key.module) is None:
+        adapter.head = adapter.head or ModuleDelta()
+        return adapter.head
+    return adapter.modules.setdefault(key.module, ModuleDelta())
+
+
+def _put(adapter: Adapter, key: Key, modules: Modules, tensor: Tensor) -> None:
+    """Take a tensor over."""
+    delta = _delta(adapter, key, modules)
+    if key.kind == "table":
+        which = "embedding" if key.module == modules.embedding else "head"
+        adapter.tables[which] = tensor
+    else:
+        setattr(delta, key.kind.removeprefix("embedding_"), tensor)

@@ -1,0 +1,214 @@
+"""What an adapter's files may hold: all else is refused by name, before memory is taken."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.errors import InvalidRequest
+from engine.lora.check import check_adapter
+from engine.lora.config import parse_adapter_config
+from engine.lora.modules import Modules
+from engine.lora.read import read_adapter
+from engine.models.architectures import decoder_spec, read_config
+
+from .adapters import DEMO_MODEL, PIRATE, first_a, pirate, write_adapter, zeros
+
+Files = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def modules() -> Modules:
+    return Modules(decoder_spec(read_config(DEMO_MODEL)))
+
+
+def test_the_demo_adapter_is_read_whole(modules: Modules) -> None:
+    adapter = read_adapter(PIRATE, modules)
+    assert len(adapter.modules) == 6 * 7
+    delta = adapter.modules["model.layers.5.mlp.down_proj"]
+    assert delta.a is not None
+    assert delta.b is not None
+    assert delta.a.shape == (8, 704)
+    assert delta.b.shape == (256, 8)
+    assert delta.scale == 2.0
+    assert adapter.rank == 8
+
+
+def _wrong_rank(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    name = first_a(tensors)
+    tensors[name] = tensors[name][:4]
+    return name
+
+
+def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    name = first_a(tensors)
+    tensors[name][0, 0] = float("nan")
+    return name
+
+
+def _no_partner(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    name = first_a(tensors)
+    del tensors[name.replace("lora_A", "lora_B")]
+    return name
+
+
+def _unknown_module(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    name = "base_model.model.model.layers.99.mlp.up_proj.lora_A.weight"
+    tensors[name] = zeros(8, 256)
+    return name
+
+
+def _unknown_tensor(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    name = "base_model.model.model.layers.0.mlp.up_proj.hada_w1_a"
+    tensors[name] = zeros(8, 256)
+    return name
+
+
+def _integers(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    name = first_a(tensors)
+    tensors[name] = tensors[name].to(torch.int8)
+    return name
+
+
+def _whole_module(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    name = "base_model.model.model.layers.0.mlp.up_proj.modules_to_save.weight"
+    tensors[name] = zeros(704, 256)
+    return name
+
+
+def _nothing(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    tensors.clear()
+    return "path"
+
+
+def _setting(name: str, value: Any) -> Callable[..., str]:
+    def change(config: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+        config[name] = value
+        return name
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _wrong_rank, _nan, _no_partner, _unknown_module, _unknown_tensor, _integers, _whole_module,
+        _nothing, _setting("peft_type", "LOHA"), _setting("r", 0), _setting("r", "8"),
+        _setting("r", True), _setting("lora_alpha", float("inf")), _setting("bias", "some"),
+        _setting("use_rslora", "yes"), _setting("init_lora_weights", "pissa"),
+        _setting("use_qalora", True), _setting("alora_invocation_tokens", [1]),
+        _setting("layer_replication", [[0, 2]]), _setting("a_setting_to_come", {"on": True}),
+        _setting("rank_pattern", {"q_proj": 0}), _setting("alpha_pattern", {"q_proj": "8"}),
+        _setting("rank_pattern", {"(": 8}), _setting("rank_pattern", {"(a+)+b": 8}),
+        _setting("alpha_pattern", {".*.*.*.*.*x": 8}),
+        _setting("modules_to_save", "lm_head"),
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_refused_by_name(
+    tmp_path: Path, modules: Modules, spoil: Callable[..., str]
+) -> None:
+    config, tensors = pirate()
+    named = spoil(config, tensors)
+    folder = write_adapter(tmp_path / "adapter", config, tensors)
+    with pytest.raises(InvalidRequest) as refused:
+        read_adapter(folder, modules)
+    assert refused.value.param == named
+    assert str(folder) not in refused.value.message  # it's a tenant who reads it
+
+
+def test_a_rank_above_the_bound_is_refused(modules: Modules) -> None:
+    with pytest.raises(InvalidRequest, match=r"rank 8 is over max_lora_rank \(4\)"):
+        read_adapter(PIRATE, modules, 4)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [pickle.dumps({"a": 1}), b"", b"\xff" * 8 + b"{}", b"\x02" + bytes(7) + b"{}" + b"x" * 99],
+    ids=["pickle", "empty", "header-of-2^64", "bytes-behind"],
+)
+def test_a_file_that_is_no_safetensors_is_refused(
+    tmp_path: Path, modules: Modules, content: bytes
+) -> None:
+    write_adapter(tmp_path, *pirate())
+    (tmp_path / WEIGHTS_FILE).write_bytes(content)
+    with pytest.raises(InvalidRequest, match=r"adapter_model\.safetensors"):
+        read_adapter(tmp_path, modules)
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path, modules: Modules) -> None:
+    write_adapter(tmp_path, *pirate())
+    path = tmp_path / WEIGHTS_FILE
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(InvalidRequest, match="isn't a sound safetensors file"):
+        read_adapter(tmp_path, modules)
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"peft_type": 1}'])
+def test_a_broken_configuration_is_refused(tmp_path: Path, modules: Modules, text: str) -> None:
+    write_adapter(tmp_path, *pirate())
+    (tmp_path / CONFIG_FILE).write_text(text, encoding="utf-8")
+    with pytest.raises(InvalidRequest):
+        read_adapter(tmp_path, modules)
+
+
+def test_the_digest_is_of_weights_and_configuration(tmp_path: Path, modules: Modules) -> None:
+    config, tensors = pirate()
+    same = read_adapter(write_adapter(tmp_path / "same", config, tensors), modules).digest
+    again = read_adapter(write_adapter(tmp_path / "again", config, tensors), modules).digest
+    config["lora_alpha"] = 17
+    other = read_adapter(write_adapter(tmp_path / "other", config, tensors), modules).digest
+    assert same == again != other
+    assert len(same) == 64
+
+
+def test_patterns_and_rank_stabilisation_say_the_scale() -> None:
+    config = parse_adapter_config(
+        {
+            "peft_type": "LORA",
+            "r": 8,
+            "lora_alpha": 16,
+            "use_rslora": True,
+            "rank_pattern": {r"layers\.1\..*q_proj": 4},
+            "alpha_pattern": {"q_proj": 32},
+        }
+    )
+    assert config.rank_of("model.layers.1.self_attn.q_proj") == 4
+    assert config.scale_of("model.layers.1.self_attn.q_proj") == 32 / 2
+    assert config.scale_of("model.layers.0.mlp.up_proj") == 16 / 8**0.5
+
+
+def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps({"architectures": ["BambaForCausalLM"]}), encoding="utf-8"
+    )
+    verdict = check_adapter(str(tmp_path), PIRATE)
+    assert verdict.error == {
+        "message": "Adapters of BambaForCausalLM aren't supported.",
+        "param": "model",
+    }
+
+
+def test_the_command_prints_one_object(tmp_path: Path) -> None:
+    def check(adapter: Path) -> tuple[int, dict[str, Any]]:
+        command = [sys.executable, "-m", "engine.lora.check", "--model", DEMO_MODEL]
+        done = subprocess.run(
+            [*command, "--adapter", str(adapter)], capture_output=True, check=False
+        )
+        return done.returncode, json.loads(done.stdout)
+
+    code, found = check(PIRATE)
+    assert (code, found["ok"], found["error"], found["rank"]) == (0, True, None, 8)
+    assert found["num_bytes"] == 2 * found["num_parameters"] > 0
+    code, found = check(tmp_path / "nowhere")
+    assert (code, found["ok"], found["error"]["param"]) == (1, False, "path")
