@@ -1,6 +1,7 @@
 """The app of who is asking: tenants, their members, their keys, and the audit log."""
 
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class TenantsConfig(AppConfig):
@@ -8,3 +9,13 @@ class TenantsConfig(AppConfig):
 
     name = "tenants"
     verbose_name = "Tenants and keys"
+
+    def ready(self) -> None:
+        """Guard the audit log whenever the schema may have changed."""
+        post_migrate.connect(_guard, sender=self, dispatch_uid="tenants.audit_guard")
+
+
+def _guard(using: str, **_: object) -> None:
+    from tenants.audit_guard import guard_audit_log
+
+    guard_audit_log(using)

@@ -3,7 +3,7 @@
 from unittest.mock import patch
 
 import pytest
-from django.db import DatabaseError, transaction
+from django.db import DatabaseError, connection, transaction
 
 from catalog import actions as catalog_actions
 from catalog.models import ServedModel
@@ -111,3 +111,38 @@ def test_a_signal_follows_the_commit_and_not_a_rollback(
         assert heard == [world.key]
     finally:
         key_changed.disconnect(listen)
+
+
+@database
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE tenants_auditentry SET actor_label = 'somebody else'",
+        "DELETE FROM tenants_auditentry",
+        "DELETE FROM tenants_auditentry WHERE id = (SELECT max(id) FROM tenants_auditentry)",
+    ],
+)
+def test_the_database_itself_keeps_audit_rows_as_they_are(world: World, statement: str) -> None:
+    before = list(AuditEntry.objects.values())
+    with (
+        pytest.raises(DatabaseError, match="can neither be changed nor deleted"),
+        transaction.atomic(),
+        connection.cursor() as cursor,
+    ):
+        cursor.execute(statement)
+    assert list(AuditEntry.objects.values()) == before
+
+
+@database
+@pytest.mark.django_db
+def test_the_guard_comes_back_when_a_table_was_rebuilt(world: World) -> None:
+    from tenants.audit_guard import guard_audit_log, lifts
+
+    with connection.cursor() as cursor:
+        for statement in lifts(connection.vendor):  # as SQLite does when a column changes
+            cursor.execute(statement)
+    guard_audit_log("default")
+    guard_audit_log("default")
+    with pytest.raises(DatabaseError, match="neither"), transaction.atomic():
+        AuditEntry.objects.get_queryset()._raw_delete("default")
