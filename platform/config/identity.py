@@ -34,6 +34,12 @@ def identity_settings(*, secure: bool) -> dict[str, object]:
         "MFA_SUPPORTED_TYPES": ["totp", "webauthn", "recovery_codes"],
         "MFA_RECOVERY_CODES_SHOW_ONCE": True,
         "MFA_TOTP_ISSUER": "Quire",
+        # RFC 6238, 5.2: codes are typed in near the end of their 30 seconds, and clocks differ.
+        "MFA_TOTP_TOLERANCE": 1,
+        "MFA_FORMS": {
+            "authenticate": "console.identity.codes.CodeOnceForm",
+            "reauthenticate": "console.identity.codes.CodeAgainOnceForm",
+        },
         "MFA_ALLOW_UNVERIFIED_EMAIL": True,
         # Without TLS browsers offer security keys on localhost alone.
         "MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN": not secure,

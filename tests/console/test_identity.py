@@ -187,9 +187,9 @@ def test_without_a_provider_there_is_none(rows: None) -> None:
 # -- second factors ---------------------------------------------------------------------------
 
 
-def code_of(secret: str) -> str:
-    """What an app shows right now."""
-    return str(format_hotp_value(hotp_value(secret, int(time.time()) // 30)))
+def code_of(secret: str, steps: int = 0) -> str:
+    """What an app shows right now, or showed `-steps` times 30 s ago."""
+    return str(format_hotp_value(hotp_value(secret, int(time.time()) // 30 + steps)))
 
 
 def with_totp(name: str) -> str:
@@ -218,6 +218,29 @@ def test_a_password_alone_is_not_enough_with_a_second_factor(rows: None) -> None
     again.post("/login/", {"login": "ada", "password": PASSWORD})
     again.post("/account/2fa/authenticate/", {"code": code_of(secret)})
     assert again.get("/").status_code == 302, "a code works once"
+
+
+def second_step(code: str) -> int:
+    """The status of a new login's second step."""
+    client = Client()
+    client.post("/login/", {"login": "ada", "password": PASSWORD})
+    return client.post("/account/2fa/authenticate/", {"code": code}).status_code
+
+
+def test_a_code_may_come_a_step_late_and_works_once(
+    rows: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = with_totp("ada")
+    moment = time.time() // 30 * 30 + 29.9  # just before the step turns
+    monkeypatch.setattr(time, "time", lambda: moment)
+    code, old = code_of(secret), code_of(secret, -2)
+    assert second_step(old) == 200
+    monkeypatch.setattr(time, "time", lambda: moment + 0.2)
+    assert second_step(code) == 302
+    monkeypatch.setattr(time, "time", lambda: moment + 29)
+    assert second_step(code) == 200, "accepted twice"
+    monkeypatch.setattr("allauth.mfa.totp.internal.auth.TOTP._mark_code_used", lambda *_: True)
+    assert second_step(code) == 200, "accepted twice, once allauth has forgotten it"
 
 
 @pytest.mark.parametrize(
@@ -285,6 +308,23 @@ def test_sessions_are_seen_and_ended(rows: None) -> None:
     assert page.count("127.0.0.1") == 2
     here.post("/account/sessions/")
     assert (here.get("/").status_code, there.get("/").status_code) == (200, 302)
+
+
+def test_one_session_is_ended_and_the_others_go_on(rows: None) -> None:
+    clients = [Client() for _ in range(3)]
+    for client in clients:
+        client.post("/login/", {"login": "ada", "password": PASSWORD})
+    here, there, elsewhere = clients
+    ends = re.findall(
+        r"/account/sessions/\d+/end/", here.get("/account/sessions/").content.decode()
+    )
+    assert len(ends) == 2, "not one for the session that looks"
+    stranger = Client()
+    stranger.post("/login/", {"login": "root", "password": PASSWORD})
+    assert stranger.post(ends[0]).status_code == 404
+    assert here.post(ends[0]).status_code == 302
+    assert [each.get("/").status_code for each in (here, there, elsewhere)] == [200, 302, 200]
+    assert AuditEntry.objects.filter(action="session.end", actor_label="ada").count() == 1
 
 
 def test_a_forgotten_password_is_set_anew_by_mail(login: Login, settings: Any) -> None:

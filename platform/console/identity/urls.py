@@ -3,6 +3,8 @@
 from allauth.account import views as account
 from django.urls import include, path, re_path
 
+from console.identity.sessions import end_session
+
 urlpatterns = [
     path("login/", account.login, name="login"),
     path("login/", account.login, name="account_login"),
@@ -31,6 +33,7 @@ urlpatterns = [
         name="account_reset_password_from_key_done",
     ),
     path("account/2fa/", include("allauth.mfa.urls")),
+    path("account/sessions/<int:pk>/end/", end_session, name="end-session"),
     path("account/sessions/", include("allauth.usersessions.urls")),
     path("account/sign-on/", include("allauth.socialaccount.urls")),
     path("account/", include("allauth.socialaccount.providers.openid_connect.urls")),
