@@ -1,13 +1,18 @@
 """The admin's site: what operators come for first, first."""
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
+from allauth.core.exceptions import ReauthenticationRequired
 from django.contrib import admin
 from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
+
+from console.identity.recent import recently_authenticated
 
 #: Apps in the order of the index and the sidebar; others follow.
 ORDER = ("tenants", "catalog", "metering", "storage")
@@ -30,6 +35,19 @@ class QuireAdminSite(admin.AdminSite):
             models = [models]
         shown = [model for model in models if model._meta.app_label not in CLOSED]
         super().register(shown, *args, **options)
+
+    def admin_view(
+        self, view: Callable[..., HttpResponse], cacheable: bool = False
+    ) -> Callable[..., HttpResponse]:
+        """What changes something asks for the password again when the last time is a while ago."""
+
+        @wraps(view)
+        def asked(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+            if request.method == "POST" and not recently_authenticated(request):
+                raise ReauthenticationRequired
+            return view(request, *args, **kwargs)
+
+        return super().admin_view(asked, cacheable)
 
     def login(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
         """By the one page for it, which asks for second factors too."""

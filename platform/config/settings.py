@@ -90,6 +90,7 @@ INSTALLED_APPS = [
     "daphne",  # before staticfiles: `runserver` becomes an ASGI server
     "django_prometheus",
     "config.apps.QuireAdminConfig",  # django.contrib.admin
+    "tenants",  # before auth, whose `changepassword` it replaces
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -111,7 +112,6 @@ INSTALLED_APPS = [
     "adrf",
     "channels",
     "config",
-    "tenants",
     "catalog",
     "metering",
     "storage",

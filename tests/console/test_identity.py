@@ -397,3 +397,18 @@ def test_the_cache_in_redis_holds_json(live_redis: str, key_prefix: str, setting
     client: Any = redis.Redis.from_url(live_redis)
     assert client.get(f"{key_prefix}:1:a") == b'[1.5, "x"]'
     client.close()
+
+
+def test_changes_in_the_admin_ask_for_the_password_again_and_then_go_on(login: Login) -> None:
+    client = login("root")
+    nobody = User.objects.get(username="nobody")
+    session = client.session
+    session[recent.AT] = time.time() - 3600
+    session.save()
+    path = f"/admin/tenants/user/{nobody.pk}/delete/"
+    assert client.get(path).status_code == 200
+    answer = client.post(path, {"post": "yes"})
+    assert answer["Location"].startswith("/account/reauthenticate/")
+    assert User.objects.filter(username="nobody").exists()
+    client.post(answer["Location"], {"password": PASSWORD}, follow=True)
+    assert not User.objects.filter(username="nobody").exists()

@@ -105,7 +105,7 @@ async def test_a_context_limit_refuses_long_prompts_and_ends_long_outputs(
         assert replica.received[-1].token_cap == 40 - reply["usage"]["prompt_tokens"]
 
 
-async def test_a_budget_cuts_an_answer_and_then_refuses_with_the_time_to_wait(
+async def test_fault_22_a_budget_cuts_an_answer_and_then_refuses_with_the_time_to_wait(
     gateway: Gateway,
 ) -> None:
     def prepare() -> None:

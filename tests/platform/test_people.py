@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import Group, Permission
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
 from engine.contract.errors import InvalidRequest
 from tenants import actions, authentication, scopes
@@ -176,6 +178,32 @@ def test_a_key_manages_its_own_tenant_with_its_holders_role_alone(world: World) 
         actions.create_key(actor=actor, tenant=world.acme, scopes=["usage:read"])
     operators = key_actor(actions.create_key(actor=world.operator, tenant=world.acme).key)
     assert not operators.is_operator
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "less", "more"),
+    [
+        ("max_context_tokens", 100, 99, 101),
+        ("requests_per_minute", 10, 10, None),
+        ("expires_at", timedelta(days=2), timedelta(days=1), timedelta(days=3)),
+        ("expires_at", timedelta(days=2), timedelta(days=2), None),
+    ],
+)
+def test_a_key_gives_no_more_than_it_has(
+    world: World, name: str, own: Any, less: Any, more: Any
+) -> None:
+    now = timezone.now()
+
+    def at(value: Any) -> Any:
+        return now + value if isinstance(value, timedelta) else value
+
+    limit = {name: at(own)}
+    wanted = {"actor": world.admin, "tenant": world.acme, "scopes": ["tenant:admin", "inference"]}
+    actor = key_actor(actions.create_key(**wanted, **limit).key)
+    wanted |= {"actor": actor, "scopes": ["inference"]}
+    assert getattr(actions.create_key(**wanted, **{name: at(less)}).key, name) == at(less)
+    with pytest.raises(PermissionDenied, match=r"can't (give more|outlive)"):
+        actions.create_key(**wanted, **{name: at(more)})
 
 
 # -- staff ------------------------------------------------------------------------------------

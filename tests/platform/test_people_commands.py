@@ -140,3 +140,21 @@ def test_the_last_operator_stays(world: World) -> None:
         run("delete_user", "operator")
     actions.create_user(actor=SYSTEM, username="second", is_superuser=True)
     run("delete_user", "operator")
+
+
+def test_djangos_own_commands_leave_audit_rows(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DJANGO_SUPERUSER_PASSWORD", PASSWORD)
+    run("createsuperuser", "--no-input", "--username", "otto", "--email", "otto@example.org")
+    made = AuditEntry.objects.get(action="user.create", target_label="otto")
+    assert (made.actor_kind, made.details["changes"]["is_superuser"]) == ("command", [None, True])
+    before = User.objects.get(username="otto").session_epoch
+    answers = iter(["short", "short", PASSWORD, "another", f"{PASSWORD} too", f"{PASSWORD} too"])
+    monkeypatch.setattr("getpass.getpass", lambda prompt="": next(answers))
+    call_command("changepassword", "otto", stdout=StringIO(), stderr=StringIO())
+    otto = User.objects.get(username="otto")
+    assert otto.check_password(f"{PASSWORD} too")
+    assert otto.session_epoch == before + 1
+    entry = AuditEntry.objects.get(action="user.set_password")
+    assert (entry.actor_kind, entry.target_label) == ("command", "otto")

@@ -19,10 +19,8 @@ from tenants.models import ApiKey, Role, ServiceAccount, Tenant, User
 from tenants.validation import save_valid
 
 #: What narrows a key besides its scopes; its successor has the same.
-NARROWED = (
-    *("requests_per_minute", "tokens_per_minute", "max_running_requests", "max_context_tokens"),
-    *("allowed_models", "endpoints", "addresses"),
-)
+AMOUNTS = ("requests_per_minute", "tokens_per_minute", "max_running_requests", "max_context_tokens")
+NARROWED = (*AMOUNTS, "allowed_models", "endpoints", "addresses")
 LONGEST_OVERLAP = timedelta(days=30)
 
 
@@ -140,10 +138,13 @@ def _within_the_actors_key(actor: Actor, key: ApiKey) -> None:
         own, wanted = getattr(actor.key, name), getattr(key, name)
         if own and (not wanted or not set(wanted) <= set(own)):
             raise PermissionDenied(f"A key can't give more than it has: {name} {', '.join(own)}.")
-    for name in ("requests_per_minute", "tokens_per_minute", "max_running_requests"):
+    for name in AMOUNTS:
         own, wanted = getattr(actor.key, name), getattr(key, name)
         if own and not (wanted and wanted <= own):
             raise PermissionDenied(f"A key can't give more than it has: {name} {own}.")
+    end = actor.key.expires_at
+    if end is not None and (key.expires_at is None or key.expires_at > end):
+        raise PermissionDenied(f"A key can't outlive the one that makes it: until {end:%F %R} UTC.")
 
 
 @transaction.atomic

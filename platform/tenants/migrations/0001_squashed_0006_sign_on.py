@@ -3,7 +3,6 @@
 A database that went through the steps it replaces has it already.
 """
 
-import django.contrib.auth.models
 import django.contrib.auth.validators
 import django.core.serializers.json
 import django.core.validators
@@ -138,9 +137,6 @@ class Migration(migrations.Migration):
                 "verbose_name_plural": "users",
                 "abstract": False,
             },
-            managers=[
-                ("objects", django.contrib.auth.models.UserManager()),
-            ],
         ),
         migrations.CreateModel(
             name="ServiceAccount",

@@ -1,12 +1,35 @@
 """A person who logs in."""
 
-from django.contrib.auth.models import AbstractUser
-from django.db import models
+from typing import Any
+
+from django.contrib.auth.models import AbstractUser, UserManager
+from django.db import models, transaction
 from django.utils.crypto import salted_hmac
+
+
+class People(UserManager):
+    """Django's, whose `manage.py createsuperuser` leaves an audit row too."""
+
+    use_in_migrations = False
+
+    def create_superuser(
+        self, username: str, email: str | None = None, password: str | None = None, **more: Any
+    ) -> Any:
+        """An operator, made at the command line; everybody else is made by the actions."""
+        from tenants.actors import COMMAND_LINE
+        from tenants.audit import record
+
+        with transaction.atomic(using=self.db):
+            made = super().create_superuser(username, email, password, **more)
+            changes = {"username": [None, username], "is_superuser": [None, True]}
+            record(actor=COMMAND_LINE, action="user.create", target=made, changes=changes)
+        return made
 
 
 class User(AbstractUser):
     """Django's user, whose sessions can all be ended at once."""
+
+    objects = People()
 
     operator_by_sign_on = models.BooleanField(
         default=False, editable=False, help_text="Made an operator by a group of the provider."

@@ -1,0 +1,37 @@
+"""`manage.py changepassword [NAME]`: Django's, by the one way that passwords are set."""
+
+import getpass
+from typing import Any
+
+from django.contrib.auth.management.commands import changepassword
+from django.core.management.base import CommandError
+
+from engine.contract.errors import QuireError
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import find_user
+
+TRIES = 3
+
+
+class Command(changepassword.Command):
+    """Asks for a person's new password twice."""
+
+    help = "Change a person's password. Their sessions end; the audit log has a row."
+
+    def handle(self, *args: Any, **options: Any) -> str:
+        """Ask until both are alike and good enough, at most `TRIES` times."""
+        user = find_user(options["username"] or getpass.getuser())
+        self.stdout.write(f"Changing password for user '{user}'")
+        for _ in range(TRIES):
+            password = self._get_pass()
+            if password != self._get_pass("Password (again): "):
+                self.stdout.write("Passwords do not match. Please try again.")
+                continue
+            try:
+                actions.set_password(actor=COMMAND_LINE, user=user, password=password)
+            except QuireError as error:
+                self.stderr.write(error.message)
+            else:
+                return f"Password changed successfully for user '{user}'"
+        raise CommandError(f"The password of {user} stays as it was after {TRIES} attempts.")
