@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
+from engine.devices.joined_thread import JoinedThread
 from engine.scheduler.plan import StepPlan
 from kernels import KernelSet
 
@@ -44,7 +45,7 @@ class PagesAhead:
         self._noted_at = 0.0
         self._wake = threading.Event()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="kv-pages", daemon=True)
+        self._thread = JoinedThread(self._run, name="kv-pages", tell_end=self._tell_end)
         self._want(self._ahead)
         self._thread.start()
 
@@ -59,10 +60,13 @@ class PagesAhead:
 
     def close(self, *, wait_s: float = 1.0) -> None:
         """Map no more, and let the caches go once the thread does."""
-        self._closed = True
-        self._wake.set()
+        self._tell_end()
         self._thread.join(wait_s)
         self._caches = []
+
+    def _tell_end(self) -> None:
+        self._closed = True
+        self._wake.set()
 
     def _want(self, blocks: int) -> None:
         blocks = min(blocks, self._num_blocks)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import queue
-import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
+
+from engine.devices.joined_thread import JoinedThread
 
 
 class StepSkipped(RuntimeError):
@@ -33,13 +35,12 @@ class StepThread:
         self._queue: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
         self._attempt = 0
         self._broken = False
-        self._thread = threading.Thread(
-            target=_run_all, args=(self._queue,), name="steps", daemon=True
-        )
+        tell_end = partial(self._queue.put, None)
+        self._thread = JoinedThread(_run_all, self._queue, name="steps", tell_end=tell_end)
         self._thread.start()
         # The thread holds neither this object nor, between steps, whoever submits them: its end is
         # theirs.
-        self._end = weakref.finalize(self, self._queue.put, None)
+        self._end = weakref.finalize(self, tell_end)
 
     @property
     def alive(self) -> bool:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
 from engine.contract.config import EngineConfig
@@ -15,6 +15,7 @@ from engine.contract.errors import EngineFault, QuireError
 from engine.contract.outputs import RequestOutput
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.sampling_params import SamplingParams
+from engine.devices.joined_thread import JoinedThread
 from engine.offline.engine_args import EngineArgs
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric
@@ -42,8 +43,8 @@ class AsyncLLM:
         self._dead: BaseException | None = None
         self._stopped = False
         made: Future[LLMEngine] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(config, made), name="quire-engine", daemon=True
+        self._thread = JoinedThread(
+            self._run, config, made, name="quire-engine", tell_end=partial(self._calls.put, None)
         )
         self._thread.start()
         self.engine = made.result()
