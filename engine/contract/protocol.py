@@ -5,6 +5,9 @@ Torch-free. MessagePack; no pickle crosses a process. Layout in Redis, all keys 
 
     {prefix}:replica:{replica_id}            string with TTL, a `Heartbeat`
     {prefix}:replicas                        set of replica ids ever seen (a reader drops dead ones)
+    {prefix}:owner:{replica_id}              incarnation that serves under this id: what any other
+                                             one still writes is refused
+    {prefix}:news                            channel: `ReplicaNews` of one that is ready or dead
     {prefix}:inbox:{replica_id}              stream read by the consumer group `engine`, field `m`:
                                              one `InboxMessage`
     {prefix}:outbox:{gateway_id}             stream, field `m`: one `OutboxBatch` a step
@@ -30,6 +33,9 @@ CONSUMER_GROUP = "engine"
 FIELD = b"m"
 HEARTBEAT_INTERVAL_S = 0.5
 HEARTBEAT_TTL_S = 5.0
+#: After so long without a heartbeat a replica gets nothing new while there's another, and its
+#: requests go to that one.
+SILENT_AFTER_S = 2.5
 #: A replica whose loop has not come round for this long is not ready, whatever its port says.
 STALL_AFTER_S = 20.0
 #: XADD MAXLEN ~ for an outbox: an abandoned gateway's stream stays bounded.
@@ -52,6 +58,16 @@ def replica_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
 def replicas_key(prefix: str = KEY_PREFIX) -> str:
     """Key of the set of replica ids."""
     return f"{prefix}:replicas"
+
+
+def owner_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of the incarnation that serves under a replica's id."""
+    return f"{prefix}:owner:{replica_id}"
+
+
+def news_key(prefix: str = KEY_PREFIX) -> str:
+    """Channel on which replicas' beginnings and ends are told."""
+    return f"{prefix}:news"
 
 
 def inbox_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
@@ -255,10 +271,19 @@ class OutboxBatch(msgspec.Struct, omit_defaults=True, kw_only=True):
     replies: list[ControlReply] = msgspec.field(default_factory=list)
 
 
+class ReplicaNews(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """A replica is ready, or (`alive` False) this incarnation of it is gone for good."""
+
+    replica_id: str
+    incarnation: str
+    alive: bool = False
+
+
 _inbox_encoder = msgspec.msgpack.Encoder()
 _inbox_decoder = msgspec.msgpack.Decoder(EngineRequest | AbortRequest | Control)
 _outbox_decoder = msgspec.msgpack.Decoder(OutboxBatch)
 _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
+_news_decoder = msgspec.msgpack.Decoder(ReplicaNews)
 
 
 def encode(message: msgspec.Struct) -> bytes:
@@ -279,3 +304,8 @@ def decode_outbox(data: bytes) -> OutboxBatch:
 def decode_heartbeat(data: bytes) -> Heartbeat:
     """Raises msgspec.DecodeError or ValidationError for bytes that are no heartbeat."""
     return _heartbeat_decoder.decode(data)
+
+
+def decode_news(data: bytes) -> ReplicaNews:
+    """Raises msgspec.DecodeError or ValidationError for bytes that are no news."""
+    return _news_decoder.decode(data)

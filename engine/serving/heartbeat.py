@@ -10,14 +10,32 @@ from collections.abc import Callable
 import redis
 
 from engine.contract import protocol
-from engine.contract.protocol import Heartbeat
+from engine.contract.protocol import Heartbeat, ReplicaNews
 from engine.contract.redis_link import is_temporary
+from engine.serving.fence import UNLESS_TAKEN, FencedOff
 
 log = logging.getLogger(__name__)
 
+#: KEYS: the owner, the heartbeat, the replica ids. ARGV: incarnation, heartbeat, TTL, replica id,
+#: whether this is the first, which takes the id from whoever had it.
+_BEAT = (
+    "if ARGV[5] == '0' then\n"
+    + UNLESS_TAKEN
+    + """
+end
+redis.call('SET', KEYS[1], ARGV[1])
+redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+redis.call('SADD', KEYS[3], ARGV[4])
+return 1
+"""
+)
+
 
 class HeartbeatWriter(threading.Thread):
-    """Writes `make()` every interval with a TTL; `beat()` writes one at once."""
+    """Writes `make()` every interval with a TTL; `beat()` writes one at once.
+
+    Both raise `FencedOff` once another process serves under the replica's id.
+    """
 
     def __init__(self, client: redis.Redis, prefix: str, make: Callable[[], Heartbeat]) -> None:
         super().__init__(name="heartbeat", daemon=True)
@@ -26,6 +44,9 @@ class HeartbeatWriter(threading.Thread):
         self._make = make
         self._stopping = threading.Event()
         self._writing = threading.Lock()
+        self._script = client.register_script(_BEAT)
+        self._told = ""
+        self._claimed = False
 
     def run(self) -> None:
         while not self._stopping.is_set():
@@ -42,21 +63,39 @@ class HeartbeatWriter(threading.Thread):
 
     def _write(self, heartbeat: Heartbeat) -> bool:
         """False when Redis couldn't be reached or refused it."""
-        pipe = self._redis.pipeline(transaction=False)
-        pipe.set(
-            protocol.replica_key(heartbeat.replica_id, self._prefix),
-            protocol.encode(heartbeat),
-            px=int(protocol.HEARTBEAT_TTL_S * 1000),
-        )
-        pipe.sadd(protocol.replicas_key(self._prefix), heartbeat.replica_id)
+        replica_id, prefix = heartbeat.replica_id, self._prefix
         try:
-            pipe.execute()
+            written = self._script(
+                keys=[
+                    protocol.owner_key(replica_id, prefix),
+                    protocol.replica_key(replica_id, prefix),
+                    protocol.replicas_key(prefix),
+                ],
+                args=[
+                    heartbeat.incarnation,
+                    protocol.encode(heartbeat),
+                    int(protocol.HEARTBEAT_TTL_S * 1000),
+                    replica_id,
+                    int(not self._claimed),
+                ],
+            )
+            self._claimed = True
+            if written and heartbeat.state == "ready" != self._told:
+                # Requests wait for it: gateways needn't look again to know.
+                self._tell(replica_id, heartbeat.incarnation, alive=True)
         except redis.RedisError as error:
             if not is_temporary(error):
                 raise
             log.warning("The heartbeat can't be written (%s).", error)
             return False
+        if not written:
+            raise FencedOff(replica_id)
+        self._told = heartbeat.state
         return True
+
+    def _tell(self, replica_id: str, incarnation: str, *, alive: bool) -> None:
+        news = ReplicaNews(replica_id=replica_id, incarnation=incarnation, alive=alive)
+        self._redis.publish(protocol.news_key(self._prefix), protocol.encode(news))
 
     def stop(self, replica_id: str, *, forget: bool) -> None:
         """End; with `forget` the key goes at once, so that gateways needn't wait for the TTL."""
@@ -65,7 +104,11 @@ class HeartbeatWriter(threading.Thread):
         if not forget:
             return
         try:
-            self._redis.delete(protocol.replica_key(replica_id, self._prefix))
+            self._redis.delete(
+                protocol.replica_key(replica_id, self._prefix),
+                protocol.owner_key(replica_id, self._prefix),
+            )
             self._redis.srem(protocol.replicas_key(self._prefix), replica_id)
+            self._tell(replica_id, self._make().incarnation, alive=False)
         except redis.RedisError as error:
             log.warning("The heartbeat can't be removed (%s); it will expire.", error)

@@ -13,6 +13,7 @@ import redis
 from engine.contract import protocol
 from engine.contract.protocol import InboxMessage
 from engine.contract.redis_link import is_temporary
+from engine.serving.fence import Fence
 
 log = logging.getLogger(__name__)
 
@@ -25,16 +26,19 @@ class InboxReader(threading.Thread):
     """Consumer of the group `engine`; puts (entry id, message) into `messages`.
 
     An entry stays pending until `OutboxWriter` acknowledges it, after the request's last output.
+    What stands in the stream is for the process that owns the replica's id; one that was replaced
+    while it stood still ends with `FencedOff` before it takes any.
     Entries that a former incarnation left pending are dropped at the start: gateways notice the new
     incarnation and send what they still want, with the tokens they already have.
     """
 
-    def __init__(self, client: redis.Redis, stream: str, consumer: str) -> None:
+    def __init__(self, client: redis.Redis, stream: str, consumer: str, fence: Fence) -> None:
         super().__init__(name="inbox", daemon=True)
         self.messages: queue.SimpleQueue[tuple[bytes, InboxMessage]] = queue.SimpleQueue()
         self._redis = client
         self._stream = stream
         self._consumer = consumer
+        self._fence = fence
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -45,6 +49,7 @@ class InboxReader(threading.Thread):
         fresh = True
         while not self._stopping.is_set():
             try:
+                self._fence.check()
                 if fresh:
                     self._join_group()
                     self._drop_pending()

@@ -13,10 +13,32 @@ import redis
 from engine.contract import protocol
 from engine.contract.protocol import OutboxBatch
 from engine.contract.redis_link import is_temporary
+from engine.serving.fence import UNLESS_TAKEN, FencedOff
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+#: KEYS: the owner, the inbox, an outbox a batch. ARGV: incarnation, the consumer group, the most
+#: entries of an outbox, its expiry, the batches in the order of their outboxes, then the inbox
+#: entries that are done.
+#: A live gateway keeps renewing its stream's expiry. Where there is none, the stream has just been
+#: made anew: its gateway died and it expired, and nobody else would remove it.
+_WRITE = (
+    UNLESS_TAKEN
+    + """
+local count = #KEYS - 2
+for i = 1, count do
+  local stream = KEYS[2 + i]
+  redis.call('XADD', stream, 'MAXLEN', '~', ARGV[3], '*', 'm', ARGV[4 + i])
+  redis.call('EXPIRE', stream, ARGV[4], 'NX')
+end
+for i = 5 + count, #ARGV do
+  redis.call('XACK', KEYS[2], ARGV[2], ARGV[i])
+  redis.call('XDEL', KEYS[2], ARGV[i])
+end
+return 1
+"""
+)
 
 
 @dataclass(slots=True)
@@ -28,17 +50,20 @@ class StepOutput:
 
 
 class OutboxWriter(threading.Thread):
-    """Writes `StepOutput`s in order, each in one transaction: outputs first, then the acks.
+    """Writes `StepOutput`s in order, each in one script: outputs first, then the acks.
 
     So an inbox entry is gone only when its last output is written. While Redis is away, or out of
-    memory, everything waits here.
+    memory, everything waits here. Ends with `FencedOff` when another process serves under the
+    replica's id: what a woken sleeper still has would be other tokens than its successor's.
     """
 
-    def __init__(self, client: redis.Redis, prefix: str, inbox: str) -> None:
+    def __init__(self, client: redis.Redis, prefix: str, replica_id: str, incarnation: str) -> None:
         super().__init__(name="outbox", daemon=True)
-        self._redis = client
         self._prefix = prefix
-        self._inbox = inbox
+        self._inbox = protocol.inbox_key(replica_id, prefix)
+        self._owner = protocol.owner_key(replica_id, prefix)
+        self._replica_id, self._incarnation = replica_id, incarnation
+        self._script = client.register_script(_WRITE)
         self._queue: queue.SimpleQueue[StepOutput | None] = queue.SimpleQueue()
 
     def put(self, output: StepOutput) -> None:
@@ -56,27 +81,26 @@ class OutboxWriter(threading.Thread):
                 time.sleep(_RETRY_S)
 
     def _write(self, output: StepOutput) -> bool:
-        """One transaction; False when Redis couldn't be reached or refused it whole."""
-        pipe = self._redis.pipeline(transaction=True)
-        for gateway_id, batch in output.batches.items():
-            stream = protocol.outbox_key(gateway_id, self._prefix)
-            pipe.xadd(
-                stream,
-                {protocol.FIELD: protocol.encode(batch)},
-                maxlen=protocol.OUTBOX_MAXLEN,
-                approximate=True,
-            )
-            # A live gateway keeps renewing its stream's expiry. Where there is none, the stream has
-            # just been made anew: its gateway died and it expired, and nobody else would remove it.
-            pipe.expire(stream, protocol.OUTBOX_TTL_S, nx=True)
-        if output.done:
-            pipe.xack(self._inbox, protocol.CONSUMER_GROUP, *output.done)
-            pipe.xdel(self._inbox, *output.done)
+        """All of it or nothing; False when Redis couldn't be reached or refused it."""
+        outboxes = [protocol.outbox_key(name, self._prefix) for name in output.batches]
+        batches = [protocol.encode(batch) for batch in output.batches.values()]
+        limits = [protocol.OUTBOX_MAXLEN, protocol.OUTBOX_TTL_S]
         try:
-            pipe.execute(raise_on_error=False)
+            written = self._script(
+                keys=[self._owner, self._inbox, *outboxes],
+                args=[
+                    self._incarnation,
+                    protocol.CONSUMER_GROUP,
+                    *limits,
+                    *batches,
+                    *output.done,
+                ],
+            )
         except redis.RedisError as error:
             if not is_temporary(error):
                 raise
             log.warning("Outputs can't be written (%s); trying again.", error)
             return False
+        if not written:
+            raise FencedOff(self._replica_id)
         return True

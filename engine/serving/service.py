@@ -33,6 +33,7 @@ from engine.contract.protocol import (
 )
 from engine.core.engine_core import EngineCore
 from engine.serving.arguments import parse_args
+from engine.serving.fence import Fence, FencedOff
 from engine.serving.heartbeat import HeartbeatWriter
 from engine.serving.inbox import InboxReader
 from engine.serving.load import load_core
@@ -67,9 +68,10 @@ class EngineService:
         self.progress_at = time.time()
         self.core: EngineCore | None = None
         self.draining = False
+        fence = Fence(client, prefix, replica_id, self.incarnation)
         inbox = protocol.inbox_key(replica_id, prefix)
-        self._reader = InboxReader(client, inbox, self.incarnation)
-        self._writer = OutboxWriter(client, prefix, inbox)
+        self._reader = InboxReader(client, inbox, self.incarnation, fence)
+        self._writer = OutboxWriter(client, prefix, replica_id, self.incarnation)
         self._heart = HeartbeatWriter(client, prefix, self.heartbeat)
         self._gateways: dict[str, str] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
@@ -330,6 +332,9 @@ def main(argv: list[str] | None = None) -> int:
 def _die_with_thread(args: threading.ExceptHookArgs) -> None:
     """A replica without one of its threads only looks alive: end it."""
     name = args.thread.name if args.thread else "?"
-    log.critical("Thread %s failed; the replica ends.", name, exc_info=args.exc_value)
+    if isinstance(args.exc_value, FencedOff):
+        log.critical("%s", args.exc_value)
+    else:
+        log.critical("Thread %s failed; the replica ends.", name, exc_info=args.exc_value)
     logging.shutdown()
     os._exit(_FAULT)

@@ -22,6 +22,7 @@ from inference.engine_client.fleet import Fleet
 from inference.engine_client.flight import Flight, LostTokens
 from inference.engine_client.inbox import InboxWriter
 from inference.engine_client.mailbox import Mailbox
+from inference.engine_client.news import NewsReader
 from inference.engine_client.outbox import OutboxReader
 from inference.engine_client.routing import choose, prefix_key
 from inference.engine_client.submission import Submission
@@ -62,6 +63,7 @@ class EngineClient:
             self._deliver,
             self.supervisor.doubt_redis,
         )
+        self._news = NewsReader(self._redis, prefix, self.supervisor.take_news)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started: asyncio.Task[None] | None = None
         self._closed = False
@@ -81,6 +83,7 @@ class EngineClient:
         await self.supervisor.tick()
         self.spawn(self.supervisor.run())
         self.spawn(self.outbox.run())
+        self.spawn(self._news.run())
         self.spawn(run_flusher(self._redis, self.settings.key_prefix))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -155,7 +158,7 @@ class EngineClient:
     def _unsent(self, flight: Flight, attempt: int) -> None:
         """Redis did not take it. It is placed again after the next good look at Redis."""
         if flight.attempt == attempt and flight.placed and not flight.done:
-            flight.excused += 1  # no replica is to blame
+            flight.excuse()
             self._leave_replica(flight, "Redis did not take it")
 
     # -- tokens -------------------------------------------------------------------------------

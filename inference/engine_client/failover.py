@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from engine.contract.errors import EngineFault, EngineUnavailable
-from engine.contract.protocol import HEARTBEAT_INTERVAL_S
+from engine.contract.protocol import HEARTBEAT_INTERVAL_S, ReplicaNews
 from engine.contract.redis_link import refusal_of
 from inference.engine_client.fleet import Replica
 from inference.engine_client.flight import Flight
@@ -34,6 +34,11 @@ UNHEARD_S = 10.0
 UNHEARD_BUSY_S = 180.0
 #: How long a draining replica gets for a first token before another one is asked.
 UNREAD_S = 2.0
+#: A request that gets a token out of each attempt is hardly what kills its replicas: it gets so
+#: many times `max_attempts`.
+ATTEMPTS_WITH_TOKENS = 10
+#: How many times `failover_wait_s` a request that had begun waits for a replica that is loading.
+LOADING_IS_WORTH = 4
 #: An abort that an engine did not answer for so long won't be answered.
 FAREWELL_S = 10.0
 
@@ -48,6 +53,7 @@ class Supervisor:
         #: How Redis refused the last look: its own words; "" when it didn't.
         self._refusal = ""
         self._kept_alive_at = -KEEP_ALIVE_EVERY_S
+        self._looking = asyncio.Lock()
 
     @property
     def redis_trouble(self) -> str:
@@ -69,8 +75,24 @@ class Supervisor:
         """A connection broke: at the next look, see whether it's still the same Redis."""
         self._redis_down = True
 
+    async def take_news(self, news: ReplicaNews) -> None:
+        """A replica is ready, or dead: requests move at once, not at the next look."""
+        if news.alive:
+            await self.tick()
+            return
+        self._client.fleet.bury(news.replica_id, news.incarnation)
+        lost = [f for f in self._client.flights if f.incarnation == news.incarnation]
+        for flight in lost:
+            self._client.orphan(flight, "its replica died")
+        if lost:
+            logger.warning("%d requests leave replica %s: it died.", len(lost), news.replica_id)
+
     async def tick(self) -> None:
         """Read the heartbeats and move what is lost. While Redis is away nothing is judged."""
+        async with self._looking:
+            await self._tick()
+
+    async def _tick(self) -> None:
         try:
             await self._look()
         except RedisError as error:
@@ -81,6 +103,8 @@ class Supervisor:
             self._refusal = f"{word} {str(error).removeprefix(word).strip()}" if word else ""
             self._kept_alive_at = -KEEP_ALIVE_EVERY_S
         else:
+            if self._redis_down:
+                self._client.fleet.excuse()
             self._redis_down, self._refusal = False, ""
             self.check()
         self._give_up_waiting()
@@ -109,7 +133,7 @@ class Supervisor:
             self._client.fleet.clear()
             for flight in self._client.flights:
                 if flight.placed:
-                    flight.excused += 1
+                    flight.excuse()
                     self._client.orphan(flight, "Redis was restarted")
         self._redis_run = run
 
@@ -119,7 +143,7 @@ class Supervisor:
         for flight in self._client.flights:
             if flight.placed:
                 replica = self._client.fleet.get(flight.replica_id)
-                reason = _lost(flight, replica) or self._unread(flight)
+                reason = _lost(flight, replica) or self._unread(flight) or self._silent(flight)
                 if reason:
                     lost[flight.replica_id, reason] += 1
                     self._client.orphan(flight, reason)
@@ -127,6 +151,18 @@ class Supervisor:
                 self.replace(flight)
         for (replica_id, reason), count in lost.items():
             logger.warning("%d requests leave replica %s: %s.", count, replica_id, reason)
+
+    def _silent(self, flight: Flight) -> str:
+        """Of a replica that isn't heard its streams go to another, if one is; see `SILENT_AFTER_S`.
+
+        Should it only have been slow, some tokens are computed twice and none is lost.
+        """
+        replica = self._client.fleet.get(flight.replica_id)
+        if replica is None or not replica.silent or replica.heartbeat.state != "ready":
+            return ""
+        others = self._client.fleet.of_model(flight.model)
+        there = any(other.ready and not other.silent for other in others)
+        return "its replica is silent" if there else ""
 
     def _unread(self, flight: Flight) -> str:
         """A draining replica reads nothing new: what it had not read by then goes elsewhere."""
@@ -139,26 +175,36 @@ class Supervisor:
 
     def replace(self, flight: Flight) -> None:
         """Give a waiting flight to a replica, or end it when it has had its chances."""
-        if flight.attempt - flight.excused >= self._client.settings.max_attempts:
-            self._client.fail(
-                flight,
-                EngineFault(
-                    f"The request was given to {flight.attempt} replicas and none finished it."
-                ),
-            )
+        most = self._client.settings.max_attempts
+        if flight.fruitless >= most or flight.attempt >= most * ATTEMPTS_WITH_TOKENS:
+            times = flight.attempt
+            error = EngineFault(f"The request was given to {times} replicas and none finished it.")
+            self._client.fail(flight, error)
             return
         self._client.try_place(flight)
 
     def _give_up_waiting(self) -> None:
         limit = self._client.settings.failover_wait_s
         for flight in self._client.flights:
-            if not flight.placed and self._client.waited(flight) > limit:
+            if not flight.placed and self._waited_in_vain(flight, limit):
                 self._client.fail(
                     flight,
                     EngineUnavailable(
                         f"{self._client.fleet.why_unavailable(flight.model)} Waited {limit:g} s."
                     ),
                 )
+
+    def _waited_in_vain(self, flight: Flight, limit: float) -> bool:
+        """Whether it has waited long enough. What a client has begun to read is worth more."""
+        waited = self._client.waited(flight)
+        patient = flight.ran and self._is_coming(flight.model)
+        return waited > limit * (LOADING_IS_WORTH if patient else 1)
+
+    def _is_coming(self, model: str) -> bool:
+        """Whether a replica that was here before loads again."""
+        known = self._client.fleet.model(model) is not None
+        replicas = self._client.fleet.of_model(model)
+        return known and any(replica.heartbeat.state == "loading" for replica in replicas)
 
 
 def _lost(flight: Flight, replica: Replica | None) -> str:

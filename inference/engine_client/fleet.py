@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 REMEMBER_MODEL_S = 120.0
 #: States of a replica that knows its model; while it loads, it doesn't.
 _KNOWING = ("ready", "sleeping", "draining")
+#: Dead incarnations that are remembered: their last heartbeats take seconds to expire.
+_REMEMBERED_DEAD = 256
 
 
 @dataclass(slots=True)
@@ -43,6 +46,11 @@ class Replica:
         return beat.at - beat.progress_at > protocol.STALL_AFTER_S
 
     @property
+    def silent(self) -> bool:
+        """Nothing was heard of it for a while: its process may stand still, or its Redis link."""
+        return time.monotonic() - self.changed_at > protocol.SILENT_AFTER_S
+
+    @property
     def ready(self) -> bool:
         """Whether it takes new requests."""
         return self.heartbeat.state == "ready" and not self.stalled
@@ -61,6 +69,7 @@ class Fleet:
         self._redis, self._prefix = redis, prefix
         self._replicas: dict[str, Replica] = {}
         self._models: dict[str, tuple[float, ModelInfo]] = {}
+        self._dead: deque[str] = deque(maxlen=_REMEMBERED_DEAD)
 
     async def refresh(self) -> None:
         """Read all heartbeats. Raises redis.RedisError; then nothing has changed."""
@@ -83,7 +92,8 @@ class Fleet:
             except (msgspec.DecodeError, msgspec.ValidationError):
                 logger.warning("Replica %s sends heartbeats that can't be read.", replica_id)
                 continue
-            seen[replica_id] = self._merge(replica_id, beat, now)
+            if beat.incarnation not in self._dead:
+                seen[replica_id] = self._merge(replica_id, beat, now)
         self._replicas = seen
 
     def _merge(self, replica_id: str, beat: Heartbeat, now: float) -> Replica:
@@ -97,6 +107,18 @@ class Fleet:
     def forget(self, replica_id: str) -> None:
         """Think it dead until the next refresh: what is known of it is out of date."""
         self._replicas.pop(replica_id, None)
+
+    def excuse(self) -> None:
+        """Nothing could be heard of any of them: their silence up to now means nothing."""
+        for replica in self._replicas.values():
+            replica.changed_at = time.monotonic()
+
+    def bury(self, replica_id: str, incarnation: str) -> None:
+        """This incarnation is gone for good, whatever is still read of it."""
+        self._dead.append(incarnation)
+        known = self._replicas.get(replica_id)
+        if known is not None and known.heartbeat.incarnation == incarnation:
+            del self._replicas[replica_id]
 
     def clear(self) -> None:
         """Think all of them dead until the next refresh."""

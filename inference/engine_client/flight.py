@@ -28,8 +28,8 @@ class Flight:
         mailbox: where pieces go. model: the served model's name. key: for prefix affinity.
         tokens: [num outputs][num tokens so far]. finished: [num outputs].
         replica_id, incarnation: where it runs; "" while it waits for a replica.
-        attempt: how often it was given to a replica. excused: how many of these failed for no fault
-            of the replica.
+        attempt: how often it was given to a replica. fruitless: how many of these in a row brought
+            no token, other than for want of Redis. resumed: the present one goes on from tokens.
         waiting_since: monotonic, while it waits.
         heard_at: monotonic, when it was placed or last heard of.
         ran: whether an engine has computed anything for it.
@@ -46,7 +46,8 @@ class Flight:
     replica_id: str = ""
     incarnation: str = ""
     attempt: int = 0
-    excused: int = 0
+    fruitless: int = 0
+    resumed: bool = False
     waiting_since: float = 0.0
     heard_at: float = 0.0
     ran: bool = False
@@ -80,13 +81,18 @@ class Flight:
         self.attempt += 1
         self.replica_id, self.incarnation = replica_id, incarnation
         self.heard_at = time.monotonic()
-        began = any(self.tokens) or any(self.finished)
+        self.fruitless += 1
+        began = self.resumed = any(self.tokens) or any(self.finished)
         return msgspec.structs.replace(
             self.request,
             request_id=self.engine_id,
             resume_token_ids=[list(tokens) for tokens in self.tokens] if began else [],
             skip_indices=[index for index, done in enumerate(self.finished) if done],
         )
+
+    def excuse(self) -> None:
+        """What ends the present attempt is no fault of the request, nor of its replica."""
+        self.fruitless = max(0, self.fruitless - 1)
 
     def orphan(self) -> None:
         """No replica has it any more."""
@@ -115,7 +121,9 @@ class Flight:
             if self.prompt_logprobs_seen:
                 piece.prompt_logprobs = None
             self.prompt_logprobs_seen = True
-        if self.attempt > 1:
+        if piece.token_ids:
+            self.fruitless = 0
+        if self.resumed:
             # A resumed request finds its own earlier tokens in the cache: that is no saving.
             piece.num_cached_tokens = 0
         if delta.finish_reason:

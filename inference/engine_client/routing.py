@@ -27,6 +27,7 @@ def prefix_key(token_ids: Sequence[int], namespace: str) -> bytes:
 def choose(replicas: Sequence[Replica], key: bytes, slack: int) -> Replica | None:
     """The replica for a request with this prefix, or None when none is ready."""
     ready = [replica for replica in replicas if replica.ready]
+    ready = [replica for replica in ready if not replica.silent] or ready
     if len(ready) <= 1:
         return ready[0] if ready else None
     limit = min(replica.load for replica in ready) + slack

@@ -22,12 +22,18 @@ def read_heartbeats(
     found = client.mget([protocol.replica_key(replica_id, prefix) for replica_id in ids])
     beats = {}
     for replica_id, data in zip(ids, found, strict=True):
-        if data is not None:
-            try:
-                beats[replica_id] = protocol.decode_heartbeat(data)
-            except (msgspec.DecodeError, msgspec.ValidationError) as error:
-                logger.warning("heartbeat of %s can't be read: %s", replica_id, error)
+        if data is not None and (beat := read_heartbeat(replica_id, data)) is not None:
+            beats[replica_id] = beat
     return beats
+
+
+def read_heartbeat(replica_id: str, data: bytes) -> Heartbeat | None:
+    """One heartbeat; None, and a line in the log, for what is none."""
+    try:
+        return protocol.decode_heartbeat(data)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        logger.warning("heartbeat of %s can't be read: %s", replica_id, error)
+        return None
 
 
 def known_replicas(client: redis.Redis, prefix: str) -> set[str]:

@@ -35,6 +35,21 @@ class ManagedProcess:
             self._popen.wait()
         return self._popen.returncode
 
+    def is_stopped(self) -> bool:
+        """Whether a signal (SIGSTOP) has frozen it; False where the system doesn't tell."""
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as stat:
+                return stat.read().rpartition(b") ")[2][:1] == b"T"
+        except OSError:  # no Linux, or it has ended
+            return False
+
+    def await_death(self) -> None:
+        """Return when it has ended, without reaping it. For a thread of its own."""
+        try:
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # ended and reaped
+            return
+
     def terminate(self) -> None:
         """Ask the child (not its group) to end; it looks after what it started."""
         if self.poll() is None:

@@ -14,7 +14,9 @@ from engine.contract.protocol import Heartbeat
 
 logger = logging.getLogger(__name__)
 
-BACKOFF_S, MAX_BACKOFF_S = 0.5, 30.0
+#: The longest wait and a start together stay below what gateways wait for a replica
+#: (`FAILOVER_WAIT_S`, 30 s): a crash loop that ends in time costs streams a pause.
+BACKOFF_S, MAX_BACKOFF_S = 0.5, 10.0
 #: A replica that served this long starts anew at once when it dies.
 HEALTHY_AFTER_S = 10.0
 #: Beyond its own drain timeout a replica gets this long before it's killed.
@@ -22,6 +24,10 @@ KILL_AFTER_S = 10.0
 #: A ready replica whose loop stands still this long is killed. Gateways stop routing to it long
 #: before (`engine.contract.protocol.STALL_AFTER_S`).
 STALLED_AFTER_S = 60.0
+#: A process that somebody stopped (SIGSTOP) for so long is killed: its streams go on elsewhere.
+STOPPED_AFTER_S = 1.0
+#: So is a ready one without a heartbeat: it's swapped out, or its threads hang.
+SILENT_AFTER_S = 10.0
 
 
 def backoff(failures: int) -> float:
@@ -64,6 +70,8 @@ class Slot:
         self._clock, self._drain_seconds = clock, drain_seconds
         self._next_start = clock()
         self._kill_at: float | None = None
+        self._stopped_since: float | None = None
+        self._beat_at, self._beaten = 0.0, clock()
 
     @property
     def stopping(self) -> bool:
@@ -103,19 +111,32 @@ class Slot:
         if self.process is not None:
             self.process.terminate()
 
-    def check(self) -> None:
-        """Notice an end; kill what overstays its drain."""
+    def check(self) -> bool:
+        """Notice an end, and say whether there was one; kill what overstays its drain."""
         if self.process is None:
-            return
+            return False
         status = self.process.poll()
         if status is None:
             if self._kill_at is not None and self._clock() > self._kill_at:
                 logger.warning("replica %s did not drain in time; killed", self.replica_id)
                 self.process.kill()
-            return
+            self._kill_if_stopped()
+            return False
         self.process = None
         if not self.stopping:
             self._note_death(status)
+        return True
+
+    def _kill_if_stopped(self) -> None:
+        """End a process that a signal has frozen: it would keep its streams for ever."""
+        if self.process is None or not self.process.is_stopped():
+            self._stopped_since = None
+            return
+        now = self._clock()
+        self._stopped_since = now if self._stopped_since is None else self._stopped_since
+        if now - self._stopped_since >= STOPPED_AFTER_S:
+            logger.error("replica %s was stopped by a signal; killed", self.replica_id)
+            self.process.kill()
 
     def kill(self) -> None:
         """End the process and its group now."""
@@ -154,6 +175,23 @@ class Slot:
         if heartbeat.state == "ready" and stalled > STALLED_AFTER_S:
             logger.error("replica %s stands still for %.0f s; killed", self.replica_id, stalled)
             self.process.kill()
+
+    def kill_if_silent(self, heartbeat: Heartbeat | None) -> None:
+        """End a process that served and of which nothing is heard any more; it starts anew.
+
+        `heartbeat`: the latest that Redis has. While Redis is away don't call this, but `excuse`.
+        """
+        at = heartbeat.at if heartbeat is not None else self._beat_at
+        now = self._clock()
+        if at != self._beat_at or self.process is None or self.ready_since is None:
+            self._beat_at, self._beaten = at, now
+        elif now - self._beaten > SILENT_AFTER_S and not self.stopping:
+            logger.error("replica %s is silent; killed", self.replica_id)
+            self.process.kill()
+
+    def excuse(self) -> None:
+        """Nothing could be heard of any replica: silence means nothing."""
+        self._beaten = self._clock()
 
     def note_failure(self, detail: str) -> None:
         """Keep what a replica said of its own failure."""

@@ -17,6 +17,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError, close_old_connections
 from django.db.models import Q
 
+from catalog import deaths
 from catalog.engine_command import replica_command
 from catalog.heartbeats import known_replicas, read_heartbeats
 from catalog.mirror import Sighting, mirror
@@ -76,9 +77,8 @@ class Supervisor:
 
     def tick(self) -> None:
         """One step of reconciliation; call it every `TICK_S` seconds from the main thread."""
-        for slot in self.slots.values():
-            slot.check()
-        if time.monotonic() < self._next_sync:
+        died = [slot for slot in self.slots.values() if slot.check()]
+        if time.monotonic() < self._next_sync and not died:
             return
         self._next_sync = time.monotonic() + SYNC_S
         try:
@@ -89,6 +89,8 @@ class Supervisor:
             self._troubled = ""
         except (DatabaseError, InterfaceError, redis.RedisError) as error:
             # What runs goes on; what was wanted a moment ago is kept.
+            for slot in self.slots.values():
+                slot.excuse()
             self._complain(
                 f"the catalogue can't be read right now, trying again: {sentence(error)}"
             )
@@ -151,18 +153,46 @@ class Supervisor:
         """Drain what isn't wanted (any more, or not like this), start what is."""
         for replica_id, slot in list(self.slots.items()):
             wanted = self._wanted.get(replica_id)
-            if wanted is None or wanted.command != slot.command:
+            if wanted is None or (wanted.command != slot.command and self._may_replace(slot)):
                 slot.drain()
             if slot.ended and wanted is not None:
                 del self.slots[replica_id]  # its successor takes the place below
         for replica_id, wanted in self._wanted.items():
             slot = self.slots.setdefault(replica_id, wanted)
-            beat = self._beats.get(replica_id)
-            if beat is not None and beat.pid == slot.last_pid and beat.state == "failed":
-                slot.note_failure(beat.detail)
-            slot.kill_if_stalled(beat, time.time())
-            occupied = beat is not None and beat.state != "failed" and beat.pid != slot.last_pid
-            slot.start_if_due(occupied)
+            self._look_after(slot, self._beats.get(replica_id))
+
+    def _may_replace(self, slot: Slot) -> bool:
+        """Whether its model is served while it's away: of several replicas one goes at a time.
+
+        One that doesn't serve can go at any time, and so can an only one.
+        """
+        others = [
+            self.slots.get(wanted.replica_id)
+            for wanted in self._wanted.values()
+            if wanted.served_model_id == slot.served_model_id
+            and wanted.replica_id != slot.replica_id
+        ]
+        return not self._serves(slot) or all(map(self._serves, others))
+
+    def _serves(self, slot: Slot | None) -> bool:
+        """Whether it's ready, or asleep at somebody's word."""
+        if slot is None:  # between its old process and its new one
+            return False
+        beat = self._beats.get(slot.replica_id)
+        state, _ = slot.state(beat)
+        return state in (ReplicaState.READY, ReplicaState.SLEEPING)
+
+    def _look_after(self, slot: Slot, beat: Heartbeat | None) -> None:
+        """End it when it's sick, start it when it's due."""
+        if beat is not None and beat.pid == slot.last_pid and beat.state == "failed":
+            slot.note_failure(beat.detail)
+        slot.kill_if_stalled(beat, time.time())
+        slot.kill_if_silent(beat)
+        occupied = beat is not None and beat.state != "failed" and beat.pid != slot.last_pid
+        before = slot.process
+        slot.start_if_due(occupied)
+        if slot.process is not None and slot.process is not before:
+            deaths.watch(slot.process, slot.replica_id, self._redis, self.prefix)
 
     def _write_rows(self) -> None:
         sightings = [self._sighting(slot) for slot in self.slots.values()]

@@ -10,7 +10,7 @@ from engine.serving.outbox import OutboxWriter, StepOutput
 
 
 def write(client: redis.Redis, prefix: str, count: int = 1) -> None:
-    writer = OutboxWriter(client, prefix, protocol.inbox_key("r", prefix))
+    writer = OutboxWriter(client, prefix, "r", "i")
     writer.start()
     for step in range(count):
         batch = OutboxBatch(replica_id="r", incarnation="i", step=step)

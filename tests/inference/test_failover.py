@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from engine.contract import protocol
-from engine.contract.protocol import ErrorInfo, OutboxBatch, TokenDelta
+from engine.contract.protocol import ErrorInfo, OutboxBatch, ReplicaNews, TokenDelta
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import get_engine_client
 from tests.fakes.fake_replica import FakeReplica
@@ -469,3 +469,70 @@ async def test_fault_28_redis_is_restarted_in_the_middle_of_a_stream(
             assert text_of(await read(exchange)) == expected_text(tokenizer)
     assert again.received
     assert 0 < len(again.received[-1].resume_token_ids[0]) < COUNT
+
+
+async def tell_of_death(gateway: Gateway, replica: FakeReplica) -> None:
+    """What a supervisor does when a replica's process ends; here the heartbeat stays."""
+    news = ReplicaNews(replica_id=replica.replica_id, incarnation=replica.incarnation)
+    for _ in range(1000):  # the gateway may not listen yet
+        if await gateway.redis.publish(protocol.news_key(gateway.prefix), protocol.encode(news)):
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail("No gateway listens.")
+
+
+async def test_news_of_a_death_move_its_streams_though_its_heartbeat_is_still_there(
+    gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = gateway.fake(die_after=10), gateway.fake()
+    async with first:
+        await gateway.look()
+        exchange = start(gateway)
+        await until_dead(first)
+        async with second:
+            await gateway.look()
+            await tell_of_death(gateway, first)
+            events = await read(exchange)
+            fleet = get_engine_client().fleet
+            await gateway.look()
+            # Its last heartbeat is read again and again until it expires, and means nothing.
+            assert [r.heartbeat.replica_id for r in fleet] == [second.replica_id]
+    assert text_of(events) == expected_text(tokenizer)
+    assert len(second.received) == 1
+
+
+async def test_fault_48_a_silent_replicas_streams_go_to_another_one(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    first, second = gateway.fake(die_after=10), gateway.fake()
+    async with first:
+        await gateway.look()
+        exchange = start(gateway)
+        await until_dead(first)
+        async with second:
+            await gateway.look()
+            fleet = get_engine_client().fleet
+            silent = fleet.get(first.replica_id)
+            assert silent is not None
+            silent.changed_at -= protocol.SILENT_AFTER_S
+            events = await read(exchange)
+    assert text_of(events) == expected_text(tokenizer)
+
+
+async def test_a_stream_that_gets_on_outlives_more_replicas_than_a_request_may_kill(
+    gateway: Gateway, tokenizer: Tokenizer, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 2}
+    async with contextlib.AsyncExitStack() as stack:
+        replica = await stack.enter_async_context(gateway.fake(die_after=10))
+        await gateway.look()
+        exchange = start(gateway)
+        for number in range(5):
+            await until_dead(replica)
+            lost, die_after = replica, 10 if number < 4 else None
+            replica = await stack.enter_async_context(gateway.fake(die_after=die_after))
+            await gateway.look()
+            await tell_of_death(gateway, lost)
+            await expire(gateway, lost)
+        events = await read(exchange)
+    assert text_of(events) == expected_text(tokenizer)

@@ -10,11 +10,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from django.db import OperationalError
 
 from catalog import actions
 from catalog.models import Replica, ReplicaState, ServedModel
 from catalog.supervisor import Supervisor, replica_id_of
+from engine.contract import protocol
+from engine.contract.protocol import ReplicaNews
 from tenants.actors import SYSTEM
 from tests.platform.test_processes import gone
 
@@ -206,3 +209,53 @@ def test_replica_ids_are_plain_and_tell_models_apart() -> None:
     assert " " not in name
     assert len(name) < 100
     assert name != replica_id_of(ServedModel(pk=2, name=odd.name), 0, "node")
+
+
+def test_fault_48_a_replica_that_a_signal_froze_is_killed_and_replaced(
+    supervisor: Supervisor, folder: str
+) -> None:
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    before = Replica.objects.get()
+    assert before.pid is not None
+    os.kill(before.pid, signal.SIGSTOP)
+    tick_until(
+        supervisor,
+        lambda: Replica.objects.filter(state="ready").exclude(pid=before.pid),
+        "another process serves",
+    )
+    assert gone(before.pid)
+
+
+def test_a_death_is_told_at_once_and_its_heartbeat_goes(
+    supervisor: Supervisor, folder: str, live_redis: str
+) -> None:
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    tick_until(supervisor, ready(), "the replica is ready")
+    row = Replica.objects.get()
+    assert row.pid is not None
+    with redis.Redis.from_url(live_redis) as client, client.pubsub() as pubsub:
+        pubsub.subscribe(protocol.news_key(supervisor.prefix))
+        pubsub.get_message(timeout=10)
+        os.kill(row.pid, signal.SIGKILL)
+        # The supervisor's loop needn't come round for it.
+        message = pubsub.get_message(ignore_subscribe_messages=True, timeout=30)
+        assert message is not None
+        news = protocol.decode_news(message["data"])
+        assert news == ReplicaNews(replica_id=row.replica_id, incarnation=row.incarnation)
+        assert client.get(protocol.replica_key(row.replica_id, supervisor.prefix)) is None
+
+
+def test_changed_settings_replace_one_replica_at_a_time(
+    supervisor: Supervisor, folder: str
+) -> None:
+    model = actions.load_model(actor=SYSTEM, name="m", source=folder, num_replicas=2)
+    tick_until(supervisor, ready(2), "two replicas are ready")
+    first = set(Replica.objects.values_list("pid", flat=True))
+    actions.update_model(actor=SYSTEM, model=model, settings={"max_model_len": 99})
+
+    def replaced() -> bool:
+        assert "ready" in states()  # at every look
+        return ready(2)() and first.isdisjoint(Replica.objects.values_list("pid", flat=True))
+
+    tick_until(supervisor, replaced, "both are replaced")
