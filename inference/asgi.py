@@ -16,9 +16,9 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from functools import lru_cache
-from typing import IO, Any
+from typing import IO, Any, cast
 
-from django.core.handlers.asgi import ASGIHandler
+from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
 from django.urls import ResolverMatch, get_resolver
@@ -32,6 +32,7 @@ from inference.generation import background
 from inference.settings import gateway_settings
 from inference.web import cors
 from inference.web.body import ClientGone, Receive, Scope, is_upload, read_body, read_upload
+from inference.web.exchange import HANDLER, RECEIVED, Exchange
 from inference.web.request_ids import clean_request_id
 from inference.web.streaming import EventStreamResponse, LastChunk
 
@@ -78,7 +79,9 @@ class GatewayHandler(ASGIHandler):
             if is_upload(scope, gateway_path(scope)):
                 body: IO[bytes] = await read_upload(scope, receive)
             else:
-                body = io.BytesIO(await read_body(scope, receive))
+                read = await read_body(scope, receive)
+                scope[RECEIVED] = len(read)
+                body = io.BytesIO(read)
         except ClientGone:
             return
         except QuireError as error:
@@ -157,6 +160,8 @@ class GatewayHandler(ASGIHandler):
         try:
             match = _resolve(request.path_info)
             request.resolver_match = match
+            if not match.route.startswith("^"):  # else it's one for what doesn't exist
+                cast(ASGIRequest, request).scope[HANDLER] = f"/{match.route}"
             return await match.func(request, *match.args, **match.kwargs)
         except Exception as error:
             return error_response(error)
@@ -219,8 +224,11 @@ def http_application(django_application: Application) -> Application:
     gateway = GatewayHandler()
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
-        chosen = gateway if is_gateway_path(scope) else django_application
-        await chosen(scope, receive, send)
+        of_api, exchange = is_gateway_path(scope), Exchange(scope, send)
+        try:
+            await (gateway if of_api else django_application)(scope, receive, exchange.send)
+        finally:
+            exchange.ended(of_api=of_api)
 
     return application
 

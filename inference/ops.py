@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from functools import lru_cache
 from importlib import metadata
 
@@ -15,6 +16,7 @@ from inference.engine_client import get_engine_client
 from inference.errors import Overloaded
 from inference.metrics.exposition import exposition
 from inference.metrics.flusher import flush, metrics_key
+from inference.metrics.processes import published
 from inference.web.insiders import require_insider
 from inference.web.negotiation import JSON_ONLY, PlainTextRenderer
 from inference.web.views import GatewayRequest, GatewayView, json_response
@@ -64,8 +66,10 @@ class MetricsView(GatewayView):
             raw: dict[bytes, bytes] = await client.redis.hgetall(  # type: ignore[assignment]
                 metrics_key(prefix)
             )
+            processes = await published(client.redis, prefix)
         except RedisError as error:
             raise Overloaded("Metrics can't be read: Redis can't be reached.") from error
         stored = {field.decode(): float(value) for field, value in raw.items()}
-        body = exposition(stored, [replica.heartbeat for replica in client.fleet])
+        beats = [replica.heartbeat for replica in client.fleet]
+        body = await asyncio.to_thread(exposition, stored, beats, processes)
         return HttpResponse(body, content_type=CONTENT_TYPE_LATEST)

@@ -54,6 +54,7 @@ class GatewaySettings:
             as Python has it.
         metrics_token: what Prometheus may send as a bearer token; "": none.
         metrics_addresses: IP networks that may read `/metrics` and all of `/health` without a key.
+        metrics_tenants: how many tenants `/metrics` tells apart; those that come later are "other".
         health_grace_s: how long `progress_at` may stand still before `/health` is red.
     """
 
@@ -87,6 +88,7 @@ class GatewaySettings:
     gc_threshold: int = 10_000
     metrics_token: str = dataclasses.field(default="", repr=False)
     metrics_addresses: tuple[str, ...] = ()
+    metrics_tenants: int = 100
     health_grace_s: float = 20.0
 
 

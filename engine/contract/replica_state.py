@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from engine.contract.adapters import AdapterState
+from engine.contract.histograms import Histogram
 
 
 class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -34,7 +35,8 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
 
     `path` is the folder with tokenizer files; gateways and replicas share it by volume or by image.
     `tasks` is "generate", or what a pooling model does (`engine.contract.pooling_params`);
-    `pooling` is for the latter. `tool_call_parser` and `reasoning_parser` are names, "" for what
+    `pooling` is for the latter. `cache_config` is what `vllm:cache_config_info` shows, as text.
+    `tool_call_parser` and `reasoning_parser` are names, "" for what
     the chat template tells of. `chat_template` is the source of another than the folder's.
     """
 
@@ -53,6 +55,28 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     tool_call_parser: str = ""
     chat_template: str = ""
     reasoning_parser: str = ""
+    cache_config: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class ProcessStats(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What the operating system and Python say of a replica's process.
+
+    Attributes:
+        resident_bytes, virtual_bytes: its memory.
+        cpu_seconds: user and system time, of all threads.
+        start_time: seconds since the epoch. open_fds, max_fds: file descriptors.
+        gc_collections, gc_collected, gc_uncollectable: of Python's collector, by generation.
+    """
+
+    resident_bytes: int = 0
+    virtual_bytes: int = 0
+    cpu_seconds: float = 0.0
+    start_time: float = 0.0
+    open_fds: int = 0
+    max_fds: int = 0
+    gc_collections: list[int] = msgspec.field(default_factory=list)
+    gc_collected: list[int] = msgspec.field(default_factory=list)
+    gc_uncollectable: list[int] = msgspec.field(default_factory=list)
 
 
 class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -74,6 +98,8 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     requests_finished_total: dict[str, int] = msgspec.field(default_factory=dict)
     steps_total: int = 0
     last_step_ms: float = 0.0
+    #: By the names of `engine.contract.histograms.ENGINE_HISTOGRAMS`.
+    histograms: dict[str, Histogram] = msgspec.field(default_factory=dict)
 
 
 class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -83,7 +109,8 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     `incarnation` changes at each start. `progress_at` is when the engine loop last came round
     (seconds since the epoch): a port that answers while this stands still is a sick replica.
     `paused`: an operator has paused it; what it has goes on when it's resumed.
-    `adapters`: those that it knows of, wherever their weights lie.
+    `adapters`: those that it knows of, wherever their weights lie. `sleep_level`: of a model that
+    sleeps, 1 or 2; 0 is awake.
     """
 
     replica_id: str
@@ -99,3 +126,5 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     stats: EngineStats = msgspec.field(default_factory=EngineStats)
     paused: bool = False
     adapters: list[AdapterState] = msgspec.field(default_factory=list)
+    process: ProcessStats = msgspec.field(default_factory=ProcessStats)
+    sleep_level: int = 0

@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import time
 
+from engine.contract.histograms import Histograms
 from engine.contract.protocol import EngineStats, TokenDelta
 from engine.scheduler import Scheduler, Sequence, StepPlan
 from engine.scheduler.plan import decodes
+
+_OF_REQUESTS_AND_STEPS = (
+    "request_queue_time_seconds",
+    "request_prefill_time_seconds",
+    "request_decode_time_seconds",
+    "request_inference_time_seconds",
+    "request_num_preemptions",
+    "request_prefill_kv_computed_tokens",
+    "iteration_tokens_total",
+)
 
 
 class EngineCounters:
@@ -18,6 +29,7 @@ class EngineCounters:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
+        self._histograms = Histograms(*_OF_REQUESTS_AND_STEPS)
         self.stats = EngineStats(num_blocks=scheduler.kv.pool.num_blocks)
 
     def note_end(self, sequence: Sequence, reason: str) -> None:
@@ -33,9 +45,22 @@ class EngineCounters:
             return  # a beam that is no output
         finished = self.stats.requests_finished_total
         finished[reason] = finished.get(reason, 0) + 1
+        if sequence.first_scheduled_at:
+            self._observe(sequence, now)
         if flight.cold_reason:
             cold = self.stats.prefix_cold_total
             cold[flight.cold_reason] = cold.get(flight.cold_reason, 0) + 1
+
+    def _observe(self, sequence: Sequence, now: float) -> None:
+        """The histograms of an output that began and has ended."""
+        flight, observe = sequence.flight, self._histograms.observe
+        observe("request_queue_time_seconds", flight.queue_time)
+        observe("request_prefill_time_seconds", flight.prefill_time)
+        observe("request_decode_time_seconds", flight.decode_time)
+        observe("request_inference_time_seconds", now - sequence.first_scheduled_at)
+        observe("request_num_preemptions", flight.num_preemptions)
+        computed = sequence.num_prompt_tokens - sequence.num_cached_tokens
+        observe("request_prefill_kv_computed_tokens", max(0, computed))
 
     def note_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
         """Count the prompt tokens that a step has computed.
@@ -59,13 +84,16 @@ class EngineCounters:
         """Count the output tokens of a step's deltas."""
         self.stats.generation_tokens_total += sum([len(delta.token_ids) for delta in deltas])
 
-    def note_step(self, started: float, scheduled: bool) -> None:
-        """Count a step that began at `started` (of `time.perf_counter`)."""
-        self.stats.steps_total += scheduled
+    def note_step(self, started: float, plan: StepPlan | None) -> None:
+        """Count a step that began at `started` (of `time.perf_counter`); None: nothing to do."""
+        if plan is not None:
+            self.stats.steps_total += 1
+            self._histograms.observe("iteration_tokens_total", sum(plan.num_scheduled))
         self.stats.last_step_ms = (time.perf_counter() - started) * 1000
 
     def reset(self) -> None:
         """Start the totals anew."""
+        self._histograms = Histograms(*_OF_REQUESTS_AND_STEPS)
         self.stats = EngineStats(num_blocks=self._scheduler.kv.pool.num_blocks)
         self._scheduler.num_preemptions = 0
         self._scheduler.kv.num_query_tokens = self._scheduler.kv.num_hit_tokens = 0
@@ -81,4 +109,6 @@ class EngineCounters:
         stats.num_preemptions_total = scheduler.num_preemptions
         stats.prefix_cache_queries_total = scheduler.kv.num_query_tokens
         stats.prefix_cache_hits_total = scheduler.kv.num_hit_tokens
+        residency = scheduler.kv.pool.residency.histograms
+        stats.histograms = self._histograms.by_name | residency.by_name
         return stats

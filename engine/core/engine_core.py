@@ -215,7 +215,7 @@ class EngineCore:
         if begun is not None:
             self._steps_in_flight.append(begun)
         deltas += self._complete_down_to(self._most_in_flight if begun else 0)
-        self._counters.note_step(started, begun is not None)
+        self._counters.note_step(started, None if begun is None else begun.plan)
         if self.pace is not None and begun is not None and not self._most_in_flight:
             self.pace.note(begun.plan, time.perf_counter() - started)
         return deltas

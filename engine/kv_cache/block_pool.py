@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from engine.kv_cache.block import NULL_BLOCK, Block, TenantQuota
 from engine.kv_cache.quotas import TenantQuotas
+from engine.kv_cache.residency import BlockResidency
 
 
 class BlockPool:
@@ -30,6 +31,7 @@ class BlockPool:
             raise ValueError(f"A pool needs at least one block, got {num_blocks}.")
         self.blocks = [Block(i) for i in range(num_blocks)]
         self.quotas = TenantQuotas(num_blocks, clock)
+        self.residency = BlockResidency(clock)
         #: Blocks that can be allocated now, cached ones included.
         self.num_free = 0
         self._give_to_nobody(self.blocks)
@@ -91,6 +93,7 @@ class BlockPool:
             source, most = self.quotas.next_evicted()
             for block in source.free.pop(min(most, count - len(taken))):
                 if block.block_hash is not None:
+                    self.residency.evicted(block)
                     self.uncache(block)
                 block.ref_count = 1
                 block.owner = quota
@@ -98,9 +101,10 @@ class BlockPool:
         quota.used += count
         self.num_free -= count
         self.quotas.list_free(quota)
+        self.residency.allocated(taken)
         return taken
 
-    def touch(self, blocks: Iterable[Block], quota: TenantQuota | None = None) -> None:
+    def touch(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
         """One more sequence uses these cached blocks; free ones leave the free list."""
         quota = quota or self.quotas.of("")
         for block in blocks:
@@ -115,6 +119,7 @@ class BlockPool:
                 guests = block.guests = block.guests or {}
                 guests[quota] = guests.get(quota, 0) + 1
             block.ref_count += 1
+        self.residency.used(blocks)
         self.quotas.list_free(quota)
 
     def free(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
@@ -133,6 +138,7 @@ class BlockPool:
                 owner.used -= 1
                 owner.free.append(block)
                 self.num_free += 1
+                self.residency.freed(block)
                 if owner.free.count == 1:
                     self.quotas.list_free(owner)
 
@@ -198,6 +204,7 @@ class BlockPool:
             block.block_hash = None
         self._cached.clear()
         self.num_cached = 0
+        self.residency.forget()
         for quota in self.quotas:
             self.num_free -= quota.free.count
             self._give_to_nobody(quota.free.pop(quota.free.count))

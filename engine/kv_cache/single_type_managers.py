@@ -194,7 +194,7 @@ class SlidingWindowManager(SingleTypeManager):
 
     def take(self, seq_id: int, found: Table, quota: TenantQuota) -> None:
         """See the base."""
-        self.pool.touch((block for block in found if block is not NULL_BLOCK), quota)
+        self.pool.touch([block for block in found if block is not NULL_BLOCK], quota)
         self.tables[seq_id] = found
 
     def grow(self, seq_id: int, total: int, num_computed: int, quota: TenantQuota) -> Table:

@@ -8,6 +8,8 @@ import os
 import sys
 import time
 
+from engine.contract.logging_config import apply_logging_config
+
 
 class LineFormatter(logging.Formatter):
     """vLLM's line format. Line breaks in a message are escaped, so that nobody can forge a line."""
@@ -40,7 +42,13 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logging(level: str = "info") -> None:
-    """Log to standard error, as JSON where `QUIRE_LOG_STYLE` is `json`."""
+    """Log to standard error, as JSON where `QUIRE_LOG_STYLE` is `json`.
+
+    The file that `QUIRE_LOGGING_CONFIG` names replaces all of it. Raises `ConfigError` where it
+    can't be used.
+    """
+    if apply_logging_config():
+        return
     handler = logging.StreamHandler(sys.stderr)
     as_json = os.environ.get("QUIRE_LOG_STYLE") == "json"
     handler.setFormatter(JsonFormatter() if as_json else LineFormatter())

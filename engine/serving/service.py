@@ -41,6 +41,7 @@ from engine.serving.log import configure_logging
 from engine.serving.model_info import model_info
 from engine.serving.outbox import OutboxWriter, StepOutput
 from engine.serving.pause import Pause, abort_requests
+from engine.serving.process_stats import process_stats
 from engine.serving.profiling import Profiler
 from engine.serving.refusal import refusal
 from engine.serving.stats_log import StatsLog
@@ -77,6 +78,7 @@ class EngineService:
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._output = StepOutput()
         self._pause = Pause()
+        self._sleep_level = 0
         self._profiler = Profiler(replica_id)
         self._stats_log = StatsLog(enabled=not config.disable_log_stats)
 
@@ -230,6 +232,7 @@ class EngineService:
         try:
             if message.command == "sleep":
                 self._deliver(core.sleep(message.level))
+                self._sleep_level = message.level
             else:
                 core.wake_up(message.tags or None)
         except QuireError as error:
@@ -295,6 +298,8 @@ class EngineService:
             load_progress=self.progress,
             stats=core.snapshot() if core else protocol.EngineStats(),
             paused=bool(self._pause),
+            process=process_stats(),
+            sleep_level=self._sleep_level if self.state == "sleeping" else 0,
         )
 
 
@@ -306,8 +311,8 @@ def _no_memory(error: MemoryError) -> str:
 def main(argv: list[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     args = parse_args(argv)
-    configure_logging(args.log_level)
     try:
+        configure_logging(args.log_level)
         config = EngineConfig.from_cli_args(args)
         if not config.model:
             raise ConfigError("--model is required.", param="model")

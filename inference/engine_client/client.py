@@ -27,7 +27,7 @@ from inference.engine_client.outbox import OutboxReader
 from inference.engine_client.routing import choose, prefix_key
 from inference.engine_client.submission import Submission
 from inference.errors import RemoteError
-from inference.metrics.flusher import flush, run_flusher
+from inference.metrics.flusher import Flusher, flush
 from inference.settings import GatewaySettings, gateway_settings, redis_url
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,8 @@ class EngineClient:
         self.spawn(self.supervisor.run())
         self.spawn(self.outbox.run())
         self.spawn(self._news.run())
-        self.spawn(run_flusher(self._redis, self.settings.key_prefix))
+        name = f"gateway-{self.gateway_id[:12]}"
+        self.spawn(Flusher(self._redis, self.settings.key_prefix, name).run())
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work in the background until it ends or the client is closed."""

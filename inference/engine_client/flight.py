@@ -28,6 +28,7 @@ class Flight:
         mailbox: where pieces go. model: the served model's name. key: for prefix affinity.
         tokens: [num outputs][num tokens so far]. finished: [num outputs].
         replica_id, incarnation: where it runs; "" while it waits for a replica.
+        last_replica_id: where it runs or ran last.
         attempt: how often it was given to a replica. fruitless: how many of these in a row brought
             no token, other than for want of Redis. resumed: the present one goes on from tokens.
         waiting_since: monotonic, while it waits.
@@ -45,6 +46,7 @@ class Flight:
     finished: list[bool] = field(default_factory=list)
     replica_id: str = ""
     incarnation: str = ""
+    last_replica_id: str = ""
     attempt: int = 0
     fruitless: int = 0
     resumed: bool = False
@@ -80,6 +82,7 @@ class Flight:
         """Begin an attempt there; the message to send: prompt and tokens so far."""
         self.attempt += 1
         self.replica_id, self.incarnation = replica_id, incarnation
+        self.last_replica_id = replica_id
         self.heard_at = time.monotonic()
         self.fruitless += 1
         began = self.resumed = any(self.tokens) or any(self.finished)

@@ -33,6 +33,11 @@ class Submission:
         """Tokens of an output that have reached this gateway."""
         return len(self._flights[number].tokens[index])
 
+    @property
+    def replica_id(self) -> str:
+        """The replica that has the first request, or had it last; "" while none had it."""
+        return self._flights[0].last_replica_id
+
     def ran(self, number: int) -> bool:
         """Whether the engine has computed anything for this request, as far as is known."""
         return self._flights[number].ran

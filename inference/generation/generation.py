@@ -8,7 +8,7 @@ import secrets
 import time
 from typing import Self
 
-from engine.contract.errors import QuireError
+from engine.contract.errors import EngineOverloaded, QuireError
 from inference.engine_client import Piece, Submission, get_engine_client
 from inference.errors import as_quire_error
 from inference.generation.background import spawn
@@ -75,20 +75,29 @@ class Generation:
         if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
             job.sampling.logprobs = 0  # what the best of them are chosen by
         await get_engine_client().start()
-        admission = await admit(
-            job.caller,
-            request_id=job.request_id,
-            endpoint=job.endpoint,
-            model=job.served.name,
-            prompt_tokens=job.prompt_tokens,
-            max_output_tokens=job.max_output_tokens,
-            started_at=job.started_at,
-            prompts=[len(prompt) for prompt in job.prompts],
-            base_model=job.served.card.root,
-            outbox=get_engine_client().gateway_id,
-            stream=job.stream,
-        )
+        admission = await cls._admit(job)
         return cls(job, admission)
+
+    @staticmethod
+    async def _admit(job: Job) -> Admission:
+        """What limits and budgets say; refusals are counted."""
+        try:
+            return await admit(
+                job.caller,
+                request_id=job.request_id,
+                endpoint=job.endpoint,
+                model=job.served.name,
+                prompt_tokens=job.prompt_tokens,
+                max_output_tokens=job.max_output_tokens,
+                started_at=job.started_at,
+                prompts=[len(prompt) for prompt in job.prompts],
+                base_model=job.served.card.root,
+                outbox=get_engine_client().gateway_id,
+                stream=job.stream,
+            )
+        except QuireError as error:
+            recorder.refused(job.caller.tenant, job.served.name, error)
+            raise
 
     @property
     def finished(self) -> bool:
@@ -109,6 +118,10 @@ class Generation:
                 await check_still_valid(self.job.caller)
         except QuireError as error:
             self._error = error
+            if error.code == EngineOverloaded.code:
+                recorder.count(
+                    "vllm:admission_rejections", (self.job.served.name, "max_num_queued_reqs")
+                )
             self.release()
             raise renamed(error, self.job.field_names) from None
         increments = [inc for piece in pieces if (inc := self._push(piece)) is not None]
@@ -148,14 +161,12 @@ class Generation:
         now = time.perf_counter()
         if self.first_token_at is None:
             self.first_token_at = now
-            recorder.observe(
-                "time_to_first_token_seconds", self.job.served.name, now - self.job.received
-            )
+            recorder.first_token(self.job, self._submission.replica_id, now - self.job.received)
         elif num_tokens:
-            recorder.observe(
-                "time_per_output_token_seconds",
+            recorder.token_gap(
                 self.job.served.name,
-                (now - self._last_token_at) / num_tokens,
+                self._submission.replica_id,
+                now - self._last_token_at,
                 num_tokens,
             )
         self._last_token_at = now
@@ -214,7 +225,17 @@ class Generation:
         reason = first.engine_reason or first.finish_reason
         if reason is None:
             reason = "error" if self._error is not None else "abort"
-        recorder.request_ended(job, usage, reason, duration_ms / 1000, finished=self.finished)
+        first_at = self.first_token_at
+        recorder.request_ended(
+            job,
+            usage,
+            self._submission.replica_id,
+            reason,
+            finished=self.finished,
+            duration_s=duration_ms / 1000,
+            decode_s=None if first_at is None else self._last_token_at - first_at,
+            longest=max(output.num_tokens for outputs in self.outputs for output in outputs),
+        )
         await settle(
             UsageRecord(
                 request_id=job.request_id,

@@ -1,53 +1,121 @@
-"""What is measured: names, help texts and buckets, as vLLM has them."""
+"""What gateways count: names, help texts, labels and buckets; vLLM's where vLLM has them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.contract.histograms import (
+    INTER_TOKEN_LATENCY,
+    REQUEST_LATENCY,
+    REQUEST_TOKENS,
+    SMALL_NUMBERS,
+    TIME_TO_FIRST_TOKEN,
+)
+
 PREFIX = "vllm:"
+TENANT = "tenant"
+ENGINE = "engine"
+#: What tenants beyond the bound are shown as, and labels that aren't known.
+OTHER, NONE = "other", "none"
 
 
 @dataclass(frozen=True)
-class HistogramDef:
-    """A histogram by model. `buckets`: upper bounds, ascending; +Inf is understood."""
+class Family:
+    """A metric.
 
+    Attributes:
+        kind: "counter", "histogram", or "summary" of a count and a sum alone.
+        labels: their names, in order.
+        buckets: of a histogram: upper bounds, ascending; +Inf is understood.
+    """
+
+    kind: str
     help: str
-    buckets: tuple[float, ...]
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
 
 
-def buckets_1_2_5(limit: float) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50, ... up to `limit`."""
-    bounds: list[float] = []
-    scale = 1.0
-    while True:
-        for step in (1, 2, 5):
-            if step * scale > limit:
-                return tuple(bounds)
-            bounds.append(step * scale)
-        scale *= 10
+#: `engine` is the replica that served a request last, "" where none did.
+_MODEL = ("model_name", ENGINE)
+_BY_TENANT = (TENANT, "model_name")
 
 
-# One list for all models: a hash in Redis can't change its buckets with a model's context.
-_TOKENS = buckets_1_2_5(1_000_000)
-_FAST = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-)  # fmt: skip
-_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-_WHOLE = (1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
-_SMALL = (1.0, 2.0, 5.0, 10.0, 20.0)
+def _histogram(text: str, buckets: tuple[float, ...], labels: tuple[str, ...] = _MODEL) -> Family:
+    return Family("histogram", text, labels, buckets)
 
-HISTOGRAMS = {
-    "time_to_first_token_seconds": HistogramDef("Time to first token in seconds.", _FAST),
-    "time_per_output_token_seconds": HistogramDef("Time per output token in seconds.", _PER_TOKEN),
-    "e2e_request_latency_seconds": HistogramDef("End to end request latency in seconds.", _WHOLE),
-    "request_prompt_tokens": HistogramDef("Number of prefill tokens processed.", _TOKENS),
-    "request_generation_tokens": HistogramDef("Number of generation tokens processed.", _TOKENS),
-    "request_params_best_of": HistogramDef("The best_of request parameter.", _SMALL),
-    "request_params_n": HistogramDef("The n request parameter.", _SMALL),
+
+_VLLM = {
+    "time_to_first_token_seconds": _histogram(
+        "Seconds from a request's arrival to its first token.", TIME_TO_FIRST_TOKEN
+    ),
+    "inter_token_latency_seconds": _histogram(
+        "Seconds between two tokens of an output.", INTER_TOKEN_LATENCY
+    ),
+    "time_per_output_token_seconds": _histogram(
+        "The older name of vllm:inter_token_latency_seconds.", INTER_TOKEN_LATENCY
+    ),
+    "request_time_per_output_token_seconds": _histogram(
+        "Seconds a token of a request after its first one, on average.", INTER_TOKEN_LATENCY
+    ),
+    "e2e_request_latency_seconds": _histogram(
+        "Seconds from a request's arrival to its end.", REQUEST_LATENCY
+    ),
+    "request_prompt_tokens": _histogram("Tokens of a request's prompts.", REQUEST_TOKENS),
+    "request_generation_tokens": _histogram(
+        "Tokens generated for a request, over all outputs.", REQUEST_TOKENS
+    ),
+    "request_max_num_generation_tokens": _histogram(
+        "Tokens of a request's longest output.", REQUEST_TOKENS
+    ),
+    "request_params_n": _histogram("The n of requests.", SMALL_NUMBERS),
+    "request_params_best_of": _histogram("The best_of of requests.", SMALL_NUMBERS),
+    "request_params_max_tokens": _histogram("The max_tokens of requests.", REQUEST_TOKENS),
+    "request_success": Family(
+        "counter", "Requests that came to their end, by why.", (*_MODEL, "finished_reason")
+    ),
+    "request_failure": Family(
+        "counter", "Requests that ended early: aborted or failed.", (*_MODEL, "reason")
+    ),
+    "admission_rejections": Family(
+        "counter", "Requests refused because too many waited.", ("model_name", "reason")
+    ),
+}
+_TENANTS = {
+    "quire:tenant_requests": Family(
+        "counter", "A tenant's requests, by how they ended.", (*_BY_TENANT, "finished_reason")
+    ),
+    "quire:tenant_refusals": Family(
+        "counter", "A tenant's requests that limits and budgets refused.", (*_BY_TENANT, "code")
+    ),
+    "quire:tenant_prompt_tokens": Family("counter", "A tenant's prompt tokens.", _BY_TENANT),
+    "quire:tenant_cached_tokens": Family(
+        "counter", "Those of them that were found in the prefix cache.", _BY_TENANT
+    ),
+    "quire:tenant_generation_tokens": Family(
+        "counter", "Tokens generated for a tenant.", _BY_TENANT
+    ),
+    "quire:tenant_time_to_first_token_seconds": _histogram(
+        "Seconds from the arrival of a tenant's request to its first token.",
+        (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0),
+        _BY_TENANT,
+    ),
+}
+#: Of the API; the pages' are django-prometheus's. `handler` is the path's pattern.
+_HTTP = {
+    "http_requests": Family("counter", "Requests to the API.", ("handler", "method", "status")),
+    "http_request_duration_seconds": _histogram(
+        "Seconds to a response's end.", (0.1, 0.5, 1.0), ("handler", "method")
+    ),
+    "http_request_duration_highr_seconds": _histogram(
+        "Seconds to a response's end, in many buckets.",
+        (
+            *(0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0),
+            *(4.5, 5.0, 7.5, 10.0, 30.0, 60.0),
+        ),
+        (),
+    ),
+    "http_request_size_bytes": Family("summary", "Bytes of requests' bodies.", ("handler",)),
+    "http_response_size_bytes": Family("summary", "Bytes of responses' bodies.", ("handler",)),
 }
 
-#: Counters by model and one more label.
-COUNTERS = {
-    "request_success": ("finished_reason", "Count of successfully processed requests."),
-    "request_failure": ("reason", "Count of requests that ended early: aborted or failed."),
-}
+FAMILIES = {PREFIX + name: family for name, family in _VLLM.items()} | _TENANTS | _HTTP

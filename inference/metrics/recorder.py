@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from inference.metrics.definitions import HISTOGRAMS
+from inference.metrics.definitions import FAMILIES, NONE
 
 if TYPE_CHECKING:
+    from engine.contract.errors import QuireError
     from inference.generation.job import Job
     from inference.generation.usage import Usage
 
+Series = tuple[str, tuple[str, ...]]
+_METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
-class _Histogram:
+
+class _Distribution:
     """Counts by bucket (not cumulative; the last is +Inf) and the sum."""
 
     __slots__ = ("bounds", "counts", "total")
@@ -27,69 +32,140 @@ class _Histogram:
         self.total += value * times
 
 
+def field_of(name: str, labels: tuple[str, ...], part: str) -> str:
+    """The field of the hash in Redis: `part` is a bucket's number, "sum", or "" of a counter."""
+    return json.dumps([name, *labels, part])
+
+
+def split_field(field: str) -> tuple[str, tuple[str, ...], str]:
+    """Name, values of the labels, part: what `field_of` was given."""
+    name, *labels, part = json.loads(field)
+    return name, tuple(labels), part
+
+
 class Recorder:
     """Plain numbers, written on the event loop alone: an observation costs about a microsecond."""
 
     def __init__(self) -> None:
-        self._histograms: dict[tuple[str, str], _Histogram] = {}
-        self._counters: dict[tuple[str, str, str], int] = {}
+        self._distributions: dict[Series, _Distribution] = {}
+        self._counters: dict[Series, int] = {}
 
-    def observe(self, name: str, model: str, value: float, times: int = 1) -> None:
-        """Add `times` observations of `value` to a histogram of `definitions.HISTOGRAMS`."""
-        histogram = self._histograms.get((name, model))
-        if histogram is None:
-            histogram = self._histograms[name, model] = _Histogram(HISTOGRAMS[name].buckets)
-        histogram.observe(value, times)
+    def observe(self, name: str, labels: tuple[str, ...], value: float, times: int = 1) -> None:
+        """Add `times` observations of `value` to a histogram or a summary of `FAMILIES`."""
+        series = (name, labels)
+        distribution = self._distributions.get(series)
+        if distribution is None:
+            distribution = self._distributions[series] = _Distribution(FAMILIES[name].buckets)
+        distribution.observe(value, times)
 
-    def count(self, name: str, model: str, label: str) -> None:
-        """Add one to a counter of `definitions.COUNTERS`."""
-        key = (name, model, label)
-        self._counters[key] = self._counters.get(key, 0) + 1
+    def count(self, name: str, labels: tuple[str, ...], amount: int = 1) -> None:
+        """Add to a counter of `FAMILIES`."""
+        series = (name, labels)
+        self._counters[series] = self._counters.get(series, 0) + amount
+
+    def token_gap(self, model: str, engine: str, seconds: float, num_tokens: int) -> None:
+        """So many tokens of an output have come, so long after those before."""
+        labels, each = (model, engine), seconds / num_tokens
+        self.observe("vllm:inter_token_latency_seconds", labels, each, num_tokens)
+        self.observe("vllm:time_per_output_token_seconds", labels, each, num_tokens)
+
+    def first_token(self, job: Job, engine: str, seconds: float) -> None:
+        """A request's first token has come."""
+        model = job.served.name
+        self.observe("vllm:time_to_first_token_seconds", (model, engine), seconds)
+        tenant = (job.caller.tenant, model)
+        self.observe("quire:tenant_time_to_first_token_seconds", tenant, seconds)
 
     def request_ended(
-        self, job: Job, usage: Usage, reason: str, duration_s: float, *, finished: bool
+        self,
+        job: Job,
+        usage: Usage,
+        engine: str,
+        reason: str,
+        *,
+        finished: bool,
+        duration_s: float,
+        decode_s: float | None,
+        longest: int,
     ) -> None:
-        """All that is known once a request is over."""
-        model = job.served.name
-        self.count("request_success" if finished else "request_failure", model, reason)
-        self.observe("e2e_request_latency_seconds", model, duration_s)
-        self.observe("request_prompt_tokens", model, usage.prompt_tokens)
-        self.observe("request_generation_tokens", model, usage.completion_tokens)
-        self.observe("request_params_n", model, job.sampling.n)
-        self.observe("request_params_best_of", model, job.sampling.num_sequences)
+        """All that is known once a request is over.
+
+        `decode_s`: from its first token to its end, None without a token; `longest`: the tokens of
+        its longest output.
+        """
+        model, params = job.served.name, job.sampling
+        labels = (model, engine)
+        ended = "vllm:request_success" if finished else "vllm:request_failure"
+        self.count(ended, (*labels, reason))
+        self.observe("vllm:e2e_request_latency_seconds", labels, duration_s)
+        self.observe("vllm:request_prompt_tokens", labels, usage.prompt_tokens)
+        self.observe("vllm:request_generation_tokens", labels, usage.completion_tokens)
+        self.observe("vllm:request_max_num_generation_tokens", labels, longest)
+        self.observe("vllm:request_params_n", labels, params.n)
+        self.observe("vllm:request_params_best_of", labels, params.num_sequences)
+        if params.max_tokens is not None:
+            self.observe("vllm:request_params_max_tokens", labels, params.max_tokens)
+        if decode_s is not None and longest > 1:
+            each = decode_s / (longest - 1)
+            self.observe("vllm:request_time_per_output_token_seconds", labels, each)
+        self._tenant_ended(job.caller.tenant, model, usage, reason)
+
+    def _tenant_ended(self, tenant: str, model: str, usage: Usage, reason: str) -> None:
+        labels = (tenant, model)
+        self.count("quire:tenant_requests", (*labels, reason))
+        self.count("quire:tenant_prompt_tokens", labels, usage.prompt_tokens)
+        self.count("quire:tenant_cached_tokens", labels, usage.cached_tokens)
+        self.count("quire:tenant_generation_tokens", labels, usage.completion_tokens)
+
+    def refused(self, tenant: str, model: str, error: QuireError) -> None:
+        """Limits or budgets refused a request."""
+        self.count("quire:tenant_refusals", (tenant, model, error.code))
+
+    def http(
+        self,
+        *,
+        handler: str,
+        method: str,
+        status: int,
+        seconds: float,
+        received: int,
+        sent: int,
+    ) -> None:
+        """A response of the API has ended. `received`, `sent`: bytes of the bodies."""
+        method = method if method in _METHODS else NONE
+        self.count("http_requests", (handler, method, f"{status // 100}xx"))
+        self.observe("http_request_duration_seconds", (handler, method), seconds)
+        self.observe("http_request_duration_highr_seconds", (), seconds)
+        self.observe("http_request_size_bytes", (handler,), received)
+        self.observe("http_response_size_bytes", (handler,), sent)
 
     def take(self) -> dict[str, float]:
-        """Remove and return the increments, by the field of the hash that they belong to.
-
-        Fields: `h|name|model|<bucket number or "sum">` and `c|name|model|label`.
-        """
+        """Remove and return the increments, by the field of the hash that they belong to."""
         increments: dict[str, float] = {}
-        for (name, model), histogram in self._histograms.items():
-            start = f"h|{name}|{model}|"
-            for place, count in enumerate(histogram.counts):
+        for (name, labels), distribution in self._distributions.items():
+            for place, count in enumerate(distribution.counts):
                 if count:
-                    increments[f"{start}{place}"] = count
-            increments[f"{start}sum"] = histogram.total
-        for (name, model, label), count in self._counters.items():
-            increments[f"c|{name}|{model}|{label}"] = count
-        self._histograms, self._counters = {}, {}
+                    increments[field_of(name, labels, str(place))] = count
+            increments[field_of(name, labels, "sum")] = distribution.total
+        for (name, labels), count in self._counters.items():
+            increments[field_of(name, labels, "")] = count
+        self._distributions, self._counters = {}, {}
         return increments
 
     def give_back(self, increments: dict[str, float]) -> None:
         """Put increments back that could not be written."""
         for field, amount in increments.items():
-            kind, name, model, part = field.split("|")
-            if kind == "c":
-                key = (name, model, part)
-                self._counters[key] = self._counters.get(key, 0) + int(amount)
+            name, labels, part = split_field(field)
+            if not part:
+                self.count(name, labels, int(amount))
                 continue
-            histogram = self._histograms.setdefault(
-                (name, model), _Histogram(HISTOGRAMS[name].buckets)
+            distribution = self._distributions.setdefault(
+                (name, labels), _Distribution(FAMILIES[name].buckets)
             )
             if part == "sum":
-                histogram.total += amount
+                distribution.total += amount
             else:
-                histogram.counts[int(part)] += int(amount)
+                distribution.counts[int(part)] += int(amount)
 
 
 recorder = Recorder()

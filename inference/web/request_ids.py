@@ -22,13 +22,18 @@ def new_id(prefix: str = "req") -> str:
     return f"{prefix}-{left.pop() if left else secrets.token_hex(16)}"
 
 
+def harmless(header: str) -> str:
+    """A client's name for its request, "" where that isn't one harmless word."""
+    return header if _SAFE.fullmatch(header) and "//" not in header else ""
+
+
 def clean_request_id(header: str | None) -> str:
     """The client's `X-Request-Id` if it is one harmless word, else a new one.
 
     It labels log lines and the response. A client's is never the key of anything: usage is keyed
     by an id that only the server knows to make.
     """
-    if header and _SAFE.fullmatch(header) and "//" not in header:
+    if header and harmless(header):
         _digits.set(None)
         return header
     digits = secrets.token_hex(16)

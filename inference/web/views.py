@@ -8,7 +8,7 @@ classes, awaited in place. `docs/gateway.md` has the measurements behind this.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
 from typing import Any, ClassVar, cast
 
@@ -21,6 +21,7 @@ from rest_framework.views import APIView
 from inference.errors import PayloadTooLarge, UnsupportedField, error_response
 from inference.settings import gateway_settings
 from inference.web.authentication import ApiKeyAuthentication, HasScope
+from inference.web.exchange import KEY, TENANT
 from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import parse_object
 from inference.web.negotiation import (
@@ -42,6 +43,7 @@ class GatewayRequest(HttpRequest):
     request_id: str
     received: float
     caller: Caller
+    scope: MutableMapping[str, Any]
 
 
 class GatewayView(APIView):
@@ -113,6 +115,8 @@ class GatewayView(APIView):
     async def _admit(self, request: GatewayRequest) -> None:
         for authenticator in self.get_authenticators():
             request.caller, _ = await authenticator.authenticate(request)
+        request.scope[TENANT] = request.caller.tenant
+        request.scope[KEY] = str(request.caller.key_id or "")
         for permission in self.get_permissions():
             permission.check(request.caller, self.required_scope)
         request.caller.check_endpoint(request.path_info)

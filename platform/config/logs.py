@@ -6,6 +6,11 @@ import re
 import time
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
+
+from engine.contract.errors import ConfigError
+from engine.contract.logging_config import apply_logging_config, logging_config
+
 # C0 and C1 controls, line and paragraph separators, and the marks that reorder or hide text.
 _UNSAFE = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
@@ -46,9 +51,15 @@ class JsonFormatter(LineFormatter):
             "logger": record.name,
             "message": clean(record.getMessage()),
         }
+        # Lines of `quire.access` bring their fields.
+        entry |= {name: _clean(value) for name, value in getattr(record, "access", {}).items()}
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)[-MAX_CHARS:]
         return json.dumps(entry)
+
+
+def _clean(value: Any) -> Any:
+    return clean(value) if isinstance(value, str) else value
 
 
 class DebugFormatter(LineFormatter):
@@ -69,6 +80,15 @@ class WithoutTraceback(logging.Filter):
         return True
 
 
+def chosen_logging(level: str, style: str) -> dict[str, Any]:
+    """`LOGGING`: what `QUIRE_LOGGING_CONFIG` says, or ours. Raises `ImproperlyConfigured`."""
+    try:
+        apply_logging_config()
+        return logging_config() or logging_settings(level, style)
+    except ConfigError as error:
+        raise ImproperlyConfigured(error.message) from None
+
+
 def logging_settings(level: str, style: str) -> dict[str, Any]:
     """`LOGGING` for a level ("INFO") and a style ("line", "json" or "debug")."""
     formatter = {"line": LineFormatter, "json": JsonFormatter, "debug": DebugFormatter}[style]
@@ -87,6 +107,8 @@ def logging_settings(level: str, style: str) -> dict[str, Any]:
             "django.server": {"handlers": ["stderr"], "level": level, "propagate": False},
             "daphne": {"level": "WARNING"},
             "httpx": {"level": "WARNING"},
+            # One record a request: for collectors; at a terminal they would hide all else.
+            "quire.access": {"level": level if style == "json" else "WARNING"},
             "uvicorn": {"level": "WARNING"},
         },
     }

@@ -10,7 +10,7 @@ from config import environment as env
 from config.databases import database
 from config.datadir import make_private, secret_key
 from config.identity import identity_settings
-from config.logs import logging_settings
+from config.logs import chosen_logging
 from config.mail import mail_settings
 from config.redis_urls import celery_url, checked_url, socket_url
 
@@ -81,6 +81,8 @@ QUIRE = {
     # Who may read /metrics and all of /health beside operators.
     "METRICS_TOKEN": os.environ.get("QUIRE_METRICS_TOKEN", ""),
     "METRICS_ADDRESSES": env.networks("QUIRE_METRICS_ADDRESSES"),
+    # Tenants that /metrics tells apart; those that come later are "other".
+    "METRICS_TENANTS": env.integer("QUIRE_METRICS_TENANTS", 100),
     # What a tenant without limits of its own gets; 0 is no limit.
     "DEFAULT_REQUESTS_PER_MINUTE": env.integer("QUIRE_REQUESTS_PER_MINUTE", 0),
     "DEFAULT_TOKENS_PER_MINUTE": env.integer("QUIRE_TOKENS_PER_MINUTE", 0),
@@ -299,4 +301,4 @@ SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 
 LOG_STYLE = env.choice("QUIRE_LOG_STYLE", "debug" if DEBUG else "line", ("line", "json", "debug"))
-LOGGING = logging_settings(os.environ.get("QUIRE_LOG_LEVEL", "INFO").upper(), LOG_STYLE)
+LOGGING = chosen_logging(os.environ.get("QUIRE_LOG_LEVEL", "INFO").upper(), LOG_STYLE)

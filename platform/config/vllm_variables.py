@@ -64,7 +64,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("DO_NOT_TRACK", "", _NONE_SENT),
     Variable("VLLM_USAGE_SOURCE", "", _NONE_SENT),
     Variable("VLLM_CONFIGURE_LOGGING", "QUIRE_LOG_STYLE"),
-    Variable("VLLM_LOGGING_CONFIG_PATH", "QUIRE_LOG_STYLE", "lines for people, or JSON"),
+    Variable("VLLM_LOGGING_CONFIG_PATH", "QUIRE_LOGGING_CONFIG"),
     Variable("VLLM_LOGGING_LEVEL", "QUIRE_LOG_LEVEL"),
     Variable("VLLM_TRACE_FUNCTION", "", "use `LLM.start_profile`, or py-spy on the process"),
     Variable("VLLM_ATTENTION_BACKEND", "--attention-backend"),

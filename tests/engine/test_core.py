@@ -403,3 +403,24 @@ def test_a_limit_that_shrinks_under_a_running_request_ends_it_with_a_typed_error
     assert last.error is not None
     assert last.error.code == KVPoolTooSmall("").code
     assert found["short", 0][-1].finish_reason == "length"
+
+
+def test_histograms_tell_of_every_output_and_step(model_folder: Folder) -> None:
+    core = make(model_folder)
+    core.add_request(request([1, 2, 3, 4], sampling={"n": 2, "max_tokens": 3}))
+    finish(core)
+    stats = core.snapshot()
+    for name in ("queue", "prefill", "decode", "inference"):
+        assert sum(stats.histograms[f"request_{name}_time_seconds"].counts) == 2
+    steps = stats.histograms["iteration_tokens_total"]
+    assert sum(steps.counts) == stats.steps_total
+    assert stats.histograms["request_num_preemptions"].total == 0
+    computed = stats.histograms["request_prefill_kv_computed_tokens"].total
+    assert computed == 8 - stats.prefix_cache_hits_total
+
+
+def test_what_never_began_is_in_no_histogram(model_folder: Folder) -> None:
+    core = make(model_folder)
+    core.add_request(request([1, 2, 3, 4]))
+    core.abort("r")
+    assert not any(sum(found.counts) for found in core.snapshot().histograms.values())

@@ -6,9 +6,11 @@ import json
 import logging
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from engine.contract.errors import ConfigError
 from engine.serving.log import configure_logging
 
 
@@ -46,3 +48,43 @@ def test_json_has_the_gateways_keys(root: logging.Logger, monkeypatch: pytest.Mo
     assert entry.keys() == {"at", "level", "logger", "message", "exception"}
     assert entry["message"] == "two\nlines"
     assert entry["exception"].endswith("ValueError: the reason")
+
+
+def test_a_file_of_settings_replaces_ours(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file, log = tmp_path / "logging.json", tmp_path / "engine.log"
+    handlers = {"file": {"class": "logging.FileHandler", "filename": str(log)}}
+    config = {"version": 1, "disable_existing_loggers": False, "handlers": handlers}
+    file.write_text(json.dumps(config | {"root": {"handlers": ["file"], "level": "ERROR"}}))
+    monkeypatch.setenv("QUIRE_LOGGING_CONFIG", str(file))
+    configure_logging("info")
+    logging.getLogger("engine.x").warning("below it")
+    logging.getLogger("engine.x").error("above it")
+    assert log.read_text() == "above it\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (None, "can't be read"),
+        ("{", "isn't JSON"),
+        ("[]", "JSON object"),
+        ('{"version": 2}', "version"),
+        ('{"version": 1, "handlers": {"x": {"class": "no.Such"}}}', "'x'"),
+    ],
+)
+def test_a_file_that_says_nothing_usable_is_refused_by_name(
+    root: logging.Logger,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    text: str | None,
+    told: str,
+) -> None:
+    file = tmp_path / "logging.json"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setenv("QUIRE_LOGGING_CONFIG", str(file))
+    with pytest.raises(ConfigError, match="QUIRE_LOGGING_CONFIG") as refused:
+        configure_logging("info")
+    assert told in refused.value.message

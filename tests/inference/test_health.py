@@ -12,9 +12,6 @@ from asgiref.sync import sync_to_async
 
 from engine.contract import protocol
 from inference.engine_client import get_engine_client
-from inference.metrics.definitions import HISTOGRAMS, buckets_1_2_5
-from inference.metrics.exposition import exposition
-from inference.metrics.recorder import Recorder
 from tenants import actions
 from tenants.actors import SYSTEM
 from tests.inference.asgi_client import AsgiClient
@@ -146,93 +143,6 @@ async def test_ping_and_version(gateway: Gateway) -> None:
     assert re.match(r"\d+\.\d+", (await client.get("/version")).json()["version"])
 
 
-async def test_metrics_have_vllms_names(served: Gateway, insider: AsgiClient) -> None:
-    for _ in range(3):
-        await served.client.chat(max_tokens=5)
-    await served.usage()
-    reply = await insider.get("/metrics")
-    assert reply.status == 200
-    text = reply.body.decode()
-    assert reply.headers["content-type"].startswith("text/plain")
-    for name in (
-        "num_requests_running",
-        "num_requests_waiting",
-        "num_requests_swapped",
-        "gpu_cache_usage_perc",
-        "cpu_cache_usage_perc",
-        "num_preemptions_total",
-        "prompt_tokens_total",
-        "generation_tokens_total",
-        "cache_config_info",
-        *(f"{name}_bucket" for name in HISTOGRAMS),
-    ):
-        assert f"\nvllm:{name}" in text, name
-    assert 'vllm:request_success_total{finished_reason="length",model_name="fake"} 3.0' in text
-    assert 'vllm:time_to_first_token_seconds_count{model_name="fake"} 3.0' in text
-    assert 'vllm:request_generation_tokens_bucket{le="5.0",model_name="fake"} 3.0' in text
-    assert 'vllm:request_generation_tokens_bucket{le="2.0",model_name="fake"} 0.0' in text
-    assert 'vllm:time_per_output_token_seconds_count{model_name="fake"} 12.0' in text
-
-
-async def test_metrics_are_the_sum_over_all_gateways(served: Gateway, insider: AsgiClient) -> None:
-    await served.client.chat(max_tokens=5)
-    await served.usage()
-    await insider.get("/metrics")
-    # What another process has added.
-    key = f"{served.prefix}:metrics"
-    await served.redis.hincrbyfloat(key, "c|request_success|fake|length", 41)
-    text = (await insider.get("/metrics")).body.decode()
-    assert 'vllm:request_success_total{finished_reason="length",model_name="fake"} 42.0' in text
-
-
-async def test_an_aborted_request_counts_as_such(gateway: Gateway, insider: AsgiClient) -> None:
-    replica = gateway.fake(token_delay=0.01)
-    async with gateway.serving(replica):
-        exchange = gateway.client.open(
-            "POST", "/v1/completions", {"model": "fake", "prompt": "x", "max_tokens": 400}
-        )
-        while replica.steps < 3:
-            await gateway.look()
-        await exchange.leave()
-        await gateway.usage()
-        text = (await insider.get("/metrics")).body.decode()
-    assert 'vllm:request_failure_total{model_name="fake",reason="abort"} 1.0' in text
-
-
-def test_increments_are_taken_once_and_can_be_given_back() -> None:
-    recorder = Recorder()
-    recorder.observe("time_to_first_token_seconds", "m", 0.3)
-    recorder.observe("time_to_first_token_seconds", "m", 1000.0, 2)
-    recorder.count("request_success", "m", "stop")
-    first = recorder.take()
-    assert recorder.take() == {}
-    recorder.give_back(first)
-    recorder.count("request_success", "m", "stop")
-    second = recorder.take()
-    assert second.pop("c|request_success|m|stop") == 2
-    first.pop("c|request_success|m|stop")
-    assert second == first
-    assert first["h|time_to_first_token_seconds|m|16"] == 2
-    assert first["h|time_to_first_token_seconds|m|sum"] == 2000.3
-
-
-def test_cold_prefixes_are_counted_by_reason() -> None:
-    model = protocol.ModelInfo(name="m", path="", max_model_len=1, vocab_size=1, dtype="")
-    stats = protocol.EngineStats(prefix_cold_total={"evicted": 3, "another_namespace": 1})
-    beat = protocol.Heartbeat(
-        replica_id="r1",
-        incarnation="i",
-        state="ready",
-        model=model,
-        at=0,
-        progress_at=0,
-        stats=stats,
-    )
-    text = exposition({}, [beat]).decode()
-    labels = '{engine="r1",model_name="m",reason="evicted"}'
-    assert f"quire:prefix_cold_total{labels} 3.0" in text
-
-
 async def test_the_record_of_a_finished_request_is_logged(
     gateway: Gateway, tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,11 +151,6 @@ async def test_the_record_of_a_finished_request_is_logged(
         assert (await gateway.client.chat(max_tokens=3)).status == 200
     (line,) = [record.getMessage() for record in caplog.records if "chunks" in record.msg]
     assert "/0/0: queued 0.000 s" in line
-
-
-def test_buckets_are_vllms() -> None:
-    assert buckets_1_2_5(100) == (1, 2, 5, 10, 20, 50, 100)
-    assert HISTOGRAMS["time_to_first_token_seconds"].buckets[:3] == (0.001, 0.005, 0.01)
 
 
 async def test_tokenize_and_detokenize(served: Gateway, tokenizer: Any) -> None:

@@ -29,7 +29,7 @@ class ServerFlag:
 #: What needs no switch here, or can't be had.
 OTHERS = (
     ServerFlag("--enable-auto-tool-choice", "models choose tools by themselves where they can."),
-    ServerFlag("--disable-uvicorn-access-log", "QUIRE_LOG_LEVEL says what is logged."),
+    ServerFlag("--disable-uvicorn-access-log", "QUIRE_LOG_STYLE=json alone has access lines."),
     ServerFlag("--disable-frontend-multiprocessing", "the engine is always a process of its own."),
     ServerFlag("--enable-request-id-headers", "each answer has an x-request-id."),
     ServerFlag("--enable-prompt-tokens-details", "usage always says how many tokens were cached."),

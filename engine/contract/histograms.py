@@ -1,0 +1,116 @@
+"""Histograms that a replica counts, and the bounds that vLLM gives its own. Torch-free."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+import msgspec
+
+
+def buckets_1_2_5(limit: float) -> tuple[float, ...]:
+    """1, 2, 5, 10, 20, 50, ... up to `limit`."""
+    bounds: list[float] = []
+    scale = 1.0
+    while True:
+        for step in (1, 2, 5):
+            if step * scale > limit:
+                return tuple(bounds)
+            bounds.append(step * scale)
+        scale *= 10
+
+
+# fmt: off
+#: Seconds, of whole requests and of their phases.
+REQUEST_LATENCY = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0,
+    480.0, 960.0, 1920.0, 7680.0,
+)
+TIME_TO_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)
+INTER_TOKEN_LATENCY = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
+    40.0, 80.0,
+)
+KV_RESIDENCY = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0,
+    120.0, 300.0, 600.0, 1200.0, 1800.0,
+)
+# fmt: on
+ITERATION_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
+#: One list for all models: what gateways add up can't change its buckets with a model's context.
+REQUEST_TOKENS = buckets_1_2_5(1_000_000)
+NUM_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
+SMALL_NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+
+@dataclass(frozen=True)
+class HistogramDef:
+    """What is measured. `buckets`: upper bounds, ascending; +Inf is understood."""
+
+    help: str
+    buckets: tuple[float, ...]
+
+
+#: By name without the prefix `vllm:`; observed for each output that ends, unless it says otherwise.
+ENGINE_HISTOGRAMS = {
+    "request_queue_time_seconds": HistogramDef(
+        "Seconds that a request waited for its first step.", REQUEST_LATENCY
+    ),
+    "request_prefill_time_seconds": HistogramDef(
+        "Seconds from a request's first step to its first token.", REQUEST_LATENCY
+    ),
+    "request_decode_time_seconds": HistogramDef(
+        "Seconds from a request's first token to its last.", REQUEST_LATENCY
+    ),
+    "request_inference_time_seconds": HistogramDef(
+        "Seconds from a request's first step to its last token.", REQUEST_LATENCY
+    ),
+    "request_num_preemptions": HistogramDef(
+        "How often a request's KV cache was taken for another's.", NUM_PREEMPTIONS
+    ),
+    "request_prefill_kv_computed_tokens": HistogramDef(
+        "Prompt tokens computed for a request; those found in the prefix cache aren't among them.",
+        REQUEST_TOKENS,
+    ),
+    "iteration_tokens_total": HistogramDef("Tokens computed in a step.", ITERATION_TOKENS),
+    "kv_block_lifetime_seconds": HistogramDef(
+        "Seconds from a KV block's allocation to its eviction; of a sample of blocks.", KV_RESIDENCY
+    ),
+    "kv_block_idle_before_evict_seconds": HistogramDef(
+        "Seconds from a KV block's last use to its eviction; of a sample of blocks.", KV_RESIDENCY
+    ),
+    "kv_block_reuse_gap_seconds": HistogramDef(
+        "Seconds between two uses of a KV block; of a sample of blocks.", KV_RESIDENCY
+    ),
+}
+
+
+class Histogram(msgspec.Struct, array_like=True):
+    """Counts by bucket, not cumulative, the last for what is above all bounds; and the sum."""
+
+    counts: list[int]
+    total: float = 0.0
+
+    def observe(self, bounds: tuple[float, ...], value: float, times: int = 1) -> None:
+        """Count a value. `bounds`: those that the counts were made for."""
+        self.counts[bisect_left(bounds, value)] += times
+        self.total += value * times
+
+
+def empty(bounds: tuple[float, ...]) -> Histogram:
+    """A histogram that has seen nothing."""
+    return Histogram([0] * (len(bounds) + 1))
+
+
+class Histograms:
+    """Some of `ENGINE_HISTOGRAMS`, filled by name."""
+
+    def __init__(self, *names: str) -> None:
+        self.by_name = {name: empty(ENGINE_HISTOGRAMS[name].buckets) for name in names}
+
+    def observe(self, name: str, value: float) -> None:
+        """Count a value of one of them."""
+        self.by_name[name].observe(ENGINE_HISTOGRAMS[name].buckets, value)

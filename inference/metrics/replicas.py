@@ -1,0 +1,188 @@
+"""The families that come from replicas' heartbeats, by replica.
+
+A replica's totals start anew with each start, which Prometheus sees as a counter that was reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+
+from engine.contract.histograms import ENGINE_HISTOGRAMS
+from engine.contract.protocol import EngineStats, Heartbeat
+from inference.metrics.cumulative import cumulative
+from inference.metrics.definitions import PREFIX
+
+Value = Callable[[EngineStats], float]
+ENGINE_LABELS = ("model_name", "engine")
+
+# There is no swapping here: preempted requests are recomputed. The names stay for dashboards.
+GAUGES: dict[str, tuple[str, Value]] = {
+    "num_requests_running": (
+        "Number of requests currently running.",
+        lambda s: s.num_requests_running,
+    ),
+    "num_requests_waiting": (
+        "Number of requests waiting to be processed.",
+        lambda s: s.num_requests_waiting,
+    ),
+    "num_requests_swapped": ("Number of requests swapped to CPU.", lambda s: 0),
+    "gpu_cache_usage_perc": (
+        "KV-cache usage. 1 means 100 percent usage.",
+        lambda s: s.kv_cache_usage_perc,
+    ),
+    "kv_cache_usage_perc": (
+        "KV-cache usage. 1 means 100 percent usage.",
+        lambda s: s.kv_cache_usage_perc,
+    ),
+    "cpu_cache_usage_perc": ("CPU swap space usage. 1 means 100 percent usage.", lambda s: 0),
+}
+TOTALS: dict[str, tuple[str, Value]] = {
+    "num_preemptions": ("Cumulative number of preemptions.", lambda s: s.num_preemptions_total),
+    "prompt_tokens": ("Number of prefill tokens processed.", lambda s: s.prompt_tokens_total),
+    "prompt_tokens_cached": (
+        "Prompt tokens found in the prefix cache.",
+        lambda s: s.prefix_cache_hits_total,
+    ),
+    "generation_tokens": (
+        "Number of generation tokens processed.",
+        lambda s: s.generation_tokens_total,
+    ),
+    "prefix_cache_queries": (
+        "Prefix cache queries, in tokens.",
+        lambda s: s.prefix_cache_queries_total,
+    ),
+    "prefix_cache_hits": ("Prefix cache hits, in tokens.", lambda s: s.prefix_cache_hits_total),
+    "gpu_prefix_cache_queries": (
+        "The older name of vllm:prefix_cache_queries.",
+        lambda s: s.prefix_cache_queries_total,
+    ),
+    "gpu_prefix_cache_hits": (
+        "The older name of vllm:prefix_cache_hits.",
+        lambda s: s.prefix_cache_hits_total,
+    ),
+}
+_SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+
+
+def replica_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
+    """All families of the replicas' engines."""
+    yield from _numbers(beats)
+    yield from _by_reason(beats)
+    yield from _histograms(beats)
+    yield _sleep_state(beats)
+    info = InfoMetricFamily(
+        PREFIX + "cache_config", "Information of the cache.", labels=ENGINE_LABELS
+    )
+    for beat in beats:
+        own = {
+            "kv_capacity_tokens": str(beat.model.kv_capacity_tokens),
+            "dtype": beat.model.dtype,
+            "num_gpu_blocks": str(beat.stats.num_blocks),
+        }
+        info.add_metric(_labels(beat), own | beat.model.cache_config)
+    yield info
+
+
+def _labels(beat: Heartbeat) -> list[str]:
+    return [beat.model.name, beat.replica_id]
+
+
+def _numbers(beats: list[Heartbeat]) -> Iterator[Metric]:
+    for name, (text, value) in GAUGES.items():
+        gauge = GaugeMetricFamily(PREFIX + name, text, labels=ENGINE_LABELS)
+        for beat in beats:
+            gauge.add_metric(_labels(beat), value(beat.stats))
+        yield gauge
+    for name, (text, value) in TOTALS.items():
+        counter = CounterMetricFamily(PREFIX + name, text, labels=ENGINE_LABELS)
+        for beat in beats:
+            counter.add_metric(_labels(beat), value(beat.stats))
+        yield counter
+
+
+def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
+    waiting = GaugeMetricFamily(
+        PREFIX + "num_requests_waiting_by_reason",
+        "Number of requests waiting, by why.",
+        labels=(*ENGINE_LABELS, "reason"),
+    )
+    sources = CounterMetricFamily(
+        PREFIX + "prompt_tokens_by_source",
+        "Prompt tokens by where their keys and values came from.",
+        labels=(*ENGINE_LABELS, "source"),
+    )
+    cold = CounterMetricFamily(
+        "quire:prefix_cold",
+        "Outputs whose prompt found nothing in the prefix cache, by why.",
+        labels=(*ENGINE_LABELS, "reason"),
+    )
+    for beat in beats:
+        labels, stats = _labels(beat), beat.stats
+        waiting.add_metric([*labels, "capacity"], stats.num_requests_waiting)
+        waiting.add_metric([*labels, "deferred"], 0)
+        sources.add_metric([*labels, "local_compute"], stats.prompt_tokens_total)
+        sources.add_metric([*labels, "local_cache_hit"], stats.prefix_cache_hits_total)
+        sources.add_metric([*labels, "external_kv_transfer"], 0)
+        for reason, count in stats.prefix_cold_total.items():
+            cold.add_metric([*labels, reason], count)
+    yield from (waiting, sources, cold)
+
+
+def _histograms(beats: list[Heartbeat]) -> Iterator[Metric]:
+    for name, definition in ENGINE_HISTOGRAMS.items():
+        family = HistogramMetricFamily(PREFIX + name, definition.help, labels=ENGINE_LABELS)
+        for beat in beats:
+            seen = beat.stats.histograms.get(name)
+            if seen is not None and len(seen.counts) == len(definition.buckets) + 1:
+                buckets = cumulative(definition.buckets, seen.counts)
+                family.add_metric(_labels(beat), buckets, seen.total)
+        yield family
+
+
+def _sleep_state(beats: list[Heartbeat]) -> Metric:
+    family = GaugeMetricFamily(
+        PREFIX + "engine_sleep_state",
+        "1 at how a replica is: awake, asleep with its weights in host memory, or without them.",
+        labels=(*ENGINE_LABELS, "sleep_state"),
+    )
+    for beat in beats:
+        for level, state in enumerate(_SLEEP_STATES):
+            family.add_metric([*_labels(beat), state], float(beat.sleep_level == level))
+    return family
+
+
+def process_metrics(beats: list[Heartbeat]) -> Iterator[tuple[str, Metric]]:
+    """The families of the replicas' processes; with each the process that it is of."""
+    for beat in beats:
+        stats = beat.process
+        gauges = {
+            "process_resident_memory_bytes": stats.resident_bytes,
+            "process_virtual_memory_bytes": stats.virtual_bytes,
+            "process_start_time_seconds": stats.start_time,
+            "process_open_fds": stats.open_fds,
+            "process_max_fds": stats.max_fds,
+        }
+        for name, value in gauges.items():
+            gauge = GaugeMetricFamily(name, name)
+            gauge.add_metric([], value)
+            yield beat.replica_id, gauge
+        seconds = CounterMetricFamily("process_cpu_seconds", "process_cpu_seconds")
+        seconds.add_metric([], stats.cpu_seconds)
+        yield beat.replica_id, seconds
+        for name, counts in (
+            ("python_gc_collections", stats.gc_collections),
+            ("python_gc_objects_collected", stats.gc_collected),
+            ("python_gc_objects_uncollectable", stats.gc_uncollectable),
+        ):
+            counter = CounterMetricFamily(name, name, labels=("generation",))
+            for generation, count in enumerate(counts):
+                counter.add_metric([str(generation)], count)
+            yield beat.replica_id, counter

@@ -1,0 +1,56 @@
+"""How long sampled KV blocks stay, and how often they are used."""
+
+from __future__ import annotations
+
+from engine.kv_cache.block_pool import BlockPool
+from engine.kv_cache.residency import SAMPLE_EVERY
+
+
+class Clock:
+    """Seconds as a test sets them."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_block_that_is_hit_and_then_evicted() -> None:
+    clock = Clock()
+    pool = BlockPool(SAMPLE_EVERY, clock=clock)
+    blocks = pool.allocate(SAMPLE_EVERY)
+    followed = blocks[-1]
+    pool.cache(followed, b"hash")
+    clock.now = 10.0
+    pool.free(blocks)
+    clock.now = 25.0
+    pool.touch([followed])
+    clock.now = 40.0
+    pool.free([followed])
+    clock.now = 100.0
+    pool.allocate(SAMPLE_EVERY)
+    found = pool.residency.histograms.by_name
+    assert found["kv_block_reuse_gap_seconds"].total == 15.0
+    assert found["kv_block_lifetime_seconds"].total == 100.0
+    assert found["kv_block_idle_before_evict_seconds"].total == 60.0
+    assert all(sum(histogram.counts) == 1 for histogram in found.values())
+
+
+def test_a_block_that_held_nothing_findable_was_not_evicted() -> None:
+    pool = BlockPool(SAMPLE_EVERY, clock=Clock())
+    for _ in range(3):
+        pool.free(pool.allocate(SAMPLE_EVERY))
+    assert not any(h.total or any(h.counts) for h in pool.residency.histograms.by_name.values())
+
+
+def test_emptying_the_cache_follows_nothing_any_more() -> None:
+    clock = Clock()
+    pool = BlockPool(SAMPLE_EVERY, clock=clock)
+    blocks = pool.allocate(SAMPLE_EVERY)
+    pool.cache(blocks[-1], b"hash")
+    pool.free(blocks)
+    assert pool.reset_cache()
+    pool.cache(pool.allocate(1)[0], b"other")
+    clock.now = 9.0
+    pool.allocate(SAMPLE_EVERY - 1)
+    assert not any(h.total for h in pool.residency.histograms.by_name.values())

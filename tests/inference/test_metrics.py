@@ -1,0 +1,307 @@
+"""`/metrics`: vLLM's names, from all processes, bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.test import Client
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine.contract import protocol
+from engine.contract.histograms import ENGINE_HISTOGRAMS, Histograms, buckets_1_2_5
+from engine.contract.replica_state import ProcessStats
+from inference.asgi import http_application
+from inference.metrics import recorder as the_recorder
+from inference.metrics.definitions import FAMILIES
+from inference.metrics.exposition import exposition
+from inference.metrics.flusher import flush, metrics_key
+from inference.metrics.labels import SILENT_S, label_key, prune
+from inference.metrics.processes import own_families, publish
+from inference.metrics.recorder import Recorder, field_of
+from tenants import actions
+from tenants.actors import SYSTEM
+from tests.inference.asgi_client import AsgiClient
+from tests.inference.conftest import Gateway
+
+
+@pytest.fixture
+async def insider(gateway: Gateway) -> AsgiClient:
+    """A client with an operator's key."""
+    make = sync_to_async(actions.create_key)
+    key = await make(actor=SYSTEM, tenant=gateway.rows.tenant, scopes=("operator",))
+    return AsgiClient(gateway.client.app, key.secret)
+
+
+async def scraped(insider: AsgiClient) -> str:
+    reply = await insider.get("/metrics")
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/plain")
+    return reply.body.decode()
+
+
+def values(text: str, name: str, **labels: str) -> list[float]:
+    """Of all samples of this name that have these labels."""
+    return [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+
+
+def beat(**changes: Any) -> protocol.Heartbeat:
+    model = protocol.ModelInfo(name="m", path="", max_model_len=1, vocab_size=1, dtype="")
+    return protocol.Heartbeat(
+        replica_id="r1", incarnation="i", state="ready", model=model, at=0, progress_at=0, **changes
+    )
+
+
+async def test_requests_count_under_vllms_names_and_labels(
+    gateway: Gateway, insider: AsgiClient
+) -> None:
+    async with gateway.serving(gateway.fake(replica_id="r7")):
+        for _ in range(3):
+            await gateway.client.chat(max_tokens=5)
+        await gateway.usage()
+        text = await scraped(insider)
+    labels = {"model_name": "fake", "engine": "r7"}
+    assert values(text, "vllm:request_success_total", **labels, finished_reason="length") == [3]
+    for name, total in (
+        ("time_to_first_token_seconds", None),
+        ("e2e_request_latency_seconds", None),
+        ("request_time_per_output_token_seconds", None),
+        ("request_generation_tokens", 15),
+        ("request_max_num_generation_tokens", 15),
+        ("request_params_max_tokens", 15),
+        ("request_params_n", 3),
+        ("request_params_best_of", 3),
+    ):
+        assert values(text, f"vllm:{name}_count", **labels) == [3], name
+        if total is not None:
+            assert values(text, f"vllm:{name}_sum", **labels) == [total], name
+    assert values(text, "vllm:request_generation_tokens_bucket", le="5.0", **labels) == [3]
+    assert values(text, "vllm:request_generation_tokens_bucket", le="2.0", **labels) == [0]
+    for name in ("inter_token_latency_seconds", "time_per_output_token_seconds"):
+        assert values(text, f"vllm:{name}_count", **labels) == [12]
+
+
+async def test_families_are_there_before_anything_has_happened(
+    served: Gateway, insider: AsgiClient
+) -> None:
+    text = await scraped(insider)
+    for name, family in FAMILIES.items():
+        suffix = "_total" if family.kind == "counter" else ""
+        assert f"# TYPE {name}{suffix} {family.kind}" in text, name
+    for name in (
+        *("num_requests_running", "num_requests_waiting", "num_requests_swapped"),
+        *("gpu_cache_usage_perc", "kv_cache_usage_perc", "cpu_cache_usage_perc"),
+        *("num_preemptions_total", "prompt_tokens_total", "generation_tokens_total"),
+        *("prompt_tokens_cached_total", "prompt_tokens_by_source_total", "cache_config_info"),
+        *("prefix_cache_hits_total", "gpu_prefix_cache_hits_total", "engine_sleep_state"),
+    ):
+        assert values(text, f"vllm:{name}"), name
+
+
+async def test_requests_of_all_gateways_are_added_up(served: Gateway, insider: AsgiClient) -> None:
+    field = field_of("vllm:request_success", ("fake", "r7", "length"), "")
+    key = metrics_key(served.prefix)
+    await served.redis.hincrbyfloat(key, field, 41)
+    text = await scraped(insider)
+    assert values(text, "vllm:request_success_total", engine="r7") == [41]
+
+
+async def test_what_an_unknown_release_counts_is_left_out(
+    served: Gateway, insider: AsgiClient
+) -> None:
+    for field in (field_of("vllm:of_tomorrow", ("x",), ""), field_of("http_requests", ("x",), "")):
+        await served.redis.hincrbyfloat(metrics_key(served.prefix), field, 1)
+    assert "of_tomorrow" not in await scraped(insider)
+
+
+async def test_an_aborted_request_counts_as_such(gateway: Gateway, insider: AsgiClient) -> None:
+    replica = gateway.fake(token_delay=0.01)
+    async with gateway.serving(replica):
+        exchange = gateway.client.open(
+            "POST", "/v1/completions", {"model": "fake", "prompt": "x", "max_tokens": 400}
+        )
+        while replica.steps < 3:
+            await gateway.look()
+        await exchange.leave()
+        await gateway.usage()
+        text = await scraped(insider)
+    assert values(text, "vllm:request_failure_total", model_name="fake", reason="abort") == [1]
+
+
+@pytest.fixture
+def client(served: Gateway) -> AsgiClient:
+    """Of the application that a server runs: the API beside Django's pages."""
+    return AsgiClient(http_application(served.client.app), served.client.key)
+
+
+async def test_the_api_is_counted_by_pattern_and_class_of_status(
+    client: AsgiClient, insider: AsgiClient
+) -> None:
+    await client.chat(max_tokens=5)
+    for path in ("/v1/responses/resp_one", "/v1/responses/resp_two"):
+        assert (await client.get(path)).status == 404
+    await client.post("/v1/no/such/path", {})
+    text = await scraped(insider)
+    chat = {"handler": "/v1/chat/completions", "method": "POST"}
+    assert values(text, "http_requests_total", **chat, status="2xx") == [1]
+    assert values(text, "http_request_duration_seconds_count", **chat) == [1]
+    assert values(text, "http_response_size_bytes_sum", handler=chat["handler"])[0] > 100
+    assert values(text, "http_request_size_bytes_sum", handler=chat["handler"])[0] > 10
+    pattern = "/v1/responses/<str:response_id>"
+    assert values(text, "http_requests_total", handler=pattern, status="4xx") == [2]
+    assert "resp_one" not in text
+    assert "such/path" not in text
+
+
+async def test_a_stream_is_counted_to_its_end(client: AsgiClient, insider: AsgiClient) -> None:
+    reply = await client.chat(max_tokens=5, stream=True)
+    text = await scraped(insider)
+    sent = values(text, "http_response_size_bytes_sum", handler="/v1/chat/completions")
+    assert sent == [len(reply.body)]
+
+
+async def test_every_process_tells_of_itself(served: Gateway, insider: AsgiClient) -> None:
+    assert (await sync_to_async(Client().get)("/login/")).status_code == 200
+    for name in ("gateway-a", "worker-b"):
+        await publish(served.redis, served.prefix, name, own_families())
+    text = await scraped(insider)
+    for name in ("process_resident_memory_bytes", "process_cpu_seconds_total", "python_info"):
+        for process in ("gateway-a", "worker-b"):
+            assert values(text, name, process=process)[0] > 0, name
+    assert values(text, "process_start_time_seconds")[0] < time.time()
+    # Django's own, of pages, by django-prometheus.
+    pages = "django_http_requests_total_by_method_total"
+    assert values(text, pages, process="gateway-a", method="GET")[0] >= 1
+
+
+async def test_a_process_that_is_gone_is_shown_no_more(
+    served: Gateway, insider: AsgiClient
+) -> None:
+    await publish(served.redis, served.prefix, "gone", own_families())
+    await served.redis.delete(f"{served.prefix}:metrics:process:gone")
+    assert 'process="gone"' not in await scraped(insider)
+
+
+def test_replicas_tell_of_their_histograms_and_processes() -> None:
+    seen = Histograms(*ENGINE_HISTOGRAMS)
+    for name in ENGINE_HISTOGRAMS:
+        seen.observe(name, 1.0)
+    stats = protocol.EngineStats(
+        histograms=seen.by_name, prefix_cache_hits_total=5, prompt_tokens_total=7
+    )
+    one = beat(stats=stats, sleep_level=2, process=ProcessStats(resident_bytes=123))
+    text = exposition({}, [one]).decode()
+    for name in ENGINE_HISTOGRAMS:
+        assert values(text, f"vllm:{name}_count", engine="r1", model_name="m") == [1], name
+        assert values(text, f"vllm:{name}_bucket", le="+Inf") == [1], name
+    assert values(text, "process_resident_memory_bytes", process="r1") == [123]
+    source = "vllm:prompt_tokens_by_source_total"
+    assert values(text, source, source="local_cache_hit") == [5]
+    assert values(text, source, source="local_compute") == [7]
+    assert values(text, "vllm:engine_sleep_state", sleep_state="discard_all") == [1]
+    assert values(text, "vllm:engine_sleep_state", sleep_state="awake") == [0]
+
+
+def test_cache_config_shows_what_a_replica_says_of_its_cache() -> None:
+    one = beat()
+    one.model.cache_config = {"block_size": "16", "enable_prefix_caching": "True"}
+    text = exposition({}, [one]).decode()
+    assert values(text, "vllm:cache_config_info", block_size="16", engine="r1") == [1]
+
+
+def test_cold_prefixes_are_counted_by_reason() -> None:
+    stats = protocol.EngineStats(prefix_cold_total={"evicted": 3})
+    text = exposition({}, [beat(stats=stats)]).decode()
+    assert values(text, "quire:prefix_cold_total", engine="r1", reason="evicted") == [3]
+
+
+async def test_tenants_have_series_of_their_own_up_to_a_bound(
+    served: Gateway, insider: AsgiClient, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "METRICS_TENANTS": 2}
+    for name in ("ants", "bees", "cats", "dogs", "ants"):
+        the_recorder.count("quire:tenant_requests", (name, "fake", "stop"))
+        await flush(served.redis, served.prefix)
+    text = await scraped(insider)
+    requests = "quire:tenant_requests_total"
+    assert values(text, requests, tenant="ants") == [2]
+    assert values(text, requests, tenant="bees") == [1]
+    assert values(text, requests, tenant="other") == [2]
+    assert values(text, requests, tenant="cats") == []
+
+
+async def test_a_tenants_tokens_and_refusals_are_counted(
+    served: Gateway, insider: AsgiClient
+) -> None:
+    make = sync_to_async(actions.create_key)
+    key = await make(actor=SYSTEM, tenant=served.rows.tenant, requests_per_minute=1)
+    limited = AsgiClient(served.client.app, key.secret)
+    assert (await limited.chat(max_tokens=5)).status == 200
+    assert (await limited.chat(max_tokens=5)).status == 429
+    await served.usage()
+    text = await scraped(insider)
+    tenant = served.rows.tenant.slug
+    for name in ("requests_total", "time_to_first_token_seconds_count"):
+        assert values(text, f"quire:tenant_{name}", tenant=tenant) == [1], name
+    assert values(text, "quire:tenant_generation_tokens_total", tenant=tenant) == [5]
+    refused = "quire:tenant_refusals_total"
+    assert values(text, refused, tenant=tenant, code="rate_limit_exceeded") == [1]
+
+
+async def test_series_of_tenants_and_replicas_that_are_long_silent_are_dropped(
+    served: Gateway, insider: AsgiClient
+) -> None:
+    for name in ("ants", "bees"):
+        the_recorder.count("quire:tenant_requests", (name, "fake", "stop"))
+        the_recorder.count("vllm:request_success", ("fake", f"of-{name}", "stop"))
+    await flush(served.redis, served.prefix)
+    long_ago = time.time() - SILENT_S - 1
+    await served.redis.zadd(label_key(served.prefix, "tenant"), {"ants": long_ago})
+    await served.redis.zadd(label_key(served.prefix, "engine"), {"of-ants": long_ago})
+    await prune(served.redis, served.prefix, metrics_key(served.prefix))
+    text = await scraped(insider)
+    assert values(text, "quire:tenant_requests_total", tenant="ants") == []
+    assert values(text, "quire:tenant_requests_total", tenant="bees") == [1]
+    assert values(text, "vllm:request_success_total", engine="of-ants") == []
+    assert values(text, "vllm:request_success_total", engine="of-bees") == [1]
+
+
+def test_increments_are_taken_once_and_can_be_given_back() -> None:
+    recorder, ttft = Recorder(), "vllm:time_to_first_token_seconds"
+    recorder.observe(ttft, ("m", "r"), 0.3)
+    recorder.observe(ttft, ("m", "r"), 10_000.0, 2)
+    recorder.count("vllm:request_success", ("m|n", "r", "stop"))
+    first = recorder.take()
+    assert recorder.take() == {}
+    recorder.give_back(first)
+    recorder.count("vllm:request_success", ("m|n", "r", "stop"))
+    second = recorder.take()
+    field = field_of("vllm:request_success", ("m|n", "r", "stop"), "")
+    assert second.pop(field) == 2
+    first.pop(field)
+    assert second == first
+    assert first[field_of(ttft, ("m", "r"), "22")] == 2
+    assert first[field_of(ttft, ("m", "r"), "sum")] == 20000.3
+
+
+def test_buckets_are_vllms() -> None:
+    assert buckets_1_2_5(100) == (1, 2, 5, 10, 20, 50, 100)
+    buckets = FAMILIES["vllm:time_to_first_token_seconds"].buckets
+    assert (buckets[:3], buckets[-1]) == ((0.001, 0.005, 0.01), 2560.0)
+
+
+async def test_two_gateways_scrape_the_same_numbers_at_once(
+    served: Gateway, insider: AsgiClient
+) -> None:
+    await served.client.chat(max_tokens=5)
+    await served.usage()
+    texts = await asyncio.gather(*(scraped(insider) for _ in range(4)))
+    assert {tuple(values(text, "vllm:request_prompt_tokens_count")) for text in texts} == {(1.0,)}
