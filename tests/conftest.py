@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -97,3 +98,22 @@ def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> No
     else:
         # A pool would still hold connections when the test database is to be dropped.
         default["OPTIONS"].pop("pool", None)
+
+
+@pytest.fixture
+def adapters_here(tmp_path: Path, settings: Any) -> Iterator[Path]:
+    """Adapters in a folder of the test's own, a program that stands in for the engine's check, and
+    no workers: tests do their work. Gives the folder that adapters may be loaded from.
+    """
+    from adapters import cards
+
+    settings.QUIRE = {
+        **settings.QUIRE,
+        "ADAPTERS_DIR": tmp_path / "adapters",
+        "ADAPTER_DIRS": [tmp_path / "allowed"],
+        "ADAPTER_CHECK_COMMAND": [sys.executable, "-m", "tests.fakes.adapter_check"],
+        "CELERY_APP": "tests.fakes.no_celery.application",
+    }
+    cards.forget()
+    yield tmp_path / "allowed"
+    cards.forget()

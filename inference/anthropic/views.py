@@ -68,7 +68,7 @@ class MessagesView(AnthropicView):
         except BaseException:
             turn.release()
             raise
-        add_headers(response, turn.admission, ignored)
+        add_headers(response, turn, ignored)
         return response
 
     async def _start(self, request: GatewayRequest, wanted: MessagesRequest) -> ChatTurn:

@@ -72,7 +72,7 @@ class ChatTurn:
             InvalidRequest: with the name of the client's field. ModelNotFound, EngineUnavailable.
             RateLimited: not now. ServiceUnavailable: the limits can't be read.
         """
-        served = await find_served(caller, chat.model)
+        served = await find_served(caller, chat.model, sticky=chat.sticky)
         job, options = await chat_job(
             chat, served, caller=caller, received=received, endpoint=endpoint, id_prefix=id_prefix
         )
@@ -86,7 +86,7 @@ class ChatTurn:
 
         Deltas name the conversation by `increment.number`.
         """
-        served = await find_served(caller, chats[0].model)
+        served = await find_served(caller, chats[0].model, sticky=chats[0].sticky)
         made = [
             await chat_job(
                 chat,

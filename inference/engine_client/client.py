@@ -13,6 +13,7 @@ from typing import Any
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from engine.contract.adapters import digest_of
 from engine.contract.errors import EngineUnavailable, QuireError
 from engine.contract.protocol import Control, EngineRequest, OutboxBatch, TokenDelta
 from inference.engine_client.connection import connect, reading_link, short_link
@@ -133,7 +134,8 @@ class EngineClient:
         flights = []
         for number, request in enumerate(requests):
             request.gateway_id = self.gateway_id
-            key = prefix_key(request.prompt_token_ids, request.cache_namespace)
+            scope = request.cache_namespace + digest_of(request.adapter)
+            key = prefix_key(request.prompt_token_ids, scope)
             flights.append(Flight(request, number, mailbox, model, key))
         for flight in flights:
             self._flights[flight.request.request_id] = flight
@@ -143,7 +145,10 @@ class EngineClient:
     def try_place(self, flight: Flight) -> bool:
         """Give a waiting flight to a ready replica, if there's one."""
         replica = choose(
-            self.fleet.of_model(flight.model), flight.key, self.settings.affinity_slack
+            self.fleet.of_model(flight.model),
+            flight.key,
+            self.settings.affinity_slack,
+            digest_of(flight.request.adapter),
         )
         if replica is None:
             return False

@@ -24,15 +24,29 @@ def prefix_key(token_ids: Sequence[int], namespace: str) -> bytes:
     return digest.digest()
 
 
-def choose(replicas: Sequence[Replica], key: bytes, slack: int) -> Replica | None:
-    """The replica for a request with this prefix, or None when none is ready."""
+def choose(
+    replicas: Sequence[Replica], key: bytes, slack: int, adapter: str = ""
+) -> Replica | None:
+    """The replica for a request with this prefix, or None when none is ready.
+
+    `adapter`: digest of what it goes through; replicas that have its weights at hand come first
+    while they aren't busier than the others by more than `slack`.
+    """
     ready = [replica for replica in replicas if replica.ready]
     ready = [replica for replica in ready if not replica.silent] or ready
     if len(ready) <= 1:
         return ready[0] if ready else None
     limit = min(replica.load for replica in ready) + slack
     affordable = [replica for replica in ready if replica.load <= limit]
+    if adapter:
+        affordable = [each for each in affordable if _holds(each, adapter)] or affordable
     return max(affordable, key=lambda replica: _rank(key, replica.heartbeat.replica_id))
+
+
+def _holds(replica: Replica, adapter: str) -> bool:
+    """Whether the adapter's weights are in its device's or its host's memory."""
+    states = replica.heartbeat.adapters
+    return any(state.digest == adapter and state.tier != "disk" for state in states)
 
 
 def _rank(key: bytes, replica_id: str) -> bytes:

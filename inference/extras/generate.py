@@ -90,7 +90,7 @@ class GenerateView(GatewayView):
         if len(prompts) != 1 or not isinstance(prompts[0], str):
             raise InvalidRequest("prompt must be one text.", param="prompt")
         prompt = prompts[0]
-        served = await find_served(request.caller, completion.model)
+        served = await find_served(request.caller, completion.model, sticky=completion.sticky)
         generation = await Generation.start(await completion_job(request, completion, served))
         texts = _Texts(generation, prompt, completion.n or 1)
         return await respond(

@@ -59,7 +59,7 @@ class Generation:
         self._loop = asyncio.get_running_loop()
         self._key_checked_at = time.monotonic()
         self._submission: Submission = get_engine_client().submit(
-            job.engine_requests(admission.output_tokens), job.served.name
+            job.engine_requests(admission.output_tokens), job.served.base
         )
 
     @classmethod
@@ -86,17 +86,17 @@ class Generation:
                 job.caller,
                 request_id=job.request_id,
                 endpoint=job.endpoint,
-                model=job.served.name,
+                model=job.served.base,
                 prompt_tokens=job.prompt_tokens,
                 max_output_tokens=job.max_output_tokens,
                 started_at=job.started_at,
                 prompts=[len(prompt) for prompt in job.prompts],
-                base_model=job.served.card.root,
+                adapter=job.served.use,
                 outbox=get_engine_client().gateway_id,
                 stream=job.stream,
             )
         except QuireError as error:
-            recorder.refused(job.caller.tenant, job.served.name, error)
+            recorder.refused(job.caller.tenant, job.served.base, error)
             raise
 
     @property
@@ -120,7 +120,7 @@ class Generation:
             self._error = error
             if error.code == EngineOverloaded.code:
                 recorder.count(
-                    "vllm:admission_rejections", (self.job.served.name, "max_num_queued_reqs")
+                    "vllm:admission_rejections", (self.job.served.base, "max_num_queued_reqs")
                 )
             self.release()
             raise renamed(error, self.job.field_names) from None
@@ -164,7 +164,7 @@ class Generation:
             recorder.first_token(self.job, self._submission.replica_id, now - self.job.received)
         elif num_tokens:
             recorder.token_gap(
-                self.job.served.name,
+                self.job.served.base,
                 self._submission.replica_id,
                 now - self._last_token_at,
                 num_tokens,
@@ -215,7 +215,7 @@ class Generation:
 
     async def _settle(self, duration_ms: float) -> None:
         """Write the usage, after the engine said what an aborted request had run."""
-        job = self.job
+        job, used = self.job, self.job.served.use
         await self._submission.gone(GONE_TIMEOUT_S)
         usage = self._billed()
         status = 200 if self.finished else CLIENT_LEFT
@@ -243,7 +243,7 @@ class Generation:
                 key_id=job.caller.key_id,
                 user_id=job.caller.user_id,
                 endpoint=job.endpoint,
-                model=job.served.name,
+                model=job.served.base,
                 prompt_tokens=usage.prompt_tokens,
                 cached_tokens=usage.cached_tokens,
                 completion_tokens=usage.completion_tokens,
@@ -256,6 +256,8 @@ class Generation:
                 ttft_ms=self.ttft_ms,
                 duration_ms=duration_ms,
                 stream=job.stream,
+                adapter=used.name if used is not None else "",
+                adapter_digest=used.digest if used is not None else "",
             ),
             self.admission,
         )

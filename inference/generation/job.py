@@ -143,6 +143,7 @@ class Job:
                 kv_max_fraction=self.caller.kv_max_fraction,
                 priority=self.priority,
                 cache_namespace=namespace,
+                adapter=self.served.adapter,
                 token_cap=self._token_cap(prompt, share),
             )
             for number, prompt in enumerate(self.prompts)

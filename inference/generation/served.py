@@ -1,4 +1,4 @@
-"""`Served`: a model as a request meets it: its card, its replicas' facts, its tokenizer."""
+"""`Served`: a model as a request meets it: card, adapter, its replicas' facts, its tokenizer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import hashlib
 from dataclasses import dataclass
 from functools import cached_property
 
-from catalog.access import ModelCard, access_model
+from adapters.cards import access_target
+from catalog.access import ModelCard
+from engine.contract.adapters import AdapterRef
 from engine.contract.errors import EngineSleeping, EngineUnavailable
 from engine.contract.pooling_params import GENERATE, check_task
 from engine.contract.protocol import ModelInfo
@@ -14,6 +16,7 @@ from engine.text import Tokenizer
 from inference.engine_client import get_engine_client
 from inference.engine_client.fleet import Replica
 from inference.rendering.tokenizers import tokenizers
+from metering.adapters import AdapterUse
 from tenants.authentication import Caller
 
 
@@ -23,45 +26,71 @@ class Served:
 
     Attributes:
         card: what the client may know. info: what the replicas say. tokenizer: the model's own.
+        adapter: what the request goes through, chosen once: whatever becomes of its name, the
+            request ends on the content that it began with. use: the same for the ledger.
     """
 
     card: ModelCard
     info: ModelInfo
     tokenizer: Tokenizer
+    adapter: AdapterRef | None = None
+    use: AdapterUse | None = None
 
     @property
     def name(self) -> str:
         """The name that clients use."""
         return self.card.id
 
+    @property
+    def base(self) -> str:
+        """The model's name, of which an adapter is a variant."""
+        return self.card.parent or self.card.id
+
     @cached_property
     def fingerprint(self) -> str:
         """OpenAI's `system_fingerprint`: changes when what computes the answer does."""
         info = self.info
         facts = f"{info.path}\0{info.dtype}\0{info.quantization}\0{info.max_model_len}"
+        if self.adapter is not None:
+            facts += f"\0{self.adapter.digest}"
         return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
 
 
-async def find_served(caller: Caller, name: str | None, *, task: str | None = GENERATE) -> Served:
-    """The model under this name, for this caller, and for this task if one is named.
+async def find_served(
+    caller: Caller, name: str | None, *, task: str | None = GENERATE, sticky: str = ""
+) -> Served:
+    """The model or adapter under this name, for this caller, and for this task if one is named.
 
-    Without a name it's the only one that the caller may use.
+    Without a name it's the only one that the caller may use. `sticky`: whom or what the request is
+    of; the same always meets the same version while a canary gets a share.
 
     Raises:
         InvalidRequest: the model doesn't do that; or it has no name and there are several.
         ModelNotFound: it isn't there, or isn't theirs (404, both look the same).
         EngineSleeping: its replicas sleep (503). EngineUnavailable: there are none (503).
     """
-    card = await access_model(caller, name)
+    target = await access_target(caller, name)
+    base = target.base.id
     client = get_engine_client()
     await client.start()
-    info = client.fleet.model(card.id)
+    info = client.fleet.model(base)
     if info is None:
-        raise EngineUnavailable(client.fleet.why_unavailable(card.id))
-    _refuse_if_asleep(client.fleet.of_model(card.id), card.id)
+        raise EngineUnavailable(client.fleet.why_unavailable(base))
+    _refuse_if_asleep(client.fleet.of_model(base), base)
     if task is not None:
-        check_task(card.id, info.tasks, task)
-    return Served(card, info, await tokenizers.get(info.path, info.chat_template))
+        check_task(target.card.id, info.tasks, task)
+    tokenizer = await tokenizers.get(info.path, info.chat_template)
+    if target.adapter is None:
+        return Served(target.card, info, tokenizer)
+    chosen = target.adapter.choose(_whose(caller, sticky))
+    return Served(target.card, info, tokenizer, chosen, target.adapter.use_of(chosen))
+
+
+def _whose(caller: Caller, sticky: str) -> str:
+    """Of whom a request is, as far as that is known; a key's many users aren't one."""
+    if sticky:
+        return f"{caller.tenant_id}\0{sticky}"
+    return f"user {caller.user_id}" if caller.user_id is not None else ""
 
 
 def _refuse_if_asleep(replicas: list[Replica], name: str) -> None:

@@ -71,7 +71,7 @@ class Recorder:
 
     def first_token(self, job: Job, engine: str, seconds: float) -> None:
         """A request's first token has come."""
-        model = job.served.name
+        model = job.served.base
         self.observe("vllm:time_to_first_token_seconds", (model, engine), seconds)
         tenant = (job.caller.tenant, model)
         self.observe("quire:tenant_time_to_first_token_seconds", tenant, seconds)
@@ -93,7 +93,7 @@ class Recorder:
         `decode_s`: from its first token to its end, None without a token; `longest`: the tokens of
         its longest output.
         """
-        model, params = job.served.name, job.sampling
+        model, params = job.served.base, job.sampling
         labels = (model, engine)
         ended = "vllm:request_success" if finished else "vllm:request_failure"
         self.count(ended, (*labels, reason))

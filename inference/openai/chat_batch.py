@@ -49,7 +49,7 @@ class ChatBatchView(GatewayView):
             turn.release()
             raise
         response = json_response(_encode(answer.body()))
-        add_headers(response, turn.admission, ignored)
+        add_headers(response, turn, ignored)
         return response
 
 

@@ -73,7 +73,7 @@ async def respond_and_keep(
     except BaseException:
         turn.release()
         raise
-    add_headers(response, turn.admission, ignored)
+    add_headers(response, turn, ignored)
     return response
 
 

@@ -28,7 +28,7 @@ class CompletionsView(GatewayView):
         """One completion request, of one or many prompts."""
         completion = parse(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
-        served = await find_served(request.caller, completion.model)
+        served = await find_served(request.caller, completion.model, sticky=completion.sticky)
         job = await completion_job(request, completion, served)
         options = CompletionOptions.of(completion, job)
         generation = await Generation.start(job)

@@ -43,8 +43,8 @@ def parse(schema: type[R], body: dict[str, Any]) -> R:
         raise refusal.error from None
 
 
-class Source(Protocol[N_co]):
-    """What runs: a `Generation`, whose news are increments, or a `ChatTurn`, whose are deltas."""
+class Admitted(Protocol):
+    """What was let in."""
 
     @property
     def job(self) -> Job:
@@ -53,6 +53,10 @@ class Source(Protocol[N_co]):
     @property
     def admission(self) -> Admission:
         """What the limits said."""
+
+
+class Source(Admitted, Protocol[N_co]):
+    """What runs: a `Generation`, whose news are increments, or a `ChatTurn`, whose are deltas."""
 
     @property
     def finished(self) -> bool:
@@ -126,7 +130,7 @@ async def respond(
     except BaseException:
         source.release()
         raise
-    add_headers(response, source.admission, ignored)
+    add_headers(response, source, ignored)
     return response
 
 
@@ -172,10 +176,14 @@ async def collect(source: Source[N], take: Callable[[N], None]) -> None:
             take(news)
 
 
-def add_headers(response: HttpResponseBase, admission: Admission, ignored: list[str]) -> None:
-    """`x-ratelimit-*` as OpenAI has them, and the fields that were not understood."""
-    for name, value in rate_limit_headers(admission).items():
+def add_headers(response: HttpResponseBase, source: Admitted, ignored: list[str]) -> None:
+    """`x-ratelimit-*` as OpenAI has them, the digest of the adapter that answers, and the fields
+    that were not understood.
+    """
+    for name, value in rate_limit_headers(source.admission).items():
         response[name] = value
+    if (adapter := source.job.served.adapter) is not None:
+        response["x-quire-adapter"] = adapter.digest
     name_ignored(response, ignored)
 
 

@@ -91,7 +91,7 @@ class Call:
 
         # Floats as decimals are long: of many vectors they'd keep the event loop.
         response = json_response(await render_pool().run(sum(map(len, raw)), encoded))
-        add_headers(response, run.admission, ignored)
+        add_headers(response, run, ignored)
         return response
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "access_replicas",
     "access_served_models",
     "served_model_names",
+    "tenant_cards",
 ]
 
 TTL_S = 2.0
@@ -39,7 +40,8 @@ class ModelCard:
     """What a client sees of a model. `created`: seconds since the epoch; `root`: its base model.
 
     `max_model_len` is None until a replica has said it. `alias_of`: the model that this is another
-    name of, "" for a model's own.
+    name of, "" for a model's own. `parent`: the base model of an adapter, "" for a model; `digest`:
+    the adapter's content that answers now.
     """
 
     id: str
@@ -48,6 +50,8 @@ class ModelCard:
     root: str
     max_model_len: int | None
     alias_of: str = ""
+    parent: str = ""
+    digest: str = ""
 
 
 Cards = dict[str, ModelCard]
@@ -61,7 +65,7 @@ async def access_models(caller: Caller) -> list[ModelCard]:
 
     Raises: `ServiceUnavailable` (503) when the database is away and nothing was known lately.
     """
-    cards = await _tenant_cards(caller.tenant_id)
+    cards = await tenant_cards(caller.tenant_id)
     return [card for card in cards.values() if caller.may_use(card.id)]
 
 
@@ -75,7 +79,7 @@ async def access_model(caller: Caller, name: str | None) -> ModelCard:
     """
     cards = {
         card_name: card
-        for card_name, card in (await _tenant_cards(caller.tenant_id)).items()
+        for card_name, card in (await tenant_cards(caller.tenant_id)).items()
         if caller.may_use(card_name)
     }
     if name is None:
@@ -123,7 +127,11 @@ def access_replicas(tenant: Tenant) -> QuerySet[Replica]:
     return Replica.objects.filter(served_model__in=models).select_related("served_model")
 
 
-async def _tenant_cards(tenant_id: int) -> Cards:
+async def tenant_cards(tenant_id: int) -> Cards:
+    """All that the tenant may use, by every name, whatever lists its keys have.
+
+    Raises: as `access_models`.
+    """
     return await _remembered(_cards, tenant_id, lambda: _read_cards(tenant_id))
 
 

@@ -15,7 +15,7 @@ from django.urls import reverse
 from console.identity.recent import recently_authenticated
 
 #: Apps in the order of the index and the sidebar; others follow.
-ORDER = ("tenants", "catalog", "metering", "storage")
+ORDER = ("tenants", "catalog", "adapters", "metering", "storage")
 NAMES = {"auth": "Groups of staff"}
 #: Apps whose rows nobody edits by hand: who may would walk in as anybody.
 CLOSED = frozenset({"account", "mfa", "socialaccount", "usersessions"})

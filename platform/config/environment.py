@@ -77,3 +77,9 @@ def networks(name: str) -> tuple[str, ...]:
 def folder(name: str, default: Path) -> Path:
     """An absolute path; nothing is created."""
     return Path(os.environ.get(name) or default).expanduser().resolve()
+
+
+def folders(name: str, default: list[Path]) -> list[Path]:
+    """A comma-separated list of folders, as absolute paths; nothing is created."""
+    given = words(name, [])
+    return [Path(word).expanduser().resolve() for word in given] if given else default

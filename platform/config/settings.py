@@ -62,6 +62,16 @@ QUIRE = {
     "TENANT_OPEN_RESPONSES": env.integer("QUIRE_TENANT_OPEN_RESPONSES", 1000),
     # All answers that a tenant has stored, in characters (0: no limit).
     "TENANT_STORED_CHARS": env.integer("QUIRE_TENANT_STORED_CHARS", 10 * 1024**3),
+    # LoRA adapters. Every gateway, worker and replica must see the same folder.
+    "ADAPTERS_DIR": env.folder("QUIRE_ADAPTERS_DIR", DATA_DIR / "adapters"),
+    # Folders of the server that operators may load adapters from.
+    "ADAPTER_DIRS": env.folders("QUIRE_ADAPTER_DIRS", [DATA_DIR, BASE_DIR / "demo" / "adapters"]),
+    "DEMO_ADAPTERS": BASE_DIR / "demo" / "adapters",
+    "MAX_ADAPTER_BYTES": env.integer("QUIRE_MAX_ADAPTER_BYTES", 2 * 1024**3, low=1024),
+    # What all adapters of one tenant may take; 0 is no limit.
+    "TENANT_ADAPTER_BYTES": env.integer("QUIRE_TENANT_ADAPTER_BYTES", 10 * 1024**3),
+    # The program that checks one, before its flags. Empty: `python -m engine.lora.check`.
+    "ADAPTER_CHECK_COMMAND": [],
     # What all files of one tenant may take; 0 is no limit.
     "TENANT_FILE_BYTES": env.integer("QUIRE_TENANT_FILE_BYTES", 10 * 1024**3),
     # What the answers kept for one tenant's idempotency keys may take in Redis.
@@ -117,6 +127,7 @@ INSTALLED_APPS = [
     "catalog",
     "metering",
     "storage",
+    "adapters",
     "inference",
     "console",
 ]
@@ -288,7 +299,7 @@ if _headers != ["*"]:
     CORS_ALLOW_HEADERS = [header.lower() for header in _headers]
 CORS_EXPOSE_HEADERS = [
     *("x-request-id", "request-id", "openai-processing-ms", "retry-after", "retry-after-ms"),
-    *("x-quire-ignored-fields", "idempotent-replayed"),
+    *("x-quire-ignored-fields", "x-quire-adapter", "idempotent-replayed"),
     *(
         f"x-ratelimit-{what}-{kind}"
         for what in ("limit", "remaining", "reset")

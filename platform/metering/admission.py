@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from redis.exceptions import RedisError
 
+from metering.adapters import AdapterUse
 from metering.errors import BudgetSpent, RateLimited
 from metering.gateways import GATEWAY, OpenRequest, open_key
 from metering.limits import Bucket, RunningLimit, buckets_of, running_limits_of
@@ -115,7 +116,7 @@ async def admit(
     max_output_tokens: int,
     started_at: float | None = None,
     prompts: Sequence[int] = (),
-    base_model: str = "",
+    adapter: AdapterUse | None = None,
     outbox: str = "",
     stream: bool = False,
 ) -> Admission:
@@ -129,7 +130,8 @@ async def admit(
     Args:
         started_at: when the request came, seconds since 1970: its budgets' periods and its price
             are those of that moment. prompts: how many tokens each prompt has.
-        base_model: whose price holds where `model`, an adapter, has none.
+        adapter: what it goes through; its price holds before the model's, if it has one, and
+            budgets narrowed to it hold beside those of the model.
         outbox: the stream that tells what ran, should this gateway die. stream: for the ledger.
 
     Raises: `RateLimited` and `BudgetSpent` (429) with `retry_after`; `ServiceUnavailable` (503)
@@ -138,7 +140,9 @@ async def admit(
     started_at = time.time() if started_at is None else started_at
     rules = await rules_of(caller)
     moment = moment_of(started_at)
-    rates = rules.rates((model, base_model), moment)
+    adapted = adapter or AdapterUse("", "")
+    names = (model, adapted.name, f"{model}:{adapted.name}") if adapter else (model,)
+    rates = rules.rates((*adapted.prices, model), moment)
     asked = _Asked(
         request_id=request_id,
         model=model,
@@ -148,7 +152,7 @@ async def admit(
         rates=rates,
         buckets=buckets_of(caller),
         running=running_limits_of(caller),
-        budgets=rules.limits(caller.key_id, model, moment),
+        budgets=rules.limits(caller.key_id, names, moment),
         open_request=b"",
     )
     if not (asked.buckets or asked.running or asked.budgets):
@@ -166,6 +170,8 @@ async def admit(
             stream=stream,
             rates=rates,
             outbox=outbox,
+            adapter=adapted.name,
+            adapter_digest=adapted.digest,
         )
         asked = replace(asked, open_request=kept.encode())
     try:

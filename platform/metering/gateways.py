@@ -38,6 +38,8 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     stream: bool
     rates: tuple[int, int, int]
     outbox: str
+    adapter: str = ""
+    adapter_digest: str = ""
 
     def encode(self) -> bytes:
         """MessagePack."""
@@ -77,4 +79,6 @@ class OpenRequest(msgspec.Struct, kw_only=True):
             started_at=self.started_at,
             duration_ms=max(0.0, now - self.started_at) * 1000,
             stream=self.stream,
+            adapter=self.adapter,
+            adapter_digest=self.adapter_digest,
         )

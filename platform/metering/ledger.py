@@ -13,13 +13,14 @@ from metering.models import UsageEntry
 from metering.records import UsageRecord
 from metering.roll_ups import add_to_roll_ups
 
-#: Of one statement. Any SQLite takes their 800 values.
+#: Of one statement. Any SQLite takes their 950 values.
 ROWS = 50
 #: Columns in the order of `_row`.
 _FIELDS = (
     *("request_id", "tenant", "api_key", "user", "endpoint", "model"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos", "finish_reason"),
     *("status", "started_at", "ttft_ms", "duration_ms", "stream", "recorded_at"),
+    *("adapter", "adapter_digest"),
 )
 
 
@@ -81,4 +82,6 @@ def _row(record: UsageRecord, connection: BaseDatabaseWrapper, now: Any) -> tupl
         record.duration_ms,
         record.stream,
         now,
+        record.adapter,
+        record.adapter_digest,
     )

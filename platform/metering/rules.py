@@ -77,12 +77,14 @@ class Rules:
                     return rates
         return FREE
 
-    def limits(self, key_id: int | None, model: str, moment: datetime) -> list[Limit]:
-        """The budgets that a request counts against, tenant's before key's."""
+    def limits(self, key_id: int | None, models: Collection[str], moment: datetime) -> list[Limit]:
+        """The budgets that a request counts against, tenant's before key's. `models`: all names
+        of what it asks.
+        """
         return [
             self.limit(budget, moment)
             for budget in self.budgets
-            if self._is_of(budget, key_id) and budget.model in ("", model)
+            if self._is_of(budget, key_id) and (not budget.model or budget.model in models)
         ]
 
     def limit(self, budget: Budget, moment: datetime) -> Limit:

@@ -350,6 +350,8 @@ def _caller(
         max_running_requests=tenant.max_running_requests,
         max_context_tokens=min(contexts, default=None),
         models=frozenset.intersection(*lists) if lists else None,
+        tenant_models=frozenset(tenant.allowed_models) if tenant.allowed_models else None,
+        key_models=frozenset(models) if models else None,
         **of_key,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from tenants.errors import AuthenticationFailed, PermissionDenied
@@ -25,7 +26,8 @@ class Caller:
         key_family: the first of the keys that followed each other by rotation.
         max_running_requests, key_max_running_requests: at a time; None: no limit.
         max_context_tokens: of prompt and output; None: the model's.
-        models: those that tenant and key may use; None: all. endpoints: paths, () for all.
+        models: those that tenant and key may use; None: all. tenant_models, key_models: the two
+            lists that it's the intersection of. endpoints: paths, () for all.
         networks: where the key may come from, () for anywhere.
     """
 
@@ -48,12 +50,22 @@ class Caller:
     key_max_running_requests: int | None = None
     max_context_tokens: int | None = None
     models: frozenset[str] | None = None
+    tenant_models: frozenset[str] | None = None
+    key_models: frozenset[str] | None = None
     endpoints: tuple[str, ...] = ()
     networks: tuple[Network, ...] = ()
 
     def may_use(self, model: str) -> bool:
         """Whether tenant and key are allowed the model."""
         return self.models is None or model in self.models
+
+    def may_use_adapter(self, names: Collection[str], base: str) -> bool:
+        """Whether tenant and key are allowed an adapter that goes by these names.
+
+        A tenant that may use the base model may use its adapters; a key's list is exact.
+        """
+        by_tenant = self.tenant_models is None or not self.tenant_models.isdisjoint([*names, base])
+        return by_tenant and (self.key_models is None or not self.key_models.isdisjoint(names))
 
     def check_endpoint(self, path: str) -> None:
         """Raise `PermissionDenied` (403) for a path that the key isn't for."""

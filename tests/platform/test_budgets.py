@@ -16,6 +16,7 @@ from django.db import connection
 from engine.contract.errors import InvalidRequest
 from metering import actions, admission, alerts, rules
 from metering.access import Admission, BudgetSpent, RateLimited, UsageRecord, admit, settle
+from metering.adapters import AdapterUse
 from metering.drain import drain_once
 from metering.gateways import GATEWAY, open_key
 from metering.keeper import beat, bury, gateways_key
@@ -289,7 +290,8 @@ async def test_a_price_holds_from_its_moment_on(world: World) -> None:
     later = await enter(caller(world), started_at=time.time() + 3700)
     assert later.rates.input == 7_000_000
     assert (await enter(caller(world), model="other")).rates == (0, 0, 0)
-    adapter = await enter(caller(world), model="adapter", base_model="m")
+    tone = AdapterUse("tone", "d" * 64, ("m:tone",))
+    adapter = await enter(caller(world), model="m", adapter=tone)
     assert adapter.rates.output == 2_000_000
 
 

@@ -110,6 +110,13 @@ class GenerateRequest(BaseModel):
     return_token_ids: bool | None = False
     return_tokens_as_token_ids: bool | None = False
 
+    @property
+    def sticky(self) -> str:
+        """Whom the request is of, by the client's own words; "" when they don't say."""
+        given = self.model_extra or {}
+        hints = (self.user, given.get("safety_identifier"), given.get("prompt_cache_key"))
+        return next((hint for hint in hints if isinstance(hint, str) and hint), "")
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:

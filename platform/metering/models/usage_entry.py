@@ -36,6 +36,10 @@ class UsageEntry(models.Model):
     )
     endpoint = models.CharField(max_length=100)
     model = models.CharField(max_length=200)
+    adapter = models.CharField(max_length=100, blank=True, default="")
+    adapter_digest = models.CharField(
+        max_length=64, blank=True, default="", help_text="Sha256 of the content that answered."
+    )
     prompt_tokens = models.PositiveBigIntegerField()
     cached_tokens = models.PositiveBigIntegerField(
         help_text="Prompt tokens that came from the prefix cache; part of the prompt tokens."
@@ -59,6 +63,11 @@ class UsageEntry(models.Model):
             models.Index(fields=["tenant", "started_at"]),
             models.Index(fields=["started_at"]),
             models.Index(fields=["model", "started_at"]),
+            models.Index(
+                fields=["tenant", "model", "adapter", "started_at"],
+                condition=~models.Q(adapter=""),
+                name="usage_of_adapters",
+            ),
         ]
 
     def __str__(self) -> str:

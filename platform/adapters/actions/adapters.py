@@ -1,0 +1,316 @@
+"""Making an adapter and its versions, and letting go of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from django.db import transaction
+from django.db.models import Max, Q
+
+from adapters import files, room, store
+from adapters.actions.rights import announce, locked_adapter, locked_version, require
+from adapters.errors import AdapterInvalid, Conflict, NotFound, PermissionDenied
+from adapters.events import version_waits
+from adapters.models import (
+    PASSED,
+    Adapter,
+    AdapterAlias,
+    AdapterUpload,
+    AdapterVersion,
+    VersionState,
+)
+from adapters.sources import check_path, check_repository
+from catalog.access import access_served_models
+from catalog.models import ServedModel
+from tenants.actors import Actor, as_actor, require_operator
+from tenants.audit import record
+from tenants.models import Role, Tenant, User
+from tenants.validation import save_valid
+
+Stage = Callable[[Path], None]
+
+
+def add_from_folder(
+    *,
+    actor: Actor | User,
+    tenant: Tenant | None,
+    served_model: ServedModel,
+    name: str,
+    path: str,
+    description: str = "",
+    promote: bool = False,
+) -> AdapterVersion:
+    """A version from a folder or GGUF file on the server, which is copied.
+
+    For operators: a folder of the server's may hold anybody's files. `promote`: take it live once
+    its check has passed.
+
+    Raises: `PermissionDenied`; `InvalidRequest` with `param`, `AdapterTooLarge`; `Conflict` for
+    content that the adapter has already.
+    """
+    actor = as_actor(actor)
+    require_operator(actor)
+    found = check_path(path)
+    return add_staged(
+        actor=actor,
+        tenant=tenant,
+        served_model=served_model,
+        name=name,
+        source=str(found),
+        stage=lambda staged: files.stage_folder(found, staged, room.most_of_one()),
+        description=description,
+        promote=promote,
+    )
+
+
+@transaction.atomic
+def add_from_hub(
+    *,
+    actor: Actor | User,
+    tenant: Tenant | None,
+    served_model: ServedModel,
+    name: str,
+    repository: str,
+    description: str = "",
+    promote: bool = False,
+) -> AdapterVersion:
+    """A version from the hub, `owner/name` or `owner/name@revision`, which a worker fetches.
+
+    Raises: as `add_from_folder`, but admins of the tenant may too.
+    """
+    actor = as_actor(actor)
+    require(actor, tenant, Role.ADMIN)
+    check_repository(repository)
+    adapter = _adapter(actor, tenant, served_model, name, description)
+    version = _version(actor, adapter, f"hub:{repository}", promote=promote)
+    record(
+        actor=actor,
+        action="adapter.fetch",
+        target=version,
+        tenant=tenant,
+        source=version.source,
+    )
+    return version
+
+
+def add_staged(
+    *,
+    actor: Actor | User,
+    tenant: Tenant | None,
+    served_model: ServedModel,
+    name: str,
+    source: str,
+    stage: Stage,
+    description: str = "",
+    promote: bool = False,
+    upload: AdapterUpload | None = None,
+) -> AdapterVersion:
+    """A version from what `stage` puts into an empty folder. A worker checks it next.
+
+    `upload`: what it came as, whose room it takes over. Raises: what `stage` raises, and as
+    `add_from_folder`; members of the tenant may.
+    """
+    actor = as_actor(actor)
+    require(actor, tenant, Role.MEMBER)
+    check_model(tenant, served_model)
+    digest, size = staged_content(stage)
+    with transaction.atomic():
+        adapter = _adapter(actor, tenant, served_model, name, description)
+        if upload is not None and not AdapterUpload.objects.filter(pk=upload.pk).delete()[0]:
+            raise NotFound("There is no such upload.")
+        room.check(tenant, size)
+        version = _version(actor, adapter, source, digest=digest, num_bytes=size, promote=promote)
+        record(
+            actor=actor,
+            action="adapter.add",
+            target=version,
+            tenant=tenant,
+            sha256=digest,
+            bytes=size,
+            source=source,
+        )
+    if not store.is_whole(digest):  # a sweep took it in the moment before the row was there
+        raise Conflict("The adapter was removed while it was added. Try again.")
+    return version
+
+
+def staged_content(stage: Stage) -> tuple[str, int]:
+    """What `stage` puts into a folder, under its digest; digest and bytes."""
+    staged = store.staging_dir()
+    try:
+        stage(staged)
+        return store.adopt(staged)
+    except OSError as error:
+        raise AdapterInvalid(f"The adapter can't be stored: {error.strerror}.") from error
+    finally:
+        files.discard(staged)
+
+
+@transaction.atomic
+def check_again(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
+    """Have a version checked once more, such as one that was refused or retired.
+
+    Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that is live or in hand.
+    """
+    actor = as_actor(actor)
+    version = locked_version(version)
+    require(actor, version.adapter.tenant, Role.MEMBER)
+    again = (VersionState.FAILED, VersionState.READY, VersionState.RETIRED)
+    if version.state not in again:
+        raise Conflict(f"{version} is {version.get_state_display().lower()}.")
+    version.state = VersionState.UPLOADED
+    version.report = {}
+    version.save(update_fields=["state", "report"])
+    record(actor=actor, action="adapter.check", target=version, tenant=version.adapter.tenant)
+    _wake(version)
+    return version
+
+
+@transaction.atomic
+def retire(*, actor: Actor | User, version: AdapterVersion) -> AdapterVersion:
+    """Keep a version, but let nobody promote it. Raises `Conflict` while it's live or in hand."""
+    actor = as_actor(actor)
+    version = locked_version(version)
+    require(actor, version.adapter.tenant, Role.ADMIN)
+    if version.state not in (VersionState.READY, VersionState.FAILED):
+        raise Conflict(f"{version} is {version.get_state_display().lower()}.")
+    version.state = VersionState.RETIRED
+    version.save(update_fields=["state"])
+    AdapterAlias.objects.filter(previous=version).update(previous=None)
+    record(actor=actor, action="adapter.retire", target=version, tenant=version.adapter.tenant)
+    announce(version.adapter)
+    return version
+
+
+@transaction.atomic
+def delete_version(*, actor: Actor | User, version: AdapterVersion) -> None:
+    """Let go of a version; its content goes an hour later. Raises `Conflict` while it's live."""
+    actor = as_actor(actor)
+    version = locked_version(version)
+    require(actor, version.adapter.tenant, Role.ADMIN)
+    if version.state == VersionState.LIVE:
+        raise Conflict(f"{version} is live: promote another one, or take the adapter offline.")
+    record(
+        actor=actor,
+        action="adapter.delete_version",
+        target=version,
+        tenant=version.adapter.tenant,
+        sha256=version.digest,
+    )
+    store.touch(version.digest)
+    version.delete()
+    announce(version.adapter)
+
+
+@transaction.atomic
+def delete_adapter(*, actor: Actor | User, adapter: Adapter) -> None:
+    """Let go of an adapter with all versions. Raises `Conflict` while one is live."""
+    actor = as_actor(actor)
+    adapter = locked_adapter(adapter)
+    require(actor, adapter.tenant, Role.ADMIN)
+    if adapter.versions.filter(state=VersionState.LIVE).exists():
+        raise Conflict(f"{adapter} is live: take it offline first.")
+    digests = list(adapter.versions.exclude(digest="").values_list("digest", flat=True))
+    record(
+        actor=actor,
+        action="adapter.delete",
+        target=adapter,
+        tenant=adapter.tenant,
+        digests=digests,
+    )
+    for digest in digests:
+        store.touch(digest)
+    announce(adapter)
+    adapter.aliases.all().delete()
+    adapter.delete()
+
+
+def check_model(tenant: Tenant | None, served_model: ServedModel) -> None:
+    """Raise `NotFound` for a model that the tenant may not use."""
+    if tenant is not None and not access_served_models(tenant).filter(pk=served_model.pk).exists():
+        raise NotFound(f"There is no model {served_model.name!r}.", param="model")
+
+
+def check_free(tenant: Tenant | None, name: str) -> None:
+    """Raise `Conflict` for a name that a model has which the tenant may use."""
+    models = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
+    taken = models.filter(Q(name=name)).exists()
+    if taken or any(name in aliases for aliases in models.values_list("aliases", flat=True)):
+        raise Conflict(f"{name} is a model's name: give the adapter another.", param="name")
+
+
+def _adapter(
+    actor: Actor, tenant: Tenant | None, served_model: ServedModel, name: str, description: str
+) -> Adapter:
+    """The adapter of this name, made unless it's there. Its row is locked."""
+    check_model(tenant, served_model)
+    known = Adapter.objects.filter(tenant=tenant, served_model=served_model, name=name).first()
+    if known is not None:
+        return locked_adapter(known)
+    check_free(tenant, name)
+    made = Adapter(tenant=tenant, served_model=served_model, name=name, description=description)
+    save_valid(made)
+    alias = AdapterAlias(adapter=made, tenant=tenant, served_model=served_model, name=name)
+    save_valid(alias)
+    record(actor=actor, action="adapter.create", target=made, tenant=tenant)
+    return locked_adapter(made)
+
+
+def _version(
+    actor: Actor,
+    adapter: Adapter,
+    source: str,
+    *,
+    digest: str = "",
+    num_bytes: int = 0,
+    promote: bool = False,
+) -> AdapterVersion:
+    if promote:
+        check_promoter(actor, adapter)
+    same = adapter.versions.filter(digest=digest).first() if digest else None
+    if same is not None:
+        raise Conflict(f"Version {same.number} of {adapter} has this very content.")
+    last = adapter.versions.aggregate(last=Max("number"))["last"] or 0
+    version = AdapterVersion(
+        adapter=adapter,
+        number=last + 1,
+        digest=digest,
+        num_bytes=num_bytes,
+        source=source,
+        promote_to=adapter.name if promote else "",
+        created_by=actor.label[:200],
+    )
+    save_valid(version)
+    _wake(version)
+    return version
+
+
+def check_promoter(actor: Actor, adapter: Adapter) -> None:
+    """Raise `PermissionDenied` unless the actor may take versions live."""
+    try:
+        require(actor, adapter.tenant, Role.ADMIN)
+    except PermissionDenied as error:
+        raise PermissionDenied(
+            "Admins take adapters live: leave `promote` out, and ask one of them.", param="promote"
+        ) from error
+
+
+def _wake(version: AdapterVersion) -> None:
+    transaction.on_commit(partial(version_waits.send, AdapterVersion, version=version))
+
+
+def known_digest(digest: str) -> bool:
+    """Whether a version has this content."""
+    return AdapterVersion.objects.filter(digest=digest).exists()
+
+
+def newest_passed(adapter: Adapter) -> AdapterVersion | None:
+    """The newest version that may go live."""
+    return adapter.versions.filter(state__in=PASSED).order_by("-number").first()
+
+
+def nothing_passed(adapter: Adapter) -> Conflict:
+    """For whoever wanted to promote one."""
+    return Conflict(f"{adapter} has no version whose check has passed.")

@@ -1,0 +1,167 @@
+"""Which version answers under which name."""
+
+from __future__ import annotations
+
+from django.db import transaction
+from django.db.models import Q
+
+from adapters.actions.adapters import check_free
+from adapters.actions.rights import announce, locked_adapter, locked_alias, locked_version, require
+from adapters.errors import Conflict
+from adapters.models import PASSED, Adapter, AdapterAlias, AdapterVersion, VersionState
+from engine.contract.errors import InvalidRequest
+from tenants.actors import Actor, as_actor
+from tenants.audit import record
+from tenants.models import Role, User
+from tenants.validation import save_valid
+
+
+@transaction.atomic
+def promote(
+    *, actor: Actor | User, version: AdapterVersion, alias: str = "", percent: int = 100
+) -> AdapterAlias:
+    """Have a version answer under a name of its adapter: all requests, or a share as a canary.
+
+    Requests that run go on with the version that they began with.
+
+    Args:
+        alias: "" for the adapter's own name; one that isn't there is made.
+        percent: 1 to 100.
+    Raises: `NotFound`, `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for a version
+    whose check hasn't passed, and for a name that is taken.
+    """
+    actor = as_actor(actor)
+    version = locked_version(version)
+    adapter = version.adapter
+    require(actor, adapter.tenant, Role.ADMIN)
+    if isinstance(percent, bool) or not isinstance(percent, int) or not 1 <= percent <= 100:
+        raise InvalidRequest("percent must be a whole number from 1 to 100.", param="percent")
+    if version.state not in PASSED:
+        raise Conflict(
+            f"{version} is {version.get_state_display().lower()}: only a version whose check has "
+            "passed can go live."
+        )
+    found = _alias(adapter, alias or adapter.name)
+    before = _traffic(found)
+    if percent == 100:
+        if found.version_id != version.pk:
+            found.previous, found.version = found.version or found.previous, version
+        found.canary, found.canary_percent = None, 0
+    elif found.version_id in (None, version.pk):
+        raise InvalidRequest(
+            "There is no other version that the rest could go to: promote this one for all.",
+            param="percent",
+        )
+    else:
+        found.canary, found.canary_percent = version, percent
+    return _saved(actor, found, "adapter.promote", before)
+
+
+@transaction.atomic
+def rollback(*, actor: Actor | User, alias: AdapterAlias) -> AdapterAlias:
+    """End a canary; without one, turn back to the version before.
+
+    Raises: `NotFound`, `PermissionDenied`; `Conflict` when there's nothing to turn back to.
+    """
+    actor = as_actor(actor)
+    found = locked_alias(alias)
+    require(actor, found.adapter.tenant, Role.ADMIN)
+    before = _traffic(found)
+    if found.canary is not None:
+        found.canary, found.canary_percent = None, 0
+    elif found.previous is not None:
+        found.version, found.previous = found.previous, found.version
+    else:
+        raise Conflict(f"{found} has no earlier version to turn back to.")
+    return _saved(actor, found, "adapter.rollback", before)
+
+
+@transaction.atomic
+def take_offline(*, actor: Actor | User, adapter: Adapter) -> Adapter:
+    """Have nothing answer under the adapter's names; a rollback brings back what did.
+
+    Raises: `NotFound`, `PermissionDenied`; `Conflict` when nothing does.
+    """
+    actor = as_actor(actor)
+    adapter = locked_adapter(adapter)
+    require(actor, adapter.tenant, Role.ADMIN)
+    served = list(adapter.aliases.filter(version__isnull=False).select_related("version", "canary"))
+    if not served:
+        raise Conflict(f"{adapter} is not live.")
+    for alias in served:
+        alias.adapter = adapter
+        before = _traffic(alias)
+        alias.previous, alias.version = alias.version, None
+        alias.canary, alias.canary_percent = None, 0
+        _saved(actor, alias, "adapter.offline", before)
+    return adapter
+
+
+@transaction.atomic
+def delete_alias(*, actor: Actor | User, alias: AdapterAlias) -> None:
+    """Take a name away. The adapter's own stays. Raises `Conflict` for that one."""
+    actor = as_actor(actor)
+    found = locked_alias(alias)
+    adapter = found.adapter
+    require(actor, adapter.tenant, Role.ADMIN)
+    if found.name == adapter.name:
+        raise Conflict(f"{found} is the adapter's own name: it goes with the adapter.")
+    record(actor=actor, action="adapter.delete_alias", target=found, tenant=adapter.tenant)
+    found.delete()
+    _mark(adapter)
+    announce(adapter)
+
+
+def _alias(adapter: Adapter, name: str) -> AdapterAlias:
+    """The adapter's alias of this name, made if it's free. Raises `Conflict`, `InvalidRequest`."""
+    rows = AdapterAlias.objects.select_related("version", "canary", "previous")
+    found = rows.filter(tenant=adapter.tenant, served_model=adapter.served_model, name=name).first()
+    if found is not None:
+        if found.adapter_id != adapter.pk:
+            raise Conflict(f"{name} is a name of another adapter.", param="alias")
+        found.adapter = adapter
+        return found
+    check_free(adapter.tenant, name)
+    made = AdapterAlias(
+        adapter=adapter, tenant=adapter.tenant, served_model=adapter.served_model, name=name
+    )
+    save_valid(made)
+    return made
+
+
+def _traffic(alias: AdapterAlias) -> dict[str, int | None]:
+    """Numbers of versions, for the audit log."""
+    return {
+        "version": alias.version.number if alias.version else None,
+        "canary": alias.canary.number if alias.canary else None,
+        "canary_percent": alias.canary_percent,
+    }
+
+
+def _saved(
+    actor: Actor, alias: AdapterAlias, action: str, before: dict[str, int | None]
+) -> AdapterAlias:
+    alias.save()
+    _mark(alias.adapter)
+    after = _traffic(alias)
+    changes = {name: [before[name], after[name]] for name in after if before[name] != after[name]}
+    digest = alias.version.digest if alias.version else ""
+    record(
+        actor=actor,
+        action=action,
+        target=alias,
+        tenant=alias.adapter.tenant,
+        changes=changes,
+        sha256=digest,
+    )
+    announce(alias.adapter)
+    return alias
+
+
+def _mark(adapter: Adapter) -> None:
+    """Versions that an alias leads to are live, the others that passed are ready."""
+    leads = Q(live_as__isnull=False) | Q(canary_as__isnull=False)
+    passed = adapter.versions.filter(state__in=PASSED)
+    live = set(passed.filter(leads).values_list("pk", flat=True))
+    passed.filter(pk__in=live).update(state=VersionState.LIVE)
+    passed.exclude(pk__in=live).update(state=VersionState.READY)

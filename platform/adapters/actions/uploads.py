@@ -1,0 +1,227 @@
+"""Uploads in pieces: begun, added to, finished or given up. A dropped connection goes on."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from django.db import transaction
+from django.utils import timezone
+
+from adapters import files, room, store
+from adapters.actions.adapters import add_staged, check_free, check_model
+from adapters.actions.rights import require
+from adapters.errors import AdapterInvalid, AdapterTooLarge, Conflict, NotFound, WrongOffset
+from adapters.models import Adapter, AdapterUpload, AdapterVersion
+from adapters.models.adapter import check_name
+from catalog.models import ServedModel
+from engine.contract.errors import InvalidRequest
+from storage.ids import is_id, new_id
+from tenants.actors import Actor, as_actor
+from tenants.audit import record
+from tenants.errors import ServiceUnavailable
+from tenants.models import Role, Tenant, User
+from tenants.validation import save_valid
+
+#: An upload that nobody added to for so long is given up.
+EXPIRES = timedelta(hours=24)
+MAX_OPEN = 20
+
+
+@transaction.atomic
+def begin_upload(
+    *,
+    actor: Actor | User,
+    tenant: Tenant | None,
+    served_model: ServedModel,
+    name: str,
+    sizes: Mapping[str, int],
+    description: str = "",
+    promote: bool = False,
+) -> AdapterUpload:
+    """Announce the files of an adapter: their names and bytes. Their room is kept.
+
+    Raises: `NotFound`, `PermissionDenied`; `AdapterInvalid`, `AdapterTooLarge`; `Conflict` for a
+    name that is a model's, or with too many uploads open.
+    """
+    actor = as_actor(actor)
+    require(actor, tenant, Role.MEMBER)
+    check_model(tenant, served_model)
+    _check_adapter(tenant, served_model, name)
+    files.check_names(sizes)
+    for file, size in sizes.items():
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise InvalidRequest(f"{file[:100]} must have at least 1 byte.", param="files")
+    room.check(tenant, sum(sizes.values()))
+    if AdapterUpload.objects.filter(tenant=tenant).count() >= MAX_OPEN:
+        raise Conflict(f"{MAX_OPEN} uploads are open: finish or give up one of them.")
+    upload = AdapterUpload(
+        public_id=new_id("upload-"),
+        tenant=tenant,
+        served_model=served_model,
+        name=name,
+        description=description,
+        files=dict(sizes),
+        num_bytes=sum(sizes.values()),
+        promote=promote,
+        created_by=actor.user,
+    )
+    save_valid(upload)
+    record(
+        actor=actor,
+        action="adapter.upload",
+        target=upload,
+        tenant=tenant,
+        name=name,
+        bytes=upload.num_bytes,
+    )
+    return upload
+
+
+def add_piece(
+    *,
+    actor: Actor | User,
+    upload: AdapterUpload,
+    file: str,
+    offset: int,
+    chunks: Iterable[bytes],
+) -> int:
+    """Append to a file of an upload; how many bytes of it are there now.
+
+    What has arrived stays, whatever becomes of the rest. Raises: `NotFound`, `PermissionDenied`;
+    `WrongOffset` when `offset` isn't where the file ends so far; `AdapterTooLarge` for more than
+    was announced; `Conflict` while another piece of the file arrives.
+    """
+    require(as_actor(actor), upload.tenant, Role.MEMBER)
+    most = upload.files.get(file)
+    if most is None:
+        raise NotFound(f"The upload has no file {file[:100]!r}.", param="file")
+    path = _partial(upload, file)
+    try:
+        with path.open("ab") as partial:
+            _lock(partial.fileno())
+            there = _append(partial.fileno(), file, offset, chunks, most)
+    except OSError as error:
+        raise ServiceUnavailable(f"The file can't be stored: {error.strerror}.") from error
+    AdapterUpload.objects.filter(pk=upload.pk).update(touched_at=timezone.now())
+    return there
+
+
+def offsets(upload: AdapterUpload) -> dict[str, int]:
+    """How many bytes of each file are there."""
+    found = {}
+    for file in upload.files:
+        path = _partial(upload, file)
+        found[file] = path.stat().st_size if path.is_file() else 0
+    return found
+
+
+def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersion:
+    """Make a version of what was uploaded; a worker checks it next.
+
+    Raises: `Conflict` while bytes are missing; what `add_staged` raises. An upload whose files are
+    no adapter stays, to be given up.
+    """
+    actor = as_actor(actor)
+    require(actor, upload.tenant, Role.MEMBER)
+    there = offsets(upload)
+    for file, size in upload.files.items():
+        if there[file] != size:
+            raise Conflict(f"{file} has {there[file]} of {size} bytes so far.", param="files")
+    version = add_staged(
+        actor=actor,
+        tenant=upload.tenant,
+        served_model=upload.served_model,
+        name=upload.name,
+        source="upload",
+        stage=lambda staged: _stage(upload, staged),
+        description=upload.description,
+        promote=upload.promote,
+        upload=upload,
+    )
+    files.discard(_folder(upload))
+    return version
+
+
+@transaction.atomic
+def give_up_upload(*, actor: Actor | User, upload: AdapterUpload) -> None:
+    """Forget an upload and its bytes."""
+    actor = as_actor(actor)
+    require(actor, upload.tenant, Role.MEMBER)
+    record(actor=actor, action="adapter.upload_given_up", target=upload, tenant=upload.tenant)
+    upload.delete()
+    transaction.on_commit(lambda: files.discard(_folder(upload)))
+
+
+def expire_uploads(now: datetime | None = None) -> int:
+    """Give up those that nobody added to for long; how many."""
+    limit = (now or timezone.now()) - EXPIRES
+    old = list(AdapterUpload.objects.filter(touched_at__lt=limit))
+    for upload in old:
+        upload.delete()
+        files.discard(_folder(upload))
+    return len(old)
+
+
+def _check_adapter(tenant: Tenant | None, served_model: ServedModel, name: str) -> None:
+    """Refuse a bad name before gigabytes come."""
+    known = Adapter.objects.filter(tenant=tenant, served_model=served_model, name=name).exists()
+    if known:
+        return
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise InvalidRequest(f"name: {name[:100]!r} can't be one.", param="name") from error
+    check_free(tenant, name)
+
+
+def _folder(upload: AdapterUpload) -> Path:
+    if not is_id(upload.public_id):
+        raise NotFound("There is no such upload.")
+    return store.adapters_dir() / "uploads" / upload.public_id
+
+
+def _partial(upload: AdapterUpload, file: str) -> Path:
+    files.check_name(file)
+    folder = _folder(upload)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / file
+
+
+def _lock(handle: int) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Conflict("Another piece of this file is arriving.", param="offset") from None
+
+
+def _append(handle: int, file: str, offset: int, chunks: Iterable[bytes], most: int) -> int:
+    there = os.fstat(handle).st_size
+    if offset != there:
+        raise WrongOffset(f"{file} ends at byte {there}, the piece begins at {offset}.", there)
+    for chunk in chunks:
+        if there + len(chunk) > most:
+            raise AdapterTooLarge(f"{file} was announced with {most} bytes.", param="files")
+        there += os.write(handle, chunk)
+    return there
+
+
+def _stage(upload: AdapterUpload, staged: Path) -> None:
+    """Bring the files to where their digest is taken."""
+    folder = _folder(upload)
+    (first, *others) = upload.files
+    limit = room.most_of_one()
+    if first.endswith(files.ZIP) and not others:
+        files.stage_zip(folder / first, staged, limit)
+        return
+    for file in upload.files:
+        name = store.GGUF_FILE if file.endswith(".gguf") else file
+        os.link(folder / file, staged / name)
+    try:
+        files.check_contents(staged)
+    except AdapterInvalid:
+        files.discard(staged)
+        raise

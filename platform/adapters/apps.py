@@ -1,0 +1,24 @@
+"""The app of LoRA adapters."""
+
+from typing import Any
+
+from django.apps import AppConfig
+
+
+class AdaptersConfig(AppConfig):
+    """Adapters, their versions, and which version answers under which name."""
+
+    name = "adapters"
+    verbose_name = "LoRA adapters"
+
+    def ready(self) -> None:
+        """Versions that wait are handed to a worker."""
+        from adapters.events import version_waits
+
+        version_waits.connect(_send, dispatch_uid="adapters.send")
+
+
+def _send(version: Any, **_: object) -> None:
+    from adapters.tasks import send
+
+    send(version.pk)

@@ -1,0 +1,272 @@
+"""Which adapters a caller may ask, for the data plane: looked up every two seconds a tenant.
+
+A name leads to content through this alone. What a request goes by from then on is the digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from django.db import DatabaseError, InterfaceError
+from django.db.models import Q
+
+from adapters.events import adapters_changed
+from adapters.models import AdapterAlias, AdapterVersion
+from adapters.store import content_path
+from catalog.access import ModelCard, ModelNotFound, tenant_cards
+from catalog.access import access_model as access_base
+from catalog.access import access_models as access_bases
+from catalog.events import served_model_changed
+from engine.contract.adapters import AdapterRef
+from engine.contract.errors import InvalidRequest
+from metering.adapters import AdapterUse
+from tenants.authentication import Caller
+from tenants.cached_lookup import CachedLookup
+from tenants.db_threads import in_db_thread
+from tenants.errors import ServiceUnavailable
+
+TTL_S = 2.0
+#: With the database away, a tenant goes on with the adapters that it had.
+STALE_S = 60.0
+
+
+@dataclass(frozen=True)
+class AdapterCard:
+    """A name of an adapter, and what answers under it.
+
+    Attributes:
+        name: without its base. base: the served model's. owner: the tenant's slug, "" for shared.
+        alias_id: the row; canaries fall differently for each.
+        version, canary: what the engine needs; the name in them is the alias's.
+        canary_percent: of the requests, in [0, 99].
+    """
+
+    name: str
+    base: str
+    owner: str
+    alias_id: int
+    changed_at: datetime
+    version: AdapterRef
+    canary: AdapterRef | None = None
+    canary_percent: int = 0
+
+    @property
+    def full_name(self) -> str:
+        """`base:name`."""
+        return f"{self.base}:{self.name}"
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """All that it goes by."""
+        return self.name, self.full_name
+
+    def choose(self, sticky: str) -> AdapterRef:
+        """The version for a request: the same for the same `sticky`, "" leaves it to chance."""
+        if self.canary is None:
+            return self.version
+        if sticky:
+            hashed = hashlib.sha256(f"{self.alias_id}\0{sticky}".encode("utf-8", "replace"))
+            place = int.from_bytes(hashed.digest()[:8], "big") % 100
+        else:
+            place = secrets.randbelow(100)
+        return self.canary if place < self.canary_percent else self.version
+
+    def use_of(self, ref: AdapterRef) -> AdapterUse:
+        """For the ledger and the price.
+
+        A tenant names its own adapters as it likes, so a price of one holds under a name that no
+        other has: it can't take the price of a cheaper thing.
+        """
+        prices = (f"{self.full_name}#{self.owner}",) if self.owner else (self.full_name, self.name)
+        return AdapterUse(self.name, ref.digest, prices)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a name stands for: a model alone, or a model with an adapter.
+
+    `card`: what the client sees. `base`: the served model's card.
+    """
+
+    card: ModelCard
+    base: ModelCard
+    adapter: AdapterCard | None = None
+
+
+_known: CachedLookup[int, tuple[AdapterCard, ...]] = CachedLookup(ttl=TTL_S, size=10_000)
+
+
+async def access_target(caller: Caller, name: str | None) -> Target:
+    """The model or adapter of this name; without one the only model that the caller may use.
+
+    A model's name comes first, then the tenant's own adapters, then shared ones. An adapter may be
+    asked for as `name` or as `base:name`.
+
+    Raises:
+        ModelNotFound: (404, `param` "model") it isn't there or isn't theirs.
+        InvalidRequest: several models have an adapter of this name; or no name and several models.
+        ServiceUnavailable: the database is away and nothing was known lately.
+    """
+    try:
+        card = await access_base(caller, name)
+    except ModelNotFound:
+        bases = await tenant_cards(caller.tenant_id)
+        if name is None or name in bases:
+            raise
+        found = _named(await _usable(caller, bases), name, bases)
+        if found is None:
+            raise
+        base = bases[found.base]
+        return Target(card_of(found, base, name), base, found)
+    return Target(card, card)
+
+
+async def access_models(caller: Caller) -> list[ModelCard]:
+    """The models that the caller may use, each followed by its adapters.
+
+    Raises: `ServiceUnavailable` as `access_target`.
+    """
+    bases = await tenant_cards(caller.tenant_id)
+    usable = await _usable(caller, bases)
+    shown = _shown(usable, bases)
+    cards: list[ModelCard] = []
+    for base in await access_bases(caller):
+        cards += [base, *(shown.pop(base.id, ()) if not base.alias_of else ())]
+    return [*cards, *(card for rest in shown.values() for card in rest)]
+
+
+async def access_adapter_cards(caller: Caller) -> list[AdapterCard]:
+    """The adapters that the caller may use, own ones first. Raises as `access_target`."""
+    return await _usable(caller, await tenant_cards(caller.tenant_id))
+
+
+def card_of(found: AdapterCard, base: ModelCard, name: str) -> ModelCard:
+    """An adapter as `/v1/models` has it, under the name that the client uses."""
+    return replace(
+        base,
+        id=name,
+        created=int(found.changed_at.timestamp()),
+        owned_by=found.owner or "quire",
+        root=base.id,
+        parent=base.id,
+        alias_of="",
+        digest=found.version.digest,
+    )
+
+
+def _shown(
+    usable: Sequence[AdapterCard], bases: dict[str, ModelCard]
+) -> dict[str, list[ModelCard]]:
+    """By base, each under the shortest name that leads to it."""
+    shown: dict[str, list[ModelCard]] = {}
+    for found in usable:
+        short = found.name not in bases and _named_alone(usable, found)
+        name = found.name if short else found.full_name
+        if short or _named(usable, name, bases) is found:
+            shown.setdefault(found.base, []).append(card_of(found, bases[found.base], name))
+    return shown
+
+
+def _named_alone(usable: Iterable[AdapterCard], found: AdapterCard) -> bool:
+    try:
+        return _bare(usable, found.name) is found
+    except InvalidRequest:
+        return False
+
+
+def _named(
+    usable: Sequence[AdapterCard], name: str, bases: dict[str, ModelCard]
+) -> AdapterCard | None:
+    """By `base:name`, where the base may go by an alias, or by the name alone."""
+    for found in usable:
+        base, colon, rest = name.rpartition(":")
+        if not colon or rest != found.name or base not in bases:
+            continue
+        if found.base == (bases[base].alias_of or base):
+            return found
+    return _bare(usable, name)
+
+
+def _bare(usable: Iterable[AdapterCard], name: str) -> AdapterCard | None:
+    """The tenant's own before a shared one. Raises `InvalidRequest` for several of a kind."""
+    found = [card for card in usable if card.name == name]
+    own = [card for card in found if card.owner]
+    candidates = own or found
+    if len(candidates) > 1:
+        names = ", ".join(sorted(card.full_name for card in candidates))
+        raise InvalidRequest(
+            f"Several models have an adapter {name[:200]!r}: name one of {names}.", param="model"
+        )
+    return candidates[0] if candidates else None
+
+
+async def _usable(caller: Caller, bases: dict[str, ModelCard]) -> list[AdapterCard]:
+    found = await _of_tenant(caller.tenant_id)
+    return [
+        card
+        for card in found
+        if card.base in bases and caller.may_use_adapter(_names(card, bases), card.base)
+    ]
+
+
+def _names(card: AdapterCard, bases: dict[str, ModelCard]) -> list[str]:
+    """What an allow-list may call it: a bare name that is a model's means the model."""
+    return [card.full_name] if card.name in bases else [*card.names]
+
+
+async def _of_tenant(tenant_id: int) -> tuple[AdapterCard, ...]:
+    try:
+        return await _known.get(tenant_id, lambda: in_db_thread(_read, tenant_id))
+    except ServiceUnavailable:
+        stale = _known.within(tenant_id, STALE_S)
+        if stale is None:
+            raise
+        return stale
+
+
+def _read(tenant_id: int) -> tuple[AdapterCard, ...]:
+    """Own ones first, by base and name."""
+    rows = AdapterAlias.objects.filter(
+        Q(tenant_id=tenant_id) | Q(tenant__isnull=True), version__isnull=False
+    ).select_related("tenant", "served_model", "version", "canary")
+    try:
+        cards = [_card(alias) for alias in rows]
+    except (DatabaseError, InterfaceError) as error:
+        raise ServiceUnavailable(
+            "The adapters can't be looked up right now. Try again in a moment."
+        ) from error
+    return tuple(sorted(cards, key=lambda card: (not card.owner, card.base, card.name)))
+
+
+def _card(alias: AdapterAlias) -> AdapterCard:
+    owner = alias.tenant.slug if alias.tenant is not None else ""
+    if alias.version is None:
+        raise ValueError(f"{alias} has no version.")
+    return AdapterCard(
+        name=alias.name,
+        base=alias.served_model.name,
+        owner=owner,
+        alias_id=alias.pk,
+        changed_at=alias.changed_at,
+        version=_ref(alias.version, alias.name, owner),
+        canary=_ref(alias.canary, alias.name, owner) if alias.canary is not None else None,
+        canary_percent=alias.canary_percent,
+    )
+
+
+def _ref(version: AdapterVersion, name: str, owner: str) -> AdapterRef:
+    path = str(content_path(version.digest))
+    return AdapterRef(digest=version.digest, name=name, path=path, owner=owner)
+
+
+def forget(**_: object) -> None:
+    """Look everything up anew in this process."""
+    _known.clear()
+
+
+adapters_changed.connect(forget, dispatch_uid="adapters.cards")
+served_model_changed.connect(forget, dispatch_uid="adapters.cards")

@@ -1,0 +1,200 @@
+"""Which files an adapter may consist of, and bringing them in from a folder or an archive."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import struct
+import zipfile
+from collections.abc import Collection
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from adapters.errors import AdapterInvalid, AdapterTooLarge
+from adapters.store import GGUF_FILE
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+
+#: Formats that run code when they are read.
+PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+ZIP = ".zip"
+#: More than that is no adapter, but an attempt to fill a disk with names.
+MAX_MEMBERS = 1000
+MAX_CONFIG_BYTES = 1 << 20
+CHUNK = 1 << 20
+_HEADER_LIMIT = 100 << 20
+
+
+def check_names(names: Collection[str]) -> None:
+    """Raise `AdapterInvalid` unless these are the files of one adapter, or one archive of them."""
+    for name in names:
+        check_name(name)
+    if set(names) == {CONFIG_FILE, WEIGHTS_FILE}:
+        return
+    if len(names) == 1 and Path(next(iter(names))).suffix in (ZIP, ".gguf"):
+        return
+    missing = sorted({CONFIG_FILE, WEIGHTS_FILE} - set(names))
+    if missing and not any(Path(name).suffix in (ZIP, ".gguf") for name in names):
+        raise AdapterInvalid(f"The adapter has no file {missing[0]}.", param="files")
+    raise AdapterInvalid(
+        f"An adapter is {CONFIG_FILE} with {WEIGHTS_FILE}, or one .gguf file, or one .zip of them.",
+        param="files",
+    )
+
+
+def check_name(name: str) -> None:
+    """Raise `AdapterInvalid` for a file that isn't an adapter's."""
+    suffix = Path(name).suffix.lower()
+    if suffix in PICKLES:
+        raise AdapterInvalid(
+            f"{name[:100]} is a pickle: reading it would run code. Save the adapter as safetensors "
+            "(PEFT's `save_pretrained` does).",
+            param="files",
+        )
+    plain = name == PurePosixPath(name).name and "\\" not in name and "\0" not in name
+    if not plain or (name not in (CONFIG_FILE, WEIGHTS_FILE) and suffix not in (ZIP, ".gguf")):
+        raise AdapterInvalid(
+            f"{name[:100]!r} is no file of an adapter: those are {CONFIG_FILE}, {WEIGHTS_FILE}, a "
+            ".gguf file or a .zip of them.",
+            param="files",
+        )
+
+
+def stage_folder(source: Path, staged: Path, limit: int) -> None:
+    """Copy an adapter from a folder or a GGUF file; links to elsewhere are refused.
+
+    Raises: `AdapterInvalid`, `AdapterTooLarge`, OSError.
+    """
+    found = {GGUF_FILE: source} if source.is_file() else _files_of(source)
+    room = limit
+    for name, file in found.items():
+        with _open_plain(file) as content, (staged / name).open("xb") as copy:
+            room = copy_bounded(content, copy, room, limit)
+    check_contents(staged)
+
+
+def stage_zip(archive: Path, staged: Path, limit: int) -> None:
+    """Take the known files out of an archive, whatever else its author put in.
+
+    Raises: `AdapterInvalid` for pickles, links, paths that lead elsewhere, several adapters in one;
+    `AdapterTooLarge` for what unpacks to more than `limit` bytes.
+    """
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            members = opened.infolist()
+            if len(members) > MAX_MEMBERS:
+                raise AdapterInvalid(
+                    f"The archive has {len(members)} members; at most {MAX_MEMBERS} are read.",
+                    param="files",
+                )
+            wanted: dict[str, zipfile.ZipInfo] = {}
+            for member in members:
+                _sort(member, wanted)
+            room = limit
+            for name, member in wanted.items():
+                with opened.open(member) as content, (staged / name).open("xb") as copy:
+                    room = copy_bounded(content, copy, room, limit)
+    except (zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError, RuntimeError) as error:
+        raise AdapterInvalid(f"The archive can't be read: {error}.", param="files") from error
+    except (EOFError, struct.error, UnicodeDecodeError) as error:
+        raise AdapterInvalid("The archive is damaged.", param="files") from error
+    check_contents(staged)
+
+
+def copy_bounded(source: IO[bytes], target: IO[bytes], room: int, limit: int) -> int:
+    """Copy; what is left of `room` bytes. Raises `AdapterTooLarge`."""
+    while piece := source.read(CHUNK):
+        room -= len(piece)
+        if room < 0:
+            raise AdapterTooLarge(
+                f"The adapter has more than {limit} bytes, the most that one may have.",
+                param="files",
+            )
+        target.write(piece)
+    return room
+
+
+def check_contents(staged: Path) -> None:
+    """Look at the first bytes: what each file is, its name doesn't prove.
+
+    Raises `AdapterInvalid`.
+    """
+    gguf = staged / GGUF_FILE
+    if gguf.is_file():
+        with gguf.open("rb") as file:
+            if file.read(4) != b"GGUF":
+                raise AdapterInvalid("The .gguf file is no GGUF file.", param="files")
+        return
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not (staged / name).is_file():
+            raise AdapterInvalid(f"The adapter has no file {name}.", param="files")
+    if (staged / CONFIG_FILE).stat().st_size > MAX_CONFIG_BYTES:
+        raise AdapterInvalid(f"{CONFIG_FILE} has more than 1 MiB.", param="files")
+    _check_safetensors(staged / WEIGHTS_FILE)
+
+
+def _check_safetensors(path: Path) -> None:
+    """A pickle under another name is still one."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(9)
+    header = int.from_bytes(start[:8], "little")
+    plausible = len(start) == 9 and header <= min(size - 8, _HEADER_LIMIT) and start[8:] == b"{"
+    if not plausible:
+        pickled = start[:2] == b"PK" or start[:1] == b"\x80"
+        told = "a pickle under another name" if pickled else "no safetensors file"
+        raise AdapterInvalid(f"{WEIGHTS_FILE} is {told}.", param="files")
+
+
+def _files_of(folder: Path) -> dict[str, Path]:
+    """The adapter's files in a folder, by the names that they get."""
+    names = {entry.name for entry in os.scandir(folder)}
+    if WEIGHTS_FILE in names:
+        return {name: folder / name for name in (CONFIG_FILE, WEIGHTS_FILE)}
+    ggufs = sorted(name for name in names if name.endswith(".gguf"))
+    if len(ggufs) == 1:
+        return {GGUF_FILE: folder / ggufs[0]}
+    for name in sorted(names):
+        if Path(name).suffix.lower() in PICKLES:
+            check_name(name)
+    raise AdapterInvalid(f"The adapter has no file {WEIGHTS_FILE}.", param="path")
+
+
+def _open_plain(path: Path) -> IO[bytes]:
+    """Open a file, but no link and no device. Raises `AdapterInvalid`."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise AdapterInvalid(f"The adapter has no file {path.name}.", param="path") from None
+    except OSError as error:
+        raise AdapterInvalid(
+            f"{path.name} can't be read: {error.strerror}.", param="path"
+        ) from error
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise AdapterInvalid(f"{path.name} is no plain file.", param="path")
+    return os.fdopen(handle, "rb")
+
+
+def _sort(member: zipfile.ZipInfo, wanted: dict[str, zipfile.ZipInfo]) -> None:
+    """Keep a member if it's the adapter's. Raises `AdapterInvalid` for what is dangerous."""
+    path = PurePosixPath(member.filename)
+    if "\\" in member.filename or path.is_absolute() or ".." in path.parts:
+        raise AdapterInvalid(f"{member.filename[:100]!r} leads out of the archive.", param="files")
+    if stat.S_ISLNK(member.external_attr >> 16):
+        raise AdapterInvalid(f"{member.filename[:100]!r} is a link.", param="files")
+    if member.is_dir():
+        return
+    if path.suffix.lower() in PICKLES:
+        check_name(path.name)
+    name = GGUF_FILE if path.suffix == ".gguf" else path.name
+    if name not in (CONFIG_FILE, WEIGHTS_FILE, GGUF_FILE):
+        return  # a read-me, a tokenizer: nothing that weights need
+    if name in wanted:
+        raise AdapterInvalid("The archive holds more than one adapter.", param="files")
+    wanted[name] = member
+
+
+def discard(staged: Path) -> None:
+    """Remove a staged folder, if it's still there."""
+    shutil.rmtree(staged, ignore_errors=True)

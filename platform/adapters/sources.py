@@ -1,0 +1,96 @@
+"""Where adapters may come from beside uploads: folders that a setting names, and the hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from django.conf import settings
+
+from adapters import files
+from adapters.errors import AdapterInvalid, AdapterTooLarge, HubUnavailable
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.errors import InvalidRequest
+
+HUB = "hub:"
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,100})?", re.A)
+
+
+def check_path(text: str) -> Path:
+    """The folder or GGUF file, its links resolved. Raises `InvalidRequest` with param `path`.
+
+    Only inside the folders that `QUIRE_ADAPTER_DIRS` names; the others look as if they weren't
+    there.
+    """
+    if not text.strip() or "\0" in text:
+        raise InvalidRequest("path must be an adapter's folder.", param="path")
+    allowed = [Path(folder).resolve() for folder in settings.QUIRE["ADAPTER_DIRS"]]
+    path = Path(text).expanduser()
+    found = path.resolve()
+    if not path.is_absolute():
+        inside = (folder / path for folder in allowed)
+        found = next((each.resolve() for each in inside if each.exists()), found)
+    if not any(found.is_relative_to(folder) for folder in allowed):
+        raise InvalidRequest(
+            f"{text[:200]} is in none of the folders that adapters may come from: "
+            f"{', '.join(map(str, allowed))}. QUIRE_ADAPTER_DIRS names them.",
+            param="path",
+        )
+    if not found.is_dir() and not (found.is_file() and found.suffix == ".gguf"):
+        raise InvalidRequest(f"No adapter found for {text[:200]}.", param="path", code="not_found")
+    return found
+
+
+def check_repository(text: str) -> None:
+    """Raise `InvalidRequest` unless it's `owner/name` or `owner/name@revision`."""
+    if not _REPOSITORY.fullmatch(text) or ".." in text:
+        raise InvalidRequest(
+            "repository must be owner/name or owner/name@revision.", param="repository"
+        )
+
+
+def fetch(repository: str, staged: Path, limit: int, *, private: bool) -> None:
+    """Put a repository's adapter into a folder.
+
+    Args:
+        private: with the server's own token. Never for tenants: they'd read what only the operator
+            may.
+    Raises: `HubUnavailable`; `AdapterInvalid`, `AdapterTooLarge`.
+    """
+    from httpx import HTTPError
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    name, _, revision = repository.partition("@")
+    token = None if private else False
+    try:
+        info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True)
+        sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
+        wanted = _wanted(sizes)
+        if sum(sizes[each] for each in wanted) > limit:
+            raise AdapterTooLarge(f"{name} has more than {limit} bytes.", param="repository")
+        folder = staged / "hub"
+        for file in wanted:
+            hf_hub_download(name, file, revision=info.sha, token=token, local_dir=folder)
+    except OfflineModeIsEnabled as error:
+        raise HubUnavailable("The hub is switched off here (HF_HUB_OFFLINE).") from error
+    except HFValidationError as error:
+        raise AdapterInvalid(str(error), param="repository") from error
+    except (HfHubHTTPError, HTTPError, OSError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise HubUnavailable(f"The hub can't be reached, or has no {repository}: {said}") from error
+    files.stage_folder(folder, staged, limit)
+    files.discard(folder)
+
+
+def _wanted(sizes: dict[str, int]) -> list[str]:
+    """The files to fetch. Raises `AdapterInvalid`."""
+    if WEIGHTS_FILE in sizes and CONFIG_FILE in sizes:
+        return [CONFIG_FILE, WEIGHTS_FILE]
+    ggufs = [name for name in sizes if name.endswith(".gguf") and "/" not in name]
+    if len(ggufs) == 1:
+        return ggufs
+    for name in sorted(sizes):
+        if name.startswith("adapter_model"):
+            files.check_name(name)
+    raise AdapterInvalid(f"The repository has no file {WEIGHTS_FILE}.", param="repository")

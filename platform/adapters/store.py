@@ -1,0 +1,126 @@
+"""Adapters on disk, by the digest of their content: `<adapters dir>/<digest>/`.
+
+What stands under a digest was complete before it got its name, and never changes. Gateways,
+workers and replicas must all see the same folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from django.conf import settings
+
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
+
+#: Folders and files that are being made or taken away begin with this.
+STAGING = ".staging-"
+GGUF_FILE = "adapter.gguf"
+_DIGEST_CHARS = 64
+
+
+def adapters_dir() -> Path:
+    """Where adapters are, mode 0700."""
+    folder = Path(settings.QUIRE["ADAPTERS_DIR"])
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def staging_dir() -> Path:
+    """A new empty folder on the store's file system."""
+    return Path(tempfile.mkdtemp(dir=adapters_dir(), prefix=STAGING))
+
+
+def content_path(digest: str) -> Path:
+    """What a replica loads: PEFT's folder, or the GGUF file."""
+    folder = adapters_dir() / digest
+    gguf = folder / GGUF_FILE
+    return gguf if gguf.is_file() else folder
+
+
+def adopt(staged: Path) -> tuple[str, int]:
+    """Move a staged folder under its digest; the digest and the size in bytes.
+
+    A folder that has it already stays, and the staged one goes. Raises OSError, `InvalidRequest`.
+    """
+    gguf = staged / GGUF_FILE
+    digest = adapter_digest(gguf if gguf.is_file() else staged)
+    size = size_of(staged)
+    for file in staged.iterdir():
+        _sync(file)
+    target = adapters_dir() / digest
+    try:
+        os.replace(staged, target)
+        _sync(target.parent)
+    except OSError:
+        if not target.is_dir():
+            raise
+        os.utime(target)  # a sweep that is about to take it away sees that it's wanted again
+        shutil.rmtree(staged)
+    return digest, size
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in a folder."""
+    return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
+
+
+def is_whole(digest: str) -> bool:
+    """Whether the content is there."""
+    path = content_path(digest)
+    return path.is_file() or all((path / name).is_file() for name in (CONFIG_FILE, WEIGHTS_FILE))
+
+
+def sweep(is_known: Callable[[str], bool], older_than_s: float) -> int:
+    """Remove content that no version speaks of and nobody touched for so long; how many folders.
+
+    Requests that began with a version may still need its content when its row has gone.
+    """
+    removed, limit = 0, time.time() - older_than_s
+    for folder in adapters_dir().iterdir():
+        staged = folder.name.startswith(STAGING)
+        if not staged and len(folder.name) != _DIGEST_CHARS:
+            continue
+        try:
+            old = folder.stat().st_mtime < limit
+        except FileNotFoundError:  # another worker sweeps too
+            continue
+        if not old or (not staged and is_known(folder.name)):
+            continue
+        removed += _remove(folder, is_known)
+    return removed
+
+
+def touch(digest: str) -> None:
+    """Let `sweep` wait from now on, if the content is there."""
+    folder = adapters_dir() / digest
+    if digest and folder.is_dir():
+        os.utime(folder)
+
+
+def _remove(folder: Path, is_known: Callable[[str], bool]) -> int:
+    """Away from its name first: a version made in this moment is seen, and gets it back."""
+    aside = staging_dir()
+    try:
+        os.replace(folder, aside / "content")
+    except FileNotFoundError:
+        shutil.rmtree(aside, ignore_errors=True)
+        return 0
+    if not folder.name.startswith(STAGING) and is_known(folder.name):
+        os.replace(aside / "content", folder)
+        aside.rmdir()
+        return 0
+    shutil.rmtree(aside)
+    return 1
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,65 @@
+"""Celery's tasks of this app. A check takes long, so it runs in a thread of its own, one at a time:
+Celery's two threads stay free for the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+from celery import shared_task
+from django.conf import settings
+from django.db import close_old_connections
+from django.utils.module_loading import import_string
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from adapters import work
+
+logger = logging.getLogger(__name__)
+
+CHECK = "adapters.check"
+_pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="quire-adapters")
+_queued: set[int] = set()
+_lock = threading.Lock()
+
+
+@shared_task(name=CHECK, ignore_result=True, acks_late=False)
+def check(pk: int) -> None:
+    """Work on a version, unless it's in hand here already."""
+    with _lock:
+        if pk in _queued:
+            return
+        _queued.add(pk)
+    _pool.submit(_work, pk)
+
+
+@shared_task(name="adapters.sweep", ignore_result=True, acks_late=False)
+def sweep() -> None:
+    """Find versions that nobody works on, and remove what nobody needs."""
+    for pk in work.waiting():
+        check(pk)
+    if removed := work.sweep():
+        logger.info("removed %d adapters' files", removed)
+
+
+def send(pk: int) -> None:
+    """Have a worker work on a version, soon. Without Redis the sweep finds it later."""
+    try:
+        application = import_string(settings.QUIRE["CELERY_APP"])
+        application.send_task(CHECK, args=[pk], ignore_result=True, retry=False)
+    except (OperationalError, RedisError, OSError) as error:
+        logger.warning("version %d waits for the next sweep: %s", pk, error)
+
+
+def _work(pk: int) -> None:
+    close_old_connections()
+    try:
+        work.work_on(pk)
+    except Exception:
+        logger.exception("Working on the adapter version %d failed; it's tried again.", pk)
+    finally:
+        close_old_connections()
+        with _lock:
+            _queued.discard(pk)

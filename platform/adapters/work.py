@@ -1,0 +1,185 @@
+"""What a worker does with a version: fetch it, check it, probe it, take it live if that is wished.
+
+Each step claims the row by its state, so a version is in one worker's hands, and one whose worker
+died is taken up by another after `LEASE`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from typing import Any
+
+from django.db import transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from adapters import actions, check, room, store
+from adapters.errors import Conflict
+from adapters.models import WORKING, AdapterVersion, VersionState
+from adapters.sources import HUB, fetch
+from engine.contract.errors import QuireError
+from tenants.actors import SYSTEM
+from tenants.audit import record
+
+logger = logging.getLogger(__name__)
+
+LEASE = timedelta(seconds=60)
+#: A fetch tells nothing until it's done.
+FETCH_LEASE = timedelta(minutes=30)
+BEAT_S = 5.0
+#: A version that nobody took for so long has lost its message.
+FORGOTTEN = timedelta(seconds=20)
+#: Requests that began with a version have ended by then.
+KEEP_S = 3600.0
+
+
+def work_on(pk: int) -> None:
+    """Bring a version as far as it goes. Does nothing with one that another worker has."""
+    version = _claimed(pk, VersionState.UPLOADED, VersionState.FETCHING, digest="")
+    if version is not None:
+        if not _fetch(version):
+            return
+        version = _claimed(pk, VersionState.FETCHING, VersionState.VALIDATING)
+    else:
+        version = _claimed(pk, VersionState.UPLOADED, VersionState.VALIDATING)
+    if version is None:
+        return
+    try:
+        report = _checked(version, probe=False)
+        if not check.passed(report):
+            _end(version, VersionState.VALIDATING, VersionState.FAILED, report)
+            return
+        version = _claimed(pk, VersionState.VALIDATING, VersionState.PROBING)
+        if version is None:
+            return
+        report = _checked(version, probe=True)
+    except check.CheckLost:
+        return
+    well = check.passed(report) and isinstance(report.get("probe"), dict)
+    if not well and report.get("ok"):
+        report["error"] = _probe_error(report)
+    state = VersionState.READY if well else VersionState.FAILED
+    if _end(version, VersionState.PROBING, state, report) and well:
+        _promote(version)
+
+
+def waiting(now: Any = None) -> list[int]:
+    """Versions that nobody works on: their message was lost, or their worker died."""
+    now = now or timezone.now()
+    checked = Q(state__in=(VersionState.VALIDATING, VersionState.PROBING))
+    lost = checked & Q(worked_at__lt=now - LEASE)
+    lost |= Q(state=VersionState.FETCHING, worked_at__lt=now - FETCH_LEASE)
+    AdapterVersion.objects.filter(lost).update(state=VersionState.UPLOADED)
+    rows = AdapterVersion.objects.filter(state=VersionState.UPLOADED, worked_at__lt=now - FORGOTTEN)
+    return list(rows.values_list("pk", flat=True))
+
+
+def sweep() -> int:
+    """Remove content that no version has, and uploads that were given up; how many."""
+    return actions.expire_uploads() + store.sweep(actions.known_digest, KEEP_S)
+
+
+def _claimed(pk: int, before: str, after: str, **also: Any) -> AdapterVersion | None:
+    """The version, if it was in that state; nobody else gets it then."""
+    rows = AdapterVersion.objects.filter(pk=pk, state=before, **also)
+    if not rows.update(state=after, worked_at=timezone.now()):
+        return None
+    found = AdapterVersion.objects.select_related("adapter__tenant", "adapter__served_model")
+    return found.filter(pk=pk).first()
+
+
+def _fetch(version: AdapterVersion) -> bool:
+    """Whether its files are here now."""
+    adapter, repository = version.adapter, version.source.removeprefix(HUB)
+    most, private = room.most_of_one(), adapter.tenant is None
+    try:
+        digest, size = actions.staged_content(
+            lambda staged: fetch(repository, staged, most, private=private)
+        )
+        with transaction.atomic():
+            room.check(adapter.tenant, size)
+            same = adapter.versions.filter(digest=digest).first()
+            if same is not None:
+                raise Conflict(f"Version {same.number} has this very content.")
+            rows = AdapterVersion.objects.filter(pk=version.pk, state=VersionState.FETCHING)
+            return bool(rows.update(digest=digest, num_bytes=size))
+    except QuireError as error:
+        _end(version, VersionState.FETCHING, VersionState.FAILED, check.refusal(error.message))
+        return False
+
+
+def _checked(version: AdapterVersion, *, probe: bool) -> dict[str, Any]:
+    """The report; the row is touched meanwhile. Raises `CheckLost` when it's no longer ours."""
+    path = store.content_path(version.digest)
+    if not store.is_whole(version.digest):
+        return check.refusal("Its files are not there any more.")
+    beat = _Beat(version)
+    model = version.adapter.served_model.source
+    report = check.run_check(model, path, probe=probe, wanted=beat)
+    if report.get("ok") and report.get("digest") not in (None, version.digest):
+        return check.refusal("The files have changed since they were stored.")
+    return report
+
+
+class _Beat:
+    """Says that the version is in hand, every few seconds; False once it isn't."""
+
+    def __init__(self, version: AdapterVersion) -> None:
+        self._version, self._at = version, time.monotonic()
+
+    def __call__(self) -> bool:
+        now = time.monotonic()
+        if now - self._at < BEAT_S:
+            return True
+        self._at = now
+        rows = AdapterVersion.objects.filter(pk=self._version.pk, state=self._version.state)
+        return bool(rows.update(worked_at=timezone.now()))
+
+
+def _probe_error(report: dict[str, Any]) -> dict[str, Any]:
+    probe = report.get("probe")
+    if not isinstance(probe, dict):
+        return {"message": "The probe gave no result.", "param": None}
+    return {
+        "message": "Its answers differ from those of the merged model by up to "
+        f"{probe.get('max_difference')}.",
+        "param": None,
+    }
+
+
+@transaction.atomic
+def _end(version: AdapterVersion, before: str, after: str, report: dict[str, Any]) -> bool:
+    """Write down what came out, unless the version is no longer ours."""
+    rank = report.get("rank")
+    values: dict[str, Any] = {"state": after, "report": report, "worked_at": timezone.now()}
+    if isinstance(rank, int):
+        values["rank"] = rank
+    if not AdapterVersion.objects.filter(pk=version.pk, state=before).update(**values):
+        return False
+    done = "adapter.ready" if after == VersionState.READY else "adapter.refused"
+    error = report.get("error") or {}
+    record(
+        actor=SYSTEM,
+        action=done,
+        target=version,
+        tenant=version.adapter.tenant,
+        sha256=version.digest,
+        reason=str(error.get("message", ""))[:500] if isinstance(error, dict) else "",
+    )
+    return True
+
+
+def _promote(version: AdapterVersion) -> None:
+    if not version.promote_to:
+        return
+    try:
+        actions.promote(actor=SYSTEM, version=version, alias=version.promote_to)
+    except QuireError as error:
+        logger.warning("%s was not taken live: %s", version, error.message)
+
+
+def in_hand() -> bool:
+    """Whether any version still waits or is worked on."""
+    return AdapterVersion.objects.filter(state__in=WORKING).exists()

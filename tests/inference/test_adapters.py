@@ -1,0 +1,279 @@
+"""The data plane with adapters: whose name is whose, and which content answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from adapters import actions as adapter_actions
+from adapters import cards
+from adapters.models import AdapterVersion
+from catalog.models import ServedModel
+from engine.contract import protocol
+from inference.asgi import GatewayHandler
+from metering import actions as metering
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.db_threads import in_db_thread
+from tenants.models import Tenant
+from tests.inference.asgi_client import AsgiClient
+from tests.inference.conftest import Gateway, until
+from tests.platform.adapters import checked
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("adapters_here")]
+
+
+@pytest.fixture
+def live(gateway: Gateway) -> Any:
+    """Makes a live version; in a thread."""
+
+    def make(tenant: Tenant | None, name: str = "tone", seed: int = 0, **more: Any) -> Any:
+        model = ServedModel.objects.get(name=more.pop("model", "fake"))
+        more.setdefault("promote", True)
+        return checked(SYSTEM, tenant, model, name=name, seed=seed, **more)
+
+    async def in_thread(*args: Any, **kwargs: Any) -> AdapterVersion:
+        return await in_db_thread(make, *args, **kwargs)
+
+    return in_thread
+
+
+def newcomer(name: str = "Rival", **key: Any) -> tuple[Tenant, AsgiClient]:
+    tenant = actions.create_tenant(actor=SYSTEM, name=name)
+    return tenant, client_of(tenant, **key)
+
+
+def client_of(tenant: Tenant, **key: Any) -> AsgiClient:
+    made = actions.create_key(actor=SYSTEM, tenant=tenant, name="k", **key)
+    return AsgiClient(GatewayHandler(), made.secret)
+
+
+def chat(model: str, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hello"}]
+    return {"model": model, "messages": messages, "max_tokens": 3, **fields}
+
+
+async def ask(client: AsgiClient, model: str, **fields: Any) -> Any:
+    return await client.post("/v1/chat/completions", chat(model, **fields))
+
+
+async def digest_of(client: AsgiClient, model: str, **fields: Any) -> str:
+    reply = await ask(client, model, **fields)
+    assert reply.status == 200, reply.body
+    return reply.headers["x-quire-adapter"]
+
+
+async def test_an_adapter_is_asked_by_either_name(gateway: Gateway, live: Any) -> None:
+    version = await live(gateway.rows.tenant)
+    async with gateway.serving(gateway.fake()) as replica:
+        for name in ("tone", "fake:tone"):
+            reply = await ask(gateway.client, name)
+            assert reply.status == 200
+            assert reply.json()["model"] == name
+            assert reply.headers["x-quire-adapter"] == version.digest
+        plain = await ask(gateway.client, "fake")
+    assert "x-quire-adapter" not in plain.headers
+    adapter = replica.received[0].adapter
+    assert adapter is not None
+    assert replica.received[2].adapter is None
+    assert (adapter.digest, adapter.name) == (version.digest, "tone")
+    assert adapter.owner == gateway.rows.tenant.slug
+    assert version.digest in adapter.path
+    records = await gateway.usage()
+    assert [(r.model, r.adapter, r.adapter_digest) for r in records] == [
+        ("fake", "tone", version.digest),
+        ("fake", "tone", version.digest),
+        ("fake", "", ""),
+    ]
+
+
+async def test_two_tenants_equal_names_never_meet(gateway: Gateway, live: Any) -> None:
+    rival, theirs = await in_db_thread(newcomer)
+    mine = await live(gateway.rows.tenant, seed=1)
+    other = await live(rival, seed=2)
+    shared = await live(None, seed=3)
+    _, third = await in_db_thread(newcomer, "Third")
+    async with gateway.serving(gateway.fake()):
+        for name in ("tone", "fake:tone"):
+            assert await digest_of(gateway.client, name) == mine.digest
+            assert await digest_of(theirs, name) == other.digest
+            assert await digest_of(third, name) == shared.digest
+
+
+async def test_a_strangers_adapter_is_not_there(gateway: Gateway, live: Any) -> None:
+    await live(gateway.rows.tenant, name="secret-tone")
+    _, theirs = await in_db_thread(newcomer)
+    async with gateway.serving(gateway.fake()):
+        for name in ("secret-tone", "fake:secret-tone", "fake:", ":secret-tone", "x:secret-tone"):
+            reply = await ask(theirs, name)
+            assert (reply.status, reply.error["code"]) == (404, "model_not_found")
+        unknown = await ask(theirs, "no-such-thing")
+        assert unknown.error["message"].replace("no-such-thing", "") == (
+            (await ask(theirs, "secret-tone")).error["message"].replace("secret-tone", "")
+        )
+        assert (await theirs.get("/v1/models/secret-tone")).status == 404
+        listed = (await theirs.get("/v1/models")).json()["data"]
+    assert [each["id"] for each in listed] == ["fake"]
+
+
+async def test_models_are_listed_with_their_adapters(gateway: Gateway, live: Any) -> None:
+    mine = await live(gateway.rows.tenant, name="mine")
+    shared = await live(None, name="ours", seed=1)
+    await live(gateway.rows.tenant, name="waits", seed=2, promote=False)
+    async with gateway.serving(gateway.fake()):
+        listed = (await gateway.client.get("/v1/models")).json()["data"]
+        one = (await gateway.client.get("/v1/models/fake:mine")).json()
+    assert [each["id"] for each in listed] == ["fake", "mine", "ours"]
+    assert [each["parent"] for each in listed] == [None, "fake", "fake"]
+    assert [each["root"] for each in listed] == ["fake", "fake", "fake"]
+    assert [each.get("digest") for each in listed] == [None, mine.digest, shared.digest]
+    assert listed[1]["owned_by"] == gateway.rows.tenant.slug
+    assert (one["id"], one["digest"]) == ("fake:mine", mine.digest)
+
+
+async def test_keys_are_narrowed_to_adapters_and_away_from_them(
+    gateway: Gateway, live: Any
+) -> None:
+    tenant = gateway.rows.tenant
+    await live(tenant)
+    only = await in_db_thread(client_of, tenant, allowed_models=["tone"])
+    full = await in_db_thread(client_of, tenant, allowed_models=["fake:tone"])
+    base = await in_db_thread(client_of, tenant, allowed_models=["fake"])
+    async with gateway.serving(gateway.fake()):
+        for client in (only, full):
+            assert (await ask(client, "tone")).status == 200
+            assert (await ask(client, "fake")).status == 404
+            listed = (await client.get("/v1/models")).json()["data"]
+            assert [each["id"] for each in listed] == ["tone"]
+        assert (await ask(base, "fake")).status == 200
+        assert (await ask(base, "tone")).status == 404
+        await in_db_thread(
+            lambda: actions.update_tenant(actor=SYSTEM, tenant=tenant, allowed_models=["fake"])
+        )
+        assert (await ask(gateway.client, "tone")).status == 200
+        await in_db_thread(
+            lambda: actions.update_tenant(actor=SYSTEM, tenant=tenant, allowed_models=["other"])
+        )
+        assert (await ask(gateway.client, "tone")).status == 404
+
+
+async def test_one_name_of_two_models_must_be_told_apart(gateway: Gateway, live: Any) -> None:
+    def second_model() -> None:
+        ServedModel.objects.create(name="big", source="fake", desired_state="loaded", managed=False)
+
+    await in_db_thread(second_model)
+    tenant = gateway.rows.tenant
+    small, _ = await live(tenant, seed=1), await live(tenant, seed=2, model="big")
+    async with gateway.serving(gateway.fake()):
+        reply = await ask(gateway.client, "tone")
+        assert reply.status == 400
+        assert "big:tone, fake:tone" in reply.error["message"]
+        assert await digest_of(gateway.client, "fake:tone") == small.digest
+        listed = (await gateway.client.get("/v1/models")).json()["data"]
+    assert {each["id"] for each in listed} == {"fake", "big", "fake:tone", "big:tone"}
+
+
+async def test_a_canary_gets_its_share_and_each_user_one_version(
+    gateway: Gateway, live: Any
+) -> None:
+    first = await live(gateway.rows.tenant)
+    second = await live(gateway.rows.tenant, seed=2, promote=False)
+    await in_db_thread(lambda: adapter_actions.promote(actor=SYSTEM, version=second, percent=30))
+    cards.forget()
+    async with gateway.serving(gateway.fake()):
+        users = {n: await digest_of(gateway.client, "tone", user=f"u{n}") for n in range(60)}
+        again = {n: await digest_of(gateway.client, "tone", user=f"u{n}") for n in range(60)}
+    assert users == again
+    assert set(users.values()) == {first.digest, second.digest}
+    assert 6 <= list(users.values()).count(second.digest) <= 30
+
+
+async def test_a_promotion_turns_new_requests_and_leaves_running_ones(
+    gateway: Gateway, live: Any
+) -> None:
+    first = await live(gateway.rows.tenant)
+    second = await live(gateway.rows.tenant, seed=2, promote=False)
+    async with gateway.serving(gateway.fake()):
+        running = gateway.client.open(
+            "POST", "/v1/chat/completions", chat("tone", stream=True, max_tokens=40)
+        )
+        _, headers = await running.head()
+        assert headers["x-quire-adapter"] == first.digest
+        await in_db_thread(lambda: adapter_actions.promote(actor=SYSTEM, version=second))
+        assert await digest_of(gateway.client, "tone") == second.digest
+        assert [chunk async for chunk in running.chunks()][-1].endswith(b"[DONE]\n\n")
+        await running.leave()
+        await in_db_thread(
+            lambda: adapter_actions.take_offline(actor=SYSTEM, adapter=second.adapter)
+        )
+        assert (await ask(gateway.client, "tone")).status == 404
+    digests = {record.adapter_digest for record in await gateway.usage()}
+    assert digests == {first.digest, second.digest}
+
+
+async def test_a_stream_that_moves_to_another_replica_keeps_its_digest(
+    gateway: Gateway, live: Any
+) -> None:
+    first = await live(gateway.rows.tenant)
+    second = await live(gateway.rows.tenant, seed=2, promote=False)
+    one, two = gateway.fake(die_after=5), gateway.fake()
+    async with gateway.serving(one):
+        running = gateway.client.open(
+            "POST", "/v1/chat/completions", chat("tone", stream=True, max_tokens=60)
+        )
+        await running.head()
+        await in_db_thread(lambda: adapter_actions.promote(actor=SYSTEM, version=second))
+        await until(lambda: one.state == "dead")
+        async with gateway.serving(two):
+            await gateway.redis.delete(protocol.replica_key(one.replica_id, gateway.prefix))
+            assert [chunk async for chunk in running.chunks()][-1].endswith(b"[DONE]\n\n")
+            await running.leave()
+    resumed = [request for request in two.received if request.resume_token_ids]
+    assert [request.adapter.digest for request in resumed if request.adapter] == [first.digest]
+
+
+async def test_prices_and_budgets_of_adapters(gateway: Gateway, live: Any) -> None:
+    tenant = gateway.rows.tenant
+    await live(tenant)
+    await live(None, name="shared", seed=1)
+
+    def price(model: str, amount: str) -> None:
+        metering.set_price(
+            actor=SYSTEM, model=model, input_per_million=amount, output_per_million=amount
+        )
+
+    def prices() -> None:
+        price("fake", "8")
+        price("tone", "1")  # some other thing that the tenant named its adapter after
+        price("fake:tone", "1")
+        price("shared", "3")
+
+    await in_db_thread(prices)
+    async with gateway.serving(gateway.fake()):
+        for name in ("tone", "shared", "fake"):
+            assert (await ask(gateway.client, name)).status == 200
+    tone, shared, fake = await gateway.usage()
+    assert tone.cost_nanos == fake.cost_nanos > shared.cost_nanos > 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "hello", "max_tokens": 3}),
+        ("/v1/responses", {"input": "hello", "max_output_tokens": 16}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}),
+        ("/inference/v1/generate", {"token_ids": [5, 6], "sampling_params": {"max_tokens": 3}}),
+        ("/generate", {"prompt": "hello", "max_tokens": 3}),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_every_endpoint_answers_through_an_adapter(
+    gateway: Gateway, live: Any, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    version = await live(gateway.rows.tenant)
+    async with gateway.serving(gateway.fake()) as replica:
+        reply = await gateway.client.post(path, {"model": "tone", "stream": stream, **body})
+    assert reply.status == 200, reply.body
+    assert reply.headers["x-quire-adapter"] == version.digest
+    assert [each.adapter.digest for each in replica.received if each.adapter] == [version.digest]

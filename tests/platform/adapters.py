@@ -1,0 +1,55 @@
+"""What the tests of adapters share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from adapters import actions, cards, work
+from adapters.models import AdapterVersion
+from catalog.models import DesiredState, ServedModel
+from tenants.models import Tenant
+from tests.adapter_files import adapter_bytes
+
+
+def served(name: str = "base", **columns: Any) -> ServedModel:
+    """A loaded model that everybody may use."""
+    return ServedModel.objects.create(
+        name=name, source="/m", desired_state=DesiredState.LOADED, managed=False, **columns
+    )
+
+
+def write(staged: Path, seed: int = 0, **config: Any) -> None:
+    """An adapter's files into an empty folder."""
+    for name, content in adapter_bytes(seed, **config).items():
+        (staged / name).write_bytes(content)
+
+
+def added(
+    actor: Any,
+    tenant: Tenant | None,
+    model: ServedModel,
+    name: str = "tone",
+    seed: int = 0,
+    promote: bool = False,
+    **config: Any,
+) -> AdapterVersion:
+    """A version that waits for its check."""
+    return actions.add_staged(
+        actor=actor,
+        tenant=tenant,
+        served_model=model,
+        name=name,
+        source="upload",
+        stage=lambda staged: write(staged, seed, **config),
+        promote=promote,
+    )
+
+
+def checked(*args: Any, **kwargs: Any) -> AdapterVersion:
+    """A version as it is when its check has ended."""
+    version = added(*args, **kwargs)
+    work.work_on(version.pk)
+    version.refresh_from_db()
+    cards.forget()
+    return version

@@ -1,0 +1,230 @@
+"""Uploads in pieces, and archives that mean harm."""
+
+from __future__ import annotations
+
+import io
+import stat
+import zipfile
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from adapters import access, actions, store
+from adapters.errors import AdapterInvalid, AdapterTooLarge, WrongOffset
+from adapters.models import AdapterUpload, VersionState
+from catalog.models import ServedModel
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.errors import InvalidRequest
+from tenants.errors import Conflict, NotFound, PermissionDenied, ServiceUnavailable
+from tests.adapter_files import adapter_bytes
+from tests.platform.adapters import served
+from tests.platform.conftest import World
+
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.database,
+    pytest.mark.usefixtures("adapters_here"),
+]
+
+
+@pytest.fixture
+def model(db: None) -> ServedModel:
+    return served()
+
+
+def begun(world: World, model: ServedModel, files: dict[str, bytes], **more: Any) -> AdapterUpload:
+    return actions.begin_upload(
+        actor=more.pop("actor", world.member),
+        tenant=world.acme,
+        served_model=model,
+        name="tone",
+        sizes={name: len(content) for name, content in files.items()},
+        **more,
+    )
+
+
+def send(world: World, upload: AdapterUpload, name: str, at: int, *chunks: bytes) -> int:
+    return actions.add_piece(actor=world.member, upload=upload, file=name, offset=at, chunks=chunks)
+
+
+def sent(world: World, model: ServedModel, files: dict[str, bytes], **more: Any) -> Any:
+    upload = begun(world, model, files, **more)
+    for name, content in files.items():
+        send(world, upload, name, 0, content)
+    return actions.finish_upload(actor=world.member, upload=upload)
+
+
+def test_an_upload_goes_on_where_it_was_cut_off(world: World, model: ServedModel) -> None:
+    files = adapter_bytes()
+    upload = begun(world, model, files)
+    weights = files[WEIGHTS_FILE]
+
+    def dropped() -> Iterator[bytes]:
+        yield weights[:50]
+        raise ConnectionResetError("the client is gone")
+
+    with pytest.raises(ServiceUnavailable):
+        actions.add_piece(
+            actor=world.member, upload=upload, file=WEIGHTS_FILE, offset=0, chunks=dropped()
+        )
+    assert actions.offsets(upload) == {CONFIG_FILE: 0, WEIGHTS_FILE: 50}
+    with pytest.raises(WrongOffset) as caught:
+        send(world, upload, WEIGHTS_FILE, 0, weights)
+    assert caught.value.offset == 50
+    with pytest.raises(Conflict, match="so far"):
+        actions.finish_upload(actor=world.member, upload=upload)
+    assert send(world, upload, WEIGHTS_FILE, 50, weights[50:]) == len(weights)
+    send(world, upload, CONFIG_FILE, 0, files[CONFIG_FILE])
+    version = actions.finish_upload(actor=world.member, upload=upload)
+    assert version.state == VersionState.UPLOADED
+    assert (store.content_path(version.digest) / WEIGHTS_FILE).read_bytes() == weights
+    assert not AdapterUpload.objects.exists()
+    assert list((store.adapters_dir() / "uploads").iterdir()) == []
+    with pytest.raises(Conflict):
+        actions.finish_upload(actor=world.member, upload=upload)
+
+
+def test_more_than_was_announced_is_refused(world: World, model: ServedModel) -> None:
+    files = adapter_bytes()
+    upload = begun(world, model, files)
+    with pytest.raises(AdapterTooLarge):
+        send(world, upload, CONFIG_FILE, 0, files[CONFIG_FILE], b"x")
+    with pytest.raises(NotFound):
+        send(world, upload, "other.safetensors", 0, b"x")
+
+
+def test_room_is_kept_while_it_comes(world: World, model: ServedModel, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "TENANT_ADAPTER_BYTES": 400}
+    upload = begun(world, model, adapter_bytes())
+    with pytest.raises(AdapterTooLarge):
+        begun(world, model, adapter_bytes(1))
+    actions.give_up_upload(actor=world.member, upload=upload)
+    begun(world, model, adapter_bytes(1))
+    settings.QUIRE = {**settings.QUIRE, "MAX_ADAPTER_BYTES": 100}
+    with pytest.raises(AdapterTooLarge):
+        begun(world, model, adapter_bytes(1))
+
+
+def test_forgotten_uploads_go(world: World, model: ServedModel) -> None:
+    upload = begun(world, model, adapter_bytes())
+    send(world, upload, CONFIG_FILE, 0, b"{")
+    assert actions.expire_uploads() == 0
+    assert actions.expire_uploads(timezone.now() + timedelta(hours=25)) == 1
+    assert list((store.adapters_dir() / "uploads").iterdir()) == []
+
+
+def test_strangers_and_viewers(world: World, model: ServedModel) -> None:
+    upload = begun(world, model, adapter_bytes())
+    for name, refusal in (("outsider", NotFound), ("viewer", PermissionDenied)):
+        actor = world.user(name)
+        with pytest.raises(refusal):
+            begun(world, model, adapter_bytes(), actor=actor)
+        with pytest.raises(refusal):
+            access.access_upload(actor, world.acme, upload.public_id)
+        with pytest.raises(refusal):
+            actions.add_piece(actor=actor, upload=upload, file=CONFIG_FILE, offset=0, chunks=[b"x"])
+        with pytest.raises(refusal):
+            actions.finish_upload(actor=actor, upload=upload)
+    with pytest.raises(NotFound):
+        access.access_upload(world.outsider, world.rival, upload.public_id)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        (CONFIG_FILE,),
+        (CONFIG_FILE, "adapter_model.bin"),
+        (CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json"),
+        ("../adapter_config.json", WEIGHTS_FILE),
+        (CONFIG_FILE, "a\\adapter_model.safetensors"),
+        ("a.zip", "b.zip"),
+        ("a.tar.gz",),
+        (),
+    ],
+)
+def test_only_an_adapters_files_are_taken(
+    world: World, model: ServedModel, names: tuple[str, ...]
+) -> None:
+    with pytest.raises(AdapterInvalid) as caught:
+        begun(world, model, dict.fromkeys(names, b"x"))
+    assert caught.value.param == "files"
+
+
+@pytest.mark.parametrize("size", [0, -1, True, "7", None, 1.5])
+def test_sizes_are_checked(world: World, model: ServedModel, size: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        actions.begin_upload(
+            actor=world.member,
+            tenant=world.acme,
+            served_model=model,
+            name="tone",
+            sizes={CONFIG_FILE: 5, WEIGHTS_FILE: size},
+        )
+
+
+# -- archives -----------------------------------------------------------------------------------
+
+
+def archive(members: dict[str | zipfile.ZipInfo, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", method) as opened:
+        for name, content in members.items():
+            opened.writestr(name, content)
+    return buffer.getvalue()
+
+
+def test_an_archive_of_a_folder(world: World, model: ServedModel) -> None:
+    inside = {f"tone/{name}": content for name, content in adapter_bytes().items()}
+    packed = archive({**inside, "tone/README.md": b"hello"}, zipfile.ZIP_DEFLATED)
+    version = sent(world, model, {"tone.zip": packed})
+    kept = {path.name for path in store.content_path(version.digest).iterdir()}
+    assert kept == {CONFIG_FILE, WEIGHTS_FILE}
+
+
+def link() -> zipfile.ZipInfo:
+    made = zipfile.ZipInfo(CONFIG_FILE)
+    made.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return made
+
+
+@pytest.mark.parametrize(
+    ("members", "told"),
+    [
+        ({"../../adapter_config.json": b"{}"}, "leads out of the archive"),
+        ({"/etc/adapter_config.json": b"{}"}, "leads out of the archive"),
+        ({"a\\..\\b": b"{}"}, "leads out of the archive"),
+        ({link(): b"/etc/passwd"}, "is a link"),
+        ({"training_args.bin": b"x"}, "is a pickle"),
+        ({"a/adapter_config.json": b"{}", "b/adapter_config.json": b"{}"}, "more than one"),
+        ({f"{n}": b"" for n in range(1001)}, "1001 members"),
+        ({"README.md": b""}, "no file adapter_config.json"),
+    ],
+)
+def test_archives_that_mean_harm(
+    world: World, model: ServedModel, members: Any, told: str, tmp_path: Path
+) -> None:
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(AdapterInvalid, match=told):
+        sent(world, model, {"tone.zip": archive(members)})
+    left = {path.name for path in set(tmp_path.rglob("*")) - before}
+    assert not {CONFIG_FILE, "passwd"} & left
+
+
+def test_a_bomb_is_put_out(world: World, model: ServedModel, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "MAX_ADAPTER_BYTES": 1 << 20}
+    packed = archive({WEIGHTS_FILE: b"\0" * (64 << 20)}, zipfile.ZIP_DEFLATED)
+    assert len(packed) < 1 << 20
+    with pytest.raises(AdapterTooLarge):
+        sent(world, model, {"bomb.zip": packed})
+    written = sum(path.stat().st_size for path in store.adapters_dir().rglob("*.safetensors"))
+    assert written <= 2 << 20
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x05\x06", b"no archive", b"PK\x03\x04" + b"\0" * 99])
+def test_damaged_archives(world: World, model: ServedModel, content: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        sent(world, model, {"tone.zip": content})

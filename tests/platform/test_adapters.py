@@ -1,0 +1,303 @@
+"""Adapters: versions, their check, which one answers, and who may."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from adapters import access, actions, store, work
+from adapters.errors import AdapterInvalid, AdapterTooLarge
+from adapters.models import Adapter, AdapterVersion, VersionState
+from engine.contract.adapters import adapter_digest
+from engine.contract.errors import InvalidRequest
+from tenants.actors import SYSTEM
+from tenants.errors import Conflict, NotFound, PermissionDenied
+from tenants.models import AuditEntry
+from tests.adapter_files import adapter_folder
+from tests.platform.adapters import added, checked, served
+from tests.platform.conftest import World
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database, pytest.mark.usefixtures("adapters_here")]
+
+
+def test_a_version_is_checked_probed_and_ready(world: World) -> None:
+    version = checked(world.member, world.acme, served())
+    assert version.state == VersionState.READY
+    assert version.rank == 8
+    assert version.report["probe"]["passed"]
+    assert adapter_digest(store.content_path(version.digest)) == version.digest
+    done = list(AuditEntry.objects.filter(tenant=world.acme).values_list("action", flat=True))
+    assert {"adapter.create", "adapter.add", "adapter.ready"} <= set(done)
+
+
+@pytest.mark.parametrize(
+    ("says", "told"),
+    [
+        ("refuse", "lora_A holds NaN."),
+        ("differ", "Its answers differ from those of the merged model by up to 3.5."),
+        ("crash", "The check ended without a result"),
+    ],
+)
+def test_what_fails_its_check_can_never_go_live(world: World, says: str, told: str) -> None:
+    version = checked(world.owner, world.acme, served(), says=says, promote=True)
+    assert version.state == VersionState.FAILED
+    assert version.problem.startswith(told)
+    with pytest.raises(Conflict, match="only a version whose check has passed"):
+        actions.promote(actor=world.owner, version=version)
+
+
+def test_promote_canary_and_rollback(world: World) -> None:
+    model = served()
+    first = checked(world.owner, world.acme, model, promote=True)
+    second = checked(world.owner, world.acme, model, seed=2)
+    assert (first.state, second.state, second.number) == ("live", "ready", 2)
+    alias = actions.promote(actor=world.admin, version=second, percent=20)
+    assert (alias.version, alias.canary, alias.canary_percent) == (first, second, 20)
+    alias = actions.rollback(actor=world.admin, alias=alias)
+    assert (alias.version, alias.canary) == (first, None)
+    alias = actions.promote(actor=world.admin, version=second)
+    assert (alias.version, alias.previous) == (second, first)
+    alias = actions.rollback(actor=world.admin, alias=alias)
+    assert (alias.version, alias.previous) == (first, second)
+    states = {v.number: v.state for v in first.adapter.versions.all()}
+    assert states == {1: "live", 2: "ready"}
+    entry = AuditEntry.objects.filter(action="adapter.rollback").latest("pk")
+    assert entry.details["changes"] == {"version": [2, 1]}
+
+
+def test_an_alias_of_its_own_tries_a_version_before_it_goes_live(world: World) -> None:
+    model = served()
+    checked(world.owner, world.acme, model, promote=True)
+    second = checked(world.owner, world.acme, model, seed=2)
+    alias = actions.promote(actor=world.owner, version=second, alias="tone-next")
+    assert alias.version == second
+    own = access.access_alias(world.owner, second.adapter, "")
+    with pytest.raises(Conflict, match="the adapter's own name"):
+        actions.delete_alias(actor=world.owner, alias=own)
+    actions.delete_alias(actor=world.owner, alias=alias)
+    second.refresh_from_db()
+    assert second.state == VersionState.READY
+
+
+def test_live_versions_can_be_neither_retired_nor_deleted(world: World) -> None:
+    version = checked(world.owner, world.acme, served(), promote=True)
+    for deed in (actions.retire, actions.delete_version):
+        with pytest.raises(Conflict):
+            deed(actor=world.owner, version=version)
+    with pytest.raises(Conflict, match="offline"):
+        actions.delete_adapter(actor=world.owner, adapter=version.adapter)
+    actions.take_offline(actor=world.owner, adapter=version.adapter)
+    alias = access.access_alias(world.owner, version.adapter, "")
+    assert actions.rollback(actor=world.owner, alias=alias).version == version
+    actions.take_offline(actor=world.owner, adapter=version.adapter)
+    version.refresh_from_db()
+    actions.retire(actor=world.owner, version=version)
+    with pytest.raises(Conflict):
+        actions.promote(actor=world.owner, version=version)
+    actions.delete_adapter(actor=world.owner, adapter=version.adapter)
+    assert not Adapter.objects.exists()
+
+
+def test_content_goes_when_no_version_has_it(world: World) -> None:
+    model = served()
+    mine = checked(world.owner, world.acme, model)
+    theirs = checked(world.outsider, world.rival, model)
+    assert mine.digest == theirs.digest
+    actions.delete_version(actor=world.owner, version=mine)
+    assert store.sweep(actions.known_digest, -1) == 0
+    assert store.is_whole(theirs.digest)
+    actions.delete_version(actor=world.outsider, version=theirs)
+    assert work.sweep() == 0
+    assert store.is_whole(theirs.digest)
+    assert store.sweep(actions.known_digest, -1) == 1
+    assert not store.is_whole(theirs.digest)
+
+
+def test_roles(world: World) -> None:
+    model = served()
+    with pytest.raises(PermissionDenied):
+        added(world.viewer, world.acme, model)
+    with pytest.raises(NotFound):
+        added(world.outsider, world.acme, model)
+    with pytest.raises(PermissionDenied):
+        added(world.owner, None, model)
+    with pytest.raises(PermissionDenied, match="Admins take adapters live"):
+        added(world.member, world.acme, model, promote=True)
+    version = checked(world.member, world.acme, model)
+    for name, wanted in (("member", PermissionDenied), ("outsider", NotFound)):
+        with pytest.raises(wanted):
+            actions.promote(actor=world.user(name), version=version)
+        with pytest.raises(wanted):
+            actions.delete_adapter(actor=world.user(name), adapter=version.adapter)
+    alias = actions.promote(actor=world.admin, version=version)
+    for name, wanted in (("member", PermissionDenied), ("outsider", NotFound)):
+        with pytest.raises(wanted):
+            actions.rollback(actor=world.user(name), alias=alias)
+    with pytest.raises(NotFound):
+        access.access_adapter(world.outsider, world.acme, version.adapter_id)
+    with pytest.raises(NotFound):
+        access.access_adapter(world.outsider, world.rival, version.adapter_id)
+    assert access.access_adapter(world.viewer, world.acme, version.adapter_id)
+
+
+def test_shared_adapters_are_seen_by_all_and_changed_by_operators(world: World) -> None:
+    version = checked(world.operator, None, served(), promote=True)
+    found = access.access_adapter(world.outsider, world.rival, version.adapter_id)
+    with pytest.raises(PermissionDenied):
+        actions.take_offline(actor=world.outsider, adapter=found)
+    hidden = checked(world.operator, None, served("secret", public=False), name="x")
+    with pytest.raises(NotFound):
+        access.access_adapter(world.outsider, world.rival, hidden.adapter_id)
+
+
+@pytest.mark.parametrize("name", ["a:b", "", "-a", "a b", "a\n", "x" * 101, "../up"])
+def test_bad_names_are_refused(world: World, name: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        added(world.owner, world.acme, served(), name=name)
+    assert caught.value.param == "name"
+
+
+def test_a_models_name_is_no_adapters_name(world: World) -> None:
+    model = served(aliases=["other"])
+    for name in ("base", "other"):
+        with pytest.raises(Conflict):
+            added(world.owner, world.acme, model, name=name)
+    with pytest.raises(NotFound):
+        added(world.owner, world.acme, served("secret", public=False))
+
+
+def test_the_same_content_is_no_second_version(world: World) -> None:
+    model = served()
+    added(world.owner, world.acme, model)
+    with pytest.raises(Conflict, match="Version 1"):
+        added(world.owner, world.acme, model)
+
+
+def test_a_tenant_has_so_much_room(world: World, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "TENANT_ADAPTER_BYTES": 300}
+    model = served()
+    added(world.owner, world.acme, model)
+    with pytest.raises(AdapterTooLarge, match="delete a version first"):
+        added(world.owner, world.acme, model, seed=1)
+    added(world.outsider, world.rival, model, seed=1)
+
+
+def test_a_dead_workers_version_is_taken_up_by_another(world: World) -> None:
+    version = added(world.owner, world.acme, served())
+    stuck = AdapterVersion.objects.filter(pk=version.pk)
+    stuck.update(state=VersionState.PROBING)
+    work.work_on(version.pk)
+    assert stuck.get().state == VersionState.PROBING  # another worker's
+    assert work.waiting() == []
+    later = timezone.now() + work.LEASE + timedelta(seconds=1)
+    assert work.waiting(later) == [version.pk]
+    work.work_on(version.pk)
+    assert stuck.get().state == VersionState.READY
+
+
+def test_a_version_deleted_while_it_is_checked_stays_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = added(world.owner, world.acme, served(), says="hang")
+    monkeypatch.setattr(work, "BEAT_S", 0.0)
+    claimed = work._claimed
+
+    def then_deleted(*args: Any, **kwargs: Any) -> Any:
+        found = claimed(*args, **kwargs)
+        AdapterVersion.objects.filter(pk=version.pk).delete()
+        return found
+
+    monkeypatch.setattr(work, "_claimed", then_deleted)
+    work.work_on(version.pk)
+    assert not AdapterVersion.objects.exists()
+
+
+# -- from folders -----------------------------------------------------------------------------
+
+
+def from_folder(world: World, path: object, actor: Any = None) -> AdapterVersion:
+    return actions.add_from_folder(
+        actor=actor or world.operator,
+        tenant=None,
+        served_model=served(),
+        name="tone",
+        path=str(path),
+    )
+
+
+def test_operators_add_from_the_folders_that_a_setting_names(world: World, tmp_path: Path) -> None:
+    folder = adapter_folder(tmp_path / "allowed" / "tone")
+    version = from_folder(world, folder)
+    assert version.digest == adapter_digest(folder)
+    assert version.source == str(folder)
+
+
+@pytest.mark.parametrize("where", ["elsewhere", "allowed/../elsewhere", "allowed/link"])
+def test_no_path_leads_out_of_them(world: World, tmp_path: Path, where: str) -> None:
+    adapter_folder(tmp_path / "elsewhere")
+    (tmp_path / "allowed").mkdir()
+    (tmp_path / "allowed" / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InvalidRequest, match="in none of the folders") as caught:
+        from_folder(world, tmp_path / where)
+    assert caught.value.param == "path"
+
+
+def test_a_file_that_links_elsewhere_is_refused(world: World, tmp_path: Path) -> None:
+    folder = adapter_folder(tmp_path / "allowed" / "tone")
+    (folder / "adapter_config.json").rename(tmp_path / "config")
+    (folder / "adapter_config.json").symlink_to(tmp_path / "config")
+    with pytest.raises(AdapterInvalid):
+        from_folder(world, folder)
+
+
+def test_tenants_may_not_read_the_servers_folders(world: World, tmp_path: Path) -> None:
+    folder = adapter_folder(tmp_path / "allowed" / "tone")
+    with pytest.raises(PermissionDenied):
+        from_folder(world, folder, actor=world.owner)
+
+
+def test_a_pickle_is_refused_by_any_name(world: World, tmp_path: Path) -> None:
+    folder = adapter_folder(tmp_path / "allowed" / "tone")
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(b"PK\x03\x04" + b"\0" * 60)
+    with pytest.raises(AdapterInvalid, match="a pickle under another name"):
+        from_folder(world, folder)
+    weights.rename(folder / "adapter_model.bin")
+    with pytest.raises(AdapterInvalid, match="is a pickle"):
+        actions.add_from_folder(
+            actor=SYSTEM,
+            tenant=None,
+            served_model=served("b2"),
+            name="tone",
+            path=str(folder),
+        )
+
+
+# -- from the hub -----------------------------------------------------------------------------
+
+
+def test_without_the_hub_a_version_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    version = actions.add_from_hub(
+        actor=world.admin,
+        tenant=world.acme,
+        served_model=served(),
+        name="tone",
+        repository="somebody/tone",
+    )
+    work.work_on(version.pk)
+    version.refresh_from_db()
+    assert version.state == VersionState.FAILED
+    assert "hub" in version.problem
+    with pytest.raises(InvalidRequest):
+        actions.add_from_hub(
+            actor=world.admin,
+            tenant=world.acme,
+            served_model=served("b2"),
+            name="tone",
+            repository="../../etc",
+        )
