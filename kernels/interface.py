@@ -60,6 +60,9 @@ class KernelSet(LinearMaker):
     device: torch.device = torch.device("cpu")
     """Where the operations want their tensors."""
 
+    version: str = ""
+    """Of the build, where equal names may compute other bits."""
+
     attention_backend: str = ""
     """What computes its attention, by its name in `kernels.attention`; "": its own."""
     has_own_attention: bool = True

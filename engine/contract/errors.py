@@ -85,6 +85,12 @@ class EnginePaused(EngineUnavailable):
     code = "engine_paused"
 
 
+class ModelReplaced(EngineUnavailable):
+    """An answer had begun, and the replicas that are left have other weights."""
+
+    code = "model_replaced"
+
+
 class EngineFault(QuireError):
     """The engine failed while it ran this request."""
 

@@ -194,6 +194,8 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         cold_reason: why none was found, "" if some were: "no_shared_prefix",
             "shorter_than_a_block", "evicted", "another_namespace", "caching_off" or
             "all_tokens_needed". For operators, never for clients: it speaks of other tenants.
+        numerics_changed: a replica with other `Numerics` went on with it: the same weights, but not
+            the tokens that the first replica would have made. Set by the gateway.
     """
 
     queue_time: float = 0.0
@@ -204,6 +206,7 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_preemptions: int = 0
     num_steps: int = 0
     cold_reason: str = ""
+    numerics_changed: bool = False
 
 
 class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -8,6 +8,7 @@ import msgspec
 
 from engine.contract.adapters import AdapterState
 from engine.contract.histograms import Histogram
+from engine.contract.numerics import Numerics
 
 
 class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -111,6 +112,8 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     `paused`: an operator has paused it; what it has goes on when it's resumed.
     `adapters`: those that it knows of, wherever their weights lie. `sleep_level`: of a model that
     sleeps, 1 or 2; 0 is awake.
+    `numerics`: what decides its tokens' bits; None while that isn't known.
+    `spare`: it takes requests only while no other replica of its model does.
     """
 
     replica_id: str
@@ -125,6 +128,8 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     load_progress: float = 0.0
     stats: EngineStats = msgspec.field(default_factory=EngineStats)
     paused: bool = False
+    numerics: Numerics | None = None
+    spare: bool = False
     adapters: list[AdapterState] = msgspec.field(default_factory=list)
     process: ProcessStats = msgspec.field(default_factory=ProcessStats)
     sleep_level: int = 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import ClassVar
 
+import torch
+
 import kernels
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
@@ -45,6 +47,11 @@ class CpuDevice(Device):
     def make_kernels(self) -> KernelSet:
         """See `Device`."""
         return kernels_on(self.name, self.config)
+
+    @property
+    def arithmetic(self) -> tuple[str, str]:
+        """See `Device`. What the kernels don't compute torch does, by its own choice of ISA."""
+        return torch.backends.cpu.get_cpu_capability(), super().arithmetic[1]
 
     def num_blocks(self, need: CacheNeed) -> int:
         """See `Device`."""

@@ -50,6 +50,11 @@ class CudaDevice(Device):
         """See `Device`."""
         return "" if torch.cuda.is_available() else "torch sees no CUDA device."
 
+    @property
+    def arithmetic(self) -> tuple[str, str]:
+        """See `Device`."""
+        return torch.cuda.get_device_name(), super().arithmetic[1]
+
     def make_kernels(self) -> KernelSet:
         """See `Device`. Without Triton only plain torch is left, which somebody must ask for."""
         plain = not self.config.cpu_kernels or os.environ.get(kernels.FORCED) == "reference"

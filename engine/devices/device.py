@@ -111,6 +111,12 @@ class Device(ABC):
         """Where its tensors are."""
         return self.kernels.device
 
+    @property
+    def arithmetic(self) -> tuple[str, str]:
+        """What decides the bits of its results: its hardware's kind, and the kernels' build."""
+        build = f"{self.kernels.name} {self.kernels.version}".strip()
+        return self.name, f"{build}, torch {torch.__version__}"
+
     # -- memory -------------------------------------------------------------------------------
 
     @abstractmethod

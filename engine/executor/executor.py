@@ -50,6 +50,10 @@ class Executor(Protocol):
     @property
     def asleep(self) -> bool: ...
 
+    @property
+    def arithmetic(self) -> tuple[str, str]:
+        """What computes: instruction set or GPU, and the kernels' build."""
+
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
         """Load the model; `progress(done, total)` is called meanwhile.
 

@@ -122,6 +122,11 @@ class InProcessExecutor:
         return self.device.times_prompts
 
     @property
+    def arithmetic(self) -> tuple[str, str]:
+        """See `Executor`."""
+        return self.device.arithmetic
+
+    @property
     def kernels(self) -> KernelSet:
         """Of the device."""
         return self.device.kernels

@@ -33,6 +33,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="seconds that running requests get after SIGTERM (default: %(default)s)",
     )
     parser.add_argument(
+        "--spare",
+        action="store_true",
+        help="take requests only while no other replica of the model does",
+    )
+    parser.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error")
     )
     add_cli_args(parser)

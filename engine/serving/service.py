@@ -22,6 +22,7 @@ import redis
 from engine.contract import protocol
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault, QuireError
+from engine.contract.numerics import Numerics
 from engine.contract.protocol import (
     AbortRequest,
     Control,
@@ -39,6 +40,7 @@ from engine.serving.inbox import InboxReader
 from engine.serving.load import load_core
 from engine.serving.log import configure_logging
 from engine.serving.model_info import model_info
+from engine.serving.numerics import numerics_of
 from engine.serving.outbox import OutboxWriter, StepOutput
 from engine.serving.pause import Pause, abort_requests
 from engine.serving.process_stats import process_stats
@@ -58,9 +60,15 @@ class EngineService:
     """The engine loop between the inbox and the outboxes."""
 
     def __init__(
-        self, config: EngineConfig, replica_id: str, client: redis.Redis, prefix: str
+        self,
+        config: EngineConfig,
+        replica_id: str,
+        client: redis.Redis,
+        prefix: str,
+        *,
+        spare: bool = False,
     ) -> None:
-        self.config = config
+        self.config, self.spare = config, spare
         self.replica_id = replica_id
         self.incarnation = uuid.uuid4().hex
         self.state = "loading"
@@ -68,6 +76,7 @@ class EngineService:
         self.progress = 0.0
         self.progress_at = time.time()
         self.core: EngineCore | None = None
+        self.numerics: Numerics | None = None
         self.draining = False
         fence = Fence(client, prefix, replica_id, self.incarnation)
         inbox = protocol.inbox_key(replica_id, prefix)
@@ -96,6 +105,7 @@ class EngineService:
             self._heart.beat()
             self._heart.stop(self.replica_id, forget=False)
             return 1
+        self.numerics = numerics_of(self.config, self.core)
         self.state = "ready"
         self._writer.start()
         self._reader.start()
@@ -235,6 +245,7 @@ class EngineService:
                 self._sleep_level = message.level
             else:
                 core.wake_up(message.tags or None)
+                self.numerics = numerics_of(self.config, core)  # it may have read new weights
         except QuireError as error:
             log.warning("%s is refused: %s", message.command, error.message)
             return False, error.message
@@ -300,6 +311,8 @@ class EngineService:
             paused=bool(self._pause),
             process=process_stats(),
             sleep_level=self._sleep_level if self.state == "sleeping" else 0,
+            numerics=self.numerics,
+            spare=self.spare,
         )
 
 
@@ -321,7 +334,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     threading.excepthook = _die_with_thread
     client = redis.Redis.from_url(args.redis_url, health_check_interval=15)
-    service = EngineService(config, args.replica_id, client, args.key_prefix)
+    service = EngineService(config, args.replica_id, client, args.key_prefix, spare=args.spare)
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         if service.draining or service.core is None:

@@ -147,6 +147,7 @@ class Message:
             "cache_read_input_tokens": usage.cached_tokens,
             "output_tokens": usage.completion_tokens,
             "service_tier": "standard",
+            **usage.remarks(),
         }
 
 

@@ -25,7 +25,7 @@ from inference.engine_client.inbox import InboxWriter
 from inference.engine_client.mailbox import Mailbox
 from inference.engine_client.news import NewsReader
 from inference.engine_client.outbox import OutboxReader
-from inference.engine_client.routing import choose, prefix_key
+from inference.engine_client.routing import choose, prefix_key, successors
 from inference.engine_client.submission import Submission
 from inference.errors import RemoteError
 from inference.metrics.flusher import Flusher, flush
@@ -145,7 +145,7 @@ class EngineClient:
     def try_place(self, flight: Flight) -> bool:
         """Give a waiting flight to a ready replica, if there's one."""
         replica = choose(
-            self.fleet.of_model(flight.model),
+            successors(flight, self.fleet.of_model(flight.model)),
             flight.key,
             self.settings.affinity_slack,
             digest_of(flight.request.adapter),
@@ -154,7 +154,7 @@ class EngineClient:
             return False
         self._flights.pop(flight.engine_id, None)
         beat = replica.heartbeat
-        message = flight.place(beat.replica_id, beat.incarnation)
+        message = flight.place(beat)
         self._flights[flight.engine_id] = flight
         replica.submitted += 1
         attempt = flight.attempt

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import RedisError
 
-from engine.contract.errors import EngineFault, EngineUnavailable
+from engine.contract.errors import EngineFault, EngineUnavailable, ModelReplaced
 from engine.contract.protocol import HEARTBEAT_INTERVAL_S, ReplicaNews
 from engine.contract.redis_link import refusal_of
 from inference.engine_client.fleet import Replica
 from inference.engine_client.flight import Flight
+from inference.engine_client.routing import successors
 
 if TYPE_CHECKING:
     from inference.engine_client.client import EngineClient
@@ -160,7 +161,7 @@ class Supervisor:
         replica = self._client.fleet.get(flight.replica_id)
         if replica is None or not replica.silent or replica.heartbeat.state != "ready":
             return ""
-        others = self._client.fleet.of_model(flight.model)
+        others = successors(flight, self._client.fleet.of_model(flight.model))
         there = any(other.ready and not other.silent for other in others)
         return "its replica is silent" if there else ""
 
@@ -187,12 +188,16 @@ class Supervisor:
         limit = self._client.settings.failover_wait_s
         for flight in self._client.flights:
             if not flight.placed and self._waited_in_vain(flight, limit):
-                self._client.fail(
-                    flight,
-                    EngineUnavailable(
-                        f"{self._client.fleet.why_unavailable(flight.model)} Waited {limit:g} s."
-                    ),
-                )
+                self._client.fail(flight, self._why_nobody(flight, limit))
+
+    def _why_nobody(self, flight: Flight, limit: float) -> EngineUnavailable:
+        fleet = self._client.fleet
+        if any(replica.ready for replica in fleet.of_model(flight.model)):
+            return ModelReplaced(
+                f"The model '{flight.model}' has other weights by now, and no replica that could "
+                f"go on with this answer came back. Waited {limit:g} s."
+            )
+        return EngineUnavailable(f"{fleet.why_unavailable(flight.model)} Waited {limit:g} s.")
 
     def _waited_in_vain(self, flight: Flight, limit: float) -> bool:
         """Whether it has waited long enough. What a client has begun to read is worth more."""

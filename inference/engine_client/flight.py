@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engine.contract.protocol import EngineRequest, OutboxBatch, TokenDelta
+from engine.contract.numerics import Numerics
+from engine.contract.protocol import EngineRequest, Heartbeat, OutboxBatch, TokenDelta
 from inference.engine_client.mailbox import Mailbox, Piece, piece_of
 
 
@@ -31,6 +32,8 @@ class Flight:
         last_replica_id: where it runs or ran last.
         attempt: how often it was given to a replica. fruitless: how many of these in a row brought
             no token, other than for want of Redis. resumed: the present one goes on from tokens.
+        numerics: of the replica that made the latest tokens; None: none did, or it isn't known.
+        numerics_changed: whether a replica with others went on with tokens that were there.
         waiting_since: monotonic, while it waits.
         heard_at: monotonic, when it was placed or last heard of.
         ran: whether an engine has computed anything for it.
@@ -50,6 +53,8 @@ class Flight:
     attempt: int = 0
     fruitless: int = 0
     resumed: bool = False
+    numerics: Numerics | None = None
+    numerics_changed: bool = False
     waiting_since: float = 0.0
     heard_at: float = 0.0
     ran: bool = False
@@ -78,18 +83,25 @@ class Flight:
         """Whether every output has finished."""
         return all(self.finished)
 
-    def place(self, replica_id: str, incarnation: str) -> EngineRequest:
-        """Begin an attempt there; the message to send: prompt and tokens so far."""
+    @property
+    def began(self) -> bool:
+        """Whether there are tokens to go on from."""
+        return any(self.tokens) or any(self.finished)
+
+    def place(self, beat: Heartbeat) -> EngineRequest:
+        """Begin an attempt at a replica; the message to send: prompt and tokens so far."""
         self.attempt += 1
-        self.replica_id, self.incarnation = replica_id, incarnation
-        self.last_replica_id = replica_id
+        self.replica_id, self.incarnation = beat.replica_id, beat.incarnation
+        self.last_replica_id = beat.replica_id
         self.heard_at = time.monotonic()
         self.fruitless += 1
-        began = self.resumed = any(self.tokens) or any(self.finished)
+        self.resumed = self.began
+        self.numerics_changed |= self.resumed and beat.numerics != self.numerics
+        self.numerics = beat.numerics
         return msgspec.structs.replace(
             self.request,
             request_id=self.engine_id,
-            resume_token_ids=[list(tokens) for tokens in self.tokens] if began else [],
+            resume_token_ids=[list(tokens) for tokens in self.tokens] if self.resumed else [],
             skip_indices=[index for index, done in enumerate(self.finished) if done],
         )
 
@@ -129,6 +141,8 @@ class Flight:
         if self.resumed:
             # A resumed request finds its own earlier tokens in the cache: that is no saving.
             piece.num_cached_tokens = 0
+        if piece.flight is not None:
+            piece.flight.numerics_changed = self.numerics_changed
         if delta.finish_reason:
             self.finished[index] = True
         return piece

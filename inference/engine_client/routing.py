@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 
 from inference.engine_client.fleet import Replica
+from inference.engine_client.flight import Flight
 
 #: Prompt tokens that are hashed: a few KV blocks, about a system prompt's beginning.
 PREFIX_TOKENS = 64
@@ -34,6 +35,7 @@ def choose(
     """
     ready = [replica for replica in replicas if replica.ready]
     ready = [replica for replica in ready if not replica.silent] or ready
+    ready = [replica for replica in ready if not replica.heartbeat.spare] or ready
     if len(ready) <= 1:
         return ready[0] if ready else None
     limit = min(replica.load for replica in ready) + slack
@@ -47,6 +49,24 @@ def _holds(replica: Replica, adapter: str) -> bool:
     """Whether the adapter's weights are in its device's or its host's memory."""
     states = replica.heartbeat.adapters
     return any(state.digest == adapter and state.tier != "disk" for state in states)
+
+
+def successors(flight: Flight, replicas: Sequence[Replica]) -> list[Replica]:
+    """Those that may go on with what a flight has.
+
+    Never one with other weights: the text would go on as another model's. Where a ready one makes
+    the very tokens that the last one would have made, only those.
+    """
+    mine = flight.numerics
+    if not flight.began or mine is None:
+        return list(replicas)
+    fit = [
+        replica
+        for replica in replicas
+        if (theirs := replica.heartbeat.numerics) is None or theirs.weights == mine.weights
+    ]
+    same = [replica for replica in fit if replica.ready and replica.heartbeat.numerics == mine]
+    return same or fit
 
 
 def _rank(key: bytes, replica_id: str) -> bytes:

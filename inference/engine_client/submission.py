@@ -42,6 +42,11 @@ class Submission:
         """Whether the engine has computed anything for this request, as far as is known."""
         return self._flights[number].ran
 
+    @property
+    def numerics_changed(self) -> bool:
+        """Whether a replica that computes other bits went on with any of them."""
+        return any(flight.numerics_changed for flight in self._flights)
+
     def finish_output(self, number: int, index: int) -> None:
         """The consumer needs no more of this output (a stop string was found): abort it."""
         self._client.abort_output(self._flights[number], index, "stop")

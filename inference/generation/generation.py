@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from http import HTTPStatus
 from typing import Self
 
 from engine.contract.errors import EngineOverloaded, QuireError
@@ -54,6 +55,8 @@ class Generation:
         self._last_token_at = 0.0
         self._unfinished = len(job.prompts) * job.sampling.num_sequences
         self._cached = [0] * len(job.prompts)
+        #: Tokens of each output whose text was given out.
+        self._shown = [[0] * job.sampling.num_sequences for _ in job.prompts]
         self._error: QuireError | None = None
         self._settled = False
         self._loop = asyncio.get_running_loop()
@@ -125,6 +128,8 @@ class Generation:
             self.release()
             raise renamed(error, self.job.field_names) from None
         increments = [inc for piece in pieces if (inc := self._push(piece)) is not None]
+        for inc in increments:
+            self._shown[inc.number][inc.index] = self.outputs[inc.number][inc.index].num_tokens
         if self.finished:
             self.release()
         return increments
@@ -183,6 +188,7 @@ class Generation:
             ),
             cached_tokens=sum(self._cached),
             reasoning_tokens=self.reasoning_tokens,
+            numerics_changed=self._submission.numerics_changed,
         )
 
     @property
@@ -263,7 +269,12 @@ class Generation:
         )
 
     def _billed(self) -> Usage:
-        """What ran: prompts that the engine began, and every token that reached this gateway."""
+        """What ran: prompts that the engine began, and every token that reached this gateway.
+
+        Where the service failed, what a client got of its stream and no more.
+        """
+        if self._error is not None and self._error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            return self._billed_of_failure()
         ran = [self._submission.ran(number) for number in range(len(self.job.prompts))]
         return Usage(
             prompt_tokens=sum(
@@ -277,4 +288,19 @@ class Generation:
                 for output in outputs
             ),
             cached_tokens=sum(self._cached),
+        )
+
+    def _billed_of_failure(self) -> Usage:
+        """Of a fault of ours: a stream's prompts and tokens as far as it came, else nothing."""
+        got = self._shown if self.job.stream else [[0] for _ in self.job.prompts]
+        return Usage(
+            prompt_tokens=sum(
+                len(prompt)
+                for prompt, tokens in zip(self.job.prompts, got, strict=True)
+                if any(tokens)
+            ),
+            completion_tokens=sum(map(sum, got)),
+            cached_tokens=sum(
+                cached for cached, tokens in zip(self._cached, got, strict=True) if any(tokens)
+            ),
         )

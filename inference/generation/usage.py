@@ -11,12 +11,14 @@ class Usage:
     """Counts of one request.
 
     `reasoning_tokens`: of the completion's, those of the reasoning; None for a model without any.
+    `numerics_changed`: a replica that computes other bits went on with it in the middle.
     """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int | None = None
+    numerics_changed: bool = False
 
     def as_openai(self) -> dict[str, Any]:
         """OpenAI's `usage` object."""
@@ -28,4 +30,8 @@ class Usage:
         }
         if self.reasoning_tokens is not None:
             usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
-        return usage
+        return usage | self.remarks()
+
+    def remarks(self) -> dict[str, Any]:
+        """Fields of ours that are there only where they have something to say."""
+        return {"numerics_changed": True} if self.numerics_changed else {}

@@ -76,7 +76,7 @@ def response_usage(usage: Usage) -> dict[str, Any]:
         }
     )
     shown["input_tokens_details"]["cache_write_tokens"] = 0
-    return shown
+    return shown | usage.remarks()
 
 
 class ResponseAnswer:

@@ -59,6 +59,7 @@ class CpuKernels(KernelSet):
     def __init__(self, isa: str | None = None) -> None:
         self._library = library = Library(isa)
         self.name, self.why = f"cpu-{library.isa}", library.description
+        self.version = library.path.stem
         # Bound once: an attribute look-up through the library costs as much as an argument.
         self._rms_norm, self._add_rms_norm = library.rms_norm, library.add_rms_norm
         self._gate_and_mul = library.gate_and_mul

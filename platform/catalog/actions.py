@@ -30,7 +30,7 @@ ALIVE = (
 #: A row that no supervisor refreshed for this long tells of a process that is gone.
 SEEN_WITHIN_S = 30.0
 CHANGEABLE = frozenset(
-    {"source", "settings", "num_replicas", "node", "managed", "public", "aliases"}
+    {"source", "settings", "num_replicas", "num_spares", "node", "managed", "public", "aliases"}
 )
 
 
@@ -51,7 +51,7 @@ def load_model(
     Args:
         source: a folder or a hub id. May be left out for a model in the catalogue.
         settings: `EngineConfig`'s, without `model` and `served_model_name`. None: as they were.
-        columns: `num_replicas`, `node`, `managed`, `public`, `aliases`.
+        columns: `num_replicas`, `num_spares`, `node`, `managed`, `public`, `aliases`.
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict`.
     """
     actor = as_actor(actor)

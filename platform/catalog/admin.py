@@ -13,7 +13,7 @@ from catalog.models import Replica, ReplicaState, ServedModel
 from engine.contract.errors import InvalidRequest
 from tenants.admin.base import ActionsAdmin, ReadOnlyAdmin
 
-COLUMNS = ("source", "settings", "num_replicas", "node", "managed", "public")
+COLUMNS = ("source", "settings", "num_replicas", "num_spares", "node", "managed", "public")
 
 
 class ServedModelForm(forms.ModelForm):
@@ -91,7 +91,7 @@ class ServedModelAdmin(ActionsAdmin):
     @admin.display(ordering="num_ready", description="ready replicas")
     def ready(self, model: Any) -> str:
         """Ready ones of those wanted."""
-        return f"{model.num_ready} of {model.num_replicas}"
+        return f"{model.num_ready} of {model.num_replicas + model.num_spares}"
 
     def save_model(self, request: HttpRequest, obj: ServedModel, form: Any, change: bool) -> None:
         """Through the actions."""

@@ -32,6 +32,7 @@ def replica_command(
     redis_url: str,
     key_prefix: str,
     drain_seconds: float,
+    spare: bool = False,
     program: Sequence[str] = (),
 ) -> list[str]:
     """Argument list of one replica's process; `program` replaces `python -m engine.serving`."""
@@ -41,5 +42,6 @@ def replica_command(
         f"--redis-url={redis_url}",
         f"--key-prefix={key_prefix}",
         f"--drain-timeout={drain_seconds}",
+        *(["--spare"] if spare else []),
         *engine_flags(settings),
     ]

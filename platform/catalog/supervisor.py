@@ -122,17 +122,19 @@ class Supervisor:
         here = loaded.filter(Q(node="") | Q(node=self.node), managed=True)
         self._wanted = {}
         for model in here:
-            for index in range(model.num_replicas):
-                slot = self._slot(model, replica_id_of(model, index, self.node))
+            for index in range(model.num_replicas + model.num_spares):
+                spare = index >= model.num_replicas
+                slot = self._slot(model, replica_id_of(model, index, self.node), spare=spare)
                 self._wanted[slot.replica_id] = slot
 
-    def _slot(self, model: ServedModel, replica_id: str) -> Slot:
+    def _slot(self, model: ServedModel, replica_id: str, *, spare: bool) -> Slot:
         command = replica_command(
             model.engine_settings,
             replica_id=replica_id,
             redis_url=self.redis_url,
             key_prefix=self.prefix,
             drain_seconds=self.drain_seconds,
+            spare=spare,
             program=self.program,
         )
         return Slot(

@@ -33,6 +33,7 @@ from redis.backoff import ConstantBackoff
 from redis.exceptions import ResponseError
 
 from engine.contract import protocol
+from engine.contract.numerics import Numerics
 from engine.contract.protocol import (
     AbortRequest,
     Control,
@@ -93,6 +94,7 @@ class FakeReplica:
     eos_after: end with EOS (finish reason "stop") after so many tokens, or None.
     die_after: vanish after so many steps that made tokens, or None.
     low, high: tokens are made in [low, high).
+    numerics, spare: as in `Heartbeat`.
     """
 
     def __init__(
@@ -112,7 +114,10 @@ class FakeReplica:
         die_after: int | None = None,
         low: int = 100,
         high: int = 200,
+        numerics: Numerics | None = None,
+        spare: bool = False,
     ) -> None:
+        self.numerics, self.spare = numerics, spare
         self.redis_url, self.prefix = redis_url, key_prefix
         self.replica_id = replica_id or f"fake-{uuid.uuid4().hex[:8]}"
         self.incarnation = uuid.uuid4().hex
@@ -191,6 +196,8 @@ class FakeReplica:
             pid=os.getpid(),
             host=socket.gethostname(),
             load_progress=0.0 if self.state == "loading" else 1.0,
+            numerics=self.numerics,
+            spare=self.spare,
             stats=EngineStats(num_requests_running=len(self.running), steps_total=self.steps),
         )
         key = protocol.replica_key(self.replica_id, self.prefix)
@@ -405,6 +412,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--die-after", type=int, default=None, help="steps, then exit 137")
     parser.add_argument("--low", type=int, default=100)
     parser.add_argument("--high", type=int, default=200)
+    parser.add_argument("--spare", action="store_true")
     return parser
 
 

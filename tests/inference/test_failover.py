@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from engine.contract import protocol
+from engine.contract.numerics import Numerics
 from engine.contract.protocol import ErrorInfo, OutboxBatch, ReplicaNews, TokenDelta
 from engine.text import Tokenizer, render_chat
 from inference.engine_client import get_engine_client
@@ -536,3 +537,84 @@ async def test_a_stream_that_gets_on_outlives_more_replicas_than_a_request_may_k
             await expire(gateway, lost)
         events = await read(exchange)
     assert text_of(events) == expected_text(tokenizer)
+
+
+def kind(weights: str = "w", **fields: str) -> Numerics:
+    return Numerics(weights=weights, isa=fields.pop("isa", "avx2"), dtype="float32", **fields)
+
+
+async def resumed_by(gateway: Gateway, first: FakeReplica, *others: FakeReplica) -> list[Any]:
+    """The events of a stream whose replica dies when these are there already."""
+    async with first, contextlib.AsyncExitStack() as stack:
+        await gateway.look()
+        exchange = start(gateway, stream_options={"include_usage": True})
+        await until_dead(first)
+        for other in others:
+            await stack.enter_async_context(other)
+        await gateway.look()
+        await tell_of_death(gateway, first)
+        return await read(exchange)
+
+
+async def test_fault_60_a_stream_goes_on_where_the_same_bits_are_computed(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    others = [gateway.fake(numerics=kind(isa=isa)) for isa in ("scalar", "avx2", "avx512")]
+    events = await resumed_by(gateway, gateway.fake(die_after=10, numerics=kind()), *others)
+    assert text_of(events) == expected_text(tokenizer)
+    assert [len(other.received) for other in others] == [0, 1, 0]
+    assert "numerics_changed" not in events[-2]["usage"]
+
+
+@pytest.mark.parametrize("field", ["isa", "kernels", "quantization", "kv_cache_dtype"])
+async def test_fault_60_a_replica_of_another_kind_takes_over_and_it_is_said(
+    gateway: Gateway, tokenizer: Tokenizer, field: str
+) -> None:
+    other = gateway.fake(numerics=kind(**{field: "another"}))
+    events = await resumed_by(gateway, gateway.fake(die_after=10, numerics=kind()), other)
+    assert text_of(events) == expected_text(tokenizer)
+    assert events[-2]["usage"]["numerics_changed"] is True
+
+
+async def test_fault_60_other_weights_never_go_on_with_a_stream(
+    gateway: Gateway, tokenizer: Tokenizer, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    other = gateway.fake(numerics=kind("others"))
+    events = await resumed_by(gateway, gateway.fake(die_after=10, numerics=kind()), other)
+    assert events[-1]["error"]["code"] == "model_replaced"
+    assert text_of(events) == expected_text(tokenizer, count=10)
+    assert other.received == []
+
+
+async def test_a_spare_takes_requests_only_while_nobody_else_does(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    spare, first = gateway.fake(spare=True), gateway.fake(die_after=30)
+    async with spare:
+        async with first:
+            await gateway.look()
+            exchange = start(gateway)
+            await until_dead(first)
+            assert spare.received == []
+            await tell_of_death(gateway, first)
+            assert text_of(await read(exchange)) == expected_text(tokenizer)
+            assert len(spare.received) == 1
+        async with gateway.fake() as back:
+            await gateway.look()
+            await read(start(gateway))
+            assert (len(spare.received), len(back.received)) == (1, 1)
+
+
+async def test_fault_57_what_no_client_got_is_not_billed(gateway: Gateway, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    replica = gateway.fake(die_after=9)
+    async with replica:
+        await gateway.look()
+        asked = gateway.client.open("POST", "/v1/chat/completions", chat_body(max_tokens=COUNT))
+        await until_dead(replica)
+        await tell_of_death(gateway, replica)
+        reply = await asyncio.wait_for(asked.reply(), 30)
+    assert reply.status == 503
+    (usage,) = await gateway.usage()
+    assert (usage.status, usage.prompt_tokens, usage.completion_tokens) == (503, 0, 0)

@@ -64,6 +64,12 @@ class ServedModel(models.Model):
         validators=[MinValueValidator(1), MaxValueValidator(64)],
         help_text="Replicas on each node that runs it.",
     )
+    num_spares = models.PositiveSmallIntegerField(
+        default=0,
+        validators=[MaxValueValidator(64)],
+        help_text="Replicas beside them that are loaded and wait: the first takes over at once "
+        "when no other one serves.",
+    )
     node = models.CharField(
         max_length=200, blank=True, help_text="Host whose supervisor runs it. Empty: every node."
     )

@@ -36,12 +36,15 @@ class Wanted:
         actions.unload_model(actor=COMMAND_LINE, model=self.model)
 
 
-def ensure_model(source: str | None, names: list[str], engine: dict[str, Any]) -> Wanted:
+def ensure_model(
+    source: str | None, names: list[str], engine: dict[str, Any], **columns: int | None
+) -> Wanted:
     """The model to wait for: the one named, else one of the catalogue, else the bundled demo.
 
     Args:
         source, names: `--model` and `--served-model-name`; names after the first are others of the
             same model.
+        columns: `num_replicas` and `num_spares`; None: as they were.
         engine: other engine settings from the command line; they replace the model's own.
     Raises: `QuireError`s of the catalogue; `ModelLoadError` when the demo model is missing.
     """
@@ -57,7 +60,8 @@ def ensure_model(source: str | None, names: list[str], engine: dict[str, Any]) -
         else:
             name = found.name
     before = ServedModel.objects.filter(name=name).first()
-    return Wanted(_loaded(name, source, engine, names[1:] if names else None), before)
+    aliases = names[1:] if names else None
+    return Wanted(_loaded(name, source, engine, {"aliases": aliases, **columns}), before)
 
 
 def forget_the_dead() -> None:
@@ -67,7 +71,7 @@ def forget_the_dead() -> None:
 
 
 def _loaded(
-    name: str, source: str | None, engine: dict[str, Any], aliases: list[str] | None
+    name: str, source: str | None, engine: dict[str, Any], columns: dict[str, Any]
 ) -> ServedModel:
     model = ServedModel.objects.filter(name=name).first()
     if model is None or model.desired_state == DesiredState.UNLOADED:
@@ -76,9 +80,9 @@ def _loaded(
             name=name,
             source=source or "",
             settings=engine or None,
-            aliases=aliases,
+            **columns,
         )
-    changes: dict[str, Any] = {"aliases": aliases}
+    changes = dict(columns)
     if source:
         changes["source"] = source
     if engine or source:

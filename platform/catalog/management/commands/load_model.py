@@ -32,6 +32,13 @@ class Command(QuireCommand):
         )
         parser.add_argument("--name", help="what clients send as `model` (default: the folder's)")
         parser.add_argument("--replicas", type=int, metavar="N", help="on each node (default: 1)")
+        parser.add_argument(
+            "--spares",
+            type=int,
+            metavar="N",
+            help="replicas beside them that are loaded and wait: when no other one serves they "
+            "take over without a start (default: 0)",
+        )
         parser.add_argument("--node", metavar="HOST", help="run it on this host alone")
         parser.add_argument(
             "--tenant",
@@ -58,6 +65,7 @@ class Command(QuireCommand):
                 source="" if known and name in (None, source) else source,
                 settings=settings if settings or not known else None,
                 num_replicas=options["replicas"],
+                num_spares=options["spares"],
                 node=options["node"],
             )
             if tenants:

@@ -64,6 +64,16 @@ class Command(QuireCommand):
             "--workers", type=int, default=1, metavar="N", help="gateway processes (default: 1)"
         )
         parser.add_argument(
+            "--replicas", type=int, metavar="N", help="engine processes of the model (default: 1)"
+        )
+        parser.add_argument(
+            "--spares",
+            type=int,
+            metavar="N",
+            help="engine processes beside them that are loaded and wait: when no other one serves "
+            "they take over without a start (default: 0)",
+        )
+        parser.add_argument(
             "--no-worker", action="store_true", help="run no batches and background responses"
         )
         parser.add_argument(
@@ -106,7 +116,13 @@ class Command(QuireCommand):
         call_command("migrate", interactive=False, verbosity=0)
         credentials = ensure_credentials(data_dir)
         ensure_given_keys(options["api_key"] or given_in_environment())
-        wanted = ensure_model(options["model"], options["served_model_name"] or [], engine)
+        wanted = ensure_model(
+            options["model"],
+            options["served_model_name"] or [],
+            engine,
+            num_replicas=options["replicas"],
+            num_spares=options["spares"],
+        )
         model = wanted.model
         stack.gateways = Gateways(
             listener,

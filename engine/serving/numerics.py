@@ -1,0 +1,49 @@
+"""What of a replica decides its tokens' bits: gateways look for a stream's next replica by it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from engine.contract.config import EngineConfig
+from engine.contract.numerics import Numerics
+from engine.core.engine_core import EngineCore
+from engine.model_loader.digest import model_digest
+from engine.model_loader.loader import resolve_folder
+from engine.models.gguf.folder import find_gguf
+
+log = logging.getLogger(__name__)
+
+#: Settings that change numbers and have no place of their own in `Numerics`.
+_SETTINGS = (
+    "attention_backend",
+    "block_size",
+    "calculate_kv_scales",
+    "cpu_kernels",
+    "hf_overrides",
+    "load_format",
+    "model_impl",
+    "rope_scaling",
+    "rope_theta",
+    "round_activations",
+)
+
+
+def numerics_of(config: EngineConfig, core: EngineCore) -> Numerics | None:
+    """Of a loaded engine; None, and a line in the log, where its files can't be read any more."""
+    try:
+        path = Path(config.model).expanduser()
+        weights = model_digest(find_gguf(path) or resolve_folder(config))
+    except OSError as error:
+        log.warning("The weights' digest can't be told: %s", error)
+        return None
+    isa, kernels = core.executor.arithmetic
+    return Numerics(
+        weights=weights,
+        isa=isa,
+        kernels=kernels,
+        dtype=core.facts.dtype,
+        quantization=config.quantization or "",
+        kv_cache_dtype=config.kv_cache_dtype,
+        settings={name: str(getattr(config, name)) for name in _SETTINGS},
+    )
