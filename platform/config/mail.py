@@ -1,4 +1,7 @@
-"""How mail is sent, from one address that says it all."""
+"""How mail is sent, from one address that says it all.
+
+Pages hand mails to a worker (`config.queued_mail`), so that nobody waits for a mail server.
+"""
 
 from urllib.parse import unquote, urlsplit
 
@@ -22,7 +25,7 @@ def mail_settings(url: str, sender: str) -> dict[str, object]:
     if not sender:
         raise ImproperlyConfigured("QUIRE_MAIL_FROM must be set where QUIRE_SMTP_URL is.")
     return {
-        "EMAIL_BACKEND": "django.core.mail.backends.smtp.EmailBackend",
+        "EMAIL_BACKEND": "config.queued_mail.QueuedBackend",
         "EMAIL_HOST": parts.hostname,
         "EMAIL_PORT": parts.port or SCHEMES[parts.scheme],
         "EMAIL_HOST_USER": unquote(parts.username or ""),

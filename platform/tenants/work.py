@@ -1,0 +1,33 @@
+"""Asking a worker to do something, through Celery.
+
+A message is a hint. What is to be done is in the database, and workers look there too, so a message
+that is lost or comes twice changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from django.conf import settings
+from django.utils.module_loading import import_string
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+#: What a broker that is away raises.
+NO_BROKER = (OperationalError, RedisError, OSError)
+logger = logging.getLogger(__name__)
+
+
+def send_task(name: str, *arguments: Any) -> None:
+    """Hand a task over. May block; raises kombu's OperationalError without a broker."""
+    application = import_string(settings.QUIRE["CELERY_APP"])
+    application.send_task(name, args=arguments, ignore_result=True, retry=False)
+
+
+def hint(name: str, *arguments: Any) -> None:
+    """The same for work that workers find by themselves, too: without a broker they do it later."""
+    try:
+        send_task(name, *arguments)
+    except NO_BROKER as error:
+        logger.warning("%s waits for the workers' next look: %s", name, error)

@@ -1,0 +1,77 @@
+"""Mails are handed to a worker, sealed, and tried again while their server is away."""
+
+from __future__ import annotations
+
+import smtplib
+from typing import Any
+
+import pytest
+from celery.exceptions import Retry
+from cryptography.fernet import InvalidToken
+from django.core import mail
+from django.core.mail import EmailMultiAlternatives
+
+from config import queued_mail, tasks
+from config.mail import mail_settings
+from config.queued_mail import QueuedBackend, packed, unpacked
+
+
+def a_mail(**more: Any) -> EmailMultiAlternatives:
+    return EmailMultiAlternatives(
+        "Join", "https://quire.example/invitation/secret", "q@x.org", ["ada@x.org"], **more
+    )
+
+
+def test_mail_goes_to_the_queue_where_a_server_is_named() -> None:
+    found = mail_settings("smtp://mail.example", "q@example.org")
+    assert found["EMAIL_BACKEND"] == "config.queued_mail.QueuedBackend"
+
+
+def test_a_mail_in_the_queue_is_sealed_and_comes_out_as_it_went_in() -> None:
+    before = a_mail(cc=["b@x.org"], headers={"X-A": "1"}, reply_to=["r@x.org"])
+    before.attach_alternative("<p>Join</p>", "text/html")
+    text = packed(before)
+    assert "secret" not in text
+    after = unpacked(text)
+    assert after.message().as_string().count("<p>Join</p>") == 1
+    for name in ("subject", "body", "to", "cc", "reply_to", "extra_headers"):
+        assert getattr(after, name) == getattr(before, name)
+    with pytest.raises(InvalidToken):
+        unpacked(text[:-4] + "AAAA")
+
+
+def test_the_request_only_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+    queued: list[tuple[str, str]] = []
+    monkeypatch.setattr(queued_mail, "send_task", lambda *task: queued.append(task))
+    monkeypatch.setattr(smtplib, "SMTP", None)  # a connection would fail
+    assert QueuedBackend().send_messages([a_mail(), a_mail()]) == 2
+    assert [name for name, _ in queued] == ["config.send_mail"] * 2
+
+
+def test_the_worker_sends_and_tries_again(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, mailoutbox: list[Any]
+) -> None:
+    monkeypatch.setattr(queued_mail, "SMTP", settings.EMAIL_BACKEND)
+    text = packed(a_mail())
+    tasks.send_mail(text)
+    assert [each.subject for each in mailoutbox] == ["Join"]
+
+    def away(*_: Any) -> None:
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(mail.EmailMessage, "send", away)
+    with pytest.raises((Retry, ConnectionRefusedError)):
+        tasks.send_mail(text)
+
+
+def test_without_a_queue_the_page_learns_that_nothing_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from kombu.exceptions import OperationalError
+
+    def away(*_: Any) -> None:
+        raise OperationalError("no broker")
+
+    monkeypatch.setattr(queued_mail, "send_task", away)
+    with pytest.raises(OSError, match="queue of mails"):
+        QueuedBackend().send_messages([a_mail()])
