@@ -21,5 +21,6 @@ def _schedule(sender: Celery, **_: object) -> None:
         "sweep": {"task": "inference.sweep", "schedule": every, "options": {"expires": every}},
         "adapters": {"task": "adapters.sweep", "schedule": every, "options": {"expires": every}},
         "alerts": {"task": "metering.alerts", "schedule": 60.0, "options": {"expires": 60.0}},
+        "webhooks": {"task": "metering.deliveries", "schedule": 60.0, "options": {"expires": 60.0}},
         "expire": {"task": "inference.expire", "schedule": 300.0, "options": {"expires": 300.0}},
     }

@@ -12,14 +12,16 @@ from django.utils import timezone
 
 from engine.contract.errors import InvalidRequest
 from metering.events import rules_changed
-from metering.models import Budget, Price, Webhook
+from metering.models import Budget, Price, Webhook, WebhookDelivery
 from metering.money import MAX_AMOUNT, MAX_PRICE
+from metering.webhooks import DELIVER, queue_event
 from tenants.actors import Actor, as_actor, require_operator, require_role
 from tenants.audit import record
 from tenants.egress import check_url
 from tenants.errors import Conflict, NotFound
 from tenants.models import ApiKey, Role, Tenant, User
 from tenants.validation import changed, save_valid
+from tenants.work import hint
 
 #: A price may begin so long ago: the time that it takes to send it.
 PAST = timedelta(minutes=1)
@@ -169,6 +171,39 @@ def set_webhook(*, actor: Actor | User, tenant: Tenant, url: str) -> Webhook:
     hook = Webhook.objects.create(tenant=tenant, url=url, secret=secrets.token_hex(32))
     record(actor=actor, action="webhook.set", target=hook, tenant=tenant, url=url)
     return hook
+
+
+@transaction.atomic
+def try_webhook(*, actor: Actor | User, tenant: Tenant) -> WebhookDelivery:
+    """Send the webhook an event of the kind `webhook.test`; its delivery tells how that went.
+
+    Raises: `NotFound` without a webhook, too; `PermissionDenied`.
+    """
+    actor = as_actor(actor)
+    require_role(actor, tenant, Role.ADMIN)
+    queued = queue_event(tenant, "webhook.test", {"sent_by": actor.label})
+    if queued is None:
+        raise NotFound("There is no webhook.")
+    record(actor=actor, action="webhook.test", target=queued, tenant=tenant)
+    return queued
+
+
+@transaction.atomic
+def send_again(*, actor: Actor | User, delivery: WebhookDelivery) -> WebhookDelivery:
+    """Try an event that was given up once more, under the same id.
+
+    Raises: `NotFound`, `PermissionDenied`; `Conflict` for one that was taken or still waits.
+    """
+    actor = as_actor(actor)
+    require_role(actor, delivery.tenant, Role.ADMIN)
+    found = WebhookDelivery.objects.select_for_update().get(pk=delivery.pk)
+    if found.state != "failed":
+        raise Conflict(f"This event is {found.state}.")
+    found.next_try_at, found.attempts = timezone.now(), 0
+    found.save(update_fields=["next_try_at", "attempts"])
+    record(actor=actor, action="webhook.send_again", target=found, tenant=delivery.tenant)
+    transaction.on_commit(partial(hint, DELIVER, found.pk))
+    return found
 
 
 @transaction.atomic

@@ -1,27 +1,22 @@
 """Soft limits: a tenant is told once a period when so much of a budget is spent.
 
-By mail to its owners and admins, and by a webhook: a POST of JSON with the header
-`X-Quire-Signature: t=<seconds>,v1=<hex>`, the HMAC-SHA256 of `<seconds>.<body>` under the secret.
+By mail to its owners and admins, and by its webhook (`metering.webhooks`).
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import json
 import logging
-import time
 from smtplib import SMTPException
 
 from django.conf import settings
 from django.core.mail import send_mail
+from django.db import transaction
 from django.db.models import Q
 
-from engine.contract.errors import QuireError
-from metering.models import Budget, Webhook
+from metering.models import Budget
 from metering.money import amount_text
 from metering.spending import BudgetState, states_of
-from tenants.egress import post
+from metering.webhooks import queue_event
 from tenants.models import Membership, Role, Tenant
 
 logger = logging.getLogger(__name__)
@@ -48,9 +43,11 @@ def _tell(state: BudgetState) -> bool:
     if budget.alerted_for != state.start and _mail(state):
         Budget.objects.filter(pk=budget.pk).update(alerted_for=state.start)
         sent = True
-    if budget.webhook_for != state.start and _call(state):
-        Budget.objects.filter(pk=budget.pk).update(webhook_for=state.start)
-        sent = True
+    if budget.webhook_for != state.start:
+        with transaction.atomic():
+            if queue_event(budget.tenant, "budget.alert", event(state)) is not None:
+                Budget.objects.filter(pk=budget.pk).update(webhook_for=state.start)
+                sent = True
     return sent
 
 
@@ -78,35 +75,10 @@ def _mail(state: BudgetState) -> bool:
     return True
 
 
-def _call(state: BudgetState) -> bool:
-    hook = Webhook.objects.filter(tenant=state.budget.tenant).first()
-    if hook is None:
-        return False
-    body = json.dumps(event(state), separators=(",", ":")).encode()
-    try:
-        status = post(
-            hook.url,
-            body,
-            {
-                "Content-Type": "application/json",
-                "X-Quire-Signature": signature(hook.secret, body, int(time.time())),
-            },
-        )
-    except QuireError as error:
-        logger.warning("the webhook of %s was not told: %s", state.budget.tenant, error.message)
-        return False
-    if not 200 <= status < 300:
-        logger.warning("the webhook of %s answered %d", state.budget.tenant, status)
-        return False
-    return True
-
-
 def event(state: BudgetState) -> dict[str, object]:
-    """What a webhook is told."""
+    """What a webhook is told of a budget."""
     budget = state.budget
     return {
-        "type": "budget.alert",
-        "tenant": budget.tenant.slug,
         "budget": budget.pk,
         "key": budget.api_key.public_id if budget.api_key else None,
         "model": budget.model or None,
@@ -121,9 +93,3 @@ def event(state: BudgetState) -> dict[str, object]:
             "currency": settings.QUIRE["CURRENCY"],
         },
     }
-
-
-def signature(secret: str, body: bytes, seconds: int) -> str:
-    """`t=...,v1=...`: the receiver checks both, so that nobody sends an old event again."""
-    signed = hmac.new(secret.encode(), f"{seconds}.".encode() + body, hashlib.sha256)
-    return f"t={seconds},v1={signed.hexdigest()}"

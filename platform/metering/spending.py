@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 import redis
 from django.db.models import QuerySet
 
-from metering.models import Budget, Price
+from metering.models import Budget, Price, Webhook, WebhookDelivery
 from metering.redis_clients import sync_client
 from metering.rules import Limit, read_rules
 from metering.seeding import spent
 from tenants.access import access_role
-from tenants.actors import Actor, as_actor
+from tenants.actors import Actor, as_actor, require_role
 from tenants.errors import NotFound
 from tenants.models import Role, Tenant, User
 
@@ -66,6 +66,26 @@ def access_budget(user: Actor | User, tenant: Tenant, pk: int) -> Budget:
     if budget is None:
         raise NotFound("There is no such budget.")
     return budget
+
+
+def access_webhook(user: Actor | User, tenant: Tenant) -> Webhook | None:
+    """Where the tenant is told, for its admins. Raises `NotFound`, `PermissionDenied`."""
+    require_role(as_actor(user), tenant, Role.ADMIN)
+    return Webhook.objects.filter(tenant=tenant).first()
+
+
+def access_deliveries(user: Actor | User, tenant: Tenant) -> QuerySet[WebhookDelivery]:
+    """What its webhook was told, newest first, for admins. Raises as `access_webhook`."""
+    require_role(as_actor(user), tenant, Role.ADMIN)
+    return WebhookDelivery.objects.filter(tenant=tenant).select_related("tenant")
+
+
+def access_delivery(user: Actor | User, tenant: Tenant, pk: int) -> WebhookDelivery:
+    """Raises `NotFound`, `PermissionDenied`."""
+    found = access_deliveries(user, tenant).filter(pk=pk).first()
+    if found is None:
+        raise NotFound("There is no such delivery.")
+    return found
 
 
 def access_prices() -> QuerySet[Price]:

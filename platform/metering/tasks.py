@@ -5,6 +5,7 @@ import logging
 from celery import shared_task
 
 from metering.alerts import send_alerts
+from metering.webhooks import DELIVER, deliver, deliver_due, forget_old
 
 logger = logging.getLogger(__name__)
 
@@ -14,3 +15,16 @@ def alerts() -> None:
     """Tell tenants of budgets that are nearly spent."""
     if told := send_alerts():
         logger.info("told of %d budgets", told)
+
+
+@shared_task(name=DELIVER, ignore_result=True, acks_late=False)
+def deliver_one(pk: int) -> None:
+    """Send an event to a webhook."""
+    deliver(pk)
+
+
+@shared_task(name="metering.deliveries", ignore_result=True, acks_late=False)
+def deliveries() -> None:
+    """Send what is due, and shorten the log."""
+    deliver_due()
+    forget_old()

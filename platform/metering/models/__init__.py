@@ -5,5 +5,15 @@ from metering.models.price import Price
 from metering.models.roll_up import UsageDay, UsageHour
 from metering.models.usage_entry import UsageEntry
 from metering.models.webhook import Webhook
+from metering.models.webhook_delivery import WebhookDelivery
 
-__all__ = ["Budget", "Period", "Price", "UsageDay", "UsageEntry", "UsageHour", "Webhook"]
+__all__ = [
+    "Budget",
+    "Period",
+    "Price",
+    "UsageDay",
+    "UsageEntry",
+    "UsageHour",
+    "Webhook",
+    "WebhookDelivery",
+]

@@ -1,0 +1,91 @@
+"""What the tests of budgets share: callers, budgets, requests that are let in and settled."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import Any
+
+from metering import actions, admission
+from metering.access import Admission, UsageRecord, admit
+from metering.drain import drain_once
+from metering.models import Budget
+from metering.records import encode_record
+from metering.redis_clients import key, sync_client
+from metering.settlement import spool_key
+from metering.spending import BudgetState, states_of
+from tenants.actors import SYSTEM
+from tenants.authentication import Caller
+from tenants.db_threads import in_db_thread
+from tests.platform.conftest import World
+
+
+def caller(world: World, **values: Any) -> Caller:
+    plain: dict[str, Any] = {
+        "tenant_id": world.acme.pk,
+        "tenant": "acme",
+        "key_id": world.key.pk,
+        "user_id": None,
+        "cache_namespace": "",
+        "weight": 1.0,
+        "max_priority": 0,
+        "scopes": frozenset(),
+        "requests_per_minute": None,
+        "tokens_per_minute": None,
+    }
+    return Caller(**{**plain, **values})
+
+
+def budget(world: World, period: str = "day", **values: Any) -> Budget:
+    return actions.set_budget(actor=SYSTEM, tenant=world.acme, period=period, **values)
+
+
+def price(model: str = "m", **values: Any) -> None:
+    plain = {"input_per_million": "1", "output_per_million": "2", "cached_per_million": "0.5"}
+    actions.set_price(actor=SYSTEM, model=model, **{**plain, **values})
+
+
+async def enter(
+    who: Caller, prompt: int = 10, output: int = 10, request_id: str = "", **values: Any
+) -> Admission:
+    return await admit(
+        who,
+        request_id=request_id or uuid.uuid4().hex,
+        endpoint="chat",
+        model=values.pop("model", "m"),
+        prompt_tokens=prompt,
+        max_output_tokens=output,
+        **values,
+    )
+
+
+def used(
+    world: World, request_id: str, got: Admission, prompt: int, output: int, **values: Any
+) -> UsageRecord:
+    plain: dict[str, Any] = {
+        "request_id": request_id,
+        "tenant_id": world.acme.pk,
+        "key_id": world.key.pk,
+        "endpoint": "chat",
+        "model": "m",
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "cost_nanos": got.rates.cost_nanos(prompt, 0, output),
+        "status": 200,
+        "started_at": time.time(),
+        "duration_ms": 1.0,
+    }
+    return UsageRecord(**{**plain, **values})
+
+
+async def state(of: Budget) -> BudgetState:
+    (found,) = await in_db_thread(states_of, [of])
+    return found
+
+
+def spend(world: World, of: Budget, tokens: int) -> None:
+    """Settle so many tokens."""
+    record = used(world, uuid.uuid4().hex, admission.UNLIMITED, tokens, 0)
+    sync_client().xadd(spool_key(), {"r": encode_record(record)})
+    drain_once(sync_client())
+    sync_client().delete(*sync_client().keys(key("budget:*")) or ["none"])

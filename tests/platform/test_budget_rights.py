@@ -1,0 +1,106 @@
+"""Who may set budgets and prices, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from engine.contract.errors import InvalidRequest
+from metering import actions
+from metering.models import Budget
+from tenants.errors import NotFound, PermissionDenied
+from tenants.models import AuditEntry
+from tests.platform.budgets import budget, price
+from tests.platform.conftest import World
+
+pytestmark = [pytest.mark.django_db(transaction=True)]
+database = pytest.mark.database
+
+
+@pytest.fixture(autouse=True)
+def _redis(live_redis: str) -> Iterator[None]:
+    """A real Redis under a fresh prefix."""
+    yield
+    connection.close()
+
+
+@database
+@pytest.mark.parametrize(
+    ("who", "of_tenant", "of_key"),
+    [
+        ("operator", None, None),
+        ("owner", PermissionDenied, None),
+        ("admin", PermissionDenied, None),
+        ("member", PermissionDenied, PermissionDenied),
+        ("viewer", PermissionDenied, PermissionDenied),
+        ("outsider", NotFound, NotFound),
+    ],
+)
+def test_operators_set_a_tenants_budgets_and_its_admins_those_of_keys(
+    world: World, who: str, of_tenant: Any, of_key: Any
+) -> None:
+    for of, refused in ((None, of_tenant), (world.key, of_key)):
+        wanted = {"tenant": world.acme, "period": "day", "key": of, "tokens": 5}
+        if refused is None:
+            made = actions.set_budget(actor=world.user(who), **wanted)
+            actions.delete_budget(actor=world.user(who), budget=made)
+        else:
+            with pytest.raises(refused):
+                actions.set_budget(actor=world.user(who), **wanted)
+    expected = {"operator": 4, "owner": 2, "admin": 2}.get(who, 0)
+    assert AuditEntry.objects.filter(action__startswith="budget.").count() == expected
+
+
+@database
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({}, "tokens"),
+        ({"tokens": -1}, "tokens"),
+        ({"tokens": 2**60}, "tokens"),
+        ({"amount": "a lot"}, "amount"),
+        ({"amount": "-1"}, "amount"),
+        ({"amount": "NaN"}, "amount"),
+        ({"amount": "1e300"}, "amount"),
+        ({"amount": "0.0000000001"}, "amount"),
+        ({"tokens": 1, "period": "year"}, "period"),
+        ({"tokens": 1, "alert_percent": 101}, "alert_percent"),
+    ],
+)
+def test_bad_budgets_are_refused_by_name(world: World, values: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        budget(world, **{"period": "day", **values})
+    assert caught.value.param == param
+    assert not Budget.objects.exists()
+
+
+@database
+def test_a_budget_is_changed_in_place_and_another_tenants_key_is_unknown(world: World) -> None:
+    first = budget(world, tokens=5)
+    assert budget(world, amount="1.5") == first
+    first.refresh_from_db()
+    assert (first.tokens, str(first.amount)) == (None, "1.500000000")
+    entry = AuditEntry.objects.filter(action="budget.update").get()
+    assert entry.details["changes"] == {"tokens": [5, None], "amount": [None, "1.5"]}
+    with pytest.raises(NotFound):
+        budget(world, key=world.rival_key, tokens=5)
+
+
+@database
+def test_prices_are_the_operators_and_never_change_the_past(world: World) -> None:
+    with pytest.raises(PermissionDenied):
+        actions.set_price(
+            actor=world.owner, model="m", input_per_million="1", output_per_million="1"
+        )
+    with pytest.raises(InvalidRequest, match="past"):
+        price(valid_from=datetime.now(UTC) - timedelta(hours=1))
+    for bad in ("x", "-1", "inf", "1e9", "0.0000001"):
+        with pytest.raises(InvalidRequest):
+            price(input_per_million=bad)
+    price()
+    entry = AuditEntry.objects.filter(action="price.set").get()
+    assert entry.details["output_per_million"] == "2"

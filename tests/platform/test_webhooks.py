@@ -1,0 +1,210 @@
+"""Soft limits by mail and webhook: signed, tried again, never into the private network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.utils import timezone
+
+from engine.contract.errors import InvalidRequest
+from metering import actions, alerts, webhooks
+from metering.models import Budget, WebhookDelivery
+from tenants.errors import Conflict, NotFound, PermissionDenied
+from tenants.models import AuditEntry
+from tests.platform.budgets import budget, spend
+from tests.platform.conftest import World
+
+pytestmark = [pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture(autouse=True)
+def _redis(live_redis: str) -> Iterator[None]:
+    """A real Redis under a fresh prefix."""
+    yield
+    connection.close()
+
+
+@pytest.fixture
+def receiver(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A webhook that keeps what it gets and answers with what it's told to, then with 204."""
+
+    class Receiver:
+        def __init__(self) -> None:
+            self.got: list[tuple[str, bytes, dict[str, str]]] = []
+            self.answers: list[int] = []
+
+        def __call__(self, url: str, body: bytes, headers: dict[str, str]) -> int:
+            self.got.append((url, body, headers))
+            return self.answers.pop(0) if self.answers else 204
+
+    made = Receiver()
+    monkeypatch.setattr(webhooks, "post", made)
+    monkeypatch.setattr(webhooks, "hint", lambda *_: None)  # no worker runs
+    return made
+
+
+def due_now() -> None:
+    """As if the pause before the next try were over."""
+    waiting = WebhookDelivery.objects.exclude(next_try_at=None)
+    waiting.update(next_try_at=timezone.now())
+
+
+def test_a_tenant_is_told_once_a_period_by_mail_and_signed_webhook(
+    world: World, settings: Any, mailoutbox: Any, receiver: Any
+) -> None:
+    settings.SMTP_URL = "smtp://mail.example.org"
+    hook = actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    of = budget(world, tokens=100)
+    spend(world, of, 79)
+    assert alerts.send_alerts() == 0
+    spend(world, of, 1)
+    assert alerts.send_alerts() == 1
+    assert sorted(mail.to[0] for mail in mailoutbox) == ["admin@example.org", "owner@example.org"]
+    assert "80 % of a budget of acme" in mailoutbox[0].subject
+    assert alerts.send_alerts() == 0
+    assert webhooks.deliver_due() == 1
+    assert webhooks.deliver_due() == 0
+    ((url, body, headers),) = receiver.got
+    told = json.loads(body)
+    assert (url, told["type"], told["percent"]) == ("https://x.example/in", "budget.alert", 80)
+    assert (told["tenant"], told["id"]) == ("acme", headers["X-Quire-Event"])
+    seconds = int(headers["X-Quire-Signature"].split(",")[0].removeprefix("t="))
+    assert headers["X-Quire-Signature"] == webhooks.signature(hook.secret, body, seconds)
+    # The next period is told of anew.
+    earlier = of.created_at - timedelta(days=2)
+    Budget.objects.update(alerted_for=earlier, webhook_for=earlier)
+    assert alerts.send_alerts() == 1
+    assert (len(mailoutbox), webhooks.deliver_due()) == (4, 1)
+
+
+def test_an_event_is_tried_again_under_one_id_until_it_is_taken(
+    world: World, receiver: Any
+) -> None:
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    receiver.answers = [500, 302, 204]
+    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+    for attempts, status, state in (
+        (1, 500, "waiting"),
+        (2, 302, "waiting"),
+        (3, 204, "delivered"),
+    ):
+        webhooks.deliver_due()
+        webhooks.deliver_due()  # not before its time
+        made.refresh_from_db()
+        assert (made.attempts, made.status, made.state) == (attempts, status, state)
+        due_now()
+    assert {headers["X-Quire-Event"] for _, _, headers in receiver.got} == {made.event_id}
+    assert len({body for _, body, _ in receiver.got}) == 1
+
+
+def test_an_event_is_given_up_in_the_end_and_may_be_sent_again(world: World, receiver: Any) -> None:
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    receiver.answers = [503] * 6
+    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+    for _ in range(9):
+        webhooks.deliver_due()
+        due_now()
+    made.refresh_from_db()
+    assert (made.attempts, made.state, len(receiver.got)) == (6, "failed", 6)
+    with pytest.raises(PermissionDenied):
+        actions.send_again(actor=world.member, delivery=made)
+    actions.send_again(actor=world.owner, delivery=made)
+    assert webhooks.deliver_due() == 1
+    made.refresh_from_db()
+    with pytest.raises(Conflict):
+        actions.send_again(actor=world.owner, delivery=made)
+
+
+def test_two_workers_send_an_event_once(
+    world: World, receiver: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+    seen: list[Any] = []
+
+    def slow(*_: Any) -> int:
+        seen.append(webhooks.deliver(made.pk))  # another worker, meanwhile
+        return 204
+
+    monkeypatch.setattr(webhooks, "post", slow)
+    assert webhooks.deliver_due() == 1
+    assert seen == [None]
+
+
+def test_an_event_for_an_address_that_was_changed_goes_nowhere(world: World, receiver: Any) -> None:
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    made = actions.try_webhook(actor=world.admin, tenant=world.acme)
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://y.example/in")
+    webhooks.deliver_due()
+    made.refresh_from_db()
+    assert (made.state, receiver.got) == ("failed", [])
+    assert "changed" in made.error
+
+
+def test_the_log_forgets_what_is_old_and_settled(world: World, receiver: Any) -> None:
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url="https://x.example/in")
+    old, new, waiting = (
+        actions.try_webhook(actor=world.admin, tenant=world.acme) for _ in range(3)
+    )
+    webhooks.deliver(old.pk)
+    webhooks.deliver(new.pk)
+    long_ago = timezone.now() - webhooks.KEEP - timedelta(hours=1)
+    WebhookDelivery.objects.exclude(pk=new.pk).update(created_at=long_ago)
+    assert webhooks.forget_old() == 1
+    assert set(WebhookDelivery.objects.all()) == {new, waiting}
+
+
+def test_fault_62_a_webhook_into_the_private_network_is_never_called(
+    world: World, settings: Any
+) -> None:
+    import http.server
+    import threading
+
+    asked: list[str] = []
+
+    class Inside(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Quiet."""
+
+    server = http.server.HTTPServer(("127.0.0.1", 0), Inside)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}/in"
+        actions.set_webhook(actor=world.owner, tenant=world.acme, url=url)
+        spend(world, budget(world, tokens=100), 100)
+        assert alerts.send_alerts() == 1
+        assert webhooks.deliver_due() == 0
+        assert asked == []
+        assert "private network" in WebhookDelivery.objects.get().error
+        due_now()
+        settings.QUIRE = {**settings.QUIRE, "EGRESS_NETWORKS": ("127.0.0.0/8",)}
+        assert webhooks.deliver_due() == 1
+        assert asked == ["/in"]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("who", "refused"), [("member", PermissionDenied), ("outsider", NotFound)])
+def test_admins_set_webhooks(world: World, who: str, refused: Any) -> None:
+    url = "https://x.example/in"
+    with pytest.raises(refused):
+        actions.set_webhook(actor=world.user(who), tenant=world.acme, url=url)
+    with pytest.raises(InvalidRequest):
+        actions.set_webhook(actor=world.admin, tenant=world.acme, url="file:///etc/passwd")
+    actions.set_webhook(actor=world.admin, tenant=world.acme, url=url)
+    with pytest.raises(refused):
+        actions.delete_webhook(actor=world.user(who), tenant=world.acme)
+    actions.delete_webhook(actor=world.admin, tenant=world.acme)
+    entries = AuditEntry.objects.filter(action__startswith="webhook.")
+    assert entries.count() == 2
