@@ -13,5 +13,8 @@ class InferenceConfig(AppConfig):
     def ready(self) -> None:
         """Register the checks of our settings."""
         from inference.checks import check_gateway
+        from inference.web.kept_answers import forget_answers
+        from tenants.holdings import Holding, register
 
         checks.register(check_gateway)
+        register(Holding("idempotency", erase=forget_answers))

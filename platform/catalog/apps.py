@@ -8,3 +8,11 @@ class CatalogConfig(AppConfig):
 
     name = "catalog"
     verbose_name = "Models and replicas"
+
+    def ready(self) -> None:
+        """A tenant that is erased leaves the models that it could use."""
+        from catalog.models import ServedModel
+        from tenants.holdings import Holding, register
+
+        links = ServedModel.tenants.through._default_manager
+        register(Holding("models", erase=lambda tenant: links.filter(tenant=tenant).delete()[0]))

@@ -22,5 +22,7 @@ def _schedule(sender: Celery, **_: object) -> None:
         "adapters": {"task": "adapters.sweep", "schedule": every, "options": {"expires": every}},
         "alerts": {"task": "metering.alerts", "schedule": 60.0, "options": {"expires": 60.0}},
         "webhooks": {"task": "metering.deliveries", "schedule": 60.0, "options": {"expires": 60.0}},
+        "retention": {"task": "metering.retention", "schedule": 3600.0},
+        "erasures": {"task": "tenants.erasures", "schedule": 300.0, "options": {"expires": 300.0}},
         "expire": {"task": "inference.expire", "schedule": 300.0, "options": {"expires": 300.0}},
     }

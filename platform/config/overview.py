@@ -19,6 +19,7 @@ GROUPS = {
         *("create_user", "list_users", "update_user", "delete_user", "set_password"),
         *("list_members", "set_member", "remove_member"),
         *("invite", "list_invitations", "revoke_invitation"),
+        *("export_tenant", "erase_tenant"),
         *("create_service_account", "list_service_accounts", "retire_service_account"),
     ),
     "Money": (
@@ -26,10 +27,10 @@ GROUPS = {
         *("set_budget", "list_budgets", "delete_budget", "set_webhook"),
     ),
     "Ask": ("chat", "run_batch", "bench"),
-    "Upkeep": ("drain_usage", "openapi", "arguments"),
+    "Upkeep": ("drain_usage", "migrate", "changepassword", "openapi", "arguments"),
 }
 #: Of Django's and others', those that an operator meets.
-OTHERS = ("migrate", "createsuperuser", "changepassword", "check")
+OTHERS = ("createsuperuser", "check")
 WIDTH = 96
 
 

@@ -8,3 +8,9 @@ class MeteringConfig(AppConfig):
 
     name = "metering"
     verbose_name = "Usage"
+
+    def ready(self) -> None:
+        """Name what is kept of tenants."""
+        from metering.retention import register_all
+
+        register_all()

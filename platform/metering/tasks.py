@@ -5,6 +5,7 @@ import logging
 from celery import shared_task
 
 from metering.alerts import send_alerts
+from metering.retention import remove_old_entries
 from metering.webhooks import DELIVER, deliver, deliver_due, forget_old
 
 logger = logging.getLogger(__name__)
@@ -28,3 +29,10 @@ def deliveries() -> None:
     """Send what is due, and shorten the log."""
     deliver_due()
     forget_old()
+
+
+@shared_task(name="metering.retention", ignore_result=True, acks_late=False)
+def retention() -> None:
+    """Remove single requests that their tenants keep no longer."""
+    if removed := remove_old_entries():
+        logger.info("removed %d entries of the usage ledger", removed)

@@ -8,3 +8,9 @@ class StorageConfig(AppConfig):
 
     name = "storage"
     verbose_name = "Files, batches, responses"
+
+    def ready(self) -> None:
+        """Name what is kept of tenants."""
+        from storage.holdings import register_all
+
+        register_all()

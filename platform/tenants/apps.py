@@ -11,8 +11,11 @@ class TenantsConfig(AppConfig):
     verbose_name = "Tenants and keys"
 
     def ready(self) -> None:
-        """Guard the audit log whenever the schema may have changed."""
+        """Guard the audit log whenever the schema may have changed; name what is kept."""
+        from tenants.own_holdings import register_all
+
         post_migrate.connect(_guard, sender=self, dispatch_uid="tenants.audit_guard")
+        register_all()
 
 
 def _guard(using: str, **_: object) -> None:

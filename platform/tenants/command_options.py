@@ -2,12 +2,14 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
 from django.utils import timezone
 from django.utils.dateparse import parse_date, parse_datetime
 
 from tenants import secrets
+from tenants.actions import LIMITS, OWN
 from tenants.models import ApiKey
 
 UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
@@ -49,6 +51,19 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
     def also(text: str) -> str:
         return f" (default: {text})" if defaults else ""
 
+    parser.add_argument(
+        "--keep-usage-days",
+        type=int,
+        metavar="N",
+        help=f"single requests stay in the usage ledger for N days; 0: for ever{also('0')}",
+    )
+    parser.add_argument(
+        "--keep-content-days",
+        type=int,
+        metavar="N",
+        help="files, batches and stored answers are kept for N days; 0: as long as they were made "
+        f"for{also('0')}",
+    )
     parser.add_argument(
         "--weight",
         type=float,
@@ -115,3 +130,12 @@ def find_key(text: str) -> ApiKey:
     if key is None:
         raise CommandError(f"There is no key {public_id!r}. See manage.py list_keys.")
     return key
+
+
+def limits_of(options: dict[str, Any]) -> dict[str, Any]:
+    """What `add_limit_options` has read, for the actions: what is named alone."""
+    found = {n: options[n] for n in (*LIMITS, *OWN) if options[n] is not None}
+    for name in ("keep_usage_days", "keep_content_days"):
+        if found.get(name) == 0:
+            found[name] = None
+    return found

@@ -21,6 +21,7 @@ from storage.models import Batch, StoredCompletion, StoredFile, StoredResponse
 from storage.models.batch import OPEN
 from tenants.audit import record
 from tenants.authentication import Caller
+from tenants.holdings import remove_in_parts
 from tenants.models import Tenant
 
 logger = logging.getLogger(__name__)
@@ -115,7 +116,25 @@ def remove_expired() -> int:
         removed += 1
     for kind in (StoredResponse, StoredCompletion):
         removed += kind.objects.filter(expires_at__lte=now).delete()[0]
+    removed += _remove_kept_too_long()
     removed += sweep_blobs(_is_known, ORPHAN_AFTER_S)
+    return removed
+
+
+def _remove_kept_too_long() -> int:
+    """Remove what tenants keep for so many days alone (`keep_content_days`); how much."""
+    removed = 0
+    for tenant in Tenant.objects.exclude(keep_content_days=None):
+        before = timezone.now() - timedelta(days=tenant.keep_content_days or 0)
+        old = {"tenant": tenant, "created_at__lt": before}
+        needed = needed_by_batches().filter(tenant=tenant).values("input_file_id")
+        removed += remove_in_parts(Batch.objects.filter(**old).exclude(status__in=OPEN))
+        removed += remove_in_parts(StoredCompletion.objects.filter(**old))
+        removed += remove_in_parts(StoredResponse.objects.filter(**old, lease_until=None))
+        for row in StoredFile.objects.filter(**old).exclude(public_id__in=needed)[:1000]:
+            row.delete()
+            remove_blob(row.tenant_id, row.public_id)
+            removed += 1
     return removed
 
 

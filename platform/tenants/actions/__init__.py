@@ -5,6 +5,7 @@ what the actor may do, and writes the change and its audit row in one transactio
 `tenants.events` follow on commit. Refusals are `QuireError`s.
 """
 
+from tenants.actions.erasure import begin_export, erase_tenant, remove_data, remove_requested
 from tenants.actions.invitations import (
     NewInvitation,
     accept_invitation,
@@ -23,6 +24,7 @@ from tenants.actions.service_accounts import (
 )
 from tenants.actions.tenants import (
     LIMITS,
+    OWN,
     create_tenant,
     rotate_cache_salt,
     set_tenant_active,
@@ -39,10 +41,12 @@ from tenants.actions.users import (
 __all__ = [
     "LIMITS",
     "NARROWED",
+    "OWN",
     "NewInvitation",
     "NewKey",
     "accept_invitation",
     "add_member",
+    "begin_export",
     "change_role",
     "create_key",
     "create_service_account",
@@ -50,10 +54,13 @@ __all__ = [
     "create_user",
     "delete_user",
     "end_sessions",
+    "erase_tenant",
     "find_invitation",
     "invite",
     "join_by_invitation",
+    "remove_data",
     "remove_member",
+    "remove_requested",
     "retire_service_account",
     "revoke_invitation",
     "revoke_key",

@@ -9,13 +9,14 @@ from django.utils.text import slugify
 from engine.contract.errors import InvalidRequest
 from tenants.actors import Actor, as_actor, require_operator, require_role
 from tenants.audit import record
+from tenants.errors import Conflict
 from tenants.events import tenant_changed
 from tenants.kv_shares import check_kv_shares
 from tenants.models import Membership, Role, Tenant, User
 from tenants.models.tenant import new_salt
 from tenants.validation import changed, save_valid
 
-#: What the operator sets; a tenant's own admins may change its name.
+#: What the operator sets; a tenant's own admins may change its name, its owners `OWN`.
 LIMITS = (
     "weight",
     "kv_reserved_fraction",
@@ -27,7 +28,10 @@ LIMITS = (
     "max_context_tokens",
     "allowed_models",
     "time_zone",
+    "keep_usage_days",
 )
+#: What its owners decide.
+OWN = ("keep_content_days",)
 
 
 @transaction.atomic
@@ -45,7 +49,7 @@ def create_tenant(
     """
     actor = as_actor(actor)
     require_operator(actor)
-    if unknown := set(limits).difference(LIMITS):
+    if unknown := set(limits).difference(LIMITS, OWN):
         raise InvalidRequest(f"A tenant has no {sorted(unknown)[0]}.", param=sorted(unknown)[0])
     tenant = Tenant(name=name, slug=slug or slugify(name)[:63], **limits)
     save_valid(tenant)
@@ -65,14 +69,14 @@ def create_tenant(
 
 @transaction.atomic
 def update_tenant(*, actor: Actor | User, tenant: Tenant, **changes: Any) -> Tenant:
-    """Change a tenant's name (its admins) or its limits (the operator).
+    """Change a tenant's name (its admins), how long it keeps content (owners), or its limits.
 
     Raises: `NotFound`, `PermissionDenied`, `InvalidRequest` with `param`.
     """
     actor = as_actor(actor)
-    if unknown := set(changes).difference(LIMITS, {"name"}):
+    if unknown := set(changes).difference(LIMITS, OWN, {"name"}):
         raise InvalidRequest(f"{sorted(unknown)[0]} can't be changed.", param=sorted(unknown)[0])
-    require_role(actor, tenant, Role.ADMIN)
+    require_role(actor, tenant, Role.OWNER if set(changes) & set(OWN) else Role.ADMIN)
     if set(changes).intersection(LIMITS):
         require_operator(actor)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
@@ -90,10 +94,15 @@ def update_tenant(*, actor: Actor | User, tenant: Tenant, **changes: Any) -> Ten
 
 @transaction.atomic
 def set_tenant_active(*, actor: Actor | User, tenant: Tenant, active: bool) -> Tenant:
-    """Let a tenant in, or refuse its keys and members within seconds."""
+    """Let a tenant in, or refuse its keys and members within seconds.
+
+    Raises: `PermissionDenied`; `Conflict` for one that is erased.
+    """
     actor = as_actor(actor)
     require_operator(actor)
     tenant = Tenant.objects.select_for_update().get(pk=tenant.pk)
+    if active and tenant.erase_requested_at is not None:
+        raise Conflict("This tenant is erased.")
     if tenant.active != active:
         tenant.active = active
         tenant.save(update_fields=["active"])

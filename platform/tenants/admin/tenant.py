@@ -10,7 +10,9 @@ from tenants import actions
 from tenants.admin.base import ActionsAdmin
 from tenants.models import Membership, Tenant
 
-FIELDS = ("name", *actions.LIMITS)
+FIELDS = ("name", *actions.LIMITS, *actions.OWN)
+#: What a list has room for.
+LISTED = tuple(name for name in actions.LIMITS if name != "keep_usage_days")
 
 
 class MembershipInline(admin.TabularInline):
@@ -33,7 +35,7 @@ class TenantAdmin(ActionsAdmin):
         "slug",
         "name",
         "active",
-        *actions.LIMITS,
+        *LISTED,
         "members",
         "active_keys",
         "created_at",

@@ -12,6 +12,8 @@ from django.db import models
 from tenants.key_limits import check_models, check_zone
 
 SALT_BYTES = 32
+#: A month's budgets count single requests where a time zone begins days between whole hours.
+MIN_USAGE_DAYS = 35
 
 
 def new_salt() -> str:
@@ -91,7 +93,23 @@ class Tenant(models.Model):
         validators=[check_zone],
         help_text="When days, weeks and months of its budgets begin, such as `Europe/Berlin`.",
     )
+    keep_usage_days = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(MIN_USAGE_DAYS), MaxValueValidator(36_500)],
+        help_text="Days that single requests stay in the usage ledger; sums by hour and day stay. "
+        "Empty: for ever.",
+    )
+    keep_content_days = models.PositiveIntegerField(
+        null=True,
+        blank=True,
+        validators=[MinValueValidator(1), MaxValueValidator(36_500)],
+        help_text="Days that files, batches and stored answers are kept. Empty: as long as they "
+        "were made for.",
+    )
     salt = models.CharField(max_length=64, default=new_salt, editable=False)
+    erase_requested_at = models.DateTimeField(null=True, blank=True, editable=False)
+    erased_at = models.DateTimeField(null=True, blank=True, editable=False)
     created_at = models.DateTimeField(auto_now_add=True)
 
     class Meta:

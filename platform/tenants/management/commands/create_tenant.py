@@ -6,7 +6,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.command_options import add_limit_options
+from tenants.command_options import add_limit_options, limits_of
 from tenants.commands import QuireCommand
 from tenants.models import User
 
@@ -30,13 +30,12 @@ class Command(QuireCommand):
             owner = User.objects.filter(username=options["owner"]).first()
             if owner is None:
                 raise CommandError(f"There is no user {options['owner']!r}.")
-        limits = {name: options[name] for name in actions.LIMITS if options[name] is not None}
         tenant = actions.create_tenant(
             actor=COMMAND_LINE,
             name=options["name"],
             slug=options["slug"],
             owner=owner,
-            **limits,
+            **limits_of(options),
         )
         self.stdout.write(tenant.slug)
         self.note(f"Its first key: manage.py create_key --tenant {tenant.slug}")

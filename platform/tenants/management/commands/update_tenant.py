@@ -7,7 +7,7 @@ from django.db import transaction
 
 from tenants import actions
 from tenants.actors import COMMAND_LINE
-from tenants.command_options import add_limit_options
+from tenants.command_options import add_limit_options, limits_of
 from tenants.commands import QuireCommand, find_tenant
 
 
@@ -32,8 +32,9 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Change all of it or nothing."""
-        names = ("name", *actions.LIMITS)
-        changes = {name: options[name] for name in names if options[name] is not None}
+        changes = limits_of(options)
+        if options["name"] is not None:
+            changes["name"] = options["name"]
         if not (changes or options["off"] or options["on"]):
             raise CommandError("Nothing to change: name a limit, --name, --off or --on.")
         with transaction.atomic():

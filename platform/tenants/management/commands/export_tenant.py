@@ -1,0 +1,32 @@
+"""`manage.py export_tenant --tenant NAME FILE`."""
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from tenants import actions
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, find_tenant
+from tenants.export import export_file
+
+
+class Command(QuireCommand):
+    """Write all that is kept of a tenant into a ZIP archive."""
+
+    help = "Write all that is kept of a tenant into a ZIP archive, for its owner to take along."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whose, and where to."""
+        parser.add_argument("--tenant", required=True, metavar="NAME", help="its short name")
+        parser.add_argument("file", metavar="FILE", help="a file that isn't there yet")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Write it."""
+        tenant, path = find_tenant(options["tenant"]), Path(options["file"])
+        actions.begin_export(actor=COMMAND_LINE, tenant=tenant)
+        try:
+            size = export_file(tenant, path)
+        except OSError as error:
+            raise CommandError(f"{path} can't be written: {error}") from error
+        self.stdout.write(f"{path}: {size:,} bytes")

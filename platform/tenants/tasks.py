@@ -1,0 +1,27 @@
+"""Celery's tasks of this app."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import shared_task
+
+from tenants.actions.erasure import ERASE, remove_data, remove_requested
+from tenants.models import Tenant
+
+logger = logging.getLogger(__name__)
+
+
+@shared_task(name=ERASE, ignore_result=True, acks_late=False)
+def erase(pk: int) -> None:
+    """Remove what is kept of a tenant that shall be erased."""
+    tenant = Tenant.objects.exclude(erase_requested_at=None).filter(pk=pk).first()
+    if tenant is not None:
+        remove_data(tenant=tenant)
+
+
+@shared_task(name="tenants.erasures", ignore_result=True, acks_late=False)
+def erasures() -> None:
+    """The same for tenants whose worker died, and for what came in late."""
+    if removed := remove_requested():
+        logger.info("removed %d rows of erased tenants", removed)
