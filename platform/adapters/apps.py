@@ -12,10 +12,12 @@ class AdaptersConfig(AppConfig):
     verbose_name = "LoRA adapters"
 
     def ready(self) -> None:
-        """Versions that wait are handed to a worker."""
+        """Versions that wait are handed to a worker; what is kept of tenants is named."""
         from adapters.events import version_waits
+        from adapters.holdings import register_all
 
         version_waits.connect(_send, dispatch_uid="adapters.send")
+        register_all()
 
 
 def _send(version: Any, **_: object) -> None:

@@ -14,6 +14,8 @@ from django.apps import apps
 from django.core.management import CommandError, call_command
 from django.utils import timezone
 
+from adapters.models import Adapter, AdapterAlias, AdapterVersion
+from catalog.models import ServedModel
 from engine.contract.errors import InvalidRequest
 from metering import actions as money
 from metering.models import Budget, UsageDay, UsageEntry, UsageHour, Webhook, WebhookDelivery
@@ -41,7 +43,11 @@ REVIEWED = {
 
 @pytest.fixture(autouse=True)
 def _files_dir(tmp_path: Path, settings: Any, live_redis: str) -> None:
-    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path / "files"}
+    settings.QUIRE = {
+        **settings.QUIRE,
+        "FILES_DIR": tmp_path / "files",
+        "ADAPTERS_DIR": tmp_path / "adapters",
+    }
 
 
 def fill(world: World, tenant: Tenant, key: ApiKey) -> StoredFile:
@@ -54,6 +60,13 @@ def fill(world: World, tenant: Tenant, key: ApiKey) -> StoredFile:
     money.set_budget(actor=SYSTEM, tenant=tenant, key=key, period="day", tokens=5)
     money.set_webhook(actor=SYSTEM, tenant=tenant, url="https://x.example/in")
     money.try_webhook(actor=SYSTEM, tenant=tenant)
+    model = ServedModel.objects.get_or_create(name="m", source="hub/m")[0]
+    model.tenants.add(tenant)
+    adapter = Adapter.objects.create(tenant=tenant, served_model=model, name="tone")
+    version = AdapterVersion.objects.create(adapter=adapter, number=1, digest="d" * 64)
+    AdapterAlias.objects.create(
+        adapter=adapter, tenant=tenant, served_model=model, name="tone", version=version
+    )
     return storage.create_file(
         caller=caller_of(tenant), filename="a.txt", purpose="batch", size=5, chunks=[b"hello"]
     )
@@ -112,7 +125,7 @@ def test_an_erased_tenant_leaves_the_audit_log_alone(world: World) -> None:
     for model in (ApiKey, ServiceAccount, Invitation, Membership, UsageEntry, UsageHour, UsageDay):
         assert not model.objects.filter(tenant=gone).exists(), model
         assert model.objects.filter(tenant=world.rival).exists(), model
-    for model in (Budget, Webhook, WebhookDelivery, StoredFile):
+    for model in (Budget, Webhook, WebhookDelivery, StoredFile, Adapter, AdapterAlias):
         assert not model.objects.filter(tenant=gone).exists(), model
     assert list(tenant_dir(gone.pk).iterdir()) == []
     assert blob_path(world.rival.pk, others.public_id).read_bytes() == b"hello"
