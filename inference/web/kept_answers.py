@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 import redis
 
 from metering.redis_clients import key, sync_client
-from tenants.models import Tenant
+
+
+class Owner(Protocol):
+    """The tenant's row."""
+
+    pk: int
+
 
 logger = logging.getLogger(__name__)
 
 
-def forget_answers(tenant: Tenant) -> int:
+def forget_answers(tenant: Owner) -> int:
     """Remove them all; how many. Without Redis none: they end by themselves within a day."""
     client = sync_client()
     try:
