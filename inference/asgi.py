@@ -30,6 +30,7 @@ from inference.engine_client import close_engine_client, get_engine_client
 from inference.errors import error_response
 from inference.generation import background
 from inference.settings import gateway_settings
+from inference.tracing import close_tracing, tracing
 from inference.web import cors
 from inference.web.body import ClientGone, Receive, Scope, is_upload, read_body, read_upload
 from inference.web.exchange import HANDLER, RECEIVED, Exchange
@@ -242,6 +243,7 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
         message = await receive()
         if message["type"] == "lifespan.startup":
             try:
+                tracing()  # refuses an endpoint that is none
                 await get_engine_client().start()
                 _calm_collector(gateway_settings().gc_threshold)
             except Exception as error:
@@ -252,5 +254,6 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
         elif message["type"] == "lifespan.shutdown":
             await close_engine_client()
             await background.drain(SETTLE_WITHIN_S)
+            await asyncio.to_thread(close_tracing)
             await send({"type": "lifespan.shutdown.complete"})
             return

@@ -55,6 +55,7 @@ class GatewaySettings:
         metrics_token: what Prometheus may send as a bearer token; "": none.
         metrics_addresses: IP networks that may read `/metrics` and all of `/health` without a key.
         metrics_tenants: how many tenants `/metrics` tells apart; those that come later are "other".
+        otlp_traces_endpoint: where spans are sent, see `engine.contract.tracing`; "": nowhere.
         health_grace_s: how long `progress_at` may stand still before `/health` is red.
     """
 
@@ -89,6 +90,7 @@ class GatewaySettings:
     metrics_token: str = dataclasses.field(default="", repr=False)
     metrics_addresses: tuple[str, ...] = ()
     metrics_tenants: int = 100
+    otlp_traces_endpoint: str = ""
     health_grace_s: float = 20.0
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -16,6 +17,7 @@ from typing import Any, Self
 from engine.contract.errors import ConfigError
 from engine.contract.options import Settings, add_flag, add_foreign_flag, checked, option
 from engine.contract.plugins import check_device
+from engine.contract.tracing import VARIABLE, check_endpoint
 from engine.contract.vllm_settings import FOREIGN, translated
 
 DEFAULT_NUM_SEQS = 256
@@ -237,13 +239,21 @@ class EngineConfig(Settings):
     reasoning_parser: str | None = option(
         None, "how gateways find reasoning; none: not at all; default: told by the chat template"
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "where spans of requests are sent by OTLP: http://HOST:4318 or grpc://HOST:4317 (needs the "
+        "extra otel); default: QUIRE_OTLP_TRACES_ENDPOINT, or nowhere",
+    )
     disable_log_stats: bool = option(False, "no periodic line of statistics")
 
     def __post_init__(self) -> None:
         self._set_defaults()
+        self.otlp_traces_endpoint = self.otlp_traces_endpoint or os.environ.get(VARIABLE) or None
         self._check_load_format()
         for spec in dataclasses.fields(self):
             setattr(self, spec.name, checked(spec, getattr(self, spec.name)))
+        if self.otlp_traces_endpoint is not None:
+            check_endpoint(self.otlp_traces_endpoint)
         check_device(self.device)
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
             limit = self.max_model_len

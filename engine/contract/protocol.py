@@ -112,6 +112,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
         token_cap: the most output tokens over all outputs, those of `resume_token_ids` included:
             the server's own limit (a reservation, a budget). None: none. At exactly this token all
             outputs end with finish reason "budget". In a beam search each beam counts.
+        trace_headers: W3C's `traceparent` and `tracestate` of the span that asked; {} for none.
     """
 
     request_id: str
@@ -130,6 +131,7 @@ class EngineRequest(msgspec.Struct, tag="request", omit_defaults=True, kw_only=T
     resume_token_ids: list[list[int]] = msgspec.field(default_factory=list)
     skip_indices: list[int] = msgspec.field(default_factory=list)
     token_cap: int | None = None
+    trace_headers: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class AbortRequest(msgspec.Struct, tag="abort", omit_defaults=True, kw_only=True):

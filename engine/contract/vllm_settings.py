@@ -284,7 +284,6 @@ FOREIGN: tuple[Foreign, ...] = (
     _nothing(
         "use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."
     ),
-    _only("otlp_traces_endpoint", str, (), _NO_TRACES),
     _only("collect_detailed_traces", str, (), _NO_TRACES),
     _nothing("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
     _nothing("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),

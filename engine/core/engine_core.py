@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection
@@ -21,10 +23,12 @@ from engine.contract.protocol import (
     EngineStats,
     TokenDelta,
 )
+from engine.contract.tracing import Tracing
 from engine.core.counters import EngineCounters
 from engine.core.exits import Exits
 from engine.core.harvest import Harvest
 from engine.core.input_processor import InputProcessor
+from engine.core.request_spans import RequestSpans
 from engine.executor.factory import make_executor
 from engine.executor.outcome import Outcome
 from engine.pooling.requests import scheduler_config, without_kv_quota
@@ -79,6 +83,7 @@ class EngineCore:
         progress: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.config = config
+        self._spans = _spans(config)
         self.executor = executor = make_executor(config)
         self.facts = facts = executor.load(progress)
         self.capacity = capacity = executor.size_cache()
@@ -107,6 +112,7 @@ class EngineCore:
             self.requests,
             facts.eos_token_ids,
             executor.detach,
+            self._ended,
         )
         self._harvest = Harvest(self.scheduler, self.structured, self._counters, self._exits)
         self._most_in_flight = 1 if overlaps else 0
@@ -154,6 +160,11 @@ class EngineCore:
             self._queue(request)
         self.requests[message.request_id] = request
         return request
+
+    def _ended(self, request: Request) -> None:
+        """A request's last output has ended."""
+        if self._spans is not None:
+            self._spans.ended(request)
 
     def _attach(self, request: Request, prompt_embeds: Tensor | None) -> None:
         """Hand to the executor what plans will name by handle."""
@@ -321,6 +332,8 @@ class EngineCore:
     def shutdown(self) -> None:
         """End what runs steps; the engine is of no use afterwards."""
         self.executor.shutdown()
+        if self._spans is not None:
+            self._spans.close()
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while any request holds blocks."""
@@ -393,3 +406,11 @@ def _hand_over(
     """Give a step its masks, or the reason why there are none."""
     error = masks.exception()
     give(masks.result() if error is None else GrammarOutput(step, failure=f"Masks: {error!r}"))
+
+
+def _spans(config: EngineConfig) -> RequestSpans | None:
+    """What records requests' spans, where the settings want any."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    instance = f"{socket.gethostname()}-{os.getpid()}"
+    return RequestSpans(Tracing(config.otlp_traces_endpoint, "quire-engine", instance), config.name)

@@ -21,6 +21,7 @@ class Exits:
         requests: the engine's requests by id; one is removed with its last sequence.
         eos_token_ids: what ends an output unless `ignore_eos`.
         detach: called with each handle of a request that is forgotten.
+        on_end: called with each request whose last output has ended.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Exits:
         requests: dict[str, Request],
         eos_token_ids: Iterable[int],
         detach: Callable[[int], None] = lambda handle: None,
+        on_end: Callable[[Request], None] = lambda request: None,
     ) -> None:
         self._scheduler = scheduler
         self._structured = structured
@@ -39,6 +41,7 @@ class Exits:
         self._requests = requests
         self.eos = frozenset(eos_token_ids)
         self._detach = detach
+        self._on_end = on_end
 
     def reason(self, sequence: Sequence, token_id: int) -> tuple[str, int | None] | None:
         """(finish reason, stop token id) when this token, its last, ends the sequence."""
@@ -71,6 +74,7 @@ class Exits:
             self._requests.pop(request.request_id, None)
             for handle in request.handles:
                 self._detach(handle)
+            self._on_end(request)
             if request.on_done is not None:
                 request.on_done()
 

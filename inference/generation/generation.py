@@ -18,6 +18,7 @@ from inference.generation.job import Job
 from inference.generation.output import Increment, OutputState
 from inference.generation.usage import Usage
 from inference.metrics import recorder
+from inference.tracing import generation_span
 from metering.access import Admission, UsageRecord, admit, settle
 from tenants.authentication import check_still_valid
 
@@ -61,6 +62,9 @@ class Generation:
         self._settled = False
         self._loop = asyncio.get_running_loop()
         self._key_checked_at = time.monotonic()
+        self._span = generation_span(job)
+        if self._span is not None:
+            job.trace_headers = self._span.headers
         self._submission: Submission = get_engine_client().submit(
             job.engine_requests(admission.output_tokens), job.served.base
         )
@@ -242,6 +246,14 @@ class Generation:
             decode_s=None if first_at is None else self._last_token_at - first_at,
             longest=max(output.num_tokens for outputs in self.outputs for output in outputs),
         )
+        if self._span is not None:
+            outputs = [output for outputs in self.outputs for output in outputs]
+            self._span.end(
+                usage,
+                [output.finish_reason or reason for output in outputs],
+                None if self._error is None else self._error.code,
+                None if self.ttft_ms is None else self.ttft_ms / 1000,
+            )
         await settle(
             UsageRecord(
                 request_id=job.request_id,

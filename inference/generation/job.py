@@ -30,6 +30,7 @@ class Job:
         cache_salt: the client's own, narrows the tenant's cache namespace.
         kept_tokens: special tokens that the text keeps, for the parsers that read it.
         field_names: our names of fields -> the client's, for errors that come from the engine.
+        trace_headers: of the span that the engine's is below of; {} for none.
         received: `time.perf_counter()` when the request came in.
     """
 
@@ -44,6 +45,7 @@ class Job:
     cache_salt: str = ""
     kept_tokens: frozenset[int] = frozenset()
     field_names: Mapping[str, str] = field(default_factory=dict)
+    trace_headers: dict[str, str] = field(default_factory=dict)
     received: float = field(default_factory=time.perf_counter)
     started_at: float = field(default_factory=time.time)
 
@@ -145,6 +147,7 @@ class Job:
                 cache_namespace=namespace,
                 adapter=self.served.adapter,
                 token_cap=self._token_cap(prompt, share),
+                trace_headers=self.trace_headers,
             )
             for number, prompt in enumerate(self.prompts)
         ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from inference.metrics import recorder
 from inference.metrics.definitions import NONE
+from inference.tracing import request_span
 from inference.web.request_ids import harmless
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -30,7 +31,16 @@ class Exchange:
     Call `ended` when nothing more is sent. The line of the log has no query, headers or bodies.
     """
 
-    __slots__ = ("_request_id", "_scope", "_send", "_sent", "_started", "_status", "ended_whole")
+    __slots__ = (
+        "_request_id",
+        "_scope",
+        "_send",
+        "_sent",
+        "_span",
+        "_started",
+        "_status",
+        "ended_whole",
+    )
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
@@ -38,6 +48,7 @@ class Exchange:
         self._status = self._sent = 0
         self._request_id = b""
         self.ended_whole = False
+        self._span = request_span(scope)
 
     async def send(self, message: MutableMapping[str, Any]) -> None:
         """ASGI's `send`."""
@@ -46,6 +57,8 @@ class Exchange:
             self.ended_whole = not message.get("more_body", False)
         elif message["type"] == "http.response.start":
             self._status = message["status"]
+            if self._span is not None:
+                message["headers"] = [*message["headers"], self._span.response_header]
             for name, value in message["headers"]:
                 if name.lower() == b"x-request-id":
                     self._request_id = value
@@ -64,6 +77,8 @@ class Exchange:
                 received=scope.get(RECEIVED, 0),
                 sent=self._sent,
             )
+        if self._span is not None:
+            self._span.end(scope.get(HANDLER, ""), status, scope.get(TENANT, ""))
         level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
         if access_log.isEnabledFor(level):
             self._log(level, status, seconds)

@@ -93,6 +93,8 @@ QUIRE = {
     "METRICS_ADDRESSES": env.networks("QUIRE_METRICS_ADDRESSES"),
     # Tenants that /metrics tells apart; those that come later are "other".
     "METRICS_TENANTS": env.integer("QUIRE_METRICS_TENANTS", 100),
+    # Where spans of requests are sent: OTLP.
+    "OTLP_TRACES_ENDPOINT": os.environ.get("QUIRE_OTLP_TRACES_ENDPOINT", ""),
     # What a tenant without limits of its own gets; 0 is no limit.
     "DEFAULT_REQUESTS_PER_MINUTE": env.integer("QUIRE_REQUESTS_PER_MINUTE", 0),
     "DEFAULT_TOKENS_PER_MINUTE": env.integer("QUIRE_TOKENS_PER_MINUTE", 0),

@@ -58,8 +58,11 @@ def clean_environment() -> dict[str, str]:
 
 
 @contextmanager
-def running(folder: Path, *flags: str) -> Iterator[Product]:
-    """`manage.py up` on a free port, from the first token to a clean end by SIGTERM."""
+def running(folder: Path, *flags: str, **environment: str) -> Iterator[Product]:
+    """`manage.py up` on a free port, from the first token to a clean end by SIGTERM.
+
+    `environment`: variables beside those of this process.
+    """
     data_dir, ready = folder / "data", folder / "ready.json"
     log = (folder / "up.log").open("wb")
     process = subprocess.Popen(
@@ -68,7 +71,7 @@ def running(folder: Path, *flags: str) -> Iterator[Product]:
             *("--ready-file", str(ready), *flags),
         ],
         cwd=ROOT,
-        env=clean_environment(),
+        env=clean_environment() | environment,
         stdout=log,
         stderr=subprocess.STDOUT,
     )

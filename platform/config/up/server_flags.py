@@ -157,6 +157,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
         "QUIRE_CORS_METHODS": _words(options, "allowed_methods"),
         "QUIRE_CORS_HEADERS": _words(options, "allowed_headers"),
         "QUIRE_CORS_CREDENTIALS": "1" if options["allow_credentials"] else None,
+        "QUIRE_OTLP_TRACES_ENDPOINT": options["otlp_traces_endpoint"],
         "QUIRE_LOG_LEVEL": _LOG_LEVELS.get(options["uvicorn_log_level"] or ""),
     }
     return {name: value for name, value in found.items() if value}

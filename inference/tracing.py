@@ -1,0 +1,152 @@
+"""Spans of the gateway: a request's, and what it generates below it; the engine's follow.
+
+Without an endpoint nothing of OpenTelemetry is imported, and a request costs one comparison.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import MutableMapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from engine.contract.tracing import Tracing, context_of, headers_of
+from inference.settings import gateway_settings
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span
+
+    from inference.generation.job import Job
+    from inference.generation.usage import Usage
+
+Scope = MutableMapping[str, Any]
+_OPERATIONS = {
+    "chat.completions": "chat",
+    "responses": "chat",
+    "messages": "chat",
+    "completions": "text_completion",
+    "embeddings": "embeddings",
+}
+
+
+@lru_cache(maxsize=1)
+def tracing() -> Tracing | None:
+    """What sends this process's spans; None where no endpoint is set. Raises `ConfigError`."""
+    endpoint = gateway_settings().otlp_traces_endpoint
+    if not endpoint:
+        return None
+    return Tracing(endpoint, "quire-gateway", f"{socket.gethostname()}-{os.getpid()}")
+
+
+def close_tracing() -> None:
+    """Send what is left, within seconds. Spans begun later start a new exporter."""
+    current = tracing()
+    tracing.cache_clear()
+    if current is not None:
+        current.close()
+
+
+class RequestSpan:
+    """The span of an HTTP request, current while it's being served.
+
+    It goes on in the trace that the client's `traceparent` names.
+    """
+
+    def __init__(self, current: Tracing, scope: Scope) -> None:
+        from opentelemetry import context, trace
+
+        headers = {
+            name.decode("latin1"): value.decode("latin1")
+            for name, value in scope["headers"]
+            if name in (b"traceparent", b"tracestate")
+        }
+        self._span = current.tracer.start_span(
+            scope["method"], context=context_of(headers), kind=trace.SpanKind.SERVER
+        )
+        self._span.set_attributes(
+            {"http.request.method": scope["method"], "url.path": scope["path"]}
+        )
+        self._context = context
+        self._token = context.attach(trace.set_span_in_context(self._span))
+
+    @property
+    def response_header(self) -> tuple[bytes, bytes]:
+        """`traceresponse`: tells a client where its request is in the traces."""
+        return b"traceresponse", headers_of(self._span)["traceparent"].encode()
+
+    def end(self, handler: str, status: int, tenant: str) -> None:
+        """The response has ended. `handler`: the path's pattern, "" if there's none."""
+        from opentelemetry.trace import StatusCode
+
+        self._span.set_attribute("http.response.status_code", status)
+        if handler:
+            self._span.update_name(f"{self._span.name} {handler}")  # type: ignore[attr-defined]
+            self._span.set_attribute("http.route", handler)
+        if tenant:
+            self._span.set_attribute("quire.tenant", tenant)
+        if status >= 500:
+            self._span.set_status(StatusCode.ERROR)
+        self._span.end()
+        self._context.detach(self._token)
+
+
+class GenerationSpan:
+    """The span of a job, from admission to its end."""
+
+    def __init__(self, current: Tracing, job: Job) -> None:
+        operation = _OPERATIONS.get(job.endpoint, "text_completion")
+        params, model = job.sampling, job.served.name
+        wanted: dict[str, Any] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "quire",
+            "gen_ai.request.model": model,
+            "gen_ai.response.model": model,
+            "gen_ai.response.id": job.request_id,
+            "gen_ai.request.choice.count": params.n,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.frequency_penalty": params.frequency_penalty,
+            "gen_ai.request.presence_penalty": params.presence_penalty,
+            "gen_ai.request.max_tokens": params.max_tokens,
+        }
+        known = {name: value for name, value in wanted.items() if value is not None}
+        self._span: Span = current.tracer.start_span(f"{operation} {model}", attributes=known)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the engine's span is to be below of."""
+        return headers_of(self._span)
+
+    def end(
+        self, usage: Usage, reasons: list[str], error: str | None, ttft_s: float | None
+    ) -> None:
+        """The job is over. `error`: the code of what it failed with."""
+        from opentelemetry.trace import StatusCode
+
+        self._span.set_attributes(
+            {
+                "gen_ai.usage.input_tokens": usage.prompt_tokens,
+                "gen_ai.usage.output_tokens": usage.completion_tokens,
+                "gen_ai.usage.cache_read.input_tokens": usage.cached_tokens,
+                "gen_ai.response.finish_reasons": reasons,
+            }
+        )
+        if ttft_s is not None:
+            self._span.set_attribute("gen_ai.response.time_to_first_chunk", ttft_s)
+        if error is not None:
+            self._span.set_attribute("error.type", error)
+            self._span.set_status(StatusCode.ERROR)
+        self._span.end()
+
+
+def request_span(scope: Scope) -> RequestSpan | None:
+    """Begin a request's span, where spans are wanted."""
+    current = tracing()
+    return None if current is None else RequestSpan(current, scope)
+
+
+def generation_span(job: Job) -> GenerationSpan | None:
+    """Begin a job's span, where spans are wanted."""
+    current = tracing()
+    return None if current is None else GenerationSpan(current, job)

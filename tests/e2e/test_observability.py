@@ -1,0 +1,194 @@
+"""Traces, logs and metrics of the running product, through all of its processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.e2e import promql
+from tests.e2e.collector import Collector, Span, collecting
+from tests.e2e.product import ROOT, Product, running
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SECRET = "zanzibar-marmalade"
+TOKEN = "scrape-me"
+
+
+@dataclass
+class Watched:
+    """A product whose spans go to a collector, and its log."""
+
+    product: Product
+    collector: Collector
+    log: Path
+
+    def metrics(self) -> str:
+        """A scrape."""
+        reply = httpx.get(
+            f"{self.product.url}/metrics", headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        assert reply.status_code == 200
+        return reply.text
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("watched")
+    environment = {"QUIRE_LOG_STYLE": "json", "QUIRE_METRICS_TOKEN": TOKEN}
+    with (
+        collecting() as collector,
+        running(folder, "--otlp-traces-endpoint", collector.url, **environment) as product,
+    ):
+        yield Watched(product, collector, folder / "up.log")
+
+
+@pytest.fixture(scope="module")
+def answered(watched: Watched) -> Any:
+    """The answer to a request that came with a trace and a request id of its client's."""
+    with openai.OpenAI(base_url=watched.product.base_url, api_key=watched.product.api_key) as sdk:
+        return sdk.chat.completions.with_raw_response.create(
+            model=watched.product.model,
+            messages=[{"role": "user", "content": f"Say {SECRET}."}],
+            max_tokens=5,
+            temperature=0.5,
+            extra_headers={
+                "traceparent": f"00-{TRACE}-{PARENT}-01",
+                "X-Request-Id": "of-the-client",
+            },
+        )
+
+
+def of_trace(spans: list[Span]) -> dict[str, Span]:
+    return {span.name: span for span in spans if span.trace_id == TRACE}
+
+
+def test_a_trace_goes_from_the_client_through_the_gateway_to_the_engine(
+    watched: Watched, answered: Any
+) -> None:
+    found = of_trace(watched.collector.wait(lambda spans: len(of_trace(spans)) == 3))
+    chat = f"chat {watched.product.model}"
+    http, chat, engine = found["POST /v1/chat/completions"], found[chat], found["llm_request"]
+    assert http.parent_id == PARENT
+    assert chat.parent_id == http.span_id
+    assert engine.parent_id == chat.span_id
+    assert (http.service, engine.service) == ("quire-gateway", "quire-engine")
+    assert answered.headers["traceresponse"] == f"00-{TRACE}-{http.span_id}-01"
+    assert http.attributes["http.response.status_code"] == 200
+    usage = answered.parse().usage
+    for span in (chat, engine):
+        assert span.attributes["gen_ai.usage.input_tokens"] == usage.prompt_tokens
+        assert span.attributes["gen_ai.usage.output_tokens"] == usage.completion_tokens
+        assert span.attributes["gen_ai.request.model"] == watched.product.model
+        assert span.attributes["gen_ai.request.temperature"] == 0.5
+    assert chat.attributes["gen_ai.response.id"] == answered.parse().id
+    assert engine.attributes["gen_ai.latency.time_in_queue"] >= 0
+    assert engine.attributes["gen_ai.latency.time_to_first_token"] > 0
+
+
+def test_neither_spans_nor_logs_hold_a_prompt(watched: Watched, answered: Any) -> None:
+    watched.collector.wait(lambda spans: len(of_trace(spans)) == 3)
+    assert SECRET.encode() not in watched.collector.raw
+    assert SECRET not in watched.log.read_text()
+
+
+def test_each_request_leaves_a_line_of_json_with_the_clients_id(
+    watched: Watched, answered: Any
+) -> None:
+    entries = [json.loads(line) for line in watched.log.read_text().splitlines() if "{" in line[:1]]
+    (line,) = [each for each in entries if each.get("client_request_id") == "of-the-client"]
+    assert (line["logger"], line["status"]) == ("quire.access", 200)
+    assert line["path"] == "/v1/chat/completions"
+    assert line["tenant"]
+
+
+#: Series that vLLM's own three boards ask for.
+VLLM_BOARDS = (
+    "e2e_request_latency_seconds_bucket",
+    "e2e_request_latency_seconds_count",
+    "e2e_request_latency_seconds_sum",
+    "generation_tokens_total",
+    "inter_token_latency_seconds_bucket",
+    "inter_token_latency_seconds_count",
+    "inter_token_latency_seconds_sum",
+    "iteration_tokens_total_count",
+    "kv_cache_usage_perc",
+    "num_requests_running",
+    "num_requests_waiting",
+    "prompt_tokens_total",
+    "request_decode_time_seconds_sum",
+    "request_generation_tokens_bucket",
+    "request_max_num_generation_tokens_sum",
+    "request_prefill_time_seconds_sum",
+    "request_prompt_tokens_bucket",
+    "request_queue_time_seconds_sum",
+    "request_success_total",
+    "request_time_per_output_token_seconds_bucket",
+    "request_time_per_output_token_seconds_count",
+    "request_time_per_output_token_seconds_sum",
+    "time_to_first_token_seconds_bucket",
+    "time_to_first_token_seconds_count",
+    "time_to_first_token_seconds_sum",
+)
+
+
+@pytest.fixture(scope="module")
+def live(watched: Watched, answered: Any) -> dict[str, set[str]]:
+    """Names of the samples of a scrape after a request, each with its labels' names."""
+    wanted, deadline = "quire:tenant_generation_tokens_total{", time.monotonic() + 60
+    while wanted not in watched.metrics() and time.monotonic() < deadline:
+        time.sleep(0.1)  # usage is settled after the answer
+    found: dict[str, set[str]] = {}
+    for family in text_string_to_metric_families(watched.metrics()):
+        suffixes = {
+            "counter": ("_total",),
+            "histogram": ("_bucket", "_count", "_sum"),
+        }.get(family.type, ("",))
+        for suffix in suffixes:
+            found.setdefault(family.name + suffix, set())
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def test_vllms_boards_fill(live: dict[str, set[str]]) -> None:
+    for name in VLLM_BOARDS:
+        assert {"model_name", "engine"} <= live[f"vllm:{name}"], name
+
+
+#: What is counted only once something has gone wrong, or is known after a longer time.
+NOT_YET = {
+    "vllm:request_failure_total",
+    "vllm:admission_rejections_total",
+    "quire:tenant_refusals_total",
+    "quire:prefix_cold_total",
+}
+EXPRESSIONS = [
+    pytest.param(expression, id=f"{path.stem}-{number}")
+    for path in sorted((ROOT / "deploy" / "grafana").glob("*.json"))
+    for number, expression in enumerate(promql.board_expressions(promql.board(path)))
+] + [
+    pytest.param(rule["expr"], id=rule["alert"])
+    for rule in promql.alerts(ROOT / "deploy" / "prometheus" / "alerts.yaml")
+]
+
+
+@pytest.mark.parametrize("expression", EXPRESSIONS)
+def test_boards_and_alerts_ask_for_what_there_is(
+    live: dict[str, set[str]], expression: str
+) -> None:
+    asked = list(promql.series(expression))
+    for name, labels in asked:
+        assert name in live, name
+        if name not in NOT_YET:
+            assert labels <= live[name], (name, labels)
+            assert promql.grouped_by(expression) <= live[name], (name, expression)
+    assert asked or expression.startswith("up{")

@@ -1,0 +1,70 @@
+"""Where spans go, what they tell of requests, and that nothing is loaded for them in vain."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.tracing import VARIABLE, check_endpoint, context_of, headers_of
+from engine.offline.llm import LLM
+from tests.e2e.collector import collecting
+from tests.engine.test_core import Folder
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_a_bare_address_gets_the_path_of_traces() -> None:
+    assert check_endpoint("http://127.0.0.1:4318") == "http://127.0.0.1:4318/v1/traces"
+    assert check_endpoint("https://collector/own/path") == "https://collector/own/path"
+    assert check_endpoint("grpc://127.0.0.1:4317") == "grpc://127.0.0.1:4317"
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "ftp://x", "http://", "nonsense"])
+def test_an_endpoint_that_is_no_address_is_refused(endpoint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        EngineConfig(model="m", otlp_traces_endpoint=endpoint)
+    assert refused.value.param == "otlp_traces_endpoint"
+
+
+def test_the_variable_holds_where_no_flag_says_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "http://from.environment")
+    assert EngineConfig(model="m").otlp_traces_endpoint == "http://from.environment"
+    own = EngineConfig(model="m", otlp_traces_endpoint="http://own")
+    assert own.otlp_traces_endpoint == "http://own"
+
+
+def test_nothing_of_opentelemetry_is_loaded_without_an_endpoint() -> None:
+    program = "import sys, engine.core.engine_core; assert 'opentelemetry' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_context_goes_through_headers_and_nonsense_is_none() -> None:
+    from opentelemetry.trace import get_current_span
+
+    span = get_current_span(context_of({"traceparent": PARENT, "tracestate": "vendor=1"}))
+    assert headers_of(span) == {"traceparent": PARENT, "tracestate": "vendor=1"}
+    for nonsense in ({}, {"traceparent": "00-zz"}, {"traceparent": "x" * 10_000}):
+        assert not get_current_span(context_of(nonsense)).get_span_context().is_valid
+
+
+def test_offline_requests_have_spans_too(model_folder: Folder) -> None:
+    with collecting() as collector:
+        llm = LLM(
+            str(model_folder("llama")),
+            otlp_traces_endpoint=collector.url,
+            num_gpu_blocks_override=200,
+            max_model_len=128,
+        )
+        params = SamplingParams(n=2, max_tokens=4, temperature=0)
+        llm.generate([{"prompt_token_ids": [1, 2, 3]}], params)
+        llm.core.shutdown()
+        (span,) = collector.wait(lambda spans: len(spans) == 1)
+    assert (span.name, span.parent_id) == ("llm_request", "")
+    assert span.attributes["gen_ai.usage.prompt_tokens"] == 3
+    assert span.attributes["gen_ai.usage.num_sequences"] == 2
+    assert len(span.attributes["gen_ai.response.finish_reasons"]) == 2
