@@ -6,7 +6,7 @@ from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.routers import SimpleRouter
 
-from console.rest import money, views
+from console.rest import adapters, money, views
 from console.rest.authentication import ManagementKeyAuthentication
 
 TENANT = r"tenants/(?P<tenant>[a-z0-9-]{1,63})"
@@ -22,6 +22,11 @@ router.register(f"{TENANT}/keys", views.Keys, "api-keys")
 router.register("prices", money.Prices, "api-prices")
 router.register(f"{TENANT}/budgets", money.Budgets, "api-budgets")
 router.register(f"{TENANT}/audit", views.Audit, "api-audit")
+router.register("adapters/uploads", adapters.SharedUploads, "api-shared-uploads")
+router.register("adapters", adapters.SharedAdapters, "api-shared-adapters")
+router.register(f"{TENANT}/adapters/uploads", adapters.AdapterUploads, "api-uploads")
+router.register(f"{TENANT}/adapters", adapters.Adapters, "api-adapters")
+router.register(f"{TENANT}/requests", adapters.Requests, "api-requests")
 
 urlpatterns = [
     *router.urls,

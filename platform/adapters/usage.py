@@ -1,0 +1,63 @@
+"""What adapters were used for, from the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Count, Q, QuerySet, Sum
+from django.utils import timezone
+
+from adapters.access import Reader
+from adapters.errors import NotFound
+from adapters.models import Adapter
+from metering.access import access_usage_entries
+from metering.models import UsageEntry
+from tenants.models import Tenant
+
+DAYS = 14
+
+
+def usage_of(user: Reader, tenant: Tenant, adapters: Iterable[Adapter]) -> dict[int, Any]:
+    """Each adapter's use by the tenant in the last `DAYS` days: {pk: {"requests", "tokens",
+    "by_digest": {digest: requests}}}.
+
+    Raises `NotFound` for a stranger.
+    """
+    since = timezone.now() - timedelta(days=DAYS)
+    found = {adapter.pk: adapter for adapter in adapters}
+    result: dict[int, Any] = {pk: {"requests": 0, "tokens": 0, "by_digest": {}} for pk in found}
+    if not found:
+        return result
+    owner = {
+        (adapter.served_model.name, digest): pk
+        for pk, adapter in found.items()
+        for digest in adapter.versions.values_list("digest", flat=True)
+        if digest
+    }
+    for row in _sums(access_usage_entries(user, tenant), since):
+        pk = owner.get((row["model"], row["adapter_digest"]))
+        if pk is None:
+            continue
+        result[pk]["requests"] += row["requests"]
+        result[pk]["tokens"] += row["prompt"] + row["completion"]
+        by_digest = result[pk]["by_digest"]
+        digest = row["adapter_digest"]
+        by_digest[digest] = by_digest.get(digest, 0) + row["requests"]
+    return result
+
+
+def access_request(user: Reader, tenant: Tenant, request_id: str) -> UsageEntry:
+    """What the ledger has of one request of the tenant's. Raises `NotFound`."""
+    found = access_usage_entries(user, tenant).filter(request_id=request_id[:200]).first()
+    if found is None:
+        raise NotFound(f"The ledger has no request {request_id[:200]!r}.")
+    return found
+
+
+def _sums(rows: QuerySet[UsageEntry], since: datetime) -> QuerySet[Any, dict[str, Any]]:
+    used = rows.filter(~Q(adapter=""), started_at__gte=since).order_by()
+    return used.values("model", "adapter_digest").annotate(
+        requests=Count("pk"), prompt=Sum("prompt_tokens"), completion=Sum("completion_tokens")
+    )
