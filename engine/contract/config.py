@@ -17,6 +17,7 @@ from typing import Any, Self
 from engine.contract.errors import ConfigError
 from engine.contract.options import Settings, add_flag, add_foreign_flag, checked, option
 from engine.contract.plugins import check_device
+from engine.contract.speculative import SpeculativeConfig
 from engine.contract.tracing import VARIABLE, check_endpoint
 from engine.contract.vllm_settings import FOREIGN, translated
 
@@ -146,6 +147,12 @@ class EngineConfig(Settings):
         low=0.0,
         high=0.5,
     )
+    speculative_config: dict[str, Any] | None = option(  # noqa: RUF009
+        None,
+        'JSON: guess at coming tokens and check several in a step, {"method": "ngram"} or '
+        '"suffix"; see docs/speculation.md',
+        json=True,
+    )
     max_waiting: int = option(16384, "most queued requests; more are refused with 429", low=1)
     enable_prompt_embeds: bool = option(
         False, "take prompts as embedding vectors (offline); trusted callers only"
@@ -255,6 +262,8 @@ class EngineConfig(Settings):
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
         check_device(self.device)
+        if self.speculative_config:
+            SpeculativeConfig.from_mapping(self.speculative_config)
         if not self.enable_chunked_prefill and self.max_num_batched_tokens is not None:
             limit = self.max_model_len
             if limit is not None and self.max_num_batched_tokens < limit:

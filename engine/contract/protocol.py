@@ -193,6 +193,8 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         prefill_chunks: steps in which prompt tokens were computed.
         num_cached_tokens: prompt tokens found in the prefix cache at the first start.
         num_preemptions, num_steps: how often its blocks were taken; steps that it was part of.
+        num_draft_tokens, num_accepted_tokens: guesses at its tokens that were checked, and those
+            that held; see `SpeculativeConfig`.
         cold_reason: why none was found, "" if some were: "no_shared_prefix",
             "shorter_than_a_block", "evicted", "another_namespace", "caching_off" or
             "all_tokens_needed". For operators, never for clients: it speaks of other tenants.
@@ -209,6 +211,8 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     num_steps: int = 0
     cold_reason: str = ""
     numerics_changed: bool = False
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -99,6 +99,12 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     requests_finished_total: dict[str, int] = msgspec.field(default_factory=dict)
     steps_total: int = 0
     last_step_ms: float = 0.0
+    #: Rows that had drafts, the drafts, those that held, and these by their place behind the row's
+    #: newest token.
+    spec_decode_num_drafts_total: int = 0
+    spec_decode_num_draft_tokens_total: int = 0
+    spec_decode_num_accepted_tokens_total: int = 0
+    spec_decode_num_accepted_tokens_per_pos_total: list[int] = msgspec.field(default_factory=list)
     #: By the names of `engine.contract.histograms.ENGINE_HISTOGRAMS`.
     histograms: dict[str, Histogram] = msgspec.field(default_factory=dict)
 

@@ -86,6 +86,15 @@ def _only(name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any)
     return Foreign(name, kind, note, takes=takes, **more)
 
 
+def _drafts(name: str, kind: Kind, key: str) -> Foreign:
+    """One of the manual's flags that became a key of `speculative_config`."""
+
+    def becomes(value: Any) -> dict[str, Any]:
+        return {"speculative_config": {key: value}} if value else {}
+
+    return Foreign(name, kind, f"`speculative_config`, `{key}`", becomes=becomes)
+
+
 def _attention_config(value: Any) -> dict[str, Any]:
     for key in value:
         if key != "backend":
@@ -148,14 +157,17 @@ _ONE_DEVICE = (
 _NO_LORA = (
     "LoRA adapters can't be served yet. Merge the adapter into the model's weights and load that."
 )
-_NO_DRAFTS = (
-    "speculative decoding isn't there yet. Leave it out: the tokens are the same without it."
+_NO_DRAFT_MODEL = "drafts come from text (`speculative_config`), not from a model yet."
+_DRAFTS_HOLD = (
+    "a draft holds if it is the token that the model draws itself, so the text is the same as "
+    "without. Leave it out."
 )
 _NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `manage.py engine`."
 _IN_SAMPLING = "give it with each request, in `SamplingParams`."
 _NO_MEDIA = "models are served for text alone."
 _WITH_LORA = "it only means something with enable_lora."
 _NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
+_TYPICAL = "it only means something with the typical acceptance sampler."
 
 #: All of them, in the order of vLLM's manual.
 FOREIGN: tuple[Foreign, ...] = (
@@ -208,7 +220,7 @@ FOREIGN: tuple[Foreign, ...] = (
     _nothing("max_parallel_loading_workers", int, "one process loads the model, part by part."),
     _nothing("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
     _nothing("use_v2_block_manager", bool, "there is one block manager."),
-    _only("num_lookahead_slots", int, (0,), _NO_DRAFTS),
+    _nothing("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
     _nothing(
         "swap_space",
         float,
@@ -257,29 +269,22 @@ FOREIGN: tuple[Foreign, ...] = (
         (0,),
         "prompts start as soon as there is room. Leave it out.",
     ),
-    _only("speculative_model", str, (), _NO_DRAFTS),
-    _only("speculative_config", dict, ({},), _NO_DRAFTS),
-    _only("num_speculative_tokens", int, (0,), _NO_DRAFTS),
+    _drafts("speculative_model", str, "model"),
+    _drafts("num_speculative_tokens", int, "num_speculative_tokens"),
     _only(
-        "speculative_draft_tensor_parallel_size", int, (1,), _NO_DRAFTS, short=("-spec-draft-tp",)
+        "speculative_draft_tensor_parallel_size",
+        int,
+        (1,),
+        _NO_DRAFT_MODEL,
+        short=("-spec-draft-tp",),
     ),
     _nothing("speculative_max_model_len", int, "it only means something with a draft model."),
-    _nothing(
-        "speculative_disable_by_batch_size", int, "it only means something with a draft model."
-    ),
-    _only("ngram_prompt_lookup_max", int, (0,), _NO_DRAFTS),
-    _only("ngram_prompt_lookup_min", int, (0,), _NO_DRAFTS),
-    _nothing("spec_decoding_acceptance_method", str, "it only means something with a draft model."),
-    _nothing(
-        "typical_acceptance_sampler_posterior_threshold",
-        float,
-        "it only means something with a draft model.",
-    ),
-    _nothing(
-        "typical_acceptance_sampler_posterior_alpha",
-        float,
-        "it only means something with a draft model.",
-    ),
+    _drafts("speculative_disable_by_batch_size", int, "disable_by_batch_size"),
+    _drafts("ngram_prompt_lookup_max", int, "prompt_lookup_max"),
+    _drafts("ngram_prompt_lookup_min", int, "prompt_lookup_min"),
+    _only("spec_decoding_acceptance_method", str, ("rejection_sampler",), _DRAFTS_HOLD),
+    _nothing("typical_acceptance_sampler_posterior_threshold", float, _TYPICAL),
+    _nothing("typical_acceptance_sampler_posterior_alpha", float, _TYPICAL),
     _only("ignore_patterns", list, ([],), "only the files that a model needs are downloaded."),
     _nothing(
         "use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."
@@ -370,7 +375,9 @@ def translated(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, An
         if name in known:
             ours[name] = value
         elif name in BY_NAME:
-            derived |= BY_NAME[name].resolve(value)
+            for key, each in BY_NAME[name].resolve(value).items():
+                several = isinstance(each, dict) and isinstance(derived.get(key), dict)
+                derived[key] = {**derived[key], **each} if several else each
         else:
             raise ConfigError(f"{given} is no engine setting.", param=str(given))
     for name, value in derived.items():

@@ -6,7 +6,7 @@ import time
 
 from engine.contract.histograms import Histograms
 from engine.contract.protocol import EngineStats, TokenDelta
-from engine.scheduler import Scheduler, Sequence, StepPlan
+from engine.scheduler import Scheduler, Sequence, StepPlan, StepResult
 from engine.scheduler.plan import decodes
 
 _OF_REQUESTS_AND_STEPS = (
@@ -79,6 +79,22 @@ class EngineCounters:
         sequence.num_prompt_counted += new
         if sequence.index == 0:
             self.stats.prompt_tokens_total += new
+
+    def note_drafts(self, plan: StepPlan, result: StepResult) -> None:
+        """Count a step's drafts, and those that held by their place."""
+        stats = self.stats
+        for seq_id, token_ids in zip(plan.seq_ids, result.token_ids, strict=True):
+            drafts = plan.drafts.get(seq_id)
+            if drafts is None:
+                continue
+            accepted = max(0, len(token_ids) - 1)
+            stats.spec_decode_num_drafts_total += 1
+            stats.spec_decode_num_draft_tokens_total += len(drafts)
+            stats.spec_decode_num_accepted_tokens_total += accepted
+            held = stats.spec_decode_num_accepted_tokens_per_pos_total
+            held += [0] * (len(drafts) - len(held))
+            for place in range(accepted):
+                held[place] += 1
 
     def note_output(self, deltas: list[TokenDelta]) -> None:
         """Count the output tokens of a step's deltas."""

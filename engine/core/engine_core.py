@@ -43,6 +43,7 @@ from engine.scheduler import (
 from engine.scheduler.plan import EncoderInput
 from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
+from engine.speculative.drafter import make_drafter
 from engine.structured.structured_outputs import StructuredOutputManager
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,8 @@ class EngineCore:
         )
         self._harvest = Harvest(self.scheduler, self.structured, self._counters, self._exits)
         self._most_in_flight = 1 if overlaps else 0
+        self._drafter = make_drafter(config, facts, overlaps=overlaps)
+        self.scheduler.drafts = self._drafter
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.pace: PrefillPace | None = None
         self._steps_in_flight: deque[StepInFlight] = deque()
@@ -227,8 +230,12 @@ class EngineCore:
             self._steps_in_flight.append(begun)
         deltas += self._complete_down_to(self._most_in_flight if begun else 0)
         self._counters.note_step(started, None if begun is None else begun.plan)
-        if self.pace is not None and begun is not None and not self._most_in_flight:
-            self.pace.note(begun.plan, time.perf_counter() - started)
+        if begun is not None and not self._most_in_flight:
+            seconds = time.perf_counter() - started
+            if self.pace is not None:
+                self.pace.note(begun.plan, seconds)
+            if self._drafter is not None:
+                self._drafter.note_step(begun.plan, seconds)
         return deltas
 
     def _begin(self) -> StepInFlight | None:
@@ -283,6 +290,9 @@ class EngineCore:
         # Not before: an interrupt while it waits must leave the step for the next call.
         self._steps_in_flight.popleft()
         masks = None if step.masks is None else step.masks.result()
+        if step.plan.drafts:
+            self.scheduler.settle_drafts(step.plan, step.scheduled, result.token_ids)
+            self._counters.note_drafts(step.plan, result)
         deltas = self._harvest.take(step.plan, step.scheduled, result, masks)
         for later in self._steps_in_flight:
             if later.plan.awaits_masks:

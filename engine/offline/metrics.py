@@ -41,6 +41,9 @@ _COUNTERS = {
     "vllm:generation_tokens": "generation_tokens_total",
     "vllm:prefix_cache_queries": "prefix_cache_queries_total",
     "vllm:prefix_cache_hits": "prefix_cache_hits_total",
+    "vllm:spec_decode_num_drafts": "spec_decode_num_drafts_total",
+    "vllm:spec_decode_num_draft_tokens": "spec_decode_num_draft_tokens_total",
+    "vllm:spec_decode_num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
 }
 
 

@@ -29,6 +29,18 @@ class SequenceSampling:
     seed: int
     counts: TokenCounts | None = field(default=None, init=False, repr=False)
 
+    def after(self, drafts: Sequence[int]) -> list[SequenceSampling]:
+        """What the sequence is once the first draft holds, the first two, and so on."""
+        return [
+            SequenceSampling(
+                self.params,
+                self.prompt_token_ids,
+                [*self.output_token_ids, *drafts[:count]],
+                self.seed,
+            )
+            for count in range(1, len(drafts) + 1)
+        ]
+
     def token_counts(self, vocab_size: int) -> TokenCounts:
         """Tokens to penalise, up to date. The prompt's count for the repetition penalty alone."""
         if self.counts is None:

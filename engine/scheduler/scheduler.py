@@ -12,6 +12,7 @@ from engine.contract.errors import KVPoolTooSmall
 from engine.contract.protocol import EngineRequest
 from engine.kv_cache import KVLayout, Tables, TenantQuota, make_coordinator
 from engine.scheduler.admitter import Admitter
+from engine.scheduler.drafts import DraftSource
 from engine.scheduler.plan import StepPlan, decodes
 from engine.scheduler.policies import make_queue
 from engine.scheduler.prefill_share import PrefillShare
@@ -54,6 +55,8 @@ class Scheduler:
             self.kv.quotas.shared = min(num_blocks, longest)
         self.waiting = make_queue(config)
         self.running: list[Sequence] = []
+        #: Who guesses at coming tokens, if anybody does.
+        self.drafts: DraftSource | None = None
         self._admitter = Admitter(self)
         self._max_model_len = max_model_len
         self.num_preemptions = 0
@@ -128,9 +131,50 @@ class Scheduler:
         alone = head is not None and head.isolated and self._admitter.admit(draft, head)
         if not alone and self._schedule_running(draft):
             self._admitter.admit_waiting(draft)
+        if self.drafts is not None and draft.budget > 0:
+            self._add_drafts(draft, self.drafts)
         draft.plan.removed, self._removed = self._removed, []
         draft.plan.appended, self._appended = self._appended, []
         return draft.plan, draft.scheduled
+
+    # -- drafts -------------------------------------------------------------------------------
+
+    def _add_drafts(self, draft: StepBuilder, source: DraftSource) -> None:
+        """Give rows that decode drafts, from what is left of budget and pool."""
+        plan = draft.plan
+        decoding = [
+            (at, sequence)
+            for at, sequence in enumerate(draft.scheduled)
+            if decodes(plan.num_scheduled[at]) and sequence.num_output_tokens > 0
+        ]
+        found = source.propose([sequence for _, sequence in decoding], draft.budget)
+        for at, sequence in decoding if found else ():
+            drafts = found.get(sequence.seq_id)
+            if not drafts:
+                continue
+            seq_id, quota = sequence.seq_id, self.quota_of(sequence)
+            computed, count = sequence.num_computed_tokens - 1, 1 + len(drafts)
+            if self.kv.can_allocate(seq_id, quota, computed, count):
+                if fresh := self.kv.allocate(seq_id, quota, computed, count):
+                    draft.grow(sequence, fresh)
+                draft.add_drafts(at, drafts)
+
+    def settle_drafts(
+        self, plan: StepPlan, scheduled: list[Sequence], token_ids: list[list[int]]
+    ) -> None:
+        """A step with drafts was run, and its rows got these tokens: what a draft that didn't hold
+        left in the cache is computed anew.
+        """
+        for sequence, found in zip(scheduled, token_ids, strict=True):
+            drafts = plan.drafts.get(sequence.seq_id)
+            if drafts is None:
+                continue
+            accepted = max(0, len(found) - 1)
+            sequence.num_computed_tokens -= len(drafts) - accepted
+            sequence.flight.num_draft_tokens += len(drafts)
+            sequence.flight.num_accepted_tokens += accepted
+            if self.drafts is not None:
+                self.drafts.note(sequence, len(drafts), accepted)
 
     # -- beams --------------------------------------------------------------------------------
 

@@ -54,6 +54,15 @@ class StepBuilder:
         if sequence.looks_ahead:
             sequence.num_placeholders += 1
 
+    def add_drafts(self, at: int, drafts: list[int]) -> None:
+        """Let row `at`, which decodes, compute drafts behind its newest token."""
+        plan, sequence = self.plan, self.scheduled[at]
+        plan.drafts[sequence.seq_id] = drafts
+        plan.num_scheduled[at] += len(drafts)
+        plan.num_samples[at] += len(drafts)
+        sequence.num_computed_tokens += len(drafts)
+        self.budget -= len(drafts)
+
     def take_back(self, sequence: Sequence) -> int:
         """Undo `deal` and `grow` for a sequence; the tokens that it had been dealt, 0 if none."""
         if sequence not in self.scheduled:

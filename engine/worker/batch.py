@@ -26,13 +26,33 @@ class Sampled:
 
     Attributes:
         sampled: indices into the plan's sequences that have caught up, in the logits' order.
-        states: theirs, for the sampler.
+        states: theirs, for the sampler; behind them one for each draft of `drafted`, as the
+            sequence is if that one and those before it hold.
         targets: (rows, positions), int64 [len(sampled)] each: where their new tokens go.
+        drafted: rows that may get more than one.
     """
 
     sampled: list[int]
     states: list[SequenceSampling]
     targets: tuple[np.ndarray, np.ndarray]
+    drafted: list[Drafted] = field(default_factory=list)
+
+
+@dataclass(slots=True, frozen=True)
+class Drafted:
+    """A row whose drafts the step checks.
+
+    Attributes:
+        index: of its sequence in the plan.
+        row: in the batch.
+        drafts: in order.
+        first: where the logits behind its first draft stand; those behind the others follow.
+    """
+
+    index: int
+    row: int
+    drafts: list[int]
+    first: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -193,9 +213,15 @@ class RunningBatch:
         owner = np.repeat(rows, counts)
         offset = np.arange(query_start[-1]) - np.repeat(query_start[:-1], counts)
         positions = np.repeat(starts, counts) + offset
-        caught_up = np.flatnonzero(np.asarray(plan.num_samples)[order])
+        samples = np.asarray(plan.num_samples)[order]
+        caught_up = np.flatnonzero(samples)
         prompt_rows, extra = self._prompt_rows(order, rows, starts, ends, query_start)
-        wanted = np.concatenate((query_start[1:][caught_up].astype(np.int64) - 1, *extra))
+        first = query_start[1:][caught_up].astype(np.int64) - samples[caught_up]
+        drafted: list[Drafted] = []
+        if plan.drafts:
+            drafted, behind = self._drafted(plan, order[caught_up], rows[caught_up], first)
+            extra = [*behind, *extra]
+        wanted = np.concatenate((first, *extra))
         # Every token's logits, in order: the usual decode step needs no selection.
         plain = not extra and len(wanted) == len(positions)
         rows_wanted = None if plain else torch.from_numpy(wanted)
@@ -221,14 +247,52 @@ class RunningBatch:
             context.embeds = self._embeds(rows, starts, ends, query_start)
         self.num_computed[rows] = ends
         growing = rows[caught_up]
+        states = [self.state(row) for row in growing.tolist()]
+        for each in drafted:
+            states += self.state(each.row).after(each.drafts)
         return StepInputs(
             places=(owner, positions),
             context=context,
             sampled=order[caught_up].tolist(),
-            states=[self.state(row) for row in growing.tolist()],
+            states=states,
             targets=self.targets(growing),
             prompt_rows=prompt_rows,
+            drafted=drafted,
         )
+
+    def _drafted(
+        self, plan: StepPlan, order: np.ndarray, rows: np.ndarray, first: np.ndarray
+    ) -> tuple[list[Drafted], list[np.ndarray]]:
+        """The rows with drafts, which are put behind their tokens; and which of the step's tokens
+        the drafts are.
+
+        `order`, `rows`, `first`: of the rows that sample, where in the plan and in the batch they
+        are, and which of the step's tokens is their first to sample behind.
+        """
+        found: list[Drafted] = []
+        tokens: list[np.ndarray] = []
+        place = len(rows)
+        for index, row, at in zip(order.tolist(), rows.tolist(), first.tolist(), strict=True):
+            drafts = plan.drafts.get(plan.seq_ids[index])
+            if not drafts:
+                continue
+            known = self.num_tokens[row]
+            self.tokens[row, known : known + len(drafts)] = drafts
+            tokens.append(np.arange(at + 1, at + 1 + len(drafts)))
+            found.append(Drafted(index, row, drafts, place))
+            place += len(drafts)
+        return found, tokens
+
+    def settle(self, drafted: Drafted, token_ids: list[int]) -> None:
+        """A row has got these tokens: its own, which `take` took over, and one behind each draft
+        that held.
+        """
+        row, more = drafted.row, token_ids[1:]
+        known = self.num_tokens[row]
+        self.tokens[row, known : known + len(more)] = more
+        self.num_tokens[row] += len(more)
+        self.num_computed[row] -= len(drafted.drafts) - len(more)
+        self.state(row).output_token_ids += more
 
     def targets(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the next tokens of rows that have caught up go; they are counted from here on."""
@@ -272,12 +336,13 @@ class RunningBatch:
     def take(self, inputs: Sampled, token_ids: list[int]) -> None:
         """Take over the sampled tokens, one for each of `inputs.sampled`; -1 where none came."""
         rows, positions = inputs.targets
+        states = inputs.states[: len(token_ids)]
         if min(token_ids) < 0:
             # A step that is prepared already may read them: what is there is an id of the model's.
             came = [at for at, token_id in enumerate(token_ids) if token_id >= 0]
             rows, positions = rows[came], positions[came]
         self.tokens[rows, positions] = [token_id for token_id in token_ids if token_id >= 0]
-        for state, token_id in zip(inputs.states, token_ids, strict=True):
+        for state, token_id in zip(states, token_ids, strict=True):
             if token_id >= 0:
                 state.output_token_ids.append(token_id)
 

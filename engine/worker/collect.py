@@ -39,7 +39,8 @@ def collect(
 ) -> None:
     """Take over what was sampled, into the batch and into the step's result."""
     seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
-    token_ids = output.token_ids.tolist()
+    behind = output.token_ids.tolist()
+    token_ids = behind[: len(seq_ids)]
     for at, candidates in output.candidates.items():
         token_ids[at] = -1
         result.candidates[seq_ids[at]] = candidates
@@ -47,8 +48,36 @@ def collect(
     for index, token_id in zip(sampled.sampled, token_ids, strict=True):
         if token_id >= 0:
             result.token_ids[index].append(token_id)
-    result.errors.update({seq_ids[at]: reason for at, reason in output.errors.items()})
+    # What goes wrong behind a draft goes wrong again once its row comes there.
+    errors = {seq_ids[at]: why for at, why in output.errors.items() if at < len(seq_ids)}
+    result.errors.update(errors)
     if any(output.logprobs):
         result.logprobs = [None] * len(plan.seq_ids)
-        for index, scores in zip(sampled.sampled, output.logprobs, strict=True):
+        for index, scores in zip(sampled.sampled, output.logprobs, strict=False):
             result.logprobs[index] = None if scores is None else [scores]
+    for drafted in sampled.drafted:
+        token_ids = result.token_ids[drafted.index]
+        token_ids += behind_drafts(drafted.drafts, token_ids, behind[drafted.first :])
+        batch.settle(drafted, token_ids)
+        scored = result.logprobs and result.logprobs[drafted.index]
+        if scored:
+            more = output.logprobs[drafted.first : drafted.first + len(token_ids) - 1]
+            scored += [each for each in more if each is not None]
+
+
+def behind_drafts(drafts: list[int], sampled: list[int], behind: list[int]) -> list[int]:
+    """The tokens that a row gets beyond its own.
+
+    Args:
+        drafts: in order.
+        sampled: the row's own token; nothing where none could be chosen.
+        behind: what the target draws behind each draft; negative where nothing can be chosen.
+
+    Those behind the drafts that held: a draft holds if it is what was drawn in its place.
+    """
+    found: list[int] = []
+    for drawn, draft, token_id in zip([*sampled, *behind], drafts, behind, strict=False):
+        if not sampled or drawn != draft or token_id < 0:
+            break
+        found.append(token_id)
+    return found

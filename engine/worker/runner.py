@@ -78,7 +78,7 @@ class ModelRunner:
         result = StepResult.empty(len(plan.seq_ids))
         if len(hidden) == 0:
             return result
-        count = len(inputs.sampled)
+        count = len(inputs.states)
         if count:
             self._sample(plan, inputs, self.model.logits(hidden[:count]), result)
         self._score_prompts(plan, inputs, hidden[count:], result)

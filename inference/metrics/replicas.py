@@ -43,6 +43,19 @@ GAUGES: dict[str, tuple[str, Value]] = {
         lambda s: s.kv_cache_usage_perc,
     ),
     "cpu_cache_usage_perc": ("CPU swap space usage. 1 means 100 percent usage.", lambda s: 0),
+    "spec_decode_draft_acceptance_rate": (
+        "Accepted draft tokens to draft tokens.",
+        lambda s: (
+            s.spec_decode_num_accepted_tokens_total / max(1, s.spec_decode_num_draft_tokens_total)
+        ),
+    ),
+    "spec_decode_efficiency": (
+        "Tokens of rows that had drafts, to what they would be if every draft held.",
+        lambda s: (
+            (s.spec_decode_num_accepted_tokens_total + s.spec_decode_num_drafts_total)
+            / max(1, s.spec_decode_num_draft_tokens_total + s.spec_decode_num_drafts_total)
+        ),
+    ),
 }
 TOTALS: dict[str, tuple[str, Value]] = {
     "num_preemptions": ("Cumulative number of preemptions.", lambda s: s.num_preemptions_total),
@@ -67,6 +80,22 @@ TOTALS: dict[str, tuple[str, Value]] = {
     "gpu_prefix_cache_hits": (
         "The older name of vllm:prefix_cache_hits.",
         lambda s: s.prefix_cache_hits_total,
+    ),
+    "spec_decode_num_drafts": (
+        "Rows of steps that had drafts.",
+        lambda s: s.spec_decode_num_drafts_total,
+    ),
+    "spec_decode_num_draft_tokens": (
+        "Number of draft tokens.",
+        lambda s: s.spec_decode_num_draft_tokens_total,
+    ),
+    "spec_decode_num_accepted_tokens": (
+        "Number of accepted draft tokens.",
+        lambda s: s.spec_decode_num_accepted_tokens_total,
+    ),
+    "spec_decode_num_emitted_tokens": (
+        "Tokens of rows that had drafts: those that held, and one more each.",
+        lambda s: s.spec_decode_num_accepted_tokens_total + s.spec_decode_num_drafts_total,
     ),
 }
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
@@ -124,6 +153,11 @@ def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
         "Outputs whose prompt found nothing in the prefix cache, by why.",
         labels=(*ENGINE_LABELS, "reason"),
     )
+    held = CounterMetricFamily(
+        PREFIX + "spec_decode_num_accepted_tokens_per_pos",
+        "Accepted draft tokens, by their place behind the row's newest token.",
+        labels=(*ENGINE_LABELS, "position"),
+    )
     for beat in beats:
         labels, stats = _labels(beat), beat.stats
         waiting.add_metric([*labels, "capacity"], stats.num_requests_waiting)
@@ -133,7 +167,9 @@ def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
         sources.add_metric([*labels, "external_kv_transfer"], 0)
         for reason, count in stats.prefix_cold_total.items():
             cold.add_metric([*labels, reason], count)
-    yield from (waiting, sources, cold)
+        for place, count in enumerate(stats.spec_decode_num_accepted_tokens_per_pos_total):
+            held.add_metric([*labels, str(place)], count)
+    yield from (waiting, sources, cold, held)
 
 
 def _histograms(beats: list[Heartbeat]) -> Iterator[Metric]:

@@ -1,0 +1,47 @@
+"""`TokenLookup`: what followed the last time that the newest tokens stood there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class TokenLookup:
+    """Where each short run of tokens stood last in a text that grows at its end.
+
+    Prompt lookup decoding (Saxena 2023): what is edited, quoted or repeated follows again.
+    """
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        """Runs of `shortest` to `longest` tokens are known; both at least 1."""
+        self._lengths = range(longest, shortest - 1, -1)
+        #: By length: run -> where the token after it stood last.
+        self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in self._lengths}
+        self._known = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Take note of a text that begins with what it was before."""
+        for length, after in self._after.items():
+            for end in range(max(self._known, length), len(tokens)):
+                after[tuple(tokens[end - length : end])] = end
+        self._known = len(tokens)
+
+    def find(self, tokens: Sequence[int], newest: Sequence[int]) -> tuple[int, int] | None:
+        """The longest run that `newest` ends with and that stands in `tokens`, as it was extended.
+
+        Returns where the token after it stands, and the run's length.
+        """
+        for length in self._lengths:
+            if length <= len(newest):
+                at = self._after[length].get(tuple(newest[-length:]))
+                if at is not None:
+                    return at, length
+        return None
+
+
+def continued(tokens: Sequence[int], at: int, count: int) -> list[int]:
+    """`count` tokens from `at` on; where the text ends, what was copied goes on as its end."""
+    copied = list(tokens[at : at + count])
+    period = len(tokens) - at
+    while len(copied) < count:
+        copied.append(copied[len(copied) - period])
+    return copied

@@ -1,0 +1,57 @@
+"""Settings of speculation, by vLLM's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError
+from engine.contract.speculative import SpeculativeConfig
+
+
+def test_the_manuals_flags_become_keys() -> None:
+    given = {
+        "model": "m",
+        "speculative_model": "[ngram]",
+        "num_speculative_tokens": 5,
+        "ngram_prompt_lookup_max": 4,
+        "ngram_prompt_lookup_min": 1,
+        "speculative_disable_by_batch_size": 8,
+        "num_lookahead_slots": 3,
+    }
+    config = EngineConfig.from_mapping(given).speculative_config
+    assert config is not None
+    assert SpeculativeConfig.from_mapping(config) == SpeculativeConfig(
+        method="ngram",
+        num_speculative_tokens=5,
+        prompt_lookup_max=4,
+        prompt_lookup_min=1,
+        disable_by_batch_size=8,
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"num_speculative_tokens": 3}, "method is missing"),
+        ({"method": "eagle3"}, "needs a draft model"),
+        ({"model": "org/draft"}, "needs a draft model"),
+        ({"method": "magic"}, "must be one of ngram, suffix"),
+        ({"method": "ngram", "typo": 1}, "there is no typo"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "num_speculative_tokens must be"),
+        ({"method": "ngram", "prompt_lookup_min": 9}, "must not be above prompt_lookup_max"),
+        ({"method": "suffix", "suffix_decoding_max_cached_requests": -1}, "max_cached_requests"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as caught:
+        EngineConfig(model="m", speculative_config=given)
+    assert caught.value.param == "speculative_config"
+
+
+def test_a_low_maximum_lowers_the_minimum() -> None:
+    config = SpeculativeConfig.from_mapping({"method": "ngram", "prompt_lookup_max": 1})
+    assert config.prompt_lookup_min == 1

@@ -1,0 +1,196 @@
+"""Drafts change nothing but how many tokens a step gives."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM, SamplingParams
+from engine.contract.errors import ConfigError
+from engine.contract.outputs import RequestOutput
+from engine.contract.protocol import EngineRequest
+from engine.contract.speculative import SpeculativeConfig
+from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.scheduler import Sequence
+from engine.speculative import drafter
+from engine.speculative.proposers import Proposer
+from engine.speculative.step_costs import StepCosts
+from tests.engine.models import VOCAB
+
+Folder = Callable[[str], Path]
+MIXED = {
+    "greedy": SamplingParams(temperature=0, max_tokens=30, ignore_eos=True),
+    "seeded": SamplingParams(temperature=0.9, seed=11, max_tokens=30, ignore_eos=True),
+    "filters": SamplingParams(
+        temperature=0.8, seed=5, top_k=40, top_p=0.9, min_p=0.02, max_tokens=24, ignore_eos=True
+    ),
+    "penalties": SamplingParams(
+        temperature=0.8, seed=3, presence_penalty=0.7, frequency_penalty=0.3,
+        repetition_penalty=1.2, max_tokens=28, ignore_eos=True,
+    ),
+    "bias": SamplingParams(
+        temperature=0.7, seed=9, logit_bias={5: 3.0}, bad_words_token_ids=[[7, 8]], max_tokens=20
+    ),
+    "stops": SamplingParams(temperature=1.0, seed=2, stop_token_ids=list(range(4, 30))),
+    "least": SamplingParams(
+        temperature=1.0, seed=2, min_tokens=9, stop_token_ids=list(range(4, 60)), max_tokens=40
+    ),
+    "logprobs": SamplingParams(temperature=0.9, seed=1, logprobs=3, max_tokens=20),
+    "prompt": SamplingParams(temperature=0, prompt_logprobs=1, max_tokens=20),
+    "several": SamplingParams(temperature=1.0, seed=8, n=3, max_tokens=16),
+    "beams": SamplingParams(use_beam_search=True, best_of=3, n=1, temperature=0, max_tokens=8),
+    "grammar": SamplingParams(
+        temperature=1.0, seed=4, max_tokens=20,
+        structured_outputs=StructuredOutputsParams(regex="[a-z ]{5,30}"),
+    ),
+}  # fmt: skip
+
+
+class Seer(Proposer):
+    """Knows what the sequences will say, and sometimes lies."""
+
+    said: dict[tuple[int, ...], list[list[int]]]
+    rng: random.Random
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        pass
+
+    def propose(self, sequence: Sequence, count: int) -> list[int]:
+        tokens = sequence.token_ids
+        prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
+        for text in self.said.get(tuple(prompt), []):
+            if text[: len(output)] == output:
+                drafts = text[len(output) : len(output) + count]
+                return [
+                    self.rng.randrange(4, VOCAB) if self.rng.random() < 0.15 else draft
+                    for draft in drafts
+                ]
+        return [self.rng.randrange(4, VOCAB) for _ in range(count)]
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if wider steps were free, whatever this machine measures."""
+    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    monkeypatch.setitem(drafter.PROPOSERS, "ngram", Seer)
+    Seer.said, Seer.rng = {}, random.Random(7)
+
+
+def make(folder: Path, **settings: Any) -> LLM:
+    defaults = {"num_gpu_blocks_override": 400, "max_model_len": 256, "dtype": "float32"}
+    return LLM(str(folder), **{**defaults, **settings})
+
+
+def prompts(rng: random.Random) -> list[list[int]]:
+    return [[rng.randrange(4, VOCAB) for _ in range(rng.randint(1, 60))] for _ in MIXED]
+
+
+def texts(outputs: list[RequestOutput]) -> list[list[tuple[Any, ...]]]:
+    """What clients see but for log probabilities."""
+    return [
+        [(each.token_ids, each.text, each.finish_reason, each.stop_reason) for each in one.outputs]
+        for one in outputs
+    ]
+
+
+def run(llm: LLM, asked: list[list[int]]) -> list[RequestOutput]:
+    outputs = llm.generate(asked, list(MIXED.values()), use_tqdm=False)
+    llm.core.check_integrity()
+    assert llm.core.scheduler.kv.pool.num_free == llm.core.capacity.num_blocks
+    return outputs
+
+
+@pytest.mark.parametrize("family", ["llama-rope3", "mistral", "qwen2-window"])
+def test_every_way_of_choosing_gives_the_same_with_drafts(
+    family: str, model_folder: Folder
+) -> None:
+    folder, asked = model_folder(family), prompts(random.Random(family))
+    plain = run(make(folder), asked)
+    Seer.said = {
+        tuple(one): [list(each.token_ids) for each in out.outputs]
+        for one, out in zip(asked, plain, strict=True)
+    }
+    llm = make(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 5})
+    for turn in range(2):  # cold, then from the prefix cache
+        drafted = run(llm, asked)
+        assert texts(drafted) == texts(plain), turn
+        for was, now in zip(plain, drafted, strict=True):
+            for before, after in zip(was.outputs, now.outputs, strict=True):
+                assert (before.logprobs is None) == (after.logprobs is None)
+                for old, new in zip(before.logprobs or [], after.logprobs or [], strict=True):
+                    assert old.keys() == new.keys()
+                    for token_id, score in old.items():
+                        assert new[token_id].logprob == pytest.approx(score.logprob, abs=1e-4)
+    stats = llm.core.stats
+    assert stats.spec_decode_num_accepted_tokens_total > 100
+    assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
+    by_place = stats.spec_decode_num_accepted_tokens_per_pos_total
+    assert sum(by_place) == stats.spec_decode_num_accepted_tokens_total
+    assert by_place == sorted(by_place, reverse=True)
+
+
+def test_preempted_rows_with_drafts_say_the_same(model_folder: Folder) -> None:
+    folder, asked = model_folder("llama"), prompts(random.Random(3))
+    plain = run(make(folder), asked)
+    Seer.said = {
+        tuple(one): [list(each.token_ids) for each in out.outputs]
+        for one, out in zip(asked, plain, strict=True)
+    }
+    few = {"num_gpu_blocks_override": 14, "max_model_len": 128}
+    llm = make(folder, speculative_config={"method": "ngram"}, **few)
+    assert texts(run(llm, asked)) == texts(plain)
+    assert llm.core.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("cap", [1, 2, 7, 11])
+def test_a_token_cap_inside_drafts_holds_to_the_token(cap: int, model_folder: Folder) -> None:
+    folder, prompt = model_folder("llama"), [5, 6, 7]
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    (plain,) = make(folder).generate([prompt], params, use_tqdm=False)
+    said = list(plain.outputs[0].token_ids)
+    Seer.said, Seer.rng = {tuple(prompt): [said]}, random.Random(0)
+    core = make(folder, speculative_config={"method": "ngram"}).core
+    core.add_request(
+        EngineRequest(
+            request_id="r", gateway_id="", prompt_token_ids=prompt, sampling=params, token_cap=cap
+        )
+    )
+    deltas = []
+    while core.has_work:
+        deltas += core.step()
+    assert [token for delta in deltas for token in delta.token_ids] == said[:cap]
+    assert deltas[-1].finish_reason == "budget"
+
+
+def test_drafts_that_hold_take_fewer_steps_and_come_in_one_delta(model_folder: Folder) -> None:
+    folder, prompt = model_folder("llama"), [5, 6, 7]
+    params = SamplingParams(temperature=0, max_tokens=31, ignore_eos=True)
+    (plain,) = make(folder).generate([prompt], params, use_tqdm=False)
+    Seer.said = {tuple(prompt): [list(plain.outputs[0].token_ids)]}
+    Seer.rng = random.Random(0)
+    Seer.rng.random = lambda: 1.0  # type: ignore[method-assign]
+    core = make(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 5}).core
+    core.add_request(
+        EngineRequest(request_id="r", gateway_id="", prompt_token_ids=prompt, sampling=params)
+    )
+    deltas = []
+    while core.has_work:
+        deltas += core.step()
+    assert [len(delta.token_ids) for delta in deltas if delta.token_ids] == [1, 6, 6, 6, 6, 6]
+    flight = deltas[-1].flight
+    assert flight is not None
+    assert (flight.num_draft_tokens, flight.num_accepted_tokens) == (25, 25)
+
+
+def test_settings_that_drafts_cannot_be_checked_under_are_refused(model_folder: Folder) -> None:
+    with pytest.raises(ConfigError, match="planned before their tokens are known") as caught:
+        make(model_folder("llama"), speculative_config={"method": "ngram"}, async_scheduling=True)
+    assert caught.value.param == "speculative_config"

@@ -1,0 +1,92 @@
+"""Where drafts come from, and whose texts they may come from."""
+
+from __future__ import annotations
+
+from engine.contract.adapters import AdapterRef
+from engine.contract.protocol import EngineRequest
+from engine.contract.speculative import SpeculativeConfig
+from engine.scheduler import Request, Sequence
+from engine.speculative.proposers import NgramProposer, SuffixProposer
+
+CONFIG = SpeculativeConfig(method="suffix", prompt_lookup_min=2, prompt_lookup_max=3)
+
+
+def sequence(
+    prompt: list[int],
+    output: list[int],
+    seq_id: int = 0,
+    namespace: str = "",
+    adapter: AdapterRef | None = None,
+) -> Sequence:
+    message = EngineRequest(
+        request_id="r",
+        gateway_id="g",
+        prompt_token_ids=prompt,
+        cache_namespace=namespace,
+        adapter=adapter,
+    )
+    return Sequence(
+        seq_id=seq_id,
+        request=Request(message),
+        index=0,
+        token_ids=prompt + output,
+        num_prompt_tokens=len(prompt),
+        max_output_tokens=100,
+        seed=0,
+    )
+
+
+def test_what_followed_in_the_prompt_is_proposed() -> None:
+    proposer = NgramProposer(CONFIG)
+    own = sequence([1, 2, 3, 4, 5, 9], [1, 2])
+    assert proposer.propose(own, 2) == [3, 4]
+    own.token_ids += [3, 7]
+    assert proposer.propose(own, 2) == []
+    own.token_ids += [1, 2]
+    assert proposer.propose(own, 2) == [3, 7]
+
+
+def test_earlier_outputs_of_the_same_tenant_are_proposed() -> None:
+    proposer = SuffixProposer(CONFIG)
+    proposer.forget(sequence([50], [1, 2, 3, 4, 5], namespace="a"))
+    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 3) == [3, 4, 5]
+
+
+def test_prompts_are_not_kept() -> None:
+    proposer = SuffixProposer(CONFIG)
+    proposer.forget(sequence([1, 2, 3, 4], [7, 7, 7], namespace="a"))
+    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 3) == []
+
+
+def test_nobody_meets_anothers_outputs() -> None:
+    proposer = SuffixProposer(CONFIG)
+    adapter = AdapterRef(digest="d" * 64)
+    proposer.forget(sequence([50], [1, 2, 3, 4, 5], namespace="a"))
+    for namespace, own in (("b", None), ("", None), ("a", adapter)):
+        stranger = sequence([60], [1, 2], 1, namespace, own)
+        assert proposer.propose(stranger, 3) == [], namespace
+
+
+def test_a_namespace_is_no_other_with_a_digest_behind_it() -> None:
+    proposer = SuffixProposer(CONFIG)
+    proposer.forget(sequence([50], [1, 2, 3], namespace="a", adapter=AdapterRef(digest="bc")))
+    assert proposer.propose(sequence([60], [1, 2], 1, "abc"), 3) == []
+
+
+def test_the_oldest_outputs_are_forgotten_first() -> None:
+    config = SpeculativeConfig(
+        method="suffix", prompt_lookup_min=2, suffix_decoding_max_cached_requests=2
+    )
+    proposer = SuffixProposer(config)
+    for number in range(3):
+        proposer.forget(sequence([50], [10 * number + 1, 10 * number + 2, 99], namespace="a"))
+    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 1) == []
+    assert proposer.propose(sequence([60], [11, 12], 1, "a"), 1) == [99]
+    assert proposer.propose(sequence([60], [21, 22], 1, "a"), 1) == [99]
+
+
+def test_the_longest_run_wins_whoever_said_it() -> None:
+    proposer = SuffixProposer(CONFIG)
+    proposer.forget(sequence([50], [1, 2, 3, 8, 8], namespace="a"))
+    own = sequence([2, 3, 9, 5], [1, 2, 3], 1, "a")
+    assert proposer.propose(own, 2) == [8, 8]

@@ -1,0 +1,34 @@
+"""How long steps take by their width."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.speculative.step_costs import StepCosts
+
+
+def test_between_two_widths_it_is_as_a_line_goes_and_beyond_them_it_is_free() -> None:
+    costs = StepCosts()
+    assert costs.seconds(7) == 1.0
+    costs.note(1, 0.010)
+    costs.note(5, 0.018)
+    assert costs.seconds(1) == 0.010
+    assert costs.seconds(3) == pytest.approx(0.014)
+    assert costs.seconds(5) == costs.seconds(50) == 0.018
+    assert costs.widest == 5
+
+
+def test_one_slow_step_moves_an_average_by_little() -> None:
+    costs = StepCosts()
+    for _ in range(10):
+        costs.note(4, 0.010)
+    costs.note(4, 10.0)
+    assert costs.seconds(4) < 0.0121
+
+
+def test_wide_steps_share_places() -> None:
+    costs = StepCosts()
+    for width in range(256, 512):
+        costs.note(width, 0.001 * width)
+    assert costs.widest == 496
+    assert costs.seconds(300) == pytest.approx(0.3, rel=0.1)
