@@ -97,6 +97,13 @@ class Overloaded(QuireError):
     code = "overloaded"
 
 
+class RequestAborted(QuireError):
+    """An operator has ended the request, in an API that has no word for it."""
+
+    status = 503
+    code = "request_aborted"
+
+
 class Internal(QuireError):
     """A fault of ours; what exactly is in the log, under the request id."""
 

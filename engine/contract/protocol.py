@@ -46,6 +46,8 @@ OUTBOX_TTL_S = 60
 WEIGHTS, KV_CACHE = "weights", "kv_cache"
 SLEEP_TAGS = (WEIGHTS, KV_CACHE)
 SLEEP_LEVELS = (1, 2)
+#: The `stop_reason` of what an operator has aborted: its gateway asks nobody else for it.
+BY_OPERATOR = "operator"
 #: What becomes of running requests while a replica is paused.
 PAUSE_MODES = ("abort", "wait", "keep")
 
@@ -227,7 +229,8 @@ class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):
         prompt_logprobs: on the first delta when asked for; entry 0 is None.
         finish_reason: None while running; "stop", "length", "abort", "error", "repetition" (see
             `RepetitionDetectionParams`) or "budget" (see `EngineRequest.token_cap`).
-        stop_reason: the stop token id that ended it, if one did (EOS leaves None).
+        stop_reason: the stop token id that ended it, if one did (EOS leaves None); `BY_OPERATOR`
+            with "abort" when an operator did.
         cumulative_logprob: a beam's, on its only delta.
         num_prompt_tokens, num_cached_tokens: on the first and on the final delta.
         pooled: a pooling model's result on the only delta, little-endian float32: one row, or one a

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from engine.contract.errors import EnginePaused
-from engine.contract.protocol import PAUSE_MODES, Control, TokenDelta
+from engine.contract.protocol import (
+    BY_OPERATOR,
+    PAUSE_MODES,
+    Control,
+    TokenDelta,
+    first_attempt,
+)
 from engine.core.engine_core import EngineCore
 
 
@@ -60,7 +66,10 @@ def abort_requests(core: EngineCore, request_ids: list[str]) -> list[TokenDelta]
     wanted = set(request_ids)
     deltas: list[TokenDelta] = []
     for request_id in list(core.requests):
+        named = first_attempt(request_id)
         # Of several prompts each is a request of its own, numbered behind the client's id.
-        if not wanted or request_id in wanted or request_id.rpartition("-")[0] in wanted:
+        if not wanted or named in wanted or named.rpartition("-")[0] in wanted:
             deltas += core.abort(request_id)
+    for delta in deltas:
+        delta.stop_reason = BY_OPERATOR
     return deltas

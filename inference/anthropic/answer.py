@@ -11,6 +11,7 @@ import msgspec
 from engine.contract.errors import QuireError
 from inference.anthropic.errors import error_object
 from inference.chat import ChatTurn, TurnDelta
+from inference.errors import RequestAborted
 from inference.openai.serving import StreamWriter
 from inference.parsing import Part
 
@@ -45,6 +46,8 @@ class Message:
 
     def take(self, delta: TurnDelta) -> list[Event]:
         """Add what is new."""
+        if delta.finish_reason == "abort":
+            raise RequestAborted("An operator has aborted this request.")
         events = [event for part in delta.parts for event in self._add(part)]
         if delta.finish_reason is not None:
             self._finish_reason, self._stop = delta.finish_reason, delta.increment.stop_reason

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from engine.contract.adapters import digest_of
 from engine.contract.errors import EngineUnavailable, QuireError
-from engine.contract.protocol import Control, EngineRequest, OutboxBatch, TokenDelta
+from engine.contract.protocol import BY_OPERATOR, Control, EngineRequest, OutboxBatch, TokenDelta
 from inference.engine_client.connection import connect, reading_link, short_link
 from inference.engine_client.controls import Controls
 from inference.engine_client.failover import Supervisor
@@ -199,7 +199,8 @@ class EngineClient:
         if delta.finish_reason == "error" or delta.error is not None:
             self._take_error(flight, delta)
             return
-        if delta.finish_reason == "abort" and not flight.finished[delta.index]:
+        given_up = delta.finish_reason == "abort" and delta.stop_reason != BY_OPERATOR
+        if given_up and not flight.finished[delta.index]:
             self.fleet.forget(flight.replica_id)
             self.orphan(flight, "its replica gave it up")
             return

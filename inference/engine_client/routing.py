@@ -35,6 +35,7 @@ def choose(
     """
     ready = [replica for replica in replicas if replica.ready]
     ready = [replica for replica in ready if not replica.silent] or ready
+    ready = [replica for replica in ready if not replica.heartbeat.paused] or ready
     ready = [replica for replica in ready if not replica.heartbeat.spare] or ready
     if len(ready) <= 1:
         return ready[0] if ready else None

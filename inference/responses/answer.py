@@ -9,6 +9,7 @@ from typing import Any
 from engine.contract.errors import QuireError
 from inference.batches.views import usage_object
 from inference.chat import ChatTurn, TurnDelta
+from inference.errors import RequestAborted
 from inference.generation import Usage
 from inference.openai.logprobs import chat_logprobs
 from inference.openai.serving import StreamWriter
@@ -117,6 +118,8 @@ class ResponseAnswer:
 
     def take(self, delta: TurnDelta) -> list[Event]:
         """Add what is new; the events that tell of it."""
+        if delta.finish_reason == "abort":
+            raise RequestAborted("An operator has aborted this request.")
         options, entries = self._turn.options, delta.increment.entries
         logprobs: list[dict[str, Any]] = []
         if options.top_logprobs is not None and entries:

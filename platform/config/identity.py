@@ -21,7 +21,7 @@ def identity_settings(*, secure: bool) -> dict[str, object]:
         "ACCOUNT_SIGNUP_FIELDS": ["username*", "password1*"],
         "ACCOUNT_EMAIL_VERIFICATION": "none",
         "ACCOUNT_SESSION_REMEMBER": True,
-        "ACCOUNT_LOGOUT_REDIRECT_URL": "/login/",
+        "ACCOUNT_LOGOUT_REDIRECT_URL": "login",
         "ACCOUNT_EMAIL_UNKNOWN_ACCOUNTS": False,
         "ACCOUNT_LOGIN_ON_PASSWORD_RESET": False,
         # Guessing passwords: so many wrong ones for a name from an address, and from an address

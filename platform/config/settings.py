@@ -148,8 +148,9 @@ AUTH_PASSWORD_VALIDATORS = [
         "NumericPasswordValidator",
     )
 ]
-LOGIN_URL = "/login/"
-LOGIN_REDIRECT_URL = "/"
+# Names, not paths: a proxy may have mounted Quire elsewhere (--root-path).
+LOGIN_URL = "login"
+LOGIN_REDIRECT_URL = "playground"
 
 # For pages: the API's requests pass by them, see `inference.asgi`.
 MIDDLEWARE = [

@@ -84,6 +84,17 @@ def test_a_named_function_is_called(client: openai.OpenAI, product: Product) -> 
     assert answer.choices[0].finish_reason == "stop"
 
 
+def streamed_call(client: openai.OpenAI, settings: dict[str, Any]) -> tuple[list[str], list[Any]]:
+    """The pieces of a call's arguments as they come, and the calls when all is there."""
+    pieces = []
+    with client.chat.completions.stream(**settings) as stream:
+        for event in stream:
+            if event.type == "tool_calls.function.arguments.delta":
+                pieces.append(event.arguments_delta)
+                assert event.arguments == "".join(pieces)
+        return pieces, stream.get_final_completion().choices[0].message.tool_calls or []
+
+
 def test_a_stream_of_calls_adds_up(client: openai.OpenAI, product: Product) -> None:
     settings: dict[str, Any] = {
         "model": product.model,
@@ -95,13 +106,12 @@ def test_a_stream_of_calls_adds_up(client: openai.OpenAI, product: Product) -> N
         "max_completion_tokens": 200,
     }
     whole = client.chat.completions.create(**settings).choices[0].message.tool_calls or []
-    pieces = []
-    with client.chat.completions.stream(**settings) as stream:
-        for event in stream:
-            if event.type == "tool_calls.function.arguments.delta":
-                pieces.append(event.arguments_delta)
-        final = stream.get_final_completion().choices[0].message.tool_calls or []
-    assert pieces  # how many depends on how busy the machine is
+    # A gateway that lags behind hands on what has come meanwhile in one piece; not every time.
+    for _ in range(10):
+        pieces, final = streamed_call(client, settings)
+        if len(pieces) > 1:
+            break
+    assert len(pieces) > 1
     assert isinstance(whole[0], ChatCompletionMessageFunctionToolCall)
     assert "".join(pieces) == final[0].function.arguments == whole[0].function.arguments
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.contract.protocol import Control
+from engine.contract.protocol import BY_OPERATOR, Control
 from tests.engine.replica import Gateway, replica
 
 Folder = Callable[[str], Path]
@@ -50,7 +50,8 @@ def test_abort_ends_what_runs_and_refuses_what_comes(gateway: Gateway) -> None:
     gateway.wait(lambda: bool(gateway.tokens("a1")))
     assert gateway.control("pause").ok
     gateway.finish("a1")
-    assert gateway.deltas["a1"][-1].finish_reason == "abort"
+    last = gateway.deltas["a1"][-1]
+    assert (last.finish_reason, last.stop_reason) == ("abort", BY_OPERATOR)
     gateway.request("a2", [5, 6])
     gateway.finish("a2")
     assert code(gateway, "a2") == "engine_paused"

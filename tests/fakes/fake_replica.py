@@ -136,6 +136,7 @@ class FakeReplica:
         self.state = "loading"
         self.steps = 0
         self.aborted: list[str] = []
+        self.by_operator: set[str] = set()
         self.received: list[EngineRequest] = []
         self.running: dict[str, Running] = {}
         self.stopping = asyncio.Event()
@@ -283,6 +284,10 @@ class FakeReplica:
     async def _control(self, message: Control) -> None:
         if message.command == "drain":
             self.drain()
+        if message.command == "abort_requests":
+            for running in self.running.values():
+                self.by_operator.add(running.request.request_id)
+                self._abort(AbortRequest(request_id=running.request.request_id))
         if message.gateway_id:
             reply = ControlReply(control_id=message.control_id, ok=True, detail="fake")
             await self._write(message.gateway_id, [], [reply])
@@ -342,6 +347,8 @@ class FakeReplica:
                 TokenLogprobs(ids, [-0.1 * (i or 1) for i in range(len(ids))], [1] * len(ids))
             ]
         delta.finish_reason = sequence.finish_reason
+        if sequence.finish_reason == "abort" and request.request_id in self.by_operator:
+            delta.stop_reason = protocol.BY_OPERATOR
         sequence.first = False
         if sequence.finish_reason:
             sequence.num_tokens = -1

@@ -128,3 +128,41 @@ async def test_what_a_tokenizers_files_say(operator: Gateway) -> None:
     assert "messages" in info["chat_template"]
     assert isinstance(info["bos_token"], str)
     assert missing.status == 404
+
+
+async def aborted(gateway: Gateway, path: str, body: dict[str, Any]) -> Any:
+    """The answer to a request that an operator aborts when it has run for some steps."""
+    replica = gateway.fake(token_delay=0.01)
+    async with gateway.serving(replica):
+        asked = asyncio.create_task(gateway.client.post(path, body))
+        while replica.steps < 3:
+            await gateway.look()
+        await gateway.client.post("/abort_requests")
+        return await asked
+
+
+async def test_an_aborted_completion_ends_with_what_it_has(operator: Gateway) -> None:
+    body = {"model": "fake", "prompt": "x", "max_tokens": 400}
+    answer = await aborted(operator, "/v1/completions", body)
+    (choice,) = answer.json()["choices"]
+    assert choice["finish_reason"] == "abort"
+    assert 1 <= answer.json()["usage"]["completion_tokens"] < 400
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_aborted_message_ends_with_an_error(operator: Gateway, stream: bool) -> None:
+    said = [{"role": "user", "content": "x"}]
+    body = {"model": "fake", "messages": said, "max_tokens": 400, "stream": stream}
+    answer = await aborted(operator, "/v1/messages", body)
+    assert answer.status == (200 if stream else 503)
+    assert b"aborted this request" in answer.body
+    assert b'"type":"overloaded_error"' in answer.body.replace(b" ", b"")
+    assert b"end_turn" not in answer.body
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_aborted_response_has_failed(operator: Gateway, stream: bool) -> None:
+    body = {"model": "fake", "input": "x", "max_output_tokens": 400, "stream": stream}
+    answer = await aborted(operator, "/v1/responses", body)
+    assert b"aborted this request" in answer.body
+    assert b'"status":"completed"' not in answer.body.replace(b" ", b"")

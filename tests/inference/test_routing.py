@@ -134,3 +134,11 @@ def test_a_heartbeat_that_stands_still_is_a_dead_ones() -> None:
     fleet.update({"a": beat("a", 1.0)}, now - protocol.HEARTBEAT_TTL_S - 1)
     fleet.update({"a": beat("a", 1.0)}, now)
     assert list(fleet) == []
+
+
+def test_a_paused_replica_is_chosen_only_where_there_is_no_other() -> None:
+    resting, working = replica("resting"), replica("working")
+    resting.heartbeat.paused = True
+    for number in range(20):
+        assert choose([resting, working], prefix_key([number], "t"), 8) is working
+    assert choose([resting], b"k", 8) is resting

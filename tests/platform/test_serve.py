@@ -96,6 +96,13 @@ def test_pages_of_other_sites_are_told_what_they_may(served: dict[str, Any]) -> 
     assert "access-control-allow-origin" not in other.headers
 
 
+def test_pages_redirect_to_where_a_proxy_has_mounted_them(served: dict[str, Any]) -> None:
+    for page in ("/console/", "/account/password/"):
+        answer = httpx.get(f"{served['url']}{page}")
+        assert answer.status_code == 302
+        assert answer.headers["location"] == f"/quire/login/?next=/quire{page}"
+
+
 def test_help_and_both_names_of_the_command() -> None:
     for words in (["quire.py", "serve"], ["manage.py", "serve"]):
         ran = subprocess.run(
@@ -113,6 +120,7 @@ def test_help_and_both_names_of_the_command() -> None:
         ({"middleware": ["nowhere.Class"]}, "--middleware nowhere.Class can't be imported"),
         ({"middleware": ["json.__name__"]}, "is no class and no function"),
         ({"root_path": "quire"}, "--root-path must begin"),
+        ({"otlp_traces_endpoint": "there"}, "otlp_traces_endpoint must be an address"),
         ({"ssl_cert_reqs": 2}, "Clients' certificates need --ssl-certfile"),
         ({"allowed_origins": "[1]"}, "--allowed-origins must be a JSON list"),
         ({"model_tag": "a", "model": "b"}, "The model is given twice"),

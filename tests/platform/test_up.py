@@ -194,7 +194,7 @@ def test_another_gateway_may_join_and_speak_tls(
     cert, key = certificate(tmp_path)
     command = [sys.executable, "manage.py", "gateway", "--port", "0"]
     joined = subprocess.Popen(
-        [*command, "--ssl-certfile", cert, "--ssl-keyfile", key],
+        [*command, "--ssl-certfile", cert, "--ssl-keyfile", key, "--root-path", "/q"],
         cwd=ROOT,
         env=environment(instance.data_dir),
         stderr=subprocess.PIPE,
@@ -206,6 +206,8 @@ def test_another_gateway_may_join_and_speak_tls(
         assert found
         with httpx.Client(base_url=found[1], headers=client.headers, verify=False) as secure:
             wait_until(lambda: served(secure), "served over TLS")
+            to_login = secure.get("/console/")
+            assert to_login.headers["location"] == "/q/login/?next=/q/console/"
     finally:
         joined.terminate()
         joined.communicate()

@@ -1,4 +1,4 @@
-"""vLLM's flags of the HTTP server, for `manage.py up` and `quire serve`."""
+"""vLLM's flags of the HTTP server, for `quire serve`, `manage.py up` and `manage.py gateway`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
+from engine.contract.errors import ConfigError
+from engine.contract.tracing import check_endpoint
 from engine.text.messages import CONTENT_FORMATS
 
 
@@ -145,6 +147,11 @@ def check_server_flags(options: Mapping[str, Any]) -> None:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(options["ssl_ca_certs"])
         except (OSError, ssl.SSLError) as error:
             raise CommandError(f"--ssl-ca-certs can't be used: {error}") from error
+    if (endpoint := options["otlp_traces_endpoint"]) is not None:
+        try:
+            check_endpoint(endpoint)
+        except ConfigError as error:
+            raise CommandError(f"--otlp-traces-endpoint: {error.message}") from error
     environment(options)
 
 

@@ -12,6 +12,13 @@ from django.core.management.base import CommandError, CommandParser
 
 from catalog.supervisor import TICK_S
 from config.up.gateways import Gateways, listen, url_of, use_tls
+from config.up.given_keys import ensure_given_keys
+from config.up.server_flags import (
+    add_server_flags,
+    check_server_flags,
+    serve_options,
+    use_server_flags,
+)
 from config.up.stack import StartFailed, check_redis
 from tenants.commands import QuireCommand
 
@@ -34,14 +41,24 @@ class Command(QuireCommand):
         )
         parser.add_argument("--ssl-certfile", metavar="FILE", help="serve HTTPS with it")
         parser.add_argument("--ssl-keyfile", metavar="FILE", help="its private key")
+        parser.add_argument(
+            "--otlp-traces-endpoint",
+            metavar="URL",
+            help="where spans are sent by OTLP (default: QUIRE_OTLP_TRACES_ENDPOINT)",
+        )
+        add_server_flags(parser)
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Serve until told to stop; a second signal kills."""
+        options["workers"] = options["api_server_count"] or options["workers"]
+        check_server_flags(options)
+        use_server_flags(options)
         if not 1 <= options["workers"] <= 64:
             raise CommandError(f"--workers must be in [1, 64], got {options['workers']}.")
         use_tls(options["ssl_certfile"], options["ssl_keyfile"])
         try:
             check_redis(settings.REDIS_URL)
+            ensure_given_keys(options["api_key"] or [])
             listener = listen(options["host"], options["port"])
         except (StartFailed, OSError) as error:
             raise CommandError(getattr(error, "strerror", None) or str(error)) from error
@@ -50,7 +67,12 @@ class Command(QuireCommand):
         gateways = Gateways(
             listener,
             options["workers"],
-            {"server": "uvicorn", "grace": grace, **{name: options[name] for name in names}},
+            {
+                "server": "uvicorn",
+                "grace": grace,
+                **{name: options[name] for name in names},
+                **serve_options(options),
+            },
         )
         url = url_of(options["host"], listener.getsockname()[1], tls=bool(options["ssl_certfile"]))
         self.note(f"Serving at {url}; Ctrl-C ends it.")
