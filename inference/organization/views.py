@@ -39,7 +39,7 @@ class ReportView(GatewayView):
 
     required_scope = "usage:read"
     renderer_classes = (JSONRenderer, CsvRenderer)
-    groups: ClassVar[Sequence[str]] = ("project_id", "user_id", "api_key_id", "model")
+    groups: ClassVar[Sequence[str]] = ("project_id", "user_id", "api_key_id", "model", "adapter")
     widths: ClassVar[Sequence[str]] = ("1m", "1h", "1d")
     pages: ClassVar[dict[str, tuple[int, int]]] = PAGES
     pooling: ClassVar[bool | None] = None
@@ -161,7 +161,7 @@ class EmbeddingsUsageView(ReportView):
 class CostsView(ReportView):
     """What it cost, by day. A line item is a model."""
 
-    groups = ("project_id", "user_id", "line_item", "api_key_id")
+    groups = ("project_id", "user_id", "line_item", "api_key_id", "adapter")
     widths = ("1d",)
     pages: ClassVar[dict[str, tuple[int, int]]] = {"1d": COST_PAGE}
 

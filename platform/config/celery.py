@@ -3,6 +3,7 @@
 import os
 
 from celery import Celery
+from celery.schedules import crontab
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
@@ -22,6 +23,7 @@ def _schedule(sender: Celery, **_: object) -> None:
         "adapters": {"task": "adapters.sweep", "schedule": every, "options": {"expires": every}},
         "alerts": {"task": "metering.alerts", "schedule": 60.0, "options": {"expires": 60.0}},
         "webhooks": {"task": "metering.deliveries", "schedule": 60.0, "options": {"expires": 60.0}},
+        "sums": {"task": "metering.check_sums", "schedule": crontab(hour="1", minute="10")},
         "retention": {"task": "metering.retention", "schedule": 3600.0},
         "erasures": {"task": "tenants.erasures", "schedule": 300.0, "options": {"expires": 300.0}},
         "expire": {"task": "inference.expire", "schedule": 300.0, "options": {"expires": 300.0}},

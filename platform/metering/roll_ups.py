@@ -13,11 +13,11 @@ from metering.models import UsageDay, UsageHour
 from metering.models.roll_up import SUMS
 from metering.records import UsageRecord
 
-_OF = ("tenant_id", "start", "model", "key_id", "user_id", "endpoint")
+_OF = ("tenant_id", "start", "model", "adapter", "key_id", "user_id", "endpoint")
 #: Rows of one statement: any SQLite takes their values.
 ROWS = 60
 
-Name = tuple[int, datetime, str, int, int, str]
+Name = tuple[int, datetime, str, str, int, int, str]
 
 
 def hour_of(moment: datetime) -> datetime:
@@ -42,6 +42,7 @@ def add_to_roll_ups(
                 record.tenant_id,
                 start_of(started_at),
                 record.model,
+                record.adapter,
                 record.key_id or 0,
                 record.user_id or 0,
                 record.endpoint,

@@ -6,6 +6,7 @@ from celery import shared_task
 
 from metering.alerts import send_alerts
 from metering.retention import remove_old_entries
+from metering.roll_up_check import check_days
 from metering.webhooks import DELIVER, deliver, deliver_due, forget_old
 
 logger = logging.getLogger(__name__)
@@ -36,3 +37,9 @@ def retention() -> None:
     """Remove single requests that their tenants keep no longer."""
     if removed := remove_old_entries():
         logger.info("removed %d entries of the usage ledger", removed)
+
+
+@shared_task(name="metering.check_sums", ignore_result=True, acks_late=False)
+def check_sums() -> None:
+    """See that the sums by hour and day are the ledger's."""
+    check_days()

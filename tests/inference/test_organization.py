@@ -80,6 +80,7 @@ async def test_buckets_by_day_hold_what_a_tenant_used(gateway: Gateway) -> None:
             "user_id": None,
             "api_key_id": None,
             "model": None,
+            "adapter": None,
             "batch": None,
             "service_tier": None,
         }
@@ -142,6 +143,7 @@ async def test_costs_are_decimals_with_a_currency_and_csv_is_exact(gateway: Gate
             "user_id": None,
             "line_item": "fake",
             "api_key_id": None,
+            "adapter": None,
         }
     ]
     text = await ask(gateway, COSTS, limit=1, group_by="project_id", format="csv")

@@ -1,18 +1,20 @@
 """Sums over the ledger."""
 
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
-from importlib import import_module
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from django.apps import apps
-from django.db import connection
 from django.db.models import Sum
 
-from metering.access import access_all_usage, access_usage
+from metering.access import WIDTHS, Question, access_all_usage, access_usage, report
 from metering.ledger import insert_records
 from metering.models import UsageDay, UsageEntry, UsageHour
 from metering.records import UsageRecord
+from metering.retention import remove_old_entries
+from metering.roll_up_check import check_day, check_days
+from tenants import actions as tenant_actions
+from tenants.actors import SYSTEM
 from tenants.models import Tenant
 from tests.platform.conftest import World
 
@@ -113,15 +115,77 @@ def test_roll_ups_are_the_ledgers_sums_however_often_a_record_comes(world: World
             assert requests == of.count() == 20
 
 
-def test_a_ledger_from_before_is_summed_up_by_the_migration(world: World) -> None:
-    used(world.acme, datetime(2026, 3, 1, 0, 30, tzinfo=UTC))
-    used(world.acme, datetime(2026, 3, 1, 1, 30, tzinfo=UTC))
-    expected = [list(table.objects.values_list(*SUMMED)) for table in (UsageHour, UsageDay)]
-    for table in (UsageHour, UsageDay):
-        table.objects.all().delete()
-    fill = import_module("metering.migrations.0002_roll_ups").fill
-    fill(apps, SimpleNamespace(connection=connection))
-    assert [list(t.objects.values_list(*SUMMED)) for t in (UsageHour, UsageDay)] == expected
+def sums() -> set[tuple[Any, ...]]:
+    """All sums by hour and day, without their ids."""
+    return {
+        tuple(row.items())
+        for table in (UsageHour, UsageDay)
+        for row in ({**row, "id": table.__name__} for row in table.objects.values())
+    }
 
 
-SUMMED = ("tenant", "start", "model", "key_id", "user_id", "endpoint", "requests", "prompt_tokens")
+def test_sums_that_are_the_ledgers_stay_as_they_are(world: World) -> None:
+    now = datetime.now(UTC)
+    for tenant in (world.acme, world.rival):
+        used(tenant, now)
+        used(tenant, now - timedelta(days=1), model="other")
+    before = sums()
+    ids = set(UsageHour.objects.values_list("pk", flat=True))
+    assert check_days(now=now) == []
+    assert sums() == before
+    assert set(UsageHour.objects.values_list("pk", flat=True)) == ids
+
+
+def test_sums_that_are_lost_or_wrong_are_made_anew_from_the_ledger(world: World) -> None:
+    now = datetime(2026, 3, 5, 12, tzinfo=UTC)
+    for hours in (1, 2, 30, 31):
+        used(world.acme, now - timedelta(hours=hours))
+        used(world.rival, now - timedelta(hours=hours), model="n")
+    right = sums()
+    UsageHour.objects.filter(tenant=world.acme).delete()
+    UsageDay.objects.filter(start__date=date(2026, 3, 4)).update(requests=77, cost_nanos=1)
+    UsageDay.objects.create(
+        tenant=world.rival,
+        start=datetime(2026, 3, 5, tzinfo=UTC),
+        model="ghost",
+        endpoint="chat",
+        requests=1,
+        prompt_tokens=1,
+        cached_tokens=0,
+        completion_tokens=1,
+        cost_nanos=0,
+    )
+    found = check_days(now=now)
+    assert [day.date() for day in found] == [date(2026, 3, 5), date(2026, 3, 4)]
+    assert sums() == right
+    assert check_days(now=now) == []
+
+
+def test_sums_outlive_a_ledger_that_is_kept_for_some_days(world: World) -> None:
+    day = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    old = day - timedelta(days=40)
+    used(world.acme, old + timedelta(hours=3))
+    tenant_actions.update_tenant(actor=SYSTEM, tenant=world.acme, keep_usage_days=35)
+    right = sums()
+    assert remove_old_entries() == 1
+    assert check_day(old)
+    assert sums() == right
+
+
+def test_usage_is_told_by_adapter(world: World) -> None:
+    at = datetime(2026, 3, 1, 5, tzinfo=UTC)
+    plain = {"tenant_id": world.acme.pk, "endpoint": "chat", "model": "m", "prompt_tokens": 1}
+    plain |= {"completion_tokens": 2, "status": 200, "started_at": at, "duration_ms": 1}
+    for number, adapter in enumerate(("", "tone", "tone", "law")):
+        insert_records([UsageRecord(request_id=f"r{number}", adapter=adapter, **plain)])
+    for width in WIDTHS:
+        question = Question(
+            start=at, end=at + timedelta(hours=1), width=width, group_by=("model", "adapter")
+        )
+        if width == "1d":
+            day = at.replace(hour=0)
+            question = replace(question, start=day, end=day + timedelta(days=1))
+        asked = report(question)
+        assert {each.start for each in asked} == {question.start}
+        found = [(*each.group.values(), each.requests) for each in asked]
+        assert found == [("m", None, 1), ("m", "law", 1), ("m", "tone", 2)]

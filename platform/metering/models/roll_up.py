@@ -1,6 +1,7 @@
 """Sums of the ledger by hour and day, so that reports needn't read millions of rows.
 
-They are added to in the transaction that writes the ledger's rows, so they are always its sums.
+They are added to in the transaction that writes the ledger's rows, so they are always its sums;
+workers look every day whether they are (`metering.roll_up_check`).
 They outlive its rows: a ledger that keeps 90 days can tell of years.
 """
 
@@ -13,7 +14,7 @@ SUMS = ("requests", "prompt_tokens", "cached_tokens", "completion_tokens", "cost
 
 
 class _RollUp(models.Model):
-    """Sums of one key's (or person's) requests to one model.
+    """Sums of one key's (or person's) requests to one model, by adapter ("" for none).
 
     `key_id` and `user_id` are 0 where there's none: NULLs are all different to a unique constraint.
     """
@@ -24,6 +25,7 @@ class _RollUp(models.Model):
     key_id = models.BigIntegerField(default=0)
     user_id = models.BigIntegerField(default=0)
     model = models.CharField(max_length=200)
+    adapter = models.CharField(max_length=100, default="")
     endpoint = models.CharField(max_length=100)
     requests = models.PositiveBigIntegerField()
     prompt_tokens = models.PositiveBigIntegerField()
@@ -43,7 +45,7 @@ class UsageHour(_RollUp):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["tenant", "start", "model", "key_id", "user_id", "endpoint"],
+                fields=["tenant", "start", "model", "adapter", "key_id", "user_id", "endpoint"],
                 name="one_sum_an_hour",
             )
         ]
@@ -58,7 +60,7 @@ class UsageDay(_RollUp):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["tenant", "start", "model", "key_id", "user_id", "endpoint"],
+                fields=["tenant", "start", "model", "adapter", "key_id", "user_id", "endpoint"],
                 name="one_sum_a_day",
             )
         ]

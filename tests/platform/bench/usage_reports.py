@@ -25,7 +25,7 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 COLUMNS = (
     "request_id, tenant_id, api_key_id, endpoint, model, prompt_tokens, cached_tokens, "
     "completion_tokens, cost_nanos, finish_reason, status, started_at, duration_ms, stream, "
-    "recorded_at"
+    "recorded_at, adapter, adapter_digest"
 )
 
 
@@ -51,7 +51,7 @@ def fill(rows: int) -> None:
             f"INSERT INTO metering_usageentry ({COLUMNS}) "
             f"SELECT 'r' || n, 1 + (n * 7) % {TENANTS}, 1 + (n * 13) % {TENANTS * KEYS}, "
             f"'chat.completions', 'model-' || (n % {MODELS}), 100 + n % 900, n % 100, n % 500, "
-            f"n % 1000, 'stop', 200, {at}, 1.0, {'0' if sqlite else 'false'}, {at} "
+            f"n % 1000, 'stop', 200, {at}, 1.0, {'0' if sqlite else 'false'}, {at}, '', '' "
             f"FROM {numbers}"
         )
         for table, sqlites, postgresqls in (
@@ -60,9 +60,9 @@ def fill(rows: int) -> None:
         ):
             start = sqlites if sqlite else f"date_trunc('{postgresqls}', started_at)"
             cursor.execute(
-                f"INSERT INTO {table} (tenant_id, start, model, key_id, user_id, endpoint, "
-                "requests, prompt_tokens, cached_tokens, completion_tokens, cost_nanos) "
-                f"SELECT tenant_id, {start}, model, api_key_id, 0, endpoint, count(*), "
+                f"INSERT INTO {table} (tenant_id, start, model, adapter, key_id, user_id, "
+                "endpoint, requests, prompt_tokens, cached_tokens, completion_tokens, cost_nanos) "
+                f"SELECT tenant_id, {start}, model, '', api_key_id, 0, endpoint, count(*), "
                 "sum(prompt_tokens), sum(cached_tokens), sum(completion_tokens), sum(cost_nanos) "
                 f"FROM metering_usageentry GROUP BY tenant_id, {start}, model, api_key_id, endpoint"
             )
