@@ -26,31 +26,35 @@ void plan_prefill(const AttentionArgs& a, int64_t s, Plan* plan) {
 
 int64_t end_of_chunk(int64_t token) { return (token / kChunk + 1) * kChunk; }
 
-// Chunks of the KV that a decoding sequence's query sees.
-int64_t chunks_of(const AttentionArgs& a, int64_t s) {
+// Pieces of `size` tokens of KV that a decoding sequence's query sees.
+int64_t pieces_of(const AttentionArgs& a, int64_t s, int64_t size) {
   const int64_t length = a.seq_lens[s], begin = a.first_seen(length - 1);
-  return (length - 1) / kChunk - begin / kChunk + 1;
+  return (length - 1) / size - begin / size + 1;
 }
 
 // Items that a decoding sequence's KV is cut into under each KV head, or group of them.
-int64_t parts_of(const AttentionArgs& a, int64_t s) { return is_on(kSplitKv) ? chunks_of(a, s) : 1; }
+int64_t parts_of(const AttentionArgs& a, int64_t s) {
+  return is_on(kSplitKv) ? pieces_of(a, s, kChunk) : 1;
+}
 
 // `heads` KV heads at most share an item: they lie side by side in a block.
 void plan_decode(const AttentionArgs& a, int64_t s, int64_t heads, Plan* plan) {
-  const int64_t length = a.seq_lens[s], chunks = chunks_of(a, s), parts = parts_of(a, s);
+  const int64_t length = a.seq_lens[s], tiles = pieces_of(a, s, kTile), parts = parts_of(a, s);
   const int32_t seq = static_cast<int32_t>(s);
   int64_t from = a.first_seen(length - 1);
+  const int64_t first_tile = from / kTile;
   for (int64_t chunk = 0; chunk < parts; chunk++) {
     const int64_t to = chunk + 1 == parts ? length : end_of_chunk(from);
     for (int64_t head = 0; head < a.kv_heads; head += heads) {
       const int64_t count = std::min(heads, a.kv_heads - head);
       plan->items.push_back({seq, static_cast<int32_t>(head), static_cast<int32_t>(count), true,
-                             from, to, plan->partials + head * chunks + chunk, chunks});
+                             from, to, plan->partials + head * tiles + from / kTile - first_tile,
+                             tiles});
     }
     from = to;
   }
-  for (int32_t head = 0; head < a.kv_heads; head++, plan->partials += chunks) {
-    plan->merges.push_back({seq, head, 1, true, plan->partials, plan->partials + chunks, 0, 0});
+  for (int32_t head = 0; head < a.kv_heads; head++, plan->partials += tiles) {
+    plan->merges.push_back({seq, head, 1, true, plan->partials, plan->partials + tiles, 0, 0});
   }
 }
 
@@ -75,8 +79,9 @@ Plan make_plan(const AttentionArgs& a, int threads) {
 // A decoding item, chunk by chunk: it has more than one where KV isn't split.
 void decode_chunks(const AttentionArgs& a, const Item& item, char* scratch, float* partials) {
   Item chunk = item;
-  for (; chunk.from < item.to; chunk.from = chunk.to, chunk.partial++) {
+  for (; chunk.from < item.to; chunk.from = chunk.to) {
     chunk.to = std::min(item.to, end_of_chunk(chunk.from));
+    chunk.partial = item.partial + chunk.from / kTile - item.from / kTile;
     decode_item(a, chunk, scratch, partials + chunk.partial * partial_size(a));
   }
 }

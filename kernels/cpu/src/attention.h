@@ -1,15 +1,25 @@
 // Paged attention: what one call works on, and the two kernels that share it.
+//
+// Both kernels, one for a decoding query and one for tiles of a prompt's, give a query's result with
+// the same bits, whatever is computed beside it, for both follow one order. KV is cut into tiles at
+// multiples of kTile from the sequence's start. In a tile
+//   - a score is one chain of fused additions along the head;
+//   - weights are e^(score - the tile's maximum), summed in the lanes of a vector, lane i the tokens
+//     i, i + W, ... of the tile, and then the lanes;
+//   - the weighted sum of values is one chain along the tokens.
+// Tiles are merged from the first one on, two at a time: merge_weights() says how.
 #pragma once
+
+#include <limits>
 
 #include "runtime.h"
 
 namespace quire {
 
-// Tokens of KV that one piece of decode work covers. The split is the same whatever the batch and
-// the number of threads are, so a sequence's result never depends on its neighbours.
-constexpr int64_t kChunk = 256;
-// Tokens of KV that a tile of queries meets at a time.
+// Tokens of KV that are weighed together.
 constexpr int64_t kTile = 128;
+// Tokens of KV, whole tiles of them, that one piece of decode work covers.
+constexpr int64_t kChunk = 2 * kTile;
 
 // kernels/attention/args.py says what each is.
 struct AttentionArgs {
@@ -57,15 +67,15 @@ struct Item {
   int32_t seq, head, heads;
   bool decodes;
   int64_t from, to;
-  int64_t partial;  // decode: where the first head's partial result goes, in units of partial_size
+  int64_t partial;  // decode: where the first head's first one goes, in units of partial_size
   int64_t stride;   // decode: from there to the next head's
 };
 
-// A partial result: for each head of the group the unnormalised sum, the maximum, the weight.
+// A partial result, of a tile: for each head of the group the weighted sum, the maximum, the weight.
 inline int64_t partial_size(const AttentionArgs& a) { return a.group() * (a.padded() + 16); }
 
 size_t decode_scratch(const AttentionArgs& a);
-// Writes a partial result for each head, the first at `partials`.
+// Writes a partial result for each head and tile, the first at `partials`.
 void decode_item(const AttentionArgs& a, const Item& item, char* scratch, float* partials);
 // Merges the `count` partial results of one sequence and KV head into `out`.
 void merge_partials(const AttentionArgs& a, int64_t seq, int64_t head, const float* partials,
@@ -83,11 +93,11 @@ int with_cache(int dtype, F&& f) {
   return with_float(dtype, f);
 }
 
-// Turns `count` raw scores of one query into logits in place, gives their maximum.
+// Turns `count` raw scores of one query into logits in place: soft cap, then ALiBi.
 // `distance` is the first key's position less the query's.
-inline float finish_scores(const AttentionArgs& a, int64_t q_head, float* scores, int64_t count,
-                           int64_t distance) {
-  vf top = vset(-INFINITY);
+inline void finish_scores(const AttentionArgs& a, int64_t q_head, float* scores, int64_t count,
+                          int64_t distance) {
+  if (a.soft_cap <= 0 && !a.alibi) return;
   const float slope = a.alibi ? a.alibi[q_head] : 0.0f;
   for_lanes(count, [&](int64_t i, int n) {
     vf x = vload_some(scores + i, n);
@@ -97,22 +107,70 @@ inline float finish_scores(const AttentionArgs& a, int64_t q_head, float* scores
       for (int j = 0; j < W; j++) ramp[j] = slope * static_cast<float>(distance + i + j);
       x = x + vload(ramp);
     }
-    if (a.soft_cap > 0 || a.alibi) vstore_some(scores + i, x, n);
-    top = vmax(top, n == W ? x : vfill(x, n, -INFINITY));
+    vstore_some(scores + i, x, n);
   });
-  return vmaximum(top);
 }
 
-// scores <- e^(scores - top); gives their sum.
-inline float weigh_scores(float* scores, int64_t count, float top) {
+// The columns [low, high) of a tile, not none of them, as whole vectors from the tile's first one on.
+struct Lanes {
+  int64_t low, high;
+  int64_t from() const { return low / W * W; }
+  int64_t to() const { return (high + W - 1) / W * W; }
+};
+
+// The logits `seen` of a tile -> e^(logit - their maximum), and 0 up to whole vectors. Gives the
+// maximum and the weights' sum.
+inline void weigh_tile(float* row, const Lanes& seen, float* top, float* weight) {
+  const int64_t from = seen.from(), to = seen.to();
+  const vf none = vset(-INFINITY);
+  if (from < seen.low) std::fill(row + from, row + seen.low, -INFINITY);
+  if (to > seen.high) {
+    vstore(row + to - W, vfill(vload(row + to - W), static_cast<int>(seen.high % W), -INFINITY));
+  }
+  vf most = none, other = none;
+  int64_t i = from;
+  for (; i + 2 * W <= to; i += 2 * W) {
+    most = vmax(most, vload(row + i));
+    other = vmax(other, vload(row + i + W));
+  }
+  if (i < to) most = vmax(most, vload(row + i));
+  *top = vmaximum(vmax(most, other));
   vf sum = vset(0.0f);
-  const vf shift = vset(top);
-  for_lanes(count, [&](int64_t i, int n) {
-    const vf x = vexp(vload_some(scores + i, n) - shift);
-    vstore_some(scores + i, x, n);
-    sum = sum + (n == W ? x : vfill(x, n, 0.0f));
-  });
-  return vsum(sum);
+  const vf shift = vset(*top);
+  for (i = from; i < to; i += W) {
+    const vf x = vexp(vload(row + i) - shift);
+    vstore(row + i, x);
+    sum = sum + x;
+  }
+  *weight = vsum(sum);
+}
+
+// row <- row * scales in the vectors of `seen`: what makes int8 keys or values whole.
+inline void scale_tile(float* row, const Lanes& seen, const float* scales) {
+  for (int64_t i = seen.from(); i < seen.to(); i += W) {
+    vstore(row + i, vload(row + i) * vload(scales + i));
+  }
+}
+
+// The maximum of what has seen nothing: -infinity less itself would be NaN.
+constexpr float kNoTop = -std::numeric_limits<float>::max();
+
+// W merges, of sums so far and a tile's: what the old and the tile's sum of values are multiplied by
+// before they are added, the latter in a fused addition.
+QUIRE_INLINE void merge_factors(vf top, vf tile_top, vf* old_by, vf* new_by) {
+  const vf most = vmax(top, tile_top);
+  *old_by = vexp(top - most);
+  *new_by = vexp(tile_top - most);
+}
+QUIRE_INLINE vf merge_weights(vf weight, vf old_by, vf tile_weight, vf new_by) {
+  return vfma(weight, old_by, tile_weight * new_by);
+}
+
+// What the sum of values of query head `head` is multiplied by in the end.
+inline float inverse_weight(const AttentionArgs& a, int64_t head, float top, float weight) {
+  if (!a.sinks) return 1.0f / weight;
+  const float most = std::max(top, a.sinks[head]), decay = std::exp(top - most);
+  return decay / (weight * decay + std::exp(a.sinks[head] - most));
 }
 
 }  // namespace quire

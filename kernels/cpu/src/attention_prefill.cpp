@@ -1,8 +1,7 @@
 // A tile of queries of one sequence over its KV, all the query heads of a KV head together.
 //
 // The rows of a tile are (query, head) pairs. Keys are transposed and values copied into panels,
-// kTile tokens at a time, and both products run in the register-blocked microkernel. Tiles of KV
-// begin at multiples of kTile, so a query's result does not depend on how a prompt was cut up.
+// kTile tokens at a time, and both products run in the register-blocked microkernel.
 #include "attention.h"
 #include "micro.h"
 
@@ -26,7 +25,11 @@ struct Tile {
   int64_t depth;  // blocks of kDepth in a head
   int64_t panels; // panels of NR columns in a head
   int64_t ldo;    // panels * NR
-  float *q, *scores, *keys, *values, *out, *top, *weight, *decay, *sums;
+  float *q, *scores, *keys, *values, *out;
+  float *top, *weight;         // of each row, so far
+  float *tile_top, *tile_weight;  // of the KV at hand
+  float *old_by, *new_by;
+  float *key_scales, *value_scales;  // of the KV at hand, int8 caches only
   Range* ranges;    // what of the KV at hand the rows [0, MR), [MR, 2 MR), ... see, all together
   int64_t* places;  // where its tokens lie in the caches; -1 where no query sees one
 
@@ -56,8 +59,12 @@ Layout lay_out(Tile* tile) {
   layout.add(&tile->out, rows * tile->ldo);
   layout.add(&tile->top, rows);
   layout.add(&tile->weight, rows);
-  layout.add(&tile->decay, rows);
-  layout.add(&tile->sums, rows);
+  layout.add(&tile->tile_top, rows);
+  layout.add(&tile->tile_weight, rows);
+  layout.add(&tile->old_by, rows);
+  layout.add(&tile->new_by, rows);
+  layout.add(&tile->key_scales, kTile);
+  layout.add(&tile->value_scales, kTile);
   layout.add(&tile->ranges, (rows + MR - 1) / MR);
   layout.add(&tile->places, kTile);
   return layout;
@@ -98,6 +105,16 @@ void find_places(const Tile& t, int64_t begin, int64_t count) {
   std::fill(t.places + count, t.places + kTile, int64_t{-1});
 }
 
+// The scales of its int8 keys and values; 1 where no query sees one.
+void find_scales(const Tile& t) {
+  if (!t.a.key_scales) return;
+  for (int64_t i = 0; i < kTile; i++) {
+    const int64_t place = t.places[i];
+    t.key_scales[i] = place < 0 ? 1.0f : t.a.key_scales[place];
+    t.value_scales[i] = place < 0 ? 1.0f : t.a.value_scales[place];
+  }
+}
+
 // What each MR rows see of it.
 void find_ranges(const Tile& t, int64_t begin, int64_t count) {
   for (int64_t r = 0; r < t.rows; r += MR) {
@@ -114,26 +131,22 @@ void load_keys(const Tile& t, int64_t count) {
   const int64_t size = a.head_size, padded = a.padded();
   for (int64_t j = 0; j < round_up(count, W); j += W) {
     const T* rows[W];
-    vf scales[W];
     for (int i = 0; i < W; i++) {
       const int64_t row = t.places[j + i];
       rows[i] = row < 0 ? nullptr : cache + row * size;
-      scales[i] = vset(row < 0 || !a.key_scales ? 1.0f : a.key_scales[row]);
     }
     float* to = t.keys + j / NR * padded * NR + j % NR;
     for_lanes(size, [&](int64_t d, int n) {
       vf block[W];
-      for (int i = 0; i < W; i++) {
-        block[i] = rows[i] ? vload_some(rows[i] + d, n) : vset(0.0f);
-        if (a.key_scales) block[i] = block[i] * scales[i];
-      }
+      for (int i = 0; i < W; i++) block[i] = rows[i] ? vload_some(rows[i] + d, n) : vset(0.0f);
       vtranspose(block);
       for (int i = 0; i < n; i++) vstore(to + (d + i) * NR, block[i]);
     });
   }
 }
 
-// Values as panels of NR columns: [panel][token][column]. Gives whether all of them are finite.
+// Values as panels of NR columns: [panel][token][column]. Gives whether all of them are finite, and
+// what they are multiplied by.
 template <class T>
 bool load_values(const Tile& t, int64_t count) {
   const AttentionArgs& a = t.a;
@@ -142,19 +155,19 @@ bool load_values(const Tile& t, int64_t count) {
   for (int64_t j = 0; j < count; j++) {
     const int64_t row = t.places[j];
     const T* from = cache + (row < 0 ? 0 : row) * a.head_size;
-    const vf scale = vset(row >= 0 && a.value_scales ? a.value_scales[row] : 1.0f);
     for (int64_t panel = 0; panel < t.ldo; panel += NR) {
 #pragma GCC unroll 2
       for (int half = 0; half < 2; half++) {
         const int64_t d = panel + half * W, left = row < 0 ? 0 : a.head_size - d;
-        vf x = left <= 0 ? vset(0.0f) : left >= W ? vload(from + d) : vload_n(from + d, int(left));
-        if (a.value_scales) x = x * scale;
+        const vf x = left <= 0   ? vset(0.0f)
+                     : left >= W ? vload(from + d)
+                                 : vload_n(from + d, static_cast<int>(left));
         vstore(t.values + panel * kTile + j * NR + half * W, x);
         off[half] = vfma(x, vset(0.0f), off[half]);
       }
     }
   }
-  return vsum(off[0] + off[1]) == 0.0f;
+  return vsum(off[0] + off[1]) == 0.0f && (!a.value_scales || all_finite(t.value_scales, kTile));
 }
 
 void multiply_keys(const Tile& t, int64_t count) {
@@ -169,53 +182,46 @@ void multiply_keys(const Tile& t, int64_t count) {
         const int64_t d = block * kDepth;
         micro(t.q + (block * most_rows(t.a) + r) * LDA, t.keys + j / NR * padded * NR + d * NR,
               std::min<int64_t>(kDepth, size - d), t.scores + r * LDA + j, LDA,
-              block ? Old::kKeep : Old::kDrop, nullptr);
+              block ? Old::kKeep : Old::kDrop, nullptr, nullptr);
       }
     }
   }
 }
 
-// Scores -> weights of one row that sees the columns `own`, in whole vectors; what is beyond `own`,
-// as far as the rows beside it see it, gets the weight 0.
+// Scores -> weights of one row that sees the columns `own`; what is beyond, as far as the rows beside
+// it see it, gets the weight 0.
 void weigh_row(const Tile& t, int64_t r, const Range& own, int64_t begin, int64_t position) {
   const AttentionArgs& a = t.a;
   const Range& all = t.ranges[r / MR];
   float* row = t.scores + r * LDA;
-  t.decay[r] = t.sums[r] = 0.0f;
   if (own.low >= own.high) {
+    t.tile_top[r] = kNoTop;
+    t.tile_weight[r] = 0.0f;
     if (all.low < all.high) std::fill(row + all.low, row + all.high, 0.0f);
     return;
   }
-  if (a.soft_cap > 0 || a.alibi) {
-    finish_scores(a, t.head * t.group + r % t.group, row + own.low, own.high - own.low,
-                  begin + own.low - position);
-  }
-  const int64_t from = own.low / W * W, to = round_up(own.high, W);
-  const vf none = vset(-INFINITY);
-  if (from < own.low) std::fill(row + from, row + own.low, -INFINITY);
-  if (to > own.high) {
-    vstore(row + to - W, vfill(vload(row + to - W), static_cast<int>(own.high % W), -INFINITY));
-  }
-  vf most = none, other = none;
-  int64_t i = from;
-  for (; i + 2 * W <= to; i += 2 * W) {
-    most = vmax(most, vload(row + i));
-    other = vmax(other, vload(row + i + W));
-  }
-  if (i < to) most = vmax(most, vload(row + i));
-  const float top = std::max(t.top[r], vmaximum(vmax(most, other)));
-  t.decay[r] = t.top[r] - top;
-  t.top[r] = top;
-  vf sum = vset(0.0f);
-  const vf shift = vset(top);
-  for (i = from; i < to; i += W) {
-    const vf x = vexp(vload(row + i) - shift);
-    vstore(row + i, x);
-    sum = sum + x;
-  }
-  t.sums[r] = vsum(sum);
-  if (all.low < from) std::fill(row + all.low, row + from, 0.0f);
-  if (all.high > to) std::fill(row + to, row + all.high, 0.0f);
+  const Lanes seen{own.low, own.high};
+  if (a.key_scales) scale_tile(row, seen, t.key_scales);
+  finish_scores(a, t.head * t.group + r % t.group, row + own.low, own.high - own.low,
+                begin + own.low - position);
+  weigh_tile(row, seen, t.tile_top + r, t.tile_weight + r);
+  if (a.value_scales) scale_tile(row, seen, t.value_scales);
+  if (all.low < seen.from()) std::fill(row + all.low, row + seen.from(), 0.0f);
+  if (all.high > seen.to()) std::fill(row + seen.to(), row + all.high, 0.0f);
+}
+
+// Takes the tile's maxima and weights over into the rows' own.
+void merge_tile(const Tile& t) {
+  for_lanes(t.rows, [&](int64_t r, int n) {
+    const vf top = vload_some(t.top + r, n), tile_top = vload_some(t.tile_top + r, n);
+    vf old_by, new_by;
+    merge_factors(top, tile_top, &old_by, &new_by);
+    vstore_some(t.old_by + r, old_by, n);
+    vstore_some(t.new_by + r, new_by, n);
+    const vf weight = vload_some(t.weight + r, n), tile_weight = vload_some(t.tile_weight + r, n);
+    vstore_some(t.weight + r, merge_weights(weight, old_by, tile_weight, new_by), n);
+    vstore_some(t.top + r, vmax(top, tile_top), n);
+  });
 }
 
 void weigh_rows(const Tile& t, int64_t begin, int64_t count) {
@@ -223,17 +229,12 @@ void weigh_rows(const Tile& t, int64_t begin, int64_t count) {
     const Range own = t.seen_by(position, position, begin, count);
     for (const int64_t end = r + t.group; r < end; r++) weigh_row(t, r, own, begin, position);
   }
-  for_lanes(t.rows, [&](int64_t r, int n) {
-    const vf decay = vexp(vload_some(t.decay + r, n));
-    vstore_some(t.decay + r, decay, n);
-    vstore_some(t.weight + r, vfma(vload_some(t.weight + r, n), decay, vload_some(t.sums + r, n)),
-                n);
-  });
+  merge_tile(t);
 }
 
 // MR rows share a product, in which those that don't see a value weigh it 0: one at a time unless all
 // values are `finite`, for 0 doesn't hide others.
-void multiply_values(const Tile& t, int64_t begin, int64_t count, bool first, bool finite) {
+void multiply_values(const Tile& t, int64_t begin, int64_t count, bool finite) {
   const int64_t together = finite ? MR : 1;
   for (int64_t r = 0; r < t.rows; r += together) {
     const int64_t rows = std::min<int64_t>(together, t.rows - r), position = t.position(r);
@@ -242,17 +243,9 @@ void multiply_values(const Tile& t, int64_t begin, int64_t count, bool first, bo
     for (int64_t p = 0; p < t.panels; p++) {
       micro(t.scores + r * LDA + seen.low, t.values + (p * kTile + seen.low) * NR,
             std::max<int64_t>(0, seen.high - seen.low), t.out + r * t.ldo + p * NR, t.ldo,
-            first ? Old::kDrop : Old::kScale, t.decay + r);
+            Old::kMerge, t.old_by + r, t.new_by + r);
     }
   }
-}
-
-// What the sums of row r, of query head `head`, are multiplied by in the end.
-float inverse_weight(const Tile& t, int64_t r, int64_t head) {
-  const float* sinks = t.a.sinks;
-  if (!sinks) return 1.0f / t.weight[r];
-  const float top = std::max(t.top[r], sinks[head]), decay = std::exp(t.top[r] - top);
-  return decay / (t.weight[r] * decay + std::exp(sinks[head] - top));
 }
 
 template <class T>
@@ -263,7 +256,7 @@ void store(const Tile& t, int64_t first_token) {
   const float* row = t.out;
   for (int64_t r = 0; r < t.rows; token += a.q_heads * size) {
     for (int64_t h = 0; h < t.group; h++, r++, row += t.ldo) {
-      const vf scale = vset(inverse_weight(t, r, first + h));
+      const vf scale = vset(inverse_weight(a, first + h, t.top[r], t.weight[r]));
       for_lanes(size, [&](int64_t i, int lanes) {
         vstore_some(token + h * size + i, vload(row + i) * scale, lanes);
       });
@@ -291,13 +284,15 @@ void prefill_item(const AttentionArgs& a, const Item& item, char* scratch) {
     return 0;
   };
   with_float(a.dtype, queries);
-  std::fill(t.top, t.top + t.rows, -INFINITY);
+  std::fill(t.out, t.out + t.rows * t.ldo, 0.0f);
+  std::fill(t.top, t.top + t.rows, kNoTop);
   std::fill(t.weight, t.weight + t.rows, 0.0f);
   const int64_t end = t.from + count, low = t.seen / kTile * kTile;
   for (int64_t begin = low; begin < end; begin += kTile) {
     const int64_t tokens = std::min(kTile, end - begin);
     find_places(t, begin, tokens);
     find_ranges(t, begin, tokens);
+    find_scales(t);
     const bool finite = with_cache(a.cache_dtype, [&](auto* tag) {
       using T = std::remove_pointer_t<decltype(tag)>;
       load_keys<T>(t, tokens);
@@ -305,7 +300,7 @@ void prefill_item(const AttentionArgs& a, const Item& item, char* scratch) {
     });
     multiply_keys(t, tokens);
     weigh_rows(t, begin, tokens);
-    multiply_values(t, begin, tokens, begin == low, finite);
+    multiply_values(t, begin, tokens, finite);
   }
   const auto results = [&](auto* tag) {
     store<std::remove_pointer_t<decltype(tag)>>(t, first_token);

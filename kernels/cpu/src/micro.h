@@ -15,25 +15,22 @@ constexpr int MR = W == 16 ? 14 : W == 8 ? 6 : 4;
 constexpr int kDepth = 128;
 constexpr int LDA = kDepth + 16;
 
-// What becomes of C's old values: kept in the sum, scaled by row first, or not read.
-enum class Old { kDrop, kKeep, kScale };
+// What becomes of C's old values: not read, kept in the sum, or merged with a sum of its own:
+// C = old_by[row] * C + new_by[row] * A B.
+enum class Old { kDrop, kKeep, kMerge };
 
 using Micro = void (*)(const float* a, const float* b, int64_t k, float* c, int64_t ldc, Old old,
-                       const float* scale);
+                       const float* old_by, const float* new_by);
 
 template <int ROWS>
 void micro_f32(const float* a, const float* b, int64_t k, float* c, int64_t ldc, Old old,
-               const float* scale) {
+               const float* old_by, const float* new_by) {
   vf acc[ROWS][2];
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) {
-    if (old == Old::kDrop) {
-      acc[r][0] = acc[r][1] = vset(0.0f);
-      continue;
-    }
-    const vf by = vset(old == Old::kScale ? scale[r] : 1.0f);
-    acc[r][0] = vload(c + r * ldc) * by;
-    acc[r][1] = vload(c + r * ldc + W) * by;
+    const bool kept = old == Old::kKeep;
+    acc[r][0] = kept ? vload(c + r * ldc) : vset(0.0f);
+    acc[r][1] = kept ? vload(c + r * ldc + W) : vset(0.0f);
   }
   for (int64_t i = 0; i < k; i++, a++, b += NR) {
     const vf b0 = vload(b), b1 = vload(b + W);
@@ -46,8 +43,14 @@ void micro_f32(const float* a, const float* b, int64_t k, float* c, int64_t ldc,
   }
 #pragma GCC unroll 16
   for (int r = 0; r < ROWS; r++) {
-    vstore(c + r * ldc, acc[r][0]);
-    vstore(c + r * ldc + W, acc[r][1]);
+    float* to = c + r * ldc;
+    if (old == Old::kMerge) {
+      const vf by = vset(old_by[r]), own = vset(new_by[r]);
+      acc[r][0] = vfma(acc[r][0], own, vload(to) * by);
+      acc[r][1] = vfma(acc[r][1], own, vload(to + W) * by);
+    }
+    vstore(to, acc[r][0]);
+    vstore(to + W, acc[r][1]);
   }
 }
 

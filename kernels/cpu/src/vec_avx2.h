@@ -28,6 +28,45 @@ QUIRE_INLINE vf vload_odd(const uint32_t* p) {
       _mm256_blend_epi16(zero, _mm256_loadu_si256((const __m256i*)p), 0xaa));
 }
 
+// out[u] = unit u of W rows, a lane a row: units are the 32 bits from p on, rows `stride` values apart.
+template <class T>
+QUIRE_INLINE void vload_turned(const T* p, int64_t stride, vf (&out)[4]) {
+  const int64_t row = stride * static_cast<int64_t>(sizeof(T));
+  const char* from = reinterpret_cast<const char*>(p);
+  const auto load = [&](int i) __attribute__((always_inline)) {
+    return _mm_loadu_ps(reinterpret_cast<const float*>(from + i * row));
+  };
+  __m256 r[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++)
+    r[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(load(i)), load(i + 4), 1);
+  const __m256d a = _mm256_castps_pd(_mm256_unpacklo_ps(r[0], r[1]));
+  const __m256d b = _mm256_castps_pd(_mm256_unpackhi_ps(r[0], r[1]));
+  const __m256d c = _mm256_castps_pd(_mm256_unpacklo_ps(r[2], r[3]));
+  const __m256d d = _mm256_castps_pd(_mm256_unpackhi_ps(r[2], r[3]));
+  out[0] = _mm256_castpd_ps(_mm256_unpacklo_pd(a, c));
+  out[1] = _mm256_castpd_ps(_mm256_unpackhi_pd(a, c));
+  out[2] = _mm256_castpd_ps(_mm256_unpacklo_pd(b, d));
+  out[3] = _mm256_castpd_ps(_mm256_unpackhi_pd(b, d));
+}
+template <class T, int I>
+QUIRE_INLINE vf vunit(vf unit) {
+  const __m256i bits = _mm256_castps_si256(unit);
+  if constexpr (sizeof(T) == 4) {
+    return unit;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return I ? _mm256_castsi256_ps(_mm256_and_si256(bits, _mm256_set1_epi32(-65536)))
+             : _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+  } else if constexpr (std::is_same_v<T, f16>) {
+    const __m256i low =
+        I ? _mm256_srli_epi32(bits, 16) : _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packus_epi32(low, low), 0x08);
+    return _mm256_cvtph_ps(_mm256_castsi256_si128(words));
+  } else {
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(bits, 24 - 8 * I), 24));
+  }
+}
+
 QUIRE_INLINE __m256i first(int n) {
   return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }

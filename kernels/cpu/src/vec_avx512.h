@@ -27,6 +27,46 @@ QUIRE_INLINE vf vload_odd(const uint32_t* p) {
   return _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi32(-65536)));
 }
 
+// out[u] = unit u of W rows, a lane a row: units are the 32 bits from p on, rows `stride` values apart.
+template <class T>
+QUIRE_INLINE void vload_turned(const T* p, int64_t stride, vf (&out)[4]) {
+  const int64_t row = stride * static_cast<int64_t>(sizeof(T));
+  const char* from = reinterpret_cast<const char*>(p);
+  const auto load = [&](int i) __attribute__((always_inline)) {
+    return _mm_loadu_ps(reinterpret_cast<const float*>(from + i * row));
+  };
+  const auto both = [&](int i) __attribute__((always_inline)) {
+    return _mm256_insertf128_ps(_mm256_castps128_ps256(load(i)), load(i + 4), 1);
+  };
+  __m512 r[4];
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; i++)
+    r[i] = _mm512_insertf32x8(_mm512_castps256_ps512(both(i)), both(i + 8), 1);
+  const __m512d a = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1]));
+  const __m512d b = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
+  const __m512d c = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3]));
+  const __m512d d = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
+  out[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, c));
+  out[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, c));
+  out[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(b, d));
+  out[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(b, d));
+}
+// Value I of each unit, of those of T that it holds.
+template <class T, int I>
+QUIRE_INLINE vf vunit(vf unit) {
+  const __m512i bits = _mm512_castps_si512(unit);
+  if constexpr (sizeof(T) == 4) {
+    return unit;
+  } else if constexpr (std::is_same_v<T, bf16>) {
+    return _mm512_castsi512_ps(I ? _mm512_and_si512(bits, _mm512_set1_epi32(-65536))
+                                 : _mm512_slli_epi32(bits, 16));
+  } else if constexpr (std::is_same_v<T, f16>) {
+    return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(I ? _mm512_srli_epi32(bits, 16) : bits));
+  } else {
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(bits, 24 - 8 * I), 24));
+  }
+}
+
 QUIRE_INLINE __mmask16 first(int n) { return static_cast<__mmask16>((1u << n) - 1); }
 QUIRE_INLINE vf vload_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
 QUIRE_INLINE vf vload_n(const bf16* p, int n) {

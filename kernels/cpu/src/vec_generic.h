@@ -22,6 +22,27 @@ QUIRE_INLINE vf vload_odd(const uint32_t* p) {
   return out;
 }
 
+// out[u] = unit u of W rows, a lane a row: units are the 32 bits from p on, rows `stride` values apart.
+template <class T>
+QUIRE_INLINE void vload_turned(const T* p, int64_t stride, vf (&out)[4]) {
+  typedef int32_t vi __attribute__((vector_size(16)));
+  vf r[4];
+  for (int i = 0; i < 4; i++) std::memcpy(&r[i], p + i * stride, sizeof(vf));
+  const vi low = {0, 4, 1, 5}, high = {2, 6, 3, 7}, front = {0, 1, 4, 5}, back = {2, 3, 6, 7};
+  const vf a = __builtin_shuffle(r[0], r[1], low), b = __builtin_shuffle(r[0], r[1], high);
+  const vf c = __builtin_shuffle(r[2], r[3], low), d = __builtin_shuffle(r[2], r[3], high);
+  out[0] = __builtin_shuffle(a, c, front), out[1] = __builtin_shuffle(a, c, back);
+  out[2] = __builtin_shuffle(b, d, front), out[3] = __builtin_shuffle(b, d, back);
+}
+template <class T, int I>
+QUIRE_INLINE vf vunit(vf unit) {
+  constexpr int kValues = 4 / sizeof(T);
+  T values[4 * kValues];
+  std::memcpy(values, &unit, sizeof(unit));
+  return vf{to_float(values[I]), to_float(values[kValues + I]), to_float(values[2 * kValues + I]),
+            to_float(values[3 * kValues + I])};
+}
+
 template <class T>
 QUIRE_INLINE vf vload_n(const T* p, int n) {
   vf out = vset(0.0f);

@@ -1,0 +1,120 @@
+"""Attention gives a query's result with the same bits in a decode, in any chunk and beside anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kernels.attention.args import AttentionArgs
+from kernels.interface import KernelSet
+from tests.kernels.batches import Batch, make_batch
+from tests.kernels.conftest import RUNNABLE, load
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"sliding_window": 70},
+    "narrow window": {"sliding_window": 3},
+    "soft cap": {"soft_cap": 3.0},
+    "alibi": {"alibi_slopes": torch.linspace(0.05, 0.6, 6)},
+    "sinks": {"sinks": torch.tensor([-3.0, 0.0, 2.0, 9.0, 0.5, -0.5])},
+    "all": {
+        "sliding_window": 130,
+        "soft_cap": 3.0,
+        "alibi_slopes": torch.linspace(0.05, 0.6, 6),
+        "sinks": torch.linspace(-2, 5, 6),
+    },
+}
+CACHES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+
+
+def cached(batch: Batch, dtype: torch.dtype, options: dict[str, Any]) -> dict[str, Any]:
+    """The batch's arguments with the caches in `dtype`, of which int8 has a scale a row."""
+    arguments = {**batch.arguments(), **options}
+    for name in ("key", "value"):
+        cache = arguments[f"{name}_cache"]
+        if dtype == torch.int8:
+            scales = cache.nan_to_num().abs().amax(-1) / 127
+            arguments[f"{name}_scales"] = scales
+            cache = (cache / scales[..., None]).nan_to_num().round()
+        arguments[f"{name}_cache"] = cache.to(dtype)
+    return arguments
+
+
+def run(
+    kernels: KernelSet, whole: dict[str, Any], spans: list[tuple[int, int]], threads: int = 1
+) -> list[Tensor]:
+    """What each [begin, end) of the one sequence's queries gives, all of them in one call."""
+    ends = torch.tensor([end for _, end in spans], dtype=torch.int32)
+    counts = torch.tensor([0, *(end - begin for begin, end in spans)])
+    arguments = {
+        **whole,
+        "q": torch.cat([whole["q"][begin:end] for begin, end in spans]),
+        "seq_lens": ends,
+        "block_tables": whole["block_tables"].expand(len(spans), -1).contiguous(),
+        "query_start_loc": counts.cumsum(0).to(torch.int32),
+    }
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        out = kernels.paged_attention(AttentionArgs(**arguments))
+    finally:
+        torch.set_num_threads(before)
+    return list(out.split(counts[1:].tolist()))
+
+
+def check(kernels: KernelSet, whole: dict[str, Any], length: int, spans: list[tuple[int, int]]):
+    expected = run(kernels, whole, [(0, length)])[0]
+    for threads in (1, 2):
+        for (begin, end), got in zip(spans, run(kernels, whole, spans, threads)):
+            assert torch.equal(got, expected[begin:end]), (begin, end, threads)
+
+
+@pytest.mark.parametrize("dtype", CACHES, ids=str)
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_decode_gives_what_a_chunk_gives(compiled, name, dtype):
+    length = 421
+    whole = cached(make_batch([(length, length)], heads=6, kv_heads=2), dtype, OPTIONS[name])
+    decodes = [(at, at + 1) for at in (0, 1, 15, 16, 127, 128, 129, 255, 256, 300, 420)]
+    check(compiled, whole, length, [*decodes, (7, 300), (420, 421), (100, 102), (119, 400)])
+
+
+@pytest.mark.parametrize("dtype", CACHES, ids=str)
+@pytest.mark.parametrize("size", [4, 20, 36, 40, 72, 80, 96, 128, 160, 200, 256])
+def test_odd_heads(compiled, size, dtype):
+    for heads, kv_heads, block in [(3, 3, 16), (5, 1, 8), (9, 1, 32), (28, 4, 1)]:
+        batch = make_batch(
+            [(150, 150)], heads=heads, kv_heads=kv_heads, size=size, block_size=block
+        )
+        check(
+            compiled, cached(batch, dtype, {}), 150,
+            [(149, 150), (128, 129), (60, 61), (2, 149), (148, 150)],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_activations(compiled, dtype):
+    batch = make_batch([(200, 200)], dtype=dtype, cache_dtype=dtype)
+    check(compiled, batch.arguments(), 200, [(199, 200), (30, 31), (100, 140)])
+
+
+@pytest.mark.parametrize("isa", RUNNABLE)
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_any_cut(isa, data):
+    dtype = data.draw(st.sampled_from(CACHES))
+    options = OPTIONS[data.draw(st.sampled_from(sorted(OPTIONS)))]
+    length = data.draw(st.integers(2, 700))
+    batch = make_batch(
+        [(length, length)], heads=6, kv_heads=data.draw(st.sampled_from([1, 2, 3, 6])),
+        size=data.draw(st.sampled_from([16, 24, 64, 80])),
+        block_size=data.draw(st.sampled_from([4, 16, 48])), seed=length,
+    )  # fmt: skip
+    begins = data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=6))
+    lengths = st.one_of(st.just(1), st.integers(1, 8), st.integers(1, length))
+    spans = [(begin, min(length, begin + data.draw(lengths))) for begin in begins]
+    check(load(isa), cached(batch, dtype, options), length, spans)
