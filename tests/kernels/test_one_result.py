@@ -1,4 +1,4 @@
-"""Attention gives a query's result with the same bits in a decode, in any chunk and beside anything."""
+"""Attention gives a query the same bits in a decode, in any chunk and beside anything."""
 
 from __future__ import annotations
 
