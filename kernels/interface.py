@@ -32,6 +32,7 @@ from kernels.layers import (
     NormWeights,
 )
 from kernels.logits import LogitEdits, TopLogprobs
+from kernels.lora import LoraUse, LoraWeights, PackedLora, TorchLora
 from kernels.packing import LinearMaker
 
 __all__ = [
@@ -114,6 +115,25 @@ class KernelSet(LinearMaker):
         Raises ValueError for weights that don't fit together.
         """
         return None
+
+    def pack_lora(self, lora: LoraWeights) -> PackedLora:
+        """What an adapter does to one linear layer, copied to where these kernels read it.
+
+        Raises ValueError for what doesn't fit together.
+        """
+        return TorchLora(lora, self.device)
+
+    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+        """Change y [T, N], a linear layer's result for x [T, K], by what rows' adapters add.
+
+        Each of `uses` names its rows, int64 and ascending; none are in two. They must be packed by
+        this set. Rows that none names stay as they are, and a row's result doesn't depend on the
+        others.
+        """
+        for lora, rows in uses:
+            if not isinstance(lora, TorchLora):
+                raise ValueError("an adapter must be packed by these kernels")
+            lora.add(y, x, rows)
 
     @abstractmethod
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from kernels.lora import LayerLoras, LoraTable, TableUse
+
 if TYPE_CHECKING:
     from kernels.steps import CompiledStep, StepEnds, StepTables
 
@@ -222,13 +224,19 @@ class CompiledDecoder(ABC):
         query_start_loc: Tensor,
         rows: Tensor | None = None,
         others: Sequence[tuple[Tensor, Tensor]] = (),
+        adapters: Sequence[TableUse] = (),
     ) -> Tensor:
         """Hidden states after the final norm, float32 [R, H].
 
         hidden float32 [T, H], contiguous: the embeddings; overwritten. rows int64 [R]: the tokens
         that are wanted, all by default. `others` are slot_mapping and block_tables of the groups
-        1, 2, ... The rest is as for `rope_and_cache` and `paged_attention`.
+        1, 2, ... `adapters` name the tokens that go through one, as for `KernelSet.add_lora`. The
+        rest is as for `rope_and_cache` and `paged_attention`.
         """
+
+    def lora_table(self, layers: LayerLoras) -> LoraTable | None:
+        """An adapter for this decoder; None where it changes what one call can't have changed."""
+        return None
 
     def compile_step(self, ends: StepEnds, tables: StepTables) -> CompiledStep | None:
         """Whole decode steps in one call each, where this set has that; else None.

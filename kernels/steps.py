@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from kernels.layers import LinearLayer
+from kernels.lora import TableUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,11 @@ class CompiledStep(ABC):
 
     @abstractmethod
     def over(
-        self, rows: Tensor, choice: StepChoice | None, logits: Tensor | None = None
+        self,
+        rows: Tensor,
+        choice: StepChoice | None,
+        logits: Tensor | None = None,
+        adapters: Sequence[TableUse] = (),
     ) -> Callable[[], list[int]]:
         """What runs a step of the sequences in `rows`, int64 [n], as often as it is called.
 
@@ -75,6 +80,8 @@ class CompiledStep(ABC):
         the caller chooses, writes the token and counts it. None: m is 0. For the n - m others,
         choice None means that each takes its likeliest token. A call gives their new tokens, -1
         where the logits are no numbers to choose by. Tokens and counts are moved on in the tables.
+        `adapters` name places in `rows`, as for `KernelSet.add_lora`.
+
         It raises ValueError, and changes nothing, where a row doesn't decode: its tokens but one
         are computed, and there is room in the tables for one more.
         """

@@ -14,6 +14,7 @@ from kernels.cpu import structs as c
 from kernels.cpu.checks import address, check_dense
 from kernels.cpu.experts import CpuExperts, activation_of, handle_of
 from kernels.cpu.library import CACHE_DTYPES, Library, check
+from kernels.cpu.lora import CpuLoraTable, LoraGroups
 from kernels.cpu.step import CpuStep
 from kernels.cpu.threads import num_threads
 from kernels.interface import (
@@ -24,6 +25,7 @@ from kernels.interface import (
     HeadNormWeights,
     NormWeights,
 )
+from kernels.lora import LayerLoras, LoraTable, TableUse
 from kernels.steps import CompiledStep, StepEnds, StepTables
 
 NORMS = {"rms": 0, "layer": 1, "none": 2}
@@ -50,6 +52,7 @@ class CpuDecoder(CompiledDecoder):
         if not handle:
             raise MemoryError("no memory for the decoder's table of layers")
         self._handle, self._run, self._library = handle, library.decoder_run, library
+        self._sizes = [_sizes(layer) for layer in layers]
         self._skips_rows = is_on("last-rows")
         weakref.finalize(self, library.decoder_free, handle).atexit = False  # as of layers
 
@@ -63,6 +66,7 @@ class CpuDecoder(CompiledDecoder):
         query_start_loc: Tensor,
         rows: Tensor | None = None,
         others: Sequence[tuple[Tensor, Tensor]] = (),
+        adapters: Sequence[TableUse] = (),
     ) -> Tensor:
         """See `CompiledDecoder.__call__`."""
         tokens, sequences = hidden.shape[0], block_tables.shape[0]
@@ -79,23 +83,39 @@ class CpuDecoder(CompiledDecoder):
         wanted, at_rows = -1, None  # no address says "all": an empty tensor has none either
         if rows is not None and not self._skips_rows:
             everything = (hidden, positions, slot_mapping, block_tables, seq_lens, query_start_loc)
-            return self(*everything, others=others)[rows]
+            return self(*everything, others=others, adapters=adapters)[rows]
         if rows is not None:
             check_dense("rows", rows, rows.shape, torch.int64)
             wanted, at_rows = rows.shape[0], rows.data_ptr()
+        loras = LoraGroups(adapters)
         out = torch.empty((tokens if rows is None else wanted, self.hidden_size))
         status = self._run(
             self._handle, out.data_ptr(), hidden.data_ptr(), tokens, positions.data_ptr(), groups,
             len(groups), seq_lens.data_ptr(), query_start_loc.data_ptr(), sequences,
-            at_rows, wanted, num_threads(),
+            at_rows, wanted, loras.table, loras.count, num_threads(),
         )  # fmt: skip
         if status:
             check(status)
         return out
 
+    def lora_table(self, layers: LayerLoras) -> LoraTable | None:
+        """See `CompiledDecoder.lora_table`."""
+        known = all(layer.keys() <= sizes.keys() for layer, sizes in zip(layers, self._sizes))
+        return CpuLoraTable(layers, self._sizes) if known else None
+
     def compile_step(self, ends: StepEnds, tables: StepTables) -> CompiledStep:
         """See `CompiledDecoder.compile_step`."""
         return CpuStep(self._library, (self._handle, self), self.hidden_size, ends, tables)
+
+
+def _sizes(layer: DecoderLayerWeights) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the linear layers that adapters may change."""
+    slots = {"qkv": layer.qkv, "o": layer.o, "up": layer.gate_up, "down": layer.down}
+    return {
+        slot: (linear.in_features, linear.out_features)
+        for slot, linear in slots.items()
+        if linear is not None
+    }
 
 
 def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderShape:

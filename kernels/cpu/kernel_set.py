@@ -36,6 +36,7 @@ from kernels.cpu.linear import (
     streamed_integer_linear,
     streamed_linear,
 )
+from kernels.cpu.lora import CpuLora, add_lora
 from kernels.cpu.memory import lazy_zeros
 from kernels.cpu.threads import bind_threads, leave_threads, num_threads, use_threads
 from kernels.interface import (
@@ -49,6 +50,7 @@ from kernels.interface import (
     NormWeights,
 )
 from kernels.logits import TopLogprobs
+from kernels.lora import LoraUse, LoraWeights, PackedLora
 
 GELU = {"none": 1, "tanh": 2}
 
@@ -86,6 +88,14 @@ class CpuKernels(KernelSet):
     def num_threads(self) -> int:
         """See `KernelSet.num_threads`."""
         return num_threads()
+
+    def pack_lora(self, lora: LoraWeights) -> PackedLora:
+        """See `KernelSet.pack_lora`."""
+        return CpuLora(self._library, lora)
+
+    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+        """See `KernelSet.add_lora`."""
+        add_lora(self._library, y, x, uses)
 
     def PackedLinear(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from kernels.cpu import structs as c
 from kernels.cpu.checks import check_dense
 from kernels.cpu.experts import handle_of
 from kernels.cpu.library import Library, check
+from kernels.cpu.lora import LoraGroups
 from kernels.cpu.threads import num_threads
+from kernels.lora import TableUse
 from kernels.steps import CompiledStep, StepChoice, StepEnds, StepTables
 
 
@@ -43,7 +45,11 @@ class CpuStep(CompiledStep):
         weakref.finalize(self, library.step_free, handle).atexit = False  # as of layers
 
     def over(
-        self, rows: Tensor, choice: StepChoice | None, logits: Tensor | None = None
+        self,
+        rows: Tensor,
+        choice: StepChoice | None,
+        logits: Tensor | None = None,
+        adapters: Sequence[TableUse] = (),
     ) -> Callable[[], list[int]]:
         """See `CompiledStep.over`."""
         count = len(rows)
@@ -56,8 +62,12 @@ class CpuStep(CompiledStep):
             raise ValueError("logits must have at most as many rows as the step")
         described = None if choice is None else ctypes.byref(_choice(choice, chosen))
         out = (ctypes.c_int64 * chosen)()
-        run, kept = self._run, (self, rows, choice, logits)
-        args = (self._handle, rows.data_ptr(), count, chosen, described, out, open_rows)
+        groups = LoraGroups(adapters)
+        run, kept = self._run, (self, rows, choice, logits, groups)
+        args = (
+            self._handle, rows.data_ptr(), count, chosen, described, out, open_rows, groups.table,
+            groups.count,
+        )  # fmt: skip
 
         def step(kept: object = kept) -> list[int]:
             if status := run(*args, num_threads()):

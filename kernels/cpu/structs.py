@@ -150,9 +150,51 @@ class StepChoice(ctypes.Structure):
     _fields_ = [(name, P) for name in ("temperature", "top_k", "top_p", "min_p", "seeds")]
 
 
+class LoraPart(ctypes.Structure):
+    """Declared in lora.h."""
+
+    _fields_ = [
+        ("b", P),
+        *((name, L) for name in ("first", "columns", "start", "rank")),
+        ("scale", F),
+    ]
+
+
+class LoraLinear(ctypes.Structure):
+    """Declared in lora.h."""
+
+    _fields_ = [
+        ("a", P),
+        *((name, L) for name in ("n", "rank", "k")),
+        ("parts", P),
+        ("num_parts", L),
+        *((name, P) for name in ("gain", "shift")),
+        ("dtype", N),
+    ]
+
+
+class LoraLayer(ctypes.Structure):
+    """Declared in lora.h."""
+
+    _fields_ = [(name, P) for name in ("qkv", "o", "up", "down")]
+
+
+class LoraGroup(ctypes.Structure):
+    """Declared in lora.h."""
+
+    _fields_ = [("layers", P), ("rows", P), ("count", L)]
+
+
+class LoraUse(ctypes.Structure):
+    """Declared in lora.h."""
+
+    _fields_ = [("linear", P), ("rows", P), ("count", L)]
+
+
 STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Activation, Norm, HeadNorm, AttentionArgs, RopeArgs, Experts, DecoderShape, DecoderLayer,
-    DecoderGroup, StepEnds, StepTables, StepChoice,
+    DecoderGroup, StepEnds, StepTables, StepChoice, LoraPart, LoraLinear, LoraLayer, LoraGroup,
+    LoraUse,
 )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
 // All layers of a decoder in one call: no Python between the first norm and the last.
+#include <algorithm>
 #include <memory>
 
 #include "decoder.h"
@@ -22,8 +23,57 @@ struct Run {
   float *gated, *inner;  // [kMlpRows, 2 inner], [kMlpRows, inner]
   float* other;       // [tokens, hidden]: attention's part of a parallel layer, or what experts give
   float *kept_x, *kept_residual, *kept_attention;  // of the rows that are wanted
+  const LoraGroup* adapters;  // of the rows that there are: first all tokens, then those kept
+  int64_t num_adapters;
+  std::vector<LoraGroup> kept_adapters;
+  std::vector<int64_t> kept_rows;
+  std::vector<LoraUse> uses;
   const DecoderShape& shape() const { return decoder.shape; }
 };
+
+// y [rows, n] gets what the adapters of rows [low, low + rows) add to x W^T in this layer; x and y
+// begin at row `low`.
+void adapt(Run& run, int64_t layer, const LoraLinear* LoraLayer::* slot, float* y, int64_t n,
+           const float* x, int64_t stride, int64_t low, int64_t rows) {
+  if (!run.num_adapters) return;
+  lora_uses(run.uses, run.adapters, run.num_adapters, layer, slot, low, low + rows);
+  if (run.uses.empty()) return;
+  add_lora(y, n, x, stride, run.uses.data(), static_cast<int64_t>(run.uses.size()), low,
+           run.threads);
+}
+
+// run_mlp with adapters: each product is whole before its adapters add to it.
+int run_adapted_mlp(Run& run, int64_t layer, const Mlp& w, float* x, int64_t low, int64_t rows) {
+  const int64_t hidden = run.shape().hidden;
+  float* up = w.gated ? run.gated : run.inner;
+  int wrong = linear(*w.gate_up, up, x, hidden, rows, kF32, run.threads);
+  if (wrong) return wrong;
+  adapt(run, layer, &LoraLayer::up, up, w.gate_up->n, x, hidden, low, rows);
+  if (w.gated) gate_and_mul(run.inner, up, rows, w.inner, w.act, run.threads);
+  else activate(run.inner, up, rows, w.inner, w.act, run.threads);
+  wrong = linear(*w.down, x, run.inner, w.inner, rows, kF32, run.threads);
+  if (!wrong) adapt(run, layer, &LoraLayer::down, x, hidden, run.inner, w.inner, low, rows);
+  return wrong;
+}
+
+// The groups of the rows that go on, by their new places.
+void keep_adapters(Run& run) {
+  if (!run.num_adapters) return;
+  const DecoderBatch& b = run.batch;
+  std::vector<int64_t> starts;
+  for (int64_t g = 0; g < run.num_adapters; g++) {
+    const LoraGroup& group = run.adapters[g];
+    starts.push_back(static_cast<int64_t>(run.kept_rows.size()));
+    for (int64_t i = 0; i < b.num_rows; i++)
+      if (std::binary_search(group.rows, group.rows + group.count, b.rows[i]))
+        run.kept_rows.push_back(i);
+  }
+  starts.push_back(static_cast<int64_t>(run.kept_rows.size()));
+  for (int64_t g = 0; g < run.num_adapters; g++)
+    run.kept_adapters.push_back({run.adapters[g].layers, run.kept_rows.data() + starts[g],
+                                 starts[g + 1] - starts[g]});
+  run.adapters = run.kept_adapters.data();
+}
 
 RopeArgs rope_of(const Run& run, const DecoderLayer& layer) {
   const DecoderShape& s = run.shape();
@@ -121,20 +171,26 @@ int64_t keep_rows(Run& run, int64_t tokens) {
   keep(run.x, run.kept_x, run.shape().hidden);
   keep(run.residual, run.kept_residual, run.shape().hidden);
   keep(run.attention, run.kept_attention, run.q_width);
+  keep_adapters(run);
   return b.num_rows;
 }
 
 // From run.x to `out`, which may be null: run.x. Of the last layer only the rows that are wanted.
 int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* rows) {
   const DecoderShape& s = run.shape();
+  const int64_t index = &layer - run.decoder.layers.data();
   int wrong = linear(*layer.qkv, run.qkv, run.x, s.hidden, *rows, kF32, run.threads);
-  if (!wrong) prepare_qkv(run, layer);
+  if (wrong) return wrong;
+  adapt(run, index, &LoraLayer::qkv, run.qkv, run.qkv_width, run.x, s.hidden, 0, *rows);
+  prepare_qkv(run, layer);
   if (!wrong) wrong = rope_and_cache(rope_of(run, layer), run.threads);
   if (!wrong) wrong = paged_attention(attention_of(run, layer, last), run.threads);
   if (wrong) return wrong;
   if (last) *rows = keep_rows(run, *rows);
   if (!out) out = run.x;
   wrong = linear(*layer.o, out, run.attention, run.q_width, *rows, kF32, run.threads);
+  if (wrong) return wrong;
+  adapt(run, index, &LoraLayer::o, out, s.hidden, run.attention, run.q_width, 0, *rows);
   finish(run, layer.attention_out_norm, out, *rows);
   return wrong;
 }
@@ -150,7 +206,10 @@ int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
   const Mlp mlp{layer.gate_up, layer.down, s.inner, s.gated, s.act};
   for (int64_t row = 0; row < rows && !layer.experts && !wrong; row += kMlpRows) {
     float* x = run.x + row * s.hidden;
-    wrong = run_mlp(mlp, x, x, std::min(kMlpRows, rows - row), run.inner, run.gated, run.threads);
+    const int64_t count = std::min(kMlpRows, rows - row);
+    wrong = run.num_adapters
+                ? run_adapted_mlp(run, &layer - run.decoder.layers.data(), mlp, x, row, count)
+                : run_mlp(mlp, x, x, count, run.inner, run.gated, run.threads);
   }
   finish(run, layer.mlp_out_norm, run.x, rows);
   return wrong;
@@ -196,6 +255,9 @@ int check_rows(const DecoderBatch& b) {
   for (int64_t i = 0; i < b.num_rows; i++) {
     if (b.rows[i] < 0 || b.rows[i] >= b.tokens) return kBadRow;
   }
+  for (int64_t g = 0; g < b.num_adapters; g++)
+    for (int64_t i = 0; i < b.adapters[g].count; i++)
+      if (b.adapters[g].rows[i] < 0 || b.adapters[g].rows[i] >= b.tokens) return kBadRow;
   return kOk;
 }
 
@@ -217,6 +279,7 @@ int run_decoder(const Decoder& decoder, const DecoderBatch& batch, float* residu
   const int64_t kept = std::max<int64_t>(0, batch.num_rows);
   const int64_t mlp_rows = std::min(std::max(batch.tokens, kept), kMlpRows);
   Run run{decoder, batch, threads, residual, q, qkv};
+  run.adapters = batch.adapters, run.num_adapters = batch.num_adapters;
   Layout layout;
   layout.add(&run.x, batch.tokens * s.hidden);
   layout.add(&run.qkv, batch.tokens * qkv);
@@ -285,9 +348,10 @@ extern "C" int quire_decoder_run(const void* decoder, float* out, float* residua
                                  const int64_t* positions, const DecoderGroup* groups,
                                  int64_t num_groups, const int32_t* seq_lens,
                                  const int32_t* starts, int64_t num_seqs,
-                                 const int64_t* rows, int64_t num_rows, int threads) {
-  const DecoderBatch batch{tokens, positions, groups, num_groups, seq_lens, starts, num_seqs, rows,
-                           num_rows};
+                                 const int64_t* rows, int64_t num_rows, const LoraGroup* adapters,
+                                 int64_t num_adapters, int threads) {
+  const DecoderBatch batch{tokens, positions, groups,   num_groups, seq_lens,    starts,
+                           num_seqs, rows,    num_rows, adapters,   num_adapters};
   return guarded([&] {
     return run_decoder(*static_cast<const Decoder*>(decoder), batch, residual, out, threads);
   });

@@ -5,6 +5,7 @@
 
 #include "experts.h"
 #include "kv_pages.h"
+#include "lora.h"
 
 namespace quire {
 
@@ -67,6 +68,8 @@ struct DecoderBatch {
   int64_t num_seqs;
   const int64_t* rows;  // of the tokens that go on after the last attention
   int64_t num_rows;     // -1: all do
+  const LoraGroup* adapters;  // of the tokens that go through one
+  int64_t num_adapters;
 };
 
 // residual [tokens, hidden]: the embeddings, overwritten; out [num_rows, hidden], or all tokens

@@ -123,7 +123,8 @@ void advance(const StepTables& t, const int64_t* rows, int64_t count, const int6
 }
 
 int run_step(const Step& step, const int64_t* rows, int64_t count, int64_t chosen,
-             const StepChoice* how, int64_t* out, float* open, int threads) {
+             const StepChoice* how, int64_t* out, float* open, const LoraGroup* adapters,
+             int64_t num_adapters, int threads) {
   const StepEnds& ends = step.ends;
   const int64_t groups = step.tables.num_groups;
   const int64_t hidden = ends.decoder->shape.hidden, vocab = ends.head->n;
@@ -152,7 +153,8 @@ int run_step(const Step& step, const int64_t* rows, int64_t count, int64_t chose
     group[g] = DecoderGroup{in.slots + g * count, in.tables + g * count * width, width};
   int wrong = embed(ends, in, count, residual, threads);
   const DecoderBatch batch{count,     in.positions, group,   groups, in.seq_lens,
-                           in.starts, count,        nullptr, -1};
+                           in.starts, count,        nullptr, -1,     adapters,
+                           num_adapters};
   if (!wrong) wrong = run_decoder(*ends.decoder, batch, residual, x, threads);
   if (!wrong) wrong = linear(*ends.head, logits, x, hidden, count, kF32, threads);
   if (wrong) return wrong;
@@ -180,9 +182,10 @@ extern "C" void quire_step_free(void* step) { delete static_cast<Step*>(step); }
 // numbers to choose by; choice: null for the likeliest of each. Their counts go on by one token. Of
 // the other rows, `open` [count - chosen, vocab] gets the logits, and only what is computed goes on.
 extern "C" int quire_step_run(const void* step, const int64_t* rows, int64_t count, int64_t chosen,
-                              const StepChoice* choice, int64_t* out, float* open, int threads) {
+                              const StepChoice* choice, int64_t* out, float* open,
+                              const LoraGroup* adapters, int64_t num_adapters, int threads) {
   return guarded([&] {
     return run_step(*static_cast<const Step*>(step), rows, count, chosen, choice, out, open,
-                    threads);
+                    adapters, num_adapters, threads);
   });
 }

@@ -228,6 +228,51 @@ void list_step_choice(Listing& listing) {
   QUIRE_FIELD(seeds);
 }
 
+void list_lora_part(Listing& listing) {
+  QUIRE_OPEN(LoraPart);
+  QUIRE_FIELD(b);
+  QUIRE_FIELD(first);
+  QUIRE_FIELD(columns);
+  QUIRE_FIELD(start);
+  QUIRE_FIELD(rank);
+  QUIRE_FIELD(scale);
+}
+
+void list_lora_linear(Listing& listing) {
+  QUIRE_OPEN(LoraLinear);
+  QUIRE_FIELD(a);
+  QUIRE_FIELD(n);
+  QUIRE_FIELD(rank);
+  QUIRE_FIELD(k);
+  QUIRE_FIELD(parts);
+  QUIRE_FIELD(num_parts);
+  QUIRE_FIELD(gain);
+  QUIRE_FIELD(shift);
+  QUIRE_FIELD(dtype);
+}
+
+void list_lora_layer(Listing& listing) {
+  QUIRE_OPEN(LoraLayer);
+  QUIRE_FIELD(qkv);
+  QUIRE_FIELD(o);
+  QUIRE_FIELD(up);
+  QUIRE_FIELD(down);
+}
+
+void list_lora_group(Listing& listing) {
+  QUIRE_OPEN(LoraGroup);
+  QUIRE_FIELD(layers);
+  QUIRE_FIELD(rows);
+  QUIRE_FIELD(count);
+}
+
+void list_lora_use(Listing& listing) {
+  QUIRE_OPEN(LoraUse);
+  QUIRE_FIELD(linear);
+  QUIRE_FIELD(rows);
+  QUIRE_FIELD(count);
+}
+
 std::string list_all() {
   Listing listing;
   list_activation(listing);
@@ -242,6 +287,11 @@ std::string list_all() {
   list_step_ends(listing);
   list_step_tables(listing);
   list_step_choice(listing);
+  list_lora_part(listing);
+  list_lora_linear(listing);
+  list_lora_layer(listing);
+  list_lora_group(listing);
+  list_lora_use(listing);
   return listing.text();
 }
 

@@ -1,0 +1,132 @@
+"""Adapters on the CPU: packed for the library's kernels, and tables of them by layer."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.cpu import structs as c
+from kernels.cpu.checks import address, check_dense
+from kernels.cpu.library import DTYPES, Library, check
+from kernels.cpu.threads import num_threads
+from kernels.lora import (
+    LayerLoras,
+    LoraPart,
+    LoraTable,
+    LoraUse,
+    LoraWeights,
+    PackedLora,
+    TableUse,
+    check_lora,
+)
+
+#: `kLoraColumns` of lora.h.
+_COLUMNS = 32
+_SLOTS = ("qkv", "o", "up", "down")
+
+
+class CpuLora(PackedLora):
+    """See `KernelSet.pack_lora`. Keeps the memory that it points to."""
+
+    def __init__(self, library: Library, lora: LoraWeights) -> None:
+        check_lora(lora)
+        a = lora.a.contiguous()
+        # The caller's memory may be a mapped file, or change.
+        self._a = a.clone() if a.data_ptr() == lora.a.data_ptr() else a
+        self._vectors = [each.clone() if each is not None else None
+                         for each in (lora.gain, lora.shift)]  # fmt: skip
+        self._packed = [_pack(library, part.b) for part in lora.parts]
+        self._parts = (c.LoraPart * len(lora.parts))(
+            *(_part(part, packed) for part, packed in zip(lora.parts, self._packed, strict=True))
+        )
+        self.rank, self.in_features = self._a.shape
+        self.out_features = lora.out_features
+        held = [self._a, *self._packed, *self._vectors]
+        self.nbytes = sum(tensor.nbytes for tensor in held if tensor is not None)
+        self._table = c.LoraLinear(
+            a=self._a.data_ptr(),
+            n=lora.out_features,
+            rank=self.rank,
+            k=self.in_features,
+            parts=ctypes.addressof(self._parts),
+            num_parts=len(lora.parts),
+            gain=address(self._vectors[0]),
+            shift=address(self._vectors[1]),
+            dtype=DTYPES[self._a.dtype],
+        )
+        self.address = ctypes.addressof(self._table)
+
+
+def _pack(library: Library, b: Tensor) -> Tensor:
+    b = b.contiguous()
+    columns, rank = b.shape
+    packed = torch.empty(-(-columns // _COLUMNS), rank, _COLUMNS, dtype=b.dtype)
+    library.pack_lora(packed.data_ptr(), b.data_ptr(), columns, rank, b.element_size())
+    return packed
+
+
+def _part(part: LoraPart, packed: Tensor) -> c.LoraPart:
+    columns, rank = part.b.shape
+    return c.LoraPart(
+        b=packed.data_ptr(),
+        first=part.first,
+        columns=columns,
+        start=part.start,
+        rank=rank,
+        scale=part.scale,
+    )
+
+
+def add_lora(library: Library, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+    """See `KernelSet.add_lora`."""
+    rows, n = y.shape
+    check_dense("y", y, (rows, n), torch.float32)
+    if x.dtype != torch.float32 or x.dim() != 2 or len(x) != rows or x.stride(1) != 1:
+        raise ValueError(f"x {list(x.shape)} {x.dtype} must be {rows} dense rows of float32")
+    table = (c.LoraUse * len(uses))()
+    for each, (lora, own) in zip(table, uses, strict=True):
+        if not isinstance(lora, CpuLora):
+            raise ValueError("an adapter must be packed by these kernels")
+        if (lora.in_features, lora.out_features) != (x.shape[1], n):
+            raise ValueError(f"an adapter maps {lora.in_features} to {lora.out_features} values")
+        check_dense("rows", own, (len(own),), torch.int64)
+        each.linear, each.rows, each.count = lora.address, own.data_ptr(), len(own)
+    status = library.add_lora(
+        y.data_ptr(), n, x.data_ptr(), x.stride(0), rows, table, len(uses), num_threads()
+    )
+    if status:
+        check(status)
+
+
+class CpuLoraTable(LoraTable):
+    """See `CompiledDecoder.lora_table`."""
+
+    def __init__(self, layers: LayerLoras, sizes: Sequence[dict[str, tuple[int, int]]]) -> None:
+        """`sizes`: inputs and outputs of each layer's linear layers, by their slots."""
+        self._kept = [dict(layer) for layer in layers]
+        self._table = (c.LoraLayer * len(sizes))()
+        for row, layer, fits in zip(self._table, layers, sizes, strict=True):
+            for slot, lora in layer.items():
+                if slot not in _SLOTS or not isinstance(lora, CpuLora):
+                    raise ValueError(f"{slot} isn't adapted in one call")
+                if (lora.in_features, lora.out_features) != fits.get(slot):
+                    raise ValueError(f"an adapter of {slot} must map {fits.get(slot)}")
+                setattr(row, slot, lora.address)
+        self.address = ctypes.addressof(self._table)
+
+
+class LoraGroups:
+    """The groups of a step as C++ reads them."""
+
+    def __init__(self, uses: Sequence[TableUse]) -> None:
+        self._kept = uses
+        self.count = len(uses)
+        self.table = (c.LoraGroup * self.count)() if uses else None
+        for each, (table, rows) in zip(self.table or (), uses, strict=True):
+            if not isinstance(table, CpuLoraTable):
+                raise ValueError("an adapter's table must be of these kernels")
+            check_dense("rows", rows, (len(rows),), torch.int64)
+            each.layers, each.rows, each.count = table.address, rows.data_ptr(), len(rows)

@@ -1,0 +1,63 @@
+// Low-rank adapters: rows of a linear layer's result get what their own adapter adds.
+//
+// Rows come in groups by adapter, each with its own rank, so that a row pays for its own adapter's
+// rank alone. Each sum is one chain in the order of k or of the ranks, whatever other rows there are:
+// a row's bits don't depend on its neighbours or on the threads.
+#pragma once
+
+#include <vector>
+
+#include "runtime.h"
+
+namespace quire {
+
+// Columns of y that lie together in a packed B.
+constexpr int64_t kLoraColumns = 32;
+
+// What an adapter adds to neighbouring columns of y: (x A^T)[start, start + rank) times B^T.
+struct LoraPart {
+  const void* b;           // [columns / kLoraColumns, rounded up][rank][kLoraColumns]
+  int64_t first, columns;  // of y
+  int64_t start, rank;     // rows of A; 0 of them: nothing is added
+  float scale;             // of what is added
+};
+
+// What an adapter does to one linear layer: y = gain * (y + added) + shift.
+struct LoraLinear {
+  const void* a;  // [rank, k]
+  int64_t n, rank, k;
+  const LoraPart* parts;
+  int64_t num_parts;
+  const float *gain, *shift;  // [n] or null: 1 and 0; only columns of a part are changed
+  int32_t dtype;              // of a and b
+};
+
+// Of one layer of a decoder; null where the adapter leaves one as it is.
+struct LoraLayer {
+  const LoraLinear *qkv, *o, *up, *down;
+};
+
+// The rows of a step that go through one adapter, in ascending order.
+struct LoraGroup {
+  const LoraLayer* layers;
+  const int64_t* rows;
+  int64_t count;
+};
+
+// Rows of one linear layer's x and y that meet an adapter.
+struct LoraUse {
+  const LoraLinear* linear;
+  const int64_t* rows;
+  int64_t count;
+};
+
+// y [.., n] += ... for the rows of `uses`, of x with the distance `stride`. Rows are counted from
+// `low`, which is where x and y begin.
+void add_lora(float* y, int64_t n, const float* x, int64_t stride, const LoraUse* uses,
+              int64_t num_uses, int64_t low, int threads);
+
+// The uses of one layer's `slot` among rows [low, high); nothing where no group has any.
+void lora_uses(std::vector<LoraUse>& uses, const LoraGroup* groups, int64_t num_groups,
+               int64_t layer, const LoraLinear* LoraLayer::* slot, int64_t low, int64_t high);
+
+}  // namespace quire
