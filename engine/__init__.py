@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from engine.contract.lora_request import LoRARequest
 from engine.contract.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from engine.contract.pooling_params import PoolingParams
 from engine.contract.sampling_params import SamplingParams
@@ -36,6 +37,7 @@ __all__ = [
     "EngineArgs",
     "FlexibleArgumentParser",
     "LLMEngine",
+    "LoRARequest",
     "ModelRegistry",
     "PoolingParams",
     "PoolingRequestOutput",

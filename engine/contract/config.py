@@ -116,6 +116,24 @@ class EngineConfig(Settings):
     disable_sliding_window: bool = option(
         False, "attend to everything and cap the context to the window"
     )
+    enable_lora: bool = option(True, "take requests through LoRA adapters")
+    max_loras: int | None = option(
+        None, "LoRA adapters on the device at once; default: as many as its memory takes", low=1
+    )
+    max_lora_rank: int | None = option(
+        None, "refuse LoRA adapters of a higher rank; default: any rank", low=1
+    )
+    max_cpu_loras: int | None = option(
+        None,
+        "LoRA adapters that wait in host memory for their next turn on the device; default: as "
+        "many as a 32nd of free memory takes, at most 1 GiB",
+        low=1,
+    )
+    lora_dtype: str = option(
+        "auto",
+        "what the weights of LoRA adapters are kept in; auto: as their files have them",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
     seed: int = option(0, "seed of requests that bring none", low=0)
     cpu_kvcache_space: float | None = option(
         None,

@@ -155,12 +155,15 @@ class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
 
     Attributes:
         command: `reset_prefix_cache`, `drain`, `check_integrity`, `sleep`, `wake_up`, `pause`,
-            `resume`, `abort_requests`, `start_profile` or `stop_profile`.
+            `resume`, `abort_requests`, `start_profile`, `stop_profile`, `load_adapter` (answered
+            once it's on the device) or `unload_adapter` (it goes when nobody uses it any more).
         level: of `sleep`, one of `SLEEP_LEVELS`: 1 keeps the weights in host memory, 2 nowhere.
         tags: of `wake_up`, some of `SLEEP_TAGS`; [] for all.
         mode: of `pause`, one of `PAUSE_MODES`: running requests are aborted; they come to their end
             before the answer, while nothing new is taken; or they stand still, new ones wait.
         request_ids: of `abort_requests`; [] for all.
+        adapter: of `load_adapter`, and of `unload_adapter`, which needs the digest alone.
+        pin: of `load_adapter`: never drive it out.
     """
 
     command: str
@@ -170,6 +173,8 @@ class Control(msgspec.Struct, tag="control", omit_defaults=True, kw_only=True):
     tags: list[str] = msgspec.field(default_factory=list)
     mode: str = "abort"
     request_ids: list[str] = msgspec.field(default_factory=list)
+    adapter: AdapterRef | None = None
+    pin: bool = False
 
 
 InboxMessage = EngineRequest | AbortRequest | Control

@@ -97,6 +97,12 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     prefix_cache_hits_total: int = 0
     prefix_cold_total: dict[str, int] = msgspec.field(default_factory=dict)
     requests_finished_total: dict[str, int] = msgspec.field(default_factory=dict)
+    #: Device memory that LoRA adapters have, and may have; loads of them and what those took.
+    adapter_bytes: int = 0
+    adapter_capacity_bytes: int = 0
+    adapter_loads_total: int = 0
+    adapter_load_seconds_total: float = 0.0
+    adapter_evictions_total: int = 0
     steps_total: int = 0
     last_step_ms: float = 0.0
     #: Rows that had drafts, the drafts, those that held, and these by their place behind the row's

@@ -154,9 +154,7 @@ _ONE_DEVICE = (
     "an engine runs on one device. For more throughput run more replicas "
     "(`manage.py load_model --replicas N`); for a model that doesn't fit, --quantization."
 )
-_NO_LORA = (
-    "LoRA adapters can't be served yet. Merge the adapter into the model's weights and load that."
-)
+_ON_REQUEST = "an adapter comes with each request: `lora_request`, or its name as the model's."
 _NO_DRAFT_MODEL = "drafts come from text (`speculative_config`), not from a model yet."
 _DRAFTS_HOLD = (
     "a draft holds if it is the token that the model draws itself, so the text is the same as "
@@ -165,7 +163,6 @@ _DRAFTS_HOLD = (
 _NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `manage.py engine`."
 _IN_SAMPLING = "give it with each request, in `SamplingParams`."
 _NO_MEDIA = "models are served for text alone."
-_WITH_LORA = "it only means something with enable_lora."
 _NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
 _TYPICAL = "it only means something with the typical acceptance sampler."
 
@@ -254,15 +251,18 @@ FOREIGN: tuple[Foreign, ...] = (
     _nothing("tokenizer_pool_size", int, "gateways tokenise, in threads of their own."),
     _nothing("tokenizer_pool_type", str, "gateways tokenise, in threads of their own."),
     _nothing("tokenizer_pool_extra_config", dict, "gateways tokenise, in threads of their own."),
-    _only("enable_lora", bool, (False,), _NO_LORA),
-    _nothing("max_loras", int, _WITH_LORA),
-    _nothing("max_lora_rank", int, _WITH_LORA),
-    _nothing("lora_extra_vocab_size", int, _WITH_LORA),
-    _nothing("lora_dtype", str, _WITH_LORA),
-    _nothing("long_lora_scaling_factors", list, _WITH_LORA),
-    _nothing("max_cpu_loras", int, _WITH_LORA),
-    _nothing("fully_sharded_loras", bool, _WITH_LORA),
-    _only("qlora_adapter_name_or_path", str, (), _NO_LORA),
+    _nothing(
+        "lora_extra_vocab_size",
+        int,
+        "an adapter with tokens that the model hasn't is refused by name, whatever is set aside.",
+    ),
+    _nothing(
+        "long_lora_scaling_factors",
+        list,
+        "each adapter is run by its own configuration, and rotary embeddings are the model's.",
+    ),
+    _nothing("fully_sharded_loras", bool, "one device has nothing to share out."),
+    _only("qlora_adapter_name_or_path", str, (), _ON_REQUEST),
     _only(
         "scheduler_delay_factor",
         float,

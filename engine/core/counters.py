@@ -114,11 +114,11 @@ class EngineCounters:
         self._scheduler.num_preemptions = 0
         self._scheduler.kv.num_query_tokens = self._scheduler.kv.num_hit_tokens = 0
 
-    def snapshot(self, num_waiting_for_grammar: int) -> EngineStats:
+    def snapshot(self, num_waiting_outside: int) -> EngineStats:
         """Load and totals as of now."""
         stats, scheduler = self.stats, self._scheduler
         stats.num_requests_running = len(scheduler.running)
-        stats.num_requests_waiting = len(scheduler.waiting) + num_waiting_for_grammar
+        stats.num_requests_waiting = len(scheduler.waiting) + num_waiting_outside
         stats.kv_cache_usage_perc = scheduler.kv.pool.usage
         stats.num_free_blocks = scheduler.kv.pool.num_free
         stats.num_cached_blocks = scheduler.kv.pool.num_cached

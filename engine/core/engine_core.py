@@ -15,7 +15,7 @@ from functools import partial
 from torch import Tensor
 
 from engine.contract.config import EngineConfig
-from engine.contract.errors import EngineOverloaded, EngineSleeping, InvalidRequest
+from engine.contract.errors import EngineOverloaded, EngineSleeping, InvalidRequest, QuireError
 from engine.contract.protocol import (
     SLEEP_LEVELS,
     SLEEP_TAGS,
@@ -24,6 +24,7 @@ from engine.contract.protocol import (
     TokenDelta,
 )
 from engine.contract.tracing import Tracing
+from engine.core.adapter_pool import AdapterPool
 from engine.core.counters import EngineCounters
 from engine.core.exits import Exits
 from engine.core.harvest import Harvest
@@ -43,13 +44,14 @@ from engine.scheduler import (
 from engine.scheduler.plan import EncoderInput
 from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.sequence import Status
 from engine.speculative.drafter import make_drafter
 from engine.structured.structured_outputs import StructuredOutputManager
 
 log = logging.getLogger(__name__)
 
-#: How long a step waits for a grammar when there is nothing else to do.
-_GRAMMAR_WAIT_S = 0.01
+#: How long a step waits for an adapter or a grammar when there is nothing else to do.
+_OUTSIDE_WAIT_S = 0.01
 
 
 @dataclass(slots=True)
@@ -102,6 +104,13 @@ class EngineCore:
             facts.tokenizer, facts.vocab_size, facts.eos_token_ids
         )
         overlaps = config.plans_ahead(executor.overlaps)
+        self.adapters = AdapterPool(
+            executor.load_adapter,
+            executor.drop_adapter,
+            executor.adapter_bytes,
+            config.max_loras,
+            executor.adapter_refusal,
+        )
         self._input_processor = InputProcessor(
             config, facts, self.scheduler.capacity_of, looks_ahead=overlaps
         )
@@ -151,13 +160,15 @@ class EngineCore:
             )
         message = without_kv_quota(message, self.facts)
         self._input_processor.check(message)
+        if message.adapter is not None:
+            self.adapters.check(message.adapter)
         if prompt_embeds is not None:
             self._input_processor.check_embeds(message, prompt_embeds)
-        waiting = len(self.scheduler.waiting) + self.structured.num_waiting
+        waiting = len(self.scheduler.waiting) + self._num_outside
         if waiting + message.sampling.num_running > self.config.max_waiting:
             raise EngineOverloaded(f"{waiting} requests wait already.")
         request = self._input_processor.request(message, on_done, prompt_embeds)
-        ready = self.structured.admit(request)
+        ready = self._admit(request)
         self._attach(request, prompt_embeds)
         if ready:
             self._queue(request)
@@ -166,8 +177,24 @@ class EngineCore:
 
     def _ended(self, request: Request) -> None:
         """A request's last output has ended."""
+        self.adapters.leave(request)
         if self._spans is not None:
             self._spans.ended(request)
+
+    @property
+    def _num_outside(self) -> int:
+        """Requests that wait for an adapter or a grammar."""
+        return self.adapters.num_waiting + self.structured.num_waiting
+
+    def _admit(self, request: Request) -> bool:
+        """Whether nothing has to come first: an adapter, then a grammar."""
+        if not self.adapters.admit(request):
+            return False
+        try:
+            return self.structured.admit(request)
+        except QuireError:
+            self.adapters.leave(request)
+            raise
 
     def _attach(self, request: Request, prompt_embeds: Tensor | None) -> None:
         """Hand to the executor what plans will name by handle."""
@@ -210,7 +237,8 @@ class EngineCore:
         """Whether `step` would do anything. Requests of a model that sleeps wait."""
         if self.executor.asleep:
             return False
-        return bool(self.scheduler.has_work or self.structured.num_waiting or self._steps_in_flight)
+        outside = self.structured.num_waiting or self.adapters.busy
+        return bool(self.scheduler.has_work or outside or self._steps_in_flight)
 
     # -- one step -----------------------------------------------------------------------------
 
@@ -221,7 +249,8 @@ class EngineCore:
         come one call later.
         """
         started = time.perf_counter()
-        deltas = self._take_compiled() if self.structured.num_waiting else []
+        deltas = self._take_loaded() if self.adapters.busy else []
+        deltas += self._take_compiled() if self.structured.num_waiting else []
         deltas += self._complete_down_to(self._most_in_flight)  # an interrupt may leave one more
         begun = self._begin()
         for ended in self.scheduler.take_refused():
@@ -301,10 +330,30 @@ class EngineCore:
                     self.executor.give_masks(GrammarOutput(later.plan.step))
         return deltas
 
+    def _take_loaded(self) -> list[TokenDelta]:
+        """Go on with the requests whose adapter is there now; answer those whose adapter is bad."""
+        deltas: list[TokenDelta] = []
+        idle = not (self.scheduler.has_work or self._steps_in_flight)
+        for request, error in self.adapters.take_ready(_OUTSIDE_WAIT_S if idle else 0.0):
+            alive = [sequence for sequence in request.sequences if not sequence.finished]
+            try:
+                if error is not None:
+                    raise error
+                for sequence in alive:
+                    sequence.status = Status.WAITING
+                if self.structured.admit(request):
+                    self._queue(request)
+            except QuireError as refusal:
+                for sequence in alive:
+                    if not sequence.finished:  # a search's beams end together
+                        sequence.status = Status.WAITING_OUTSIDE
+                        deltas += self._exits.refuse(sequence, refusal)
+        return deltas
+
     def _take_compiled(self) -> list[TokenDelta]:
         """Queue the requests whose grammar is there now; answer those whose grammar is bad."""
         deltas: list[TokenDelta] = []
-        wait = 0.0 if self.scheduler.has_work else _GRAMMAR_WAIT_S
+        wait = 0.0 if self.scheduler.has_work else _OUTSIDE_WAIT_S
         for request, error in self.structured.take_ready(wait):
             if error is None:
                 self._queue(request)
@@ -341,6 +390,7 @@ class EngineCore:
 
     def shutdown(self) -> None:
         """End what runs steps; the engine is of no use afterwards."""
+        self.adapters.close()
         self.executor.shutdown()
         if self._spans is not None:
             self._spans.close()
@@ -374,6 +424,8 @@ class EngineCore:
         self.scheduler.preempt_all()
         if not self.scheduler.kv.pool.reset_cache():
             raise RuntimeError("Blocks are in use though nothing runs.")
+        if level == 2:
+            self.adapters.drop_idle()
         self.executor.sleep(level)
         return deltas
 
@@ -407,7 +459,9 @@ class EngineCore:
 
     def snapshot(self) -> EngineStats:
         """Load and totals as of now."""
-        return self._counters.snapshot(self.structured.num_waiting)
+        stats = self._counters.snapshot(self._num_outside)
+        self.adapters.fill(stats)
+        return stats
 
 
 def _hand_over(

@@ -72,8 +72,6 @@ class InputProcessor:
                 max_model_len=self._facts.max_model_len,
                 max_logprobs=self._config.max_logprobs,
             )
-        if message.adapter:
-            raise InvalidRequest(f"There is no adapter {message.adapter.name!r}.", param="model")
         self._check_resumption(message)
         self._check_cap(message)
         _check_tenant(message)

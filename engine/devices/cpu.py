@@ -33,6 +33,7 @@ class CpuDevice(Device):
 
     name: ClassVar[str] = "cpu"
     times_prompts: ClassVar[bool] = True
+    runs_adapters: ClassVar[bool] = True
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16", "int8")
 
     def __init__(self, config: EngineConfig) -> None:

@@ -87,6 +87,8 @@ class Device(ABC):
     #: Prompts are timed at the start, so that they leave room for others' decodes: worth it where
     #: a chunk of a prompt takes much longer than a decode.
     times_prompts: ClassVar[bool] = False
+    #: Whether rows of a step may go through LoRA adapters.
+    runs_adapters: ClassVar[bool] = False
     #: `max_num_batched_tokens` by default.
     token_budget: ClassVar[int] = 512
     #: What `kv_cache_dtype` may be beside "auto".

@@ -67,6 +67,11 @@ def num_cpu_blocks(
     return min(blocks, config.max_num_seqs * most_per_sequence)
 
 
+def adapter_bytes(part: int, most_gib: int) -> int:
+    """A `part`-th of the free memory for adapters, at most so many GiB."""
+    return min(available_memory() // part, most_gib * GIB)
+
+
 def num_counted_blocks(config: EngineConfig, token_budget: int) -> int:
     """Blocks for a model without a KV cache: they take no memory, the scheduler only counts them.
 

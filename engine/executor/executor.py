@@ -6,8 +6,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from engine.contract.adapters import AdapterRef
 from engine.executor.outcome import Outcome
 from engine.kv_cache.layout import KVLayout
+from engine.lora.store import AdapterFacts
 from engine.models.facts import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 
@@ -79,6 +81,27 @@ class Executor(Protocol):
 
     def detach(self, handle: int) -> None:
         """Let an attachment go: no later plan names it."""
+
+    # -- adapters -----------------------------------------------------------------------------
+
+    @property
+    def adapter_refusal(self) -> str:
+        """Why this model has no adapters, as a sentence; "" where it may."""
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Device memory for adapters."""
+
+    def load_adapter(self, ref: AdapterRef) -> AdapterFacts:
+        """Bring an adapter to the device, where plans may name it. Any thread may call it.
+
+        Raises `InvalidRequest` where it can't be had, or can't be run with this model.
+        """
+
+    def drop_adapter(self, digest: str) -> bool:
+        """Let an adapter's device memory go: no later plan names it. Whether host memory has it
+        still.
+        """
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises whatever the model raises; the batch stays usable."""

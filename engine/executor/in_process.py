@@ -8,17 +8,19 @@ from typing import Any, cast
 
 import torch
 
+from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
 from engine.contract.protocol import KV_CACHE, WEIGHTS
 from engine.devices.device import CacheNeed, RunnerParts
 from engine.devices.find import make_device
-from engine.devices.host_memory import num_counted_blocks
+from engine.devices.host_memory import adapter_bytes, num_counted_blocks
 from engine.executor.executor import Capacity
 from engine.executor.outcome import Launched, Outcome
 from engine.executor.sleep import Sleeper
 from engine.executor.step_thread import StepThread
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
+from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.models.decoder import NativeDecoder
 from engine.models.facts import ModelFacts
@@ -43,6 +45,15 @@ _KV_DTYPES = {
 }
 
 
+def _adapter_limits(config: EngineConfig) -> StoreLimits:
+    return StoreLimits(
+        max_rank=config.max_lora_rank,
+        dtype=None if config.lora_dtype == "auto" else _KV_DTYPES[config.lora_dtype],
+        host_bytes=adapter_bytes(32, 1),
+        host_adapters=config.max_cpu_loras,
+    )
+
+
 class InProcessExecutor:
     """Loads the model, allocates the KV cache and runs plans, one at a time.
 
@@ -59,6 +70,7 @@ class InProcessExecutor:
         self._config = config
         self.device = make_device(config)
         self._attachments, self._masks = Attachments(), GrammarInbox()
+        self._adapters = AdapterStore(_adapter_limits(config))
         self._thread: StepThread | None = None
         self._begun = self._serving = False
         self._runner: Runner = cast(Any, None)
@@ -92,6 +104,7 @@ class InProcessExecutor:
             config.block_size,
             len(layout.groups),
             self._attachments,
+            self._adapters.device,
         )
         if self._serving:
             self.device.cache_allocated(self.loaded)
@@ -138,6 +151,30 @@ class InProcessExecutor:
     def detach(self, handle: int) -> None:
         """See `Executor`."""
         self._attachments.drop(handle)
+
+    @property
+    def adapter_refusal(self) -> str:
+        """See `Executor`."""
+        if not self._config.enable_lora:
+            return "Adapters are turned off here (enable_lora)."
+        if not self.device.runs_adapters:
+            return f"Adapters aren't supported on the device {self.device.name}."
+        if not isinstance(self.loaded.model, NativeDecoder):
+            return f"Adapters of {self.loaded.spec.architecture} aren't supported."
+        return ""
+
+    @property
+    def adapter_bytes(self) -> int:
+        """See `Executor`."""
+        return adapter_bytes(16, 4)
+
+    def load_adapter(self, ref: AdapterRef) -> AdapterFacts:
+        """See `Executor`."""
+        return self._adapters.load(ref, cast(NativeDecoder, self.loaded.model))
+
+    def drop_adapter(self, digest: str) -> bool:
+        """See `Executor`."""
+        return self._adapters.drop(digest)
 
     def give_masks(self, output: GrammarOutput) -> None:
         """See `Executor`."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.models.adapters import StepAdapters
+
 
 @dataclass(slots=True)
 class AttentionContext:
@@ -28,6 +30,7 @@ class AttentionContext:
             begin among theirs; None where there are no decodes, or nothing else.
         others: the same for groups 1, 2, ... of a model whose layers attend in different ways; they
             differ in slot_mapping and block_tables.
+        adapters: which of the tokens go through adapters; None: none does.
         host: of a batch on a device, the same where the host can look at it; None: it can.
     """
 
@@ -42,6 +45,7 @@ class AttentionContext:
     prefill_start_loc: Tensor | None = None
     others: tuple[AttentionContext, ...] = ()
     embeds: tuple[Tensor, Tensor] | None = None
+    adapters: StepAdapters | None = None
     host: AttentionContext | None = None
 
     @property

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout, uniform
+from engine.models.adapters import CurrentStep, StepAdapters
 from engine.models.cache import KVScales, LayerCache, new_cache
 from engine.models.compiled import compile_decoder
 from engine.models.context import AttentionContext
@@ -22,12 +23,13 @@ from engine.models.experts import Weights
 from engine.models.layer_loader import LayerLoader
 from engine.models.layer_weights import LayerWeights, named_tensors
 from engine.models.norms import Norm, norm_of
-from engine.models.plain_layers import plain_layer
+from engine.models.plain_layers import adapted, plain_layer
 from engine.models.spec import DecoderSpec
 from engine.quantization.scheme import scheme_of
-from kernels import KernelSet
+from kernels import KernelSet, LinearLayer
 from kernels.ablations import is_on
 from kernels.interface import NO_NORM, CompiledDecoder
+from kernels.lora import LayerLoras, LoraTable
 from kernels.steps import CompiledStep, StepEnds, StepTables
 
 
@@ -70,6 +72,7 @@ class NativeDecoder:
         #: By layer, for fp8 caches; empty or None: 1.
         self.kv_scales: list[KVScales | None] = []
         self._group_of: list[int] = []
+        self._step = CurrentStep()
         self._positions: Tensor | None = None
         self._embedding_norm: Norm | None = None
         self._embedding_norm_weights = NO_NORM
@@ -98,8 +101,8 @@ class NativeDecoder:
         norms = [*(layer.input_norm for layer in self.weights), self._final_norm]
         self._first_norm = norm_of(self.ops, norms[0], spec.hidden_size, spec.norm_eps)
         self.layers = [
-            plain_layer(spec, self.ops, layer, following)
-            for layer, following in zip(self.weights, norms[1:], strict=True)
+            plain_layer(spec, self.ops, adapted(self.ops, layer, index, self._step), following)
+            for index, (layer, following) in enumerate(zip(self.weights, norms[1:], strict=True))
         ]
 
     def _load_tables(self, loader: LayerLoader) -> None:
@@ -186,6 +189,21 @@ class NativeDecoder:
         )
         return self._compiled.compile_step(ends, tables)
 
+    # -- adapters -----------------------------------------------------------------------------
+
+    def linears(self, layer: int) -> dict[str, LinearLayer]:
+        """A layer's linear layers that adapters may change, by their slots."""
+        weights = self.weights[layer]
+        found = {"qkv": weights.attention.qkv, "o": weights.attention.o}
+        for prefix, mlp in (("", weights.mlp), ("residual_", weights.residual_mlp)):
+            if mlp is not None:
+                found |= {f"{prefix}up": mlp.up, f"{prefix}down": mlp.down}
+        return found
+
+    def lora_table(self, layers: LayerLoras) -> LoraTable | None:
+        """An adapter for all layers in one call; None where they run one by one."""
+        return None if self._compiled is None else self._compiled.lora_table(layers)
+
     # -- forward ------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -199,8 +217,9 @@ class NativeDecoder:
         Returns:
             [num_rows, hidden] for `context.logits_rows` (all tokens when None).
         """
-        residual = self._embed(token_ids, context)
-        if self._compiled is not None:
+        residual, adapters = self._embed(token_ids, context), context.adapters
+        tables = [] if adapters is None else adapters.tables()
+        if self._compiled is not None and tables is not None:
             return self._compiled(
                 residual,
                 context.positions,
@@ -210,13 +229,28 @@ class NativeDecoder:
                 context.query_start_loc,
                 context.logits_rows,
                 [(group.slot_mapping, group.block_tables) for group in context.others],
+                tables,
             )
+        if adapters is None:
+            return self._run_layers(residual, context, context.logits_rows)
+        # Adapters name tokens: all of them go through the last layer.
+        self._step.adapters = adapters
+        try:
+            x = self._run_layers(residual, context, None)
+        finally:
+            self._step.adapters = None
+        return x if context.logits_rows is None else x[context.logits_rows]
+
+    def _run_layers(
+        self, residual: Tensor, context: AttentionContext, wanted: Tensor | None
+    ) -> Tensor:
+        """Layer by layer; of the last one the tokens `wanted`, None for all."""
         x = self._first_norm(residual)
         last = len(self.layers) - 1
         groups = context.groups
         for index, layer in enumerate(self.layers):
             # After the last layer's attention tokens don't meet: only those wanted go on.
-            rows = context.logits_rows if index == last else None
+            rows = wanted if index == last else None
             batch = groups[self._group_of[index]]
             x, residual = layer(x, residual, batch, self.kv_caches[index], rows)
         return x
@@ -224,6 +258,10 @@ class NativeDecoder:
     def _embed(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
         """[num_tokens, hidden], a tensor of its own."""
         x, positions = self.embedding.rows(token_ids), context.positions
+        if context.adapters is not None:
+            for adapter, rows in context.adapters.groups:
+                if adapter.embedding is not None:
+                    adapter.embedding.change(self.ops, x, token_ids, rows)
         if context.embeds is not None:
             places, values = context.embeds
             x[places.to(x.device)] = values.to(x)
@@ -235,9 +273,12 @@ class NativeDecoder:
         return x if self._embedding_norm is None else self._embedding_norm(x)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
-        """float32 [num_rows, vocab_size] from [num_rows, hidden]."""
+    def logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+        """float32 [num_rows, vocab_size] from [num_rows, hidden]; `adapters` name rows of it."""
         spec, logits = self.spec, self.lm_head(hidden).float()
+        for adapter, rows in () if adapters is None else adapters.groups:
+            if adapter.head is not None:
+                adapter.head.change(self.ops, logits, hidden, rows)
         if spec.logit_scale != 1.0:
             logits.mul_(spec.logit_scale)
         if spec.logit_soft_cap:

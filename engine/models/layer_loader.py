@@ -111,7 +111,7 @@ class LayerLoader:
         spec = self.spec
         if linear.order == "repeated":
             return self._repeated(linear)
-        order = _ungrouped_rows(spec) if linear.order == "grouped" else None
+        order = ungrouped_rows(spec) if linear.order == "grouped" else None
         matrices = [self.matrix(part.name, part.rows, linear.columns) for part in linear.parts]
         parts = linear.parts if linear.bias else ()
         biases = [self.vector(f"{part.name}.bias", part.rows) for part in parts]
@@ -123,10 +123,8 @@ class LayerLoader:
 
     def _repeated(self, linear: LinearDescription) -> LinearLayer:
         """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
-        spec, (q, k, v) = self.spec, linear.parts
-        heads = k.rows // spec.head_dim
-        rows = torch.arange(k.rows).view(heads, spec.head_dim)
-        order = rows.repeat_interleave(spec.num_kv_heads // heads, dim=0).flatten()
+        q, k, v = linear.parts
+        order = repeated_rows(self.spec, k.rows)
         queries = self.tensor(f"{q.name}.weight", (q.rows, linear.columns))
         keys, values = (
             self.tensor(f"{part.name}.weight", (part.rows, linear.columns))[order]
@@ -301,7 +299,14 @@ class LayerLoader:
         return self.linear(LinearDescription(parts=made, columns=columns))
 
 
-def _ungrouped_rows(spec: DecoderSpec) -> Tensor:
+def repeated_rows(spec: DecoderSpec, count: int) -> Tensor:
+    """Row numbers of `count` rows of KV heads, each head as often as it takes to have all."""
+    heads = count // spec.head_dim
+    rows = torch.arange(count).view(heads, spec.head_dim)
+    return rows.repeat_interleave(spec.num_kv_heads // heads, dim=0).flatten()
+
+
+def ungrouped_rows(spec: DecoderSpec) -> Tensor:
     """Row numbers that bring [KV head][its queries, key, value] to all queries, keys, values."""
     group, dim = spec.num_heads // spec.num_kv_heads, spec.head_dim
     rows = torch.arange(spec.q_size + 2 * spec.kv_size).view(spec.num_kv_heads, group + 2, dim)

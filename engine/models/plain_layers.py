@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from engine.models.adapters import AdaptedLinear, CurrentStep
 from engine.models.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
 from engine.models.decoder_layers import Layer, ParallelLayer, ResidualExpertsLayer, SequentialLayer
-from engine.models.layer_weights import AttentionWeights, LayerWeights
+from engine.models.layer_weights import AttentionWeights, LayerWeights, MlpWeights
 from engine.models.norms import NoNorm, Norm, Scaled, Step, chain, mlp_of, norm_of
 from engine.models.spec import DecoderSpec
-from kernels import KernelSet
+from kernels import KernelSet, LinearLayer
 from kernels.interface import HeadNormWeights, NormWeights
+
+
+def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: CurrentStep) -> LayerWeights:
+    """The layer whose linear layers, but for those of experts, also do what adapters say."""
+
+    def one(linear: LinearLayer, slot: str) -> LinearLayer:
+        return AdaptedLinear(ops, linear, (index, slot), step)
+
+    def mlp(weights: MlpWeights | None, prefix: str) -> MlpWeights | None:
+        if weights is None:
+            return None
+        up, down = one(weights.up, f"{prefix}up"), one(weights.down, f"{prefix}down")
+        return replace(weights, up=up, down=down)
+
+    attention = layer.attention
+    return replace(
+        layer,
+        attention=replace(attention, qkv=one(attention.qkv, "qkv"), o=one(attention.o, "o")),
+        mlp=mlp(layer.mlp, ""),
+        residual_mlp=mlp(layer.residual_mlp, "residual_"),
+    )
 
 
 def plain_layer(

@@ -9,7 +9,6 @@ from typing import Any
 from engine.contract.outputs import CompletionOutput, Logprob, RequestOutput
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.beam_search_params import BeamSearchParams
-from engine.offline.llm_engine import refuse_lora
 from engine.offline.progress import UseTqdm
 from engine.offline.prompts import Prompt
 from engine.text.tokenizer import Tokenizer
@@ -53,6 +52,7 @@ class BeamSearchMethods:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         prompt_token_ids: list[int] | list[list[int]] | None = None,
         use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
     ) -> list[RequestOutput]:
         """Outputs for all prompts."""
         raise NotImplementedError
@@ -68,8 +68,9 @@ class BeamSearchMethods:
 
         Prompts are as in `generate`, and so are the errors.
         """
-        refuse_lora(lora_request)
-        results = self.generate(prompts, params.sampling_params(), use_tqdm=use_tqdm)
+        results = self.generate(
+            prompts, params.sampling_params(), use_tqdm=use_tqdm, lora_request=lora_request
+        )
         return [
             BeamSearchOutput(
                 [self._beam(result.prompt_token_ids, output, params) for output in result.outputs]

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from engine.contract.errors import EngineSleeping, InvalidRequest
+from engine.contract.lora_request import refs_of
 from engine.contract.outputs import RequestOutput
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.beam_search import BeamSearchMethods
 from engine.offline.collector import Collector
 from engine.offline.engine_args import EngineArgs, offline_config
-from engine.offline.llm_engine import LLMEngine, refuse_lora
+from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric
 from engine.offline.pooling import PoolingMethods
 from engine.offline.progress import UseTqdm, progress
@@ -111,7 +112,8 @@ class LLM(PoolingMethods, BeamSearchMethods):
             sampling_params: for all, or one a prompt; default: the model's own.
             prompt_token_ids: instead of `prompts`.
             use_tqdm: show a progress bar; or a function that makes one, as tqdm does.
-            lora_request: None; there are no adapters yet.
+            lora_request: the adapter (`LoRARequest`) to go through, for all or one a prompt; None:
+                the model alone.
             priority: one a prompt, with scheduling_policy="priority".
 
         Raises:
@@ -155,11 +157,12 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return results
 
     def _entries(self, prompts: Any, prompt_token_ids: Any, lora_request: Any) -> list[TokenPrompt]:
-        refuse_lora(lora_request)
         prompts = prompt_token_ids if prompts is None else prompts
         if prompts is None:
             raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
-        return [tokenise(prompt, self._tokenizer) for prompt in as_list(prompts)]
+        entries = [tokenise(prompt, self._tokenizer) for prompt in as_list(prompts)]
+        refs = refs_of(lora_request, len(entries))
+        return [entry._replace(adapter=ref) for entry, ref in zip(entries, refs, strict=True)]
 
     def chat(
         self,

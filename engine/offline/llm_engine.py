@@ -12,6 +12,7 @@ import torch
 
 from engine.contract.config import EngineConfig
 from engine.contract.errors import EngineFault, InvalidRequest
+from engine.contract.lora_request import refs_of
 from engine.contract.outputs import RequestOutput
 from engine.contract.pooling_params import PoolingParams, default_task
 from engine.contract.protocol import EngineRequest, TokenDelta
@@ -23,7 +24,7 @@ from engine.models.sharded_state import MAX_BYTES, save_sharded_state
 from engine.models.source import open_checkpoint
 from engine.offline.collector import Collector
 from engine.offline.engine_args import EngineArgs
-from engine.offline.metrics import Metric, metrics_of
+from engine.offline.metrics import Metric, adapter_metrics, metrics_of
 from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
 from engine.offline.profiling import Profile
 from engine.offline.prompts import Prompt, TokenPrompt, tokenise
@@ -83,13 +84,13 @@ class LLMEngine:
         Raises:
             InvalidRequest: it can't be served, or the id is in use.
         """
-        refuse_lora(lora_request)
         if tokenization_kwargs:
             raise InvalidRequest(
                 "tokenization_kwargs can't be used: give token ids instead.",
                 param="tokenization_kwargs",
             )
-        entry = tokenise(prompt, self._tokenizer)
+        adapter = refs_of(lora_request, 1)[0]
+        entry = tokenise(prompt, self._tokenizer)._replace(adapter=adapter)
         if isinstance(params, PoolingParams):
             self._add_pooling(request_id, entry, params, priority)
         else:
@@ -126,6 +127,7 @@ class LLMEngine:
                 sampling=ranked,
                 priority=priority,
                 cache_namespace=entry.cache_salt,
+                adapter=entry.adapter,
             ),
             prompt_embeds=entry.embeds,
         )
@@ -148,6 +150,7 @@ class LLMEngine:
                 pooling=params,
                 priority=priority,
                 cache_namespace=entry.cache_salt,
+                adapter=entry.adapter,
             )
         )
         empty = PoolingOutput(torch.empty(0))
@@ -245,7 +248,11 @@ class LLMEngine:
 
     def get_metrics(self) -> list[Metric]:
         """Load and totals, under vLLM's names."""
-        return list(metrics_of(self.core.snapshot(), self.config.name))
+        states, most = self.core.adapters.states(), self.config.max_loras
+        return [
+            *metrics_of(self.core.snapshot(), self.config.name),
+            *adapter_metrics(states, most, self.config.name),
+        ]
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """ "generate", or what the pooling model does."""
@@ -335,12 +342,6 @@ class LLMEngine:
     def shutdown(self) -> None:
         """Give all memory and threads back; nothing can be asked any more."""
         self.core.shutdown()
-
-
-def refuse_lora(lora_request: Any) -> None:
-    """Raise `InvalidRequest` for an adapter: there are none."""
-    if lora_request is not None:
-        raise InvalidRequest("LoRA adapters can't be used yet.", param="lora_request")
 
 
 def as_tokenizer(given: Any) -> Tokenizer:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from engine.contract.adapters import AdapterState
 from engine.contract.replica_state import EngineStats
 
 
@@ -45,6 +47,24 @@ _COUNTERS = {
     "vllm:spec_decode_num_draft_tokens": "spec_decode_num_draft_tokens_total",
     "vllm:spec_decode_num_accepted_tokens": "spec_decode_num_accepted_tokens_total",
 }
+
+
+def adapter_metrics(
+    adapters: Sequence[AdapterState], max_loras: int | None, model: str
+) -> Iterator[Metric]:
+    """Which adapters requests run with and wait for, as vLLM tells it: a time with two lists."""
+    labels = {
+        "model_name": model,
+        "max_lora": str(max_loras or 0),
+        "running_lora_adapters": _names(adapters, running=True),
+        "waiting_lora_adapters": _names(adapters, running=False),
+    }
+    yield Gauge("vllm:lora_requests_info", labels, time.time())
+
+
+def _names(adapters: Sequence[AdapterState], *, running: bool) -> str:
+    used = [each for each in adapters if (each.num_running if running else each.num_waiting)]
+    return ",".join(sorted({each.name or each.digest[:12] for each in used}))
 
 
 def metrics_of(stats: EngineStats, model: str) -> Iterator[Metric]:

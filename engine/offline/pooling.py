@@ -10,11 +10,11 @@ import msgspec
 import torch
 
 from engine.contract.errors import EngineFault, InvalidRequest
+from engine.contract.lora_request import refs_of
 from engine.contract.pooling_params import TOKEN_TASKS, PoolingParams, check_task, default_task
 from engine.contract.protocol import EngineRequest, PoolingInfo, TokenDelta
 from engine.contract.similarity import pair_up, similarity
 from engine.core.engine_core import EngineCore
-from engine.offline.llm_engine import refuse_lora
 from engine.offline.pooling_outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -58,8 +58,7 @@ class PoolingMethods:
             InvalidRequest: the model doesn't embed, or a prompt or parameter can't be served.
             EngineFault: the engine failed on one of them.
         """
-        refuse_lora(lora_request)
-        results = self._pool(prompts, pooling_params, "embed", use_tqdm)
+        results = self._pool(prompts, pooling_params, "embed", use_tqdm, lora_request)
         return [_made(raw, lambda data: EmbeddingOutput(data[0].tolist())) for raw in results]
 
     def classify(
@@ -70,8 +69,7 @@ class PoolingMethods:
         lora_request: Any = None,
     ) -> list[ClassificationRequestOutput]:
         """Probabilities of the model's labels for each prompt. Raises as `embed` does."""
-        refuse_lora(lora_request)
-        results = self._pool(prompts, pooling_params, "classify", use_tqdm)
+        results = self._pool(prompts, pooling_params, "classify", use_tqdm, lora_request)
         info = self._pooling_info
         labels = info.labels if info is not None else []
         return [
@@ -94,13 +92,12 @@ class PoolingMethods:
         "token_embed" and "token_classify" give each token's. `prompt_token_ids` may come instead of
         `prompts`. Raises as `embed` does.
         """
-        refuse_lora(lora_request)
         prompts = prompt_token_ids if prompts is None else prompts
         if prompts is None:
             raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
         task = pooling_task or default_task(self.core.facts.tasks)
         by_token = task in TOKEN_TASKS
-        results = self._pool(prompts, pooling_params, task, use_tqdm)
+        results = self._pool(prompts, pooling_params, task, use_tqdm, lora_request)
         return [
             _made(raw, lambda data: PoolingOutput(data if by_token else data[0])) for raw in results
         ]
@@ -145,9 +142,9 @@ class PoolingMethods:
         pairs = pair_up(len(first), len(second))
         params = pooling_params or PoolingParams()
         if "embed" in tasks:
-            return self._score_embeddings(first, second, pairs, params, use_tqdm)
+            return self._score_embeddings(first, second, pairs, params, use_tqdm, lora_request)
         entries = [self._pair(first[a], second[b], params) for a, b in pairs]
-        results = self._run_pooling(entries, use_tqdm)
+        results = self._run_pooling(entries, use_tqdm, lora_request)
         return [_made(raw, lambda data: ScoringOutput(float(data[0, 0]))) for raw in results]
 
     # -- prompts ------------------------------------------------------------------------------
@@ -197,7 +194,12 @@ class PoolingMethods:
     # -- the batch ----------------------------------------------------------------------------
 
     def _pool(
-        self, prompts: Prompt | Sequence[Prompt], given: Params, task: str, use_tqdm: UseTqdm
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        given: Params,
+        task: str,
+        use_tqdm: UseTqdm,
+        lora_request: Any,
     ) -> list[Raw]:
         check_task(self.core.config.name, self.core.facts.tasks, task)
         listed = as_list(prompts)
@@ -205,7 +207,7 @@ class PoolingMethods:
         entries = [
             self._entry(prompt, param, task) for prompt, param in zip(listed, params, strict=True)
         ]
-        return self._run_pooling(entries, use_tqdm)
+        return self._run_pooling(entries, use_tqdm, lora_request)
 
     def _score_embeddings(
         self,
@@ -214,8 +216,9 @@ class PoolingMethods:
         pairs: list[tuple[int, int]],
         params: PoolingParams,
         use_tqdm: UseTqdm,
+        lora_request: Any,
     ) -> list[ScoringRequestOutput]:
-        results = self._pool([*first, *second], params, "embed", use_tqdm)
+        results = self._pool([*first, *second], params, "embed", use_tqdm, lora_request)
         vectors = [raw.outputs[0].numpy() for raw in results]
         info = self._pooling_info
         kind = info.similarity if info is not None else "cosine"
@@ -230,12 +233,13 @@ class PoolingMethods:
             for a, b in pairs
         ]
 
-    def _run_pooling(self, entries: list[Entry], use_tqdm: UseTqdm) -> list[Raw]:
+    def _run_pooling(self, entries: list[Entry], use_tqdm: UseTqdm, lora_request: Any) -> list[Raw]:
         """Run a batch to its end. Whatever goes wrong, nothing of it stays in the engine."""
         results: dict[str, Raw] = {}
         by_token = any(params.by_token for _, params, _ in entries)
+        adapters = refs_of(lora_request, len(entries))
         try:
-            for token_ids, params, salt in entries:
+            for (token_ids, params, salt), adapter in zip(entries, adapters, strict=True):
                 request_id = str(next(self._ids))
                 message = EngineRequest(
                     request_id=request_id,
@@ -243,6 +247,7 @@ class PoolingMethods:
                     prompt_token_ids=token_ids,
                     pooling=params,
                     cache_namespace=salt,
+                    adapter=adapter,
                 )
                 self.core.add_request(message)
                 results[request_id] = PoolingRequestOutput(request_id, torch.empty(0), token_ids)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 
 from torch import Tensor
 
+from engine.contract.adapters import AdapterRef
 from engine.contract.errors import InvalidRequest
 from engine.text.tokenizer import Tokenizer
 
@@ -52,13 +53,15 @@ class TokenPrompt(NamedTuple):
     """A prompt's text, if it had one, and its token ids.
 
     `embeds`: what stands in for the ids' embeddings, float [num_tokens, hidden]; the ids mean
-    nothing then. `cache_salt`: only prompts with the same one share cached prefixes.
+    nothing then. `cache_salt`: only prompts with the same one share cached prefixes. `adapter`:
+    what it goes through; None: the model alone.
     """
 
     text: str | None
     token_ids: list[int]
     embeds: Tensor | None = None
     cache_salt: str = ""
+    adapter: AdapterRef | None = None
 
     def last(self, count: int | None) -> TokenPrompt:
         """Its last tokens; all of them for None."""

@@ -224,7 +224,7 @@ class Scheduler:
         if sequence.finished:
             return
         was_running = sequence.status is Status.RUNNING
-        unknown = sequence.status is Status.WAITING_FOR_GRAMMAR
+        unknown = sequence.status is Status.WAITING_OUTSIDE
         parked = sequence.status is Status.PARKED
         sequence.status = Status.FINISHED
         sequence.finish_reason = reason

@@ -17,8 +17,8 @@ from engine.scheduler.plan import EncoderInput
 class Status(enum.Enum):
     """Where a sequence stands."""
 
-    #: Its grammar is being compiled; the scheduler doesn't know it yet.
-    WAITING_FOR_GRAMMAR = "waiting_for_grammar"
+    #: Its adapter is being read or its grammar compiled; the scheduler doesn't know it yet.
+    WAITING_OUTSIDE = "waiting_outside"
     #: A beam that hasn't begun, or has given its blocks back while it waits for other beams; the
     #: scheduler has it in no list.
     PARKED = "parked"

@@ -33,6 +33,7 @@ from engine.contract.protocol import (
     TokenDelta,
 )
 from engine.core.engine_core import EngineCore
+from engine.serving.adapters import AdapterControls, unload
 from engine.serving.arguments import parse_args
 from engine.serving.fence import Fence, FencedOff
 from engine.serving.heartbeat import HeartbeatWriter
@@ -88,6 +89,7 @@ class EngineService:
         self._output = StepOutput()
         self._pause = Pause()
         self._sleep_level = 0
+        self._adapters = AdapterControls()
         self._profiler = Profiler(replica_id)
         self._stats_log = StatsLog(enabled=not config.disable_log_stats)
 
@@ -150,6 +152,9 @@ class EngineService:
                     log.info("The profile was long enough: %s", path)
             for message in self._pause.settled(core):
                 self._reply(message, ok=True)
+            for message, reason in self._adapters.settled():
+                self._reply(message, ok=not reason, detail=reason)
+                self._heart.beat()
             core.check_health()
             self._flush(core)
             self.progress_at = time.time()
@@ -225,6 +230,14 @@ class EngineService:
             deltas = abort_requests(core, message.request_ids)
             self._deliver(deltas)
             detail = f"{len({delta.request_id for delta in deltas})} requests were aborted."
+        elif message.command == "load_adapter":
+            detail = self._adapters.begin_load(core.adapters, message)
+            if not detail:
+                return  # answered once it's there
+            ok = False
+        elif message.command == "unload_adapter":
+            ok, detail = unload(core.adapters, message)
+            self._heart.beat()
         elif message.command in ("start_profile", "stop_profile"):
             start = message.command == "start_profile"
             ok, detail = self._profiler.start() if start else self._profiler.stop()
@@ -313,6 +326,7 @@ class EngineService:
             sleep_level=self._sleep_level if self.state == "sleeping" else 0,
             numerics=self.numerics,
             spare=self.spare,
+            adapters=core.adapters.states() if core else [],
         )
 
 

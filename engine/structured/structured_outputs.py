@@ -81,7 +81,7 @@ class StructuredOutputManager:
             return True
         job = self._started_compiler().submit(spec, request.message.tenant)
         for sequence in request.sequences:
-            sequence.status = Status.WAITING_FOR_GRAMMAR
+            sequence.status = Status.WAITING_OUTSIDE
         self._waiting[request.request_id] = (request, job)
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,6 +12,7 @@ import torch
 
 from engine.contract.errors import ConfigError
 from engine.contract.sampling_params import SamplingParams
+from engine.models.adapters import AdapterWeights, StepAdapters
 from engine.models.context import AttentionContext
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import NewSequence, StepPlan, decodes
@@ -85,7 +87,7 @@ class RunningBatch:
 
     There is a block table for each of `num_groups` KV cache groups, all of the same length.
 
-    `attachments` hold what plans name by handle.
+    `attachments` hold what plans name by handle, `adapters` those that plans name by digest.
 
     Raises `ConfigError` where the tables are larger than the system's memory may ever be.
     """
@@ -97,6 +99,7 @@ class RunningBatch:
         block_size: int,
         num_groups: int = 1,
         attachments: Attachments | None = None,
+        adapters: Mapping[str, AdapterWeights] | None = None,
     ) -> None:
         self.block_size = block_size
         self._attachments = Attachments() if attachments is None else attachments
@@ -126,6 +129,9 @@ class RunningBatch:
         self.embeds: dict[int, list[tuple[int, torch.Tensor]]] = {}
         #: Row -> the first prompt token that is still to be scored.
         self.prompt_logprobs_next: dict[int, int] = {}
+        #: Row -> the adapter that its tokens go through; most have none.
+        self.adapters: dict[int, AdapterWeights] = {}
+        self._loaded_adapters = {} if adapters is None else adapters
         self.row_of: dict[int, int] = {}
         self._free_rows = list(range(num_rows - 1, -1, -1))
         self._left: list[int] = []
@@ -149,6 +155,7 @@ class RunningBatch:
             self.sampling[row] = None
             self.prompt_logprobs_next.pop(row, None)
             self.embeds.pop(row, None)
+            self.adapters.pop(row, None)
             self._left.append(row)
 
     def _add(self, sequence: NewSequence) -> None:
@@ -173,6 +180,8 @@ class RunningBatch:
             self.embeds[row] = [
                 (each.start, self._attachments.get(each.handle)) for each in vectors
             ]
+        if sequence.adapter:
+            self.adapters[row] = self._loaded_adapters[sequence.adapter]
         self.grows[row] = not sequence.sampling.use_beam_search
         if 0 <= sequence.prompt_logprobs_from < split:
             self.prompt_logprobs_next[row] = max(1, sequence.prompt_logprobs_from)
@@ -239,6 +248,8 @@ class RunningBatch:
             sequence_rows=torch.from_numpy(rows),
         )
         self._split(context, counts, query_start)
+        if self.adapters:
+            context.adapters = self.adapters_of(owner)
         context.others = tuple(
             dataclasses.replace(context, slot_mapping=slots, block_tables=blocks)
             for slots, blocks in tables[1:]
@@ -293,6 +304,18 @@ class RunningBatch:
         self.num_tokens[row] += len(more)
         self.num_computed[row] -= len(drafted.drafts) - len(more)
         self.state(row).output_token_ids += more
+
+    def adapters_of(self, owner: np.ndarray) -> StepAdapters | None:
+        """The adapters of tokens that belong to the rows `owner`; None: they have none."""
+        groups: dict[str, tuple[AdapterWeights, list[int]]] = {}
+        for row in np.unique(owner).tolist():
+            if (adapter := self.adapters.get(row)) is not None:
+                groups.setdefault(adapter.digest, (adapter, []))[1].append(row)
+        found = [
+            (adapter, torch.from_numpy(np.flatnonzero(np.isin(owner, rows))))
+            for adapter, rows in groups.values()
+        ]
+        return StepAdapters(found) if found else None
 
     def targets(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Where the next tokens of rows that have caught up go; they are counted from here on."""

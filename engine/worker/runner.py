@@ -19,6 +19,9 @@ from engine.worker.decode import DecodeSteps
 from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.interface import Finishable, Finished
 
+#: Logits of hidden states [start, end).
+LogitsOf = Callable[[int, int], torch.Tensor]
+
 
 class ModelRunner:
     """Holds the model, its KV cache and the running batch."""
@@ -78,11 +81,20 @@ class ModelRunner:
         result = StepResult.empty(len(plan.seq_ids))
         if len(hidden) == 0:
             return result
-        count = len(inputs.states)
+        count, logits = len(inputs.states), self._logits_of(inputs, hidden)
         if count:
-            self._sample(plan, inputs, self.model.logits(hidden[:count]), result)
-        self._score_prompts(plan, inputs, hidden[count:], result)
+            self._sample(plan, inputs, logits(0, count), result)
+        self._score_prompts(plan, inputs, logits, result)
         return result
+
+    def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> LogitsOf:
+        """What makes the logits of some of the step's hidden states."""
+        context, model = inputs.context, self.model
+        heads = None if context.adapters is None else context.adapters.heads(context.logits_rows)
+        if heads is None:
+            return lambda start, end: model.logits(hidden[start:end])
+        adapted: Any = model.logits  # of a native decoder: no other takes adapters
+        return lambda start, end: adapted(hidden[start:end], heads.between(start, end))
 
     def launch(self, plan: StepPlan, inputs: Any) -> Finishable:
         """See `Runner`: here a step is over once it was run."""
@@ -100,20 +112,20 @@ class ModelRunner:
         collect(self.batch, plan, inputs, output, result)
 
     def _score_prompts(
-        self, plan: StepPlan, inputs: StepInputs, hidden: torch.Tensor, result: StepResult
+        self, plan: StepPlan, inputs: StepInputs, logits_of: LogitsOf, result: StepResult
     ) -> None:
         """Log probabilities of prompt tokens that were asked for.
 
         Some rows at a time: the logits of a whole step of prompts may not fit beside the model.
         """
-        done = 0
+        done = len(inputs.states)
         for index, state, first, count in inputs.prompt_rows:
             following = torch.tensor(state.prompt_token_ids[first : first + count])
             wanted = state.params.prompt_logprobs or 0
             scores: list[TokenLogprobs] = []
             for start in range(0, count, CHUNK):
                 end = min(start + CHUNK, count)
-                logits = self.model.logits(hidden[done + start : done + end])
+                logits = logits_of(done + start, done + end)
                 ops = self.sampler.ops_for(logits)
                 scores += prompt_logprobs(logits, following[start:end], wanted, ops)
             result.prompt_logprobs[plan.seq_ids[index]] = scores

@@ -17,6 +17,7 @@ from prometheus_client.core import (
 
 from engine.contract.histograms import ENGINE_HISTOGRAMS
 from engine.contract.protocol import EngineStats, Heartbeat
+from inference.metrics.adapters import adapter_metrics
 from inference.metrics.cumulative import cumulative
 from inference.metrics.definitions import PREFIX
 
@@ -107,6 +108,7 @@ def replica_metrics(beats: list[Heartbeat]) -> Iterator[Metric]:
     yield from _by_reason(beats)
     yield from _histograms(beats)
     yield _sleep_state(beats)
+    yield from adapter_metrics(beats)
     info = InfoMetricFamily(
         PREFIX + "cache_config", "Information of the cache.", labels=ENGINE_LABELS
     )

@@ -49,9 +49,6 @@ DEFAULTS: dict[str, Any] = {
     "disable_custom_all_reduce": False,
     "tokenizer_pool_size": 0,
     "tokenizer_pool_type": "ray",
-    "enable_lora": False,
-    "max_loras": 1,
-    "max_lora_rank": 16,
     "lora_extra_vocab_size": 256,
     "lora_dtype": "auto",
     "fully_sharded_loras": False,
@@ -148,7 +145,7 @@ def test_what_cant_be_meant_is_refused_by_name(given: dict[str, Any], param: str
     [
         ("--max_num_seqs 4 --max_model_len=64", {"max_num_seqs": 4, "max_model_len": 64}),
         ("-tp 1 -pp 1 -q int8 -O1", {"quantization": "int8", "optimization_level": 1}),
-        ("--swap-space 0 --no-enable-lora --disable-log-requests", {}),
+        ("--swap-space 0 --enable-lora --disable-log-requests", {}),
         ("--attention-config.backend CPU", {"attention_backend": "CPU"}),
         ("-ac.backend CPU", {"attention_backend": "CPU"}),
         (

@@ -1,0 +1,391 @@
+"""`AdapterPool`: which adapters are on the device, who uses them, who waits for one.
+
+An adapter is loaded beside the steps, while its requests wait and the others run. It stays as long
+as a request uses it, and longer until its room is wanted: then the one that was used longest ago
+goes first, of those owners first that hold more than their share.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.contract.adapters import WEIGHTS_FILE, AdapterRef, AdapterState
+from engine.contract.errors import InvalidRequest, QuireError
+from engine.contract.replica_state import EngineStats
+from engine.lora.store import AdapterFacts
+from engine.scheduler.sequence import Request, Status
+
+log = logging.getLogger(__name__)
+
+#: Adapters that are read at the same time.
+_READERS = 2
+#: Requests for loaded adapters that may pass one that waits for room.
+_MOST_OVERTAKING = 256
+#: Adapters that left the device, of which something is still told.
+_MOST_REMEMBERED = 256
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(slots=True)
+class _Entry:
+    """An adapter on the device, or on its way there.
+
+    Attributes:
+        ref: as it was asked for last.
+        num_bytes: of device memory; before it is there, what its file has.
+        loading: what comes of it; None once it's there.
+        users: ids of requests that go through it.
+        pinned: never driven out.
+        used_at: the pool's clock when it was asked for last.
+    """
+
+    ref: AdapterRef
+    num_bytes: int
+    loading: Future[AdapterFacts] | None = None
+    rank: int = 0
+    load_seconds: float = 0.0
+    users: set[str] = field(default_factory=set)
+    pinned: bool = False
+    used_at: int = 0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its room may be had."""
+        return self.loading is None and not self.users and not self.pinned
+
+
+class AdapterPool:
+    """The adapters of one engine. One thread calls everything.
+
+    Args:
+        load: brings an adapter to the device; called in threads of its own.
+        drop: lets an adapter's device memory go; whether host memory has it still.
+        capacity: bytes of device memory for adapters.
+        max_adapters: how many may be on the device; None: as many as fit.
+        refusal: why this model has no adapters; "" where it may.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[AdapterRef], AdapterFacts],
+        drop: Callable[[str], bool],
+        capacity: int,
+        max_adapters: int | None = None,
+        refusal: str = "",
+    ) -> None:
+        self.capacity = capacity
+        self._load, self._drop, self._most = load, drop, max_adapters
+        self._refusal = refusal
+        self._entries: dict[str, _Entry] = {}
+        self._lines: dict[str, deque[Request]] = {}
+        self._known: dict[str, AdapterState] = {}
+        self._threads: ThreadPoolExecutor | None = None
+        self._clock = 0
+        self._overtaken = 0
+        #: What operators want there, and wait for.
+        self._asked: dict[str, tuple[AdapterRef, Future[None]]] = {}
+        self._pinned: set[str] = set()
+        self._num_loads = self._num_evictions = 0
+        self._load_seconds = 0.0
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def check(self, ref: AdapterRef) -> None:
+        """Raise `InvalidRequest` for an adapter that can never be used here."""
+        if self._refusal:
+            raise InvalidRequest(self._refusal, param="model")
+        if not _DIGEST.fullmatch(ref.digest):
+            raise InvalidRequest("An adapter's digest must be 64 hex digits.", param="model")
+
+    @property
+    def busy(self) -> bool:
+        """Whether `take_ready` may bring something."""
+        loading = any(entry.loading is not None for entry in self._entries.values())
+        return bool(self._lines or self._asked) or loading
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose adapter isn't there yet."""
+        return sum(map(len, self._lines.values()))
+
+    def admit(self, request: Request) -> bool:
+        """Take a request in; False when it must wait for its adapter.
+
+        Raises `InvalidRequest` for an adapter larger than the pool.
+        """
+        ref = request.message.adapter
+        if ref is None:
+            return True
+        entry = self._entries.get(ref.digest)
+        if entry is not None and entry.loading is None and self._may_overtake():
+            self._use(entry, request)
+            return True
+        if entry is None:
+            self._check_size(_file_bytes(ref), ref)
+        for sequence in request.sequences:
+            sequence.status = Status.WAITING_OUTSIDE
+        self._lines.setdefault(ref.digest, deque()).append(request)
+        self._begin_loads()
+        return False
+
+    def _may_overtake(self) -> bool:
+        """Whether a request for a loaded adapter needn't wait for others' turns."""
+        if not any(digest not in self._entries for digest in self._lines):
+            self._overtaken = 0
+            return True
+        self._overtaken += 1
+        return self._overtaken <= _MOST_OVERTAKING
+
+    def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
+        """Requests whose adapter is there now, or why it can't be.
+
+        Waits up to `timeout_s` for the first.
+        """
+        loading = [each.loading for each in self._entries.values() if each.loading is not None]
+        if loading and timeout_s:
+            wait(loading, timeout_s, FIRST_COMPLETED)
+        ready: list[tuple[Request, QuireError | None]] = []
+        for digest, entry in list(self._entries.items()):
+            if (load := entry.loading) is not None and load.done():
+                ready += self._loaded(digest, entry, load)
+        ready += self._serve_lines()
+        self._begin_loads()
+        return ready
+
+    def _loaded(
+        self, digest: str, entry: _Entry, done: Future[AdapterFacts]
+    ) -> list[tuple[Request, QuireError | None]]:
+        """A load has ended; the requests that learn why it failed."""
+        asked = self._asked.pop(digest, None)
+        try:
+            facts = done.result()
+        except Exception as error:  # of one adapter: its requests fail, and nobody else's
+            log.warning("The adapter %s can't be loaded: %s", digest[:12], error)
+            del self._entries[digest]
+            self._pinned.discard(digest)
+            refusal = _as_refusal(error)
+            if asked is not None:
+                asked[1].set_exception(refusal)
+            return [(request, refusal) for request in self._lines.pop(digest, ())]
+        entry.loading, entry.rank, entry.num_bytes = None, facts.rank, facts.num_bytes
+        entry.load_seconds = facts.load_seconds
+        self._num_loads += 1
+        self._load_seconds += facts.load_seconds
+        if asked is not None:
+            asked[1].set_result(None)
+        return []
+
+    def _serve_lines(self) -> Iterator[tuple[Request, QuireError | None]]:
+        """Requests that wait for an adapter that is there."""
+        for digest in list(self._lines):
+            entry = self._entries.get(digest)
+            if entry is not None and entry.loading is None:
+                for request in self._lines.pop(digest):
+                    self._use(entry, request)
+                    yield request, None
+
+    def _use(self, entry: _Entry, request: Request) -> None:
+        self._clock += 1
+        entry.used_at = self._clock
+        entry.users.add(request.request_id)
+        if request.message.adapter is not None:
+            entry.ref = request.message.adapter
+
+    def leave(self, request: Request) -> None:
+        """A request has left the engine, wherever it stood."""
+        ref = request.message.adapter
+        if ref is None:
+            return
+        if (entry := self._entries.get(ref.digest)) is not None:
+            entry.users.discard(request.request_id)
+        line = self._lines.get(ref.digest)
+        if line is not None and request in line:
+            line.remove(request)
+            if not line:
+                del self._lines[ref.digest]
+        if self._lines:
+            self._begin_loads()
+
+    # -- room ---------------------------------------------------------------------------------
+
+    @property
+    def num_bytes(self) -> int:
+        """Of device memory that is taken, or promised."""
+        return sum(entry.num_bytes for entry in list(self._entries.values()))
+
+    def _begin_loads(self) -> None:
+        """Start to read those that wait, as far as there is room."""
+        while sum(entry.loading is not None for entry in self._entries.values()) < _READERS:
+            digest = self._next()
+            if digest is None:
+                return
+            ref = self._wanted(digest)
+            size = _file_bytes(ref)
+            if not self._make_room(size, ref.owner):
+                return
+            self._begin(ref, size)
+
+    def _next(self) -> str | None:
+        """Whose turn it is: of the owner that uses least, the one that has waited longest."""
+        wanted = (*self._asked, *self._lines)
+        missing = [digest for digest in wanted if digest not in self._entries]
+        used = self._bytes_by_owner(in_use=True)
+        return min(missing, key=lambda each: used.get(self._wanted(each).owner, 0), default=None)
+
+    def _wanted(self, digest: str) -> AdapterRef:
+        line = self._lines.get(digest)
+        ref = line[0].message.adapter if line else None
+        return ref or self._asked[digest][0]
+
+    def _begin(self, ref: AdapterRef, size: int) -> None:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(_READERS, thread_name_prefix="adapters")
+        self._clock += 1
+        entry = _Entry(ref, size, self._threads.submit(self._load, ref), used_at=self._clock)
+        entry.pinned = ref.digest in self._pinned
+        self._entries[ref.digest] = entry
+
+    def _make_room(self, size: int, owner: str) -> bool:
+        """Drive out what nobody uses until an adapter fits; False when it can't."""
+        while self.num_bytes + size > self.capacity or (
+            self._most is not None and len(self._entries) >= self._most
+        ):
+            victim = self._victim(owner)
+            if victim is None:
+                return False
+            self._evict(victim)
+        return True
+
+    def _victim(self, taker: str) -> str | None:
+        """Who goes: the longest unused, of owners over their share where there is one."""
+        free = {digest: entry for digest, entry in self._entries.items() if entry.is_free}
+        held = self._bytes_by_owner()
+        share = self.capacity / max(1, len(held.keys() | {taker}))
+        over = {d: e for d, e in free.items() if held[e.ref.owner] > share}
+        among = over or free
+        return min(among, key=lambda digest: among[digest].used_at, default=None)
+
+    def _evict(self, digest: str) -> None:
+        entry = self._entries.pop(digest)
+        in_host = self._drop(digest)
+        self._num_evictions += 1
+        self._remember(entry, "host" if in_host else "disk")
+
+    def _bytes_by_owner(self, *, in_use: bool = False) -> dict[str, int]:
+        held: dict[str, int] = {}
+        for entry in self._entries.values():
+            if not (in_use and entry.is_free):
+                held[entry.ref.owner] = held.get(entry.ref.owner, 0) + entry.num_bytes
+        return held
+
+    def _check_size(self, size: int, ref: AdapterRef) -> None:
+        if size > self.capacity:
+            raise InvalidRequest(
+                f"The adapter {ref.name!r} needs {size} bytes, but this replica holds "
+                f"{self.capacity} bytes of adapters.",
+                param="model",
+            )
+
+    # -- for operators ------------------------------------------------------------------------
+
+    def preload(self, ref: AdapterRef, *, pin: bool) -> Future[None]:
+        """Bring an adapter to the device without a request; `pin`: and keep it there.
+
+        What is returned is done once it's there, or holds why it can't be. Raises `InvalidRequest`
+        for one that can never be used here.
+        """
+        self.check(ref)
+        self._check_size(_file_bytes(ref), ref)
+        (self._pinned.add if pin else self._pinned.discard)(ref.digest)
+        entry = self._entries.get(ref.digest)
+        if entry is not None:
+            entry.pinned = pin
+        _, done = self._asked.setdefault(ref.digest, (ref, Future()))
+        if entry is not None and entry.loading is None:
+            del self._asked[ref.digest]
+            done.set_result(None)
+        self._begin_loads()
+        return done
+
+    def unload(self, digest: str) -> bool:
+        """Let an adapter go as soon as nobody uses it; False where it isn't there."""
+        self._pinned.discard(digest)
+        if (asked := self._asked.pop(digest, None)) is not None:
+            asked[1].set_exception(InvalidRequest("The adapter was unloaded.", param="model"))
+        entry = self._entries.get(digest)
+        if entry is None:
+            return False
+        entry.pinned = False
+        if entry.is_free:
+            self._evict(digest)
+        return True
+
+    def drop_idle(self) -> None:
+        """Let all go that nobody uses."""
+        for digest in [digest for digest, entry in self._entries.items() if entry.is_free]:
+            self._evict(digest)
+
+    def states(self) -> list[AdapterState]:
+        """All that are known, wherever they lie."""
+        here = [
+            AdapterState(
+                digest=digest,
+                name=entry.ref.name,
+                rank=entry.rank,
+                tier="disk" if entry.loading is not None else "device",
+                num_bytes=entry.num_bytes,
+                pinned=entry.pinned,
+                num_running=len(entry.users),
+                num_waiting=len(self._lines.get(digest, ())),
+                load_seconds=entry.load_seconds,
+            )
+            for digest, entry in list(self._entries.items())
+        ]
+        gone = [each for each in list(self._known.values()) if each.digest not in self._entries]
+        return here + gone
+
+    def fill(self, stats: EngineStats) -> None:
+        """Bring the figures of adapters up to date."""
+        stats.adapter_bytes, stats.adapter_capacity_bytes = self.num_bytes, self.capacity
+        stats.adapter_loads_total = self._num_loads
+        stats.adapter_load_seconds_total = self._load_seconds
+        stats.adapter_evictions_total = self._num_evictions
+
+    def _remember(self, entry: _Entry, tier: str) -> None:
+        """What left the device; of those, the last hundreds."""
+        digest = entry.ref.digest
+        self._known.pop(digest, None)
+        self._known[digest] = AdapterState(
+            digest=digest, name=entry.ref.name, rank=entry.rank, tier=tier,
+            num_bytes=entry.num_bytes, load_seconds=entry.load_seconds,
+        )  # fmt: skip
+        while len(self._known) > _MOST_REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+    def close(self) -> None:
+        """End the threads that read."""
+        if self._threads is not None:
+            self._threads.shutdown(wait=True, cancel_futures=True)
+            self._threads = None
+
+
+def _file_bytes(ref: AdapterRef) -> int:
+    """What an adapter will take, by its file; 0 where that isn't there: loading it will say so."""
+    path = Path(ref.path)
+    try:
+        return (path if path.is_file() else path / WEIGHTS_FILE).stat().st_size
+    except OSError:
+        return 0
+
+
+def _as_refusal(error: BaseException | None) -> QuireError:
+    """What a request learns of a load that failed."""
+    if isinstance(error, QuireError):
+        return error
+    return InvalidRequest(f"The adapter can't be loaded: {error!r}.", param="model")

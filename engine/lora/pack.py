@@ -1,0 +1,208 @@
+"""From an adapter's matrices to what a model's kernels run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from engine.contract.errors import InvalidRequest
+from engine.lora.adapter import Adapter, ModuleDelta
+from engine.lora.modules import Modules, linears_of
+from engine.models.adapters import AdapterWeights, EmbeddingLora, HeadLora
+from engine.models.decoder import NativeDecoder
+from engine.models.description import LinearDescription
+from engine.models.layer_loader import repeated_rows, ungrouped_rows
+from kernels import LinearLayer
+from kernels.lora import LoraPart, LoraWeights, PackedLora
+
+#: Rows of a weight that are looked at together.
+_ROWS = 1024
+
+
+def pack_adapter(
+    adapter: Adapter, model: NativeDecoder, dtype: torch.dtype | None = None
+) -> AdapterWeights:
+    """An adapter for a model, on its device, in `dtype` (None: as its file keeps it).
+
+    Raises `InvalidRequest` for what is understood, but not done for this model.
+    """
+    packer = _Packer(adapter, model, dtype)
+    layers = [dict(packer.layer(index)) for index in range(len(model.weights))]
+    embedding, head = packer.embedding(), packer.head()
+    return AdapterWeights(
+        digest=adapter.digest,
+        layers=layers,
+        table=model.lora_table(layers),
+        embedding=embedding,
+        head=head,
+        num_bytes=packer.num_bytes,
+    )
+
+
+class _Packer:
+    def __init__(self, adapter: Adapter, model: NativeDecoder, dtype: torch.dtype | None) -> None:
+        self._adapter, self._model, self._dtype = adapter, model, dtype
+        self._modules = Modules(model.spec)
+        self.num_bytes = 0
+
+    def layer(self, index: int) -> Iterator[tuple[str, PackedLora]]:
+        """What the adapter changes in one layer."""
+        layers = self._model.linears(index)
+        for slot, linear in linears_of(self._modules.description.layers[index]):
+            deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
+            if any(deltas):
+                if slot not in layers:
+                    raise InvalidRequest(
+                        f"Adapters of {linear.parts[0].name} aren't supported.",
+                        param=linear.parts[0].name,
+                    )
+                yield slot, self._fused(linear, layers[slot], deltas)
+
+    def _fused(
+        self, linear: LinearDescription, layer: LinearLayer, deltas: list[ModuleDelta | None]
+    ) -> PackedLora:
+        """The parts of one linear layer, over each other as its weights are."""
+        parts = _Parts(layer, linear.bias)
+        orders = self._orders(linear)
+        first = 0
+        for part, delta, order in zip(linear.parts, deltas, orders, strict=True):
+            rows = part.rows if order is None else len(order)
+            if delta is not None:
+                parts.add(first, rows, delta, order)
+            first += rows
+        return self._pack(parts)
+
+    def _orders(self, linear: LinearDescription) -> list[Tensor | None]:
+        """Which of a checkpoint's rows each part's are, where that isn't its own order."""
+        spec = self._model.spec
+        if linear.order == "grouped":
+            return [ungrouped_rows(spec)]
+        if linear.order == "repeated":
+            twice = repeated_rows(spec, linear.parts[1].rows)
+            return [None, twice, twice]
+        return [None] * len(linear.parts)
+
+    def _pack(self, parts: _Parts) -> PackedLora:
+        packed = self._model.ops.pack_lora(parts.weights(self._dtype))
+        self.num_bytes += packed.nbytes
+        return packed
+
+    def embedding(self) -> EmbeddingLora | None:
+        """What the adapter does to the embedding."""
+        delta, table = self._adapter.embedding, self._adapter.tables.get("embedding")
+        if delta is None or (delta.a is None and table is None):
+            return None
+        kept = None if table is None else self._keep(table)
+        if delta.a is None or delta.b is None:
+            return EmbeddingLora(table=kept)
+        rank = delta.rank
+        # Each token's row of A^T is what B meets: the product before it is by the identity.
+        inner = self._keep(delta.a.T.contiguous())
+        weights = LoraWeights(
+            a=torch.eye(rank, dtype=delta.b.dtype),
+            parts=[LoraPart(0, delta.b, 0, delta.scale)],
+            out_features=delta.b.shape[0],
+        )
+        outer = self._model.ops.pack_lora(weights)
+        self.num_bytes += outer.nbytes
+        return EmbeddingLora(table=kept, inner=inner, outer=outer)
+
+    def head(self) -> HeadLora | None:
+        """What the adapter does to the output layer."""
+        delta, table = self._adapter.head, self._adapter.tables.get("head")
+        if delta is None:
+            return None
+        model = self._model
+        if model.spec.normalized_head:
+            raise InvalidRequest(
+                "Adapters of an output layer with normalised rows aren't supported.",
+                param=model.spec.names.lm_head,
+            )
+        layer: LinearLayer | None = None
+        if table is not None:
+            bias = None
+            if model.spec.lm_head_bias:
+                bias = model.lm_head(_nothing(model.lm_head))[0]
+            layer = model.ops.PackedLinear(table.to(model.weight_dtype), bias)
+            self.num_bytes += layer.nbytes
+        added = None
+        if any(True for _ in delta.tensors()):
+            parts = _Parts(layer or model.lm_head, model.spec.lm_head_bias)
+            parts.add(0, model.spec.vocab_size, delta, None)
+            added = self._pack(parts)
+        return HeadLora(table=layer, added=added)
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        kept = tensor.to(self._dtype or tensor.dtype).clone().to(self._model.ops.device)
+        self.num_bytes += kept.nbytes
+        return kept
+
+
+class _Parts:
+    """`LoraWeights` of one linear layer in the making."""
+
+    def __init__(self, layer: LinearLayer, has_bias: bool) -> None:
+        self._layer, self._has_bias = layer, has_bias
+        self._a: list[Tensor] = []
+        self._parts: list[tuple[int, Tensor, int, float]] = []
+        self._gain = torch.ones(layer.out_features)
+        self._shift = torch.zeros(layer.out_features)
+        self._rank = 0
+
+    def add(self, first: int, rows: int, delta: ModuleDelta, order: Tensor | None) -> None:
+        """A part's delta for the layer's rows [first, first + rows)."""
+        chosen = slice(None) if order is None else order
+        a, b = delta.a, delta.b
+        if a is None or b is None:
+            a, b = torch.zeros(0, self._layer.in_features), torch.zeros(rows, 0)
+        else:
+            b = b[chosen]
+        at = slice(first, first + rows)
+        own = self._bias()[at]
+        if delta.b_bias is not None:
+            self._shift[at] += delta.scale * delta.b_bias.float()[chosen]
+        if delta.magnitude is not None:
+            self._gain[at] = delta.magnitude.float()[chosen] / self._lengths(first, a, b, delta)
+            self._shift[at] = self._gain[at] * (self._shift[at] - own) + own
+        if delta.bias is not None:
+            self._shift[at] += delta.bias.float()[chosen] - own
+        self._parts.append((first, b, self._rank, delta.scale))
+        self._a.append(a)
+        self._rank += len(a)
+
+    def _bias(self) -> Tensor:
+        """The layer's own bias: what it makes of nothing."""
+        if not self._has_bias:
+            return torch.zeros(self._layer.out_features)
+        return self._layer(_nothing(self._layer))[0].float().cpu()
+
+    def _lengths(self, first: int, a: Tensor, b: Tensor, delta: ModuleDelta) -> Tensor:
+        """Of the rows of W + scale * B A."""
+        found = []
+        for start in range(0, len(b), _ROWS):
+            some = b[start : start + _ROWS].float()
+            ids = torch.arange(first + start, first + start + len(some))
+            rows = self._layer.rows(ids).float().cpu() + delta.scale * (some @ a.float())
+            found.append(rows.norm(dim=1))
+        return torch.cat(found)
+
+    def weights(self, dtype: torch.dtype | None) -> LoraWeights:
+        """All of it, in `dtype`, or in the one that they have in common."""
+        kinds = {tensor.dtype for tensor in (*self._a, *(part[1] for part in self._parts))
+                 if tensor.numel()}  # fmt: skip
+        kept = dtype or (kinds.pop() if len(kinds) == 1 else torch.float32)
+        changed = bool((self._gain != 1).any()), bool((self._shift != 0).any())
+        return LoraWeights(
+            a=torch.cat([a.to(kept) for a in self._a]),
+            parts=[LoraPart(at, b.to(kept), start, scale) for at, b, start, scale in self._parts],
+            out_features=self._layer.out_features,
+            gain=self._gain if changed[0] else None,
+            shift=self._shift if changed[1] else None,
+        )
+
+
+def _nothing(layer: LinearLayer) -> Tensor:
+    """One row of zeros."""
+    return torch.zeros(1, layer.in_features)

@@ -1,0 +1,130 @@
+"""`AdapterStore`: the adapters beside one model, on its device and in the host's memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from engine.contract.adapters import AdapterRef
+from engine.contract.errors import InvalidRequest
+from engine.lora.adapter import Adapter
+from engine.lora.modules import Modules
+from engine.lora.pack import pack_adapter
+from engine.lora.read import read_adapter
+from engine.models.adapters import AdapterWeights
+from engine.models.decoder import NativeDecoder
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFacts:
+    """What is known of an adapter on the device.
+
+    Attributes:
+        rank: the largest of its modules.
+        num_bytes: of device memory.
+        load_seconds: how long it took to bring it there.
+    """
+
+    rank: int
+    num_bytes: int
+    load_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLimits:
+    """What an operator may bound.
+
+    Attributes:
+        max_rank: higher ones are refused; None: any.
+        dtype: what weights are kept in; None: as their files keep them.
+        host_bytes: of adapters that wait in host memory for another turn on the device.
+        host_adapters: how many of them; None: as many as fit.
+    """
+
+    max_rank: int | None = None
+    dtype: torch.dtype | None = None
+    host_bytes: int = 0
+    host_adapters: int | None = None
+
+
+class AdapterStore:
+    """Reads adapters and puts them where steps find them. Any thread may load.
+
+    Attributes:
+        device: by digest, those that steps may name.
+    """
+
+    def __init__(self, limits: StoreLimits) -> None:
+        self._limits = limits
+        self._device: dict[str, AdapterWeights] = {}
+        self._host: OrderedDict[str, Adapter] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @property
+    def device(self) -> Mapping[str, AdapterWeights]:
+        """See the class."""
+        return self._device
+
+    def load(self, ref: AdapterRef, model: NativeDecoder) -> AdapterFacts:
+        """Bring an adapter to the device.
+
+        Raises `InvalidRequest` where its files are of another content than its digest, or hold what
+        this model can't have.
+        """
+        started = time.perf_counter()
+        adapter = self._from_host(ref.digest) or self._read(ref, model)
+        weights = pack_adapter(adapter, model, self._limits.dtype)
+        self._device[ref.digest] = weights
+        self._keep(adapter)
+        return AdapterFacts(adapter.rank, weights.num_bytes, time.perf_counter() - started)
+
+    def drop(self, digest: str) -> bool:
+        """Let an adapter's device memory go; whether host memory still has it."""
+        self._device.pop(digest, None)
+        with self._lock:
+            return digest in self._host
+
+    def forget(self, digest: str) -> None:
+        """Let it go everywhere but on the disk."""
+        self._device.pop(digest, None)
+        with self._lock:
+            self._host.pop(digest, None)
+
+    def _read(self, ref: AdapterRef, model: NativeDecoder) -> Adapter:
+        if not ref.path:
+            raise InvalidRequest(
+                f"The adapter {ref.name or ref.digest[:12]!r} isn't loaded, and nothing says where "
+                "it lies.",
+                param="model",
+            )
+        adapter = read_adapter(Path(ref.path), Modules(model.spec), self._limits.max_rank)
+        if adapter.digest != ref.digest:
+            raise InvalidRequest(
+                f"The adapter {ref.name or ref.digest[:12]!r} isn't there any more: its files hold "
+                f"{adapter.digest[:12]}..., not {ref.digest[:12]}...",
+                param="model",
+            )
+        return adapter
+
+    def _from_host(self, digest: str) -> Adapter | None:
+        with self._lock:
+            return self._host.get(digest)
+
+    def _keep(self, adapter: Adapter) -> None:
+        """Keep it in host memory, in the place of those that were asked for longest ago."""
+        limits = self._limits
+        most = limits.host_adapters
+        with self._lock:
+            self._host[adapter.digest] = adapter
+            self._host.move_to_end(adapter.digest)
+            held = sum(each.num_bytes for each in self._host.values())
+            while self._host and (
+                held > limits.host_bytes or (most is not None and len(self._host) > most)
+            ):
+                held -= self._host.popitem(last=False)[1].num_bytes

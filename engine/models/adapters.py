@@ -1,0 +1,162 @@
+"""Adapters as a model runs them: which rows of a step go through which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels import KernelSet, LinearLayer
+from kernels.lora import LoraTable, LoraUse, PackedLora, TableUse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingLora:
+    """What an adapter does to the rows of an embedding.
+
+    Attributes:
+        table: [vocabulary, hidden] in the place of the model's own; None: that one stays.
+        inner: [vocabulary, rank], each token's own; what meets `outer`. None: nothing is added.
+        outer: [rank] to [hidden].
+    """
+
+    table: Tensor | None = None
+    inner: Tensor | None = None
+    outer: PackedLora | None = None
+
+    def change(self, ops: KernelSet, x: Tensor, token_ids: Tensor, rows: Tensor) -> None:
+        """Change rows of x [T, hidden], the embeddings of token_ids int64 [T]."""
+        ids = token_ids[rows]
+        if self.table is not None:
+            x[rows] = self.table[ids].to(x.dtype)
+        if self.inner is not None and self.outer is not None:
+            own = x[rows]
+            every = torch.arange(len(rows))
+            ops.add_lora(own, self.inner[ids].to(x.dtype), [(self.outer, every)])
+            x[rows] = own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadLora:
+    """What an adapter does to the logits.
+
+    Attributes:
+        table: the output layer in the place of the model's own; None: that one stays.
+        added: [hidden] to [vocabulary]; None: nothing.
+    """
+
+    table: LinearLayer | None = None
+    added: PackedLora | None = None
+
+    def change(self, ops: KernelSet, logits: Tensor, hidden: Tensor, rows: Tensor) -> None:
+        """Change rows of float32 logits [R, vocabulary] of hidden [R, hidden]."""
+        if self.table is not None:
+            logits[rows] = self.table(hidden[rows]).float()
+        if self.added is not None:
+            ops.add_lora(logits, hidden, [(self.added, rows)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterWeights:
+    """An adapter on the device of its model.
+
+    Attributes:
+        digest: what it is known by.
+        layers: by layer and slot (see `engine.lora.modules.linears_of`), what it changes.
+        table: the same for the compiled decoder; None where that can't be run with it.
+        embedding, head: None: it leaves them as they are.
+        num_bytes: of device memory.
+    """
+
+    digest: str
+    layers: Sequence[Mapping[str, PackedLora]]
+    table: LoraTable | None = None
+    embedding: EmbeddingLora | None = None
+    head: HeadLora | None = None
+    num_bytes: int = 0
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether whole steps with it run in one call."""
+        return self.table is not None and self.embedding is None and self.head is None
+
+
+class StepAdapters:
+    """The rows of a step that go through adapters; each is in one group at most.
+
+    Attributes:
+        groups: an adapter and its rows, int64, ascending.
+    """
+
+    __slots__ = ("groups",)
+
+    def __init__(self, groups: list[tuple[AdapterWeights, Tensor]]) -> None:
+        self.groups = groups
+
+    def tables(self) -> list[TableUse] | None:
+        """For the compiled decoder; None where one of them can't be run by it."""
+        uses = [(adapter.table, rows) for adapter, rows in self.groups if adapter.table is not None]
+        return uses if len(uses) == len(self.groups) else None
+
+    def of(self, layer: int, slot: str) -> list[LoraUse]:
+        """Those that change one linear layer."""
+        return [
+            (adapter.layers[layer][slot], rows)
+            for adapter, rows in self.groups
+            if slot in adapter.layers[layer]
+        ]
+
+    def heads(self, rows: Tensor | None) -> StepAdapters | None:
+        """Those that change logits, by their places among `rows` of the step (None: all rows)."""
+        changing = [(adapter, own) for adapter, own in self.groups if adapter.head is not None]
+        if rows is not None:
+            changing = [(adapter, torch.isin(rows, own).nonzero().flatten())
+                        for adapter, own in changing]  # fmt: skip
+        return StepAdapters(changing) if changing else None
+
+    def between(self, start: int, end: int) -> StepAdapters:
+        """Rows [start, end), counted from there."""
+        return StepAdapters(
+            [(one, own[(own >= start) & (own < end)] - start) for one, own in self.groups]
+        )
+
+
+class AdaptedLinear(LinearLayer):
+    """A linear layer whose rows get what their adapters add, while a step says which."""
+
+    def __init__(
+        self, ops: KernelSet, layer: LinearLayer, place: tuple[int, str], step: CurrentStep
+    ) -> None:
+        """`place`: the number of the layer that it is in, and its slot."""
+        self._ops, self._layer, self._place, self._step = ops, layer, place, step
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.nbytes = layer.nbytes
+
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """See `LinearLayer.__call__`."""
+        y = self._layer(x, out)
+        adapters = self._step.adapters
+        if adapters is not None and (uses := adapters.of(*self._place)):
+            self._ops.add_lora(y, x, uses)
+        return y
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """See `LinearLayer.rows`."""
+        return self._layer.rows(ids)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `LinearLayer.tensors`."""
+        return self._layer.tensors()
+
+
+@dataclass(slots=True)
+class CurrentStep:
+    """What the layers of a model that run one by one must know of the step. One call at a time.
+
+    Attributes:
+        adapters: of all of the step's tokens; None: nobody goes through one.
+    """
+
+    adapters: StepAdapters | None = None

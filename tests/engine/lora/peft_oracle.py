@@ -1,0 +1,94 @@
+"""PEFT as the oracle: it makes a random adapter, saves it, and says what comes of it."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM
+
+from engine.survey.recipes import RECIPES
+from engine.survey.tiny import make_checkpoint
+
+PROMPT = [5, 9, 17, 33, 65, 129, 257, 11]
+
+
+def checkpoint(recipe: str, folder: Path, **changes: Any) -> Path:
+    """A tiny random model of a recipe of the survey."""
+    make_checkpoint({**RECIPES[recipe], **changes}, folder)
+    return folder
+
+
+def prompts(count: int) -> list[list[int]]:
+    """Different token ids, of different lengths."""
+    made = torch.Generator().manual_seed(3)
+    lengths = torch.randint(3, 14, (count,), generator=made).tolist()
+    return [torch.randint(4, 384, (n,), generator=made).tolist() for n in lengths]
+
+
+def make_adapter(model: Path, folder: Path, seed: int = 0, **options: Any) -> Path:
+    """A random adapter as PEFT saves it; its matrices are large enough to change what is said."""
+    torch.manual_seed(seed)
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    options = {"r": 8, "lora_alpha": 12, "init_lora_weights": False, **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        adapted = get_peft_model(base, LoraConfig(task_type="CAUSAL_LM", **options))
+        _stir(adapted)
+        adapted.save_pretrained(folder)
+    return folder
+
+
+def _stir(adapted: torch.nn.Module) -> None:
+    """What begins as zeros, ones or the base's own would go unnoticed where it's forgotten."""
+    for name, parameter in adapted.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        noise = torch.randn_like(parameter)
+        if "lora_" in name and "magnitude" not in name:
+            parameter.data = noise * (0.3 if parameter.dim() == 1 else 0.15)
+        else:
+            parameter.data = parameter.data * (1 + 0.2 * noise) + 0.02 * noise
+
+
+class PeftOracle:
+    """The model with any number of adapters: float32, greedy, one prompt at a time."""
+
+    def __init__(self, model: Path, adapters: dict[str, Path]) -> None:
+        logging.getLogger("peft").setLevel(logging.ERROR)
+        self._model, self._adapters = model, adapters
+
+    def greedy(self, prompt: list[int], count: int, adapter: str | None) -> list[int]:
+        """Exactly `count` tokens, EOS ignored."""
+        return self.greedy_all([(prompt, adapter)], count)[0]
+
+    def greedy_all(self, wanted: list[tuple[list[int], str | None]], count: int) -> list[list[int]]:
+        """Of each prompt with its adapter."""
+        found: dict[int, list[int]] = {}
+        for adapter in dict.fromkeys(adapter for _, adapter in wanted):
+            model = self._load(adapter)
+            for index, (prompt, own) in enumerate(wanted):
+                if own == adapter:
+                    found[index] = _greedy(model, prompt, count)
+        return [found[index] for index in range(len(wanted))]
+
+    def _load(self, adapter: str | None) -> Any:
+        base: Any = AutoModelForCausalLM.from_pretrained(self._model, dtype=torch.float32)
+        if adapter is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                base = PeftModel.from_pretrained(base, self._adapters[adapter])
+        return base.eval()
+
+
+def _greedy(model: Any, prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        tokens.append(int(logits.argmax()))
+    return tokens[len(prompt) :]

@@ -1,0 +1,119 @@
+"""Greedy tokens are those of PEFT in float32, for every kind of adapter that is taken."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM, LoRARequest, SamplingParams
+
+from .peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
+
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+COUNT = 16
+
+#: name -> (recipe of the model, PEFT's options).
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "all-linear": ("llama", {"target_modules": ALL}),
+    "attention-alone": ("qwen2", {"target_modules": ["q_proj", "v_proj"]}),
+    "rank-stabilised": ("llama", {"target_modules": ALL, "use_rslora": True, "lora_alpha": 4}),
+    "patterns": (
+        "qwen3",
+        {
+            "target_modules": ALL,
+            "rank_pattern": {"q_proj": 4, r"layers\.1\.mlp\.down_proj": 20},
+            "alpha_pattern": {"k_proj": 3, "layers.0.mlp.up_proj": 30},
+        },
+    ),
+    "bias-of-b": ("llama", {"target_modules": ALL, "lora_bias": True}),
+    "bias-of-the-base": ("qwen2", {"target_modules": ["q_proj", "k_proj"], "bias": "lora_only"}),
+    "dora": ("llama", {"target_modules": ALL, "use_dora": True}),
+    "dora-with-biases": ("qwen2", {"target_modules": ALL, "use_dora": True}),
+    "fused": ("phi3", {"target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]}),
+    "grouped-rows": (
+        "gpt_neox",
+        {"target_modules": ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]},
+    ),
+    "transposed": (
+        "gpt2",
+        {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True},
+    ),
+    "transposed-dora": (
+        "gpt2",
+        {"target_modules": ["c_attn", "c_fc"], "fan_in_fan_out": True, "use_dora": True},
+    ),
+    "parallel": ("falcon-new", {"target_modules": ["query_key_value", "dense", "dense_h_to_4h"]}),
+    "embedding": ("llama", {"target_modules": ["q_proj", "embed_tokens"]}),
+    "head": ("llama", {"target_modules": ["down_proj", "lm_head"]}),
+    "embedding-and-head": ("llama", {"target_modules": ["embed_tokens", "lm_head"]}),
+    "scaled-embedding": ("gemma", {"target_modules": ["embed_tokens", "o_proj"]}),
+    "whole-embedding-and-head": (
+        "llama",
+        {"target_modules": ALL, "modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+    "windows": ("gemma2", {"target_modules": ALL}),
+    "layer-by-layer": ("stablelm", {"target_modules": ALL}),
+}
+
+
+def serve(model: Path, **options: Any) -> LLM:
+    return LLM(str(model), dtype="float32", skip_tokenizer_init=True, max_num_seqs=8, **options)
+
+
+def generate(llm: LLM, wanted: list[tuple[list[int], LoRARequest | None]]) -> list[list[int]]:
+    results = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt, _ in wanted],
+        SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, detokenize=False),
+        use_tqdm=False,
+        lora_request=[adapter for _, adapter in wanted],
+    )
+    return [result.outputs[0].token_ids for result in results]
+
+
+def check(model: Path, adapter: Path, **options: Any) -> None:
+    """Rows of the base and of the adapter in one batch, compiled and layer by layer."""
+    oracle = PeftOracle(model, {"a": adapter})
+    request = LoRARequest("a", 1, str(adapter))
+    mixed = [(prompt, "a" if index % 3 else None) for index, prompt in enumerate(prompts(6))]
+    expected = oracle.greedy_all(mixed, COUNT)
+    asked = [(prompt, None if own is None else request) for prompt, own in mixed]
+    llm = serve(model, **options)
+    assert generate(llm, asked) == expected
+    assert generate(llm, asked[1:2]) == expected[1:2]  # alone, and from the cache
+    del llm
+    gc.collect()
+    alone = PeftOracle(model, {}).greedy_all([(prompt, None) for prompt, _ in mixed[1:2]], COUNT)
+    assert expected[1:2] != alone  # the adapter does something
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_tokens_are_those_of_peft(tmp_path: Path, variant: str) -> None:
+    recipe, options = VARIANTS[variant]
+    model = checkpoint(recipe, tmp_path / "model")
+    check(model, make_adapter(model, tmp_path / "adapter", **options))
+
+
+@pytest.mark.parametrize("target", ["embed_tokens", "lm_head"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_tied_tables_are_as_peft_has_them(tmp_path: Path, target: str, whole: bool) -> None:
+    model = checkpoint("llama", tmp_path / "model", tie_word_embeddings=True)
+    targets = ["q_proj"] if whole else ["q_proj", target]
+    saved = [target] if whole else None
+    adapter = make_adapter(
+        model, tmp_path / "adapter", target_modules=targets, modules_to_save=saved
+    )
+    check(model, adapter)
+
+
+def test_layers_that_run_one_by_one_give_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = checkpoint("llama", tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "adapter", target_modules=ALL, use_dora=True)
+    monkeypatch.setattr("engine.models.decoder.is_on", lambda name: False)
+    check(model, adapter)
+    check(model, adapter, cpu_kernels=False)
