@@ -203,8 +203,8 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         num_draft_tokens, num_accepted_tokens: guesses at its tokens that were checked, and those
             that held; see `SpeculativeConfig`.
         cold_reason: why none was found, "" if some were: "no_shared_prefix",
-            "shorter_than_a_block", "evicted", "another_namespace", "caching_off" or
-            "all_tokens_needed". For operators, never for clients: it speaks of other tenants.
+            "shorter_than_a_block", "evicted", "caching_off" or "all_tokens_needed". It follows
+            from what its own namespace has sent alone.
         numerics_changed: a replica with other `Numerics` went on with it: the same weights, but not
             the tokens that the first replica would have made. Set by the gateway.
     """

@@ -1,5 +1,7 @@
-"""Why a prompt found nothing in the cache. For operators: a client mustn't learn it, since
-`ANOTHER_NAMESPACE` says what somebody else has sent.
+"""Why a prompt found nothing in the cache.
+
+Every reason follows from what its own namespace has sent. None tells that the same tokens are known
+in another one: a number that counts such cases answers the guesses of whoever can read it.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ CACHING_OFF = "caching_off"
 ALL_TOKENS_NEEDED = "all_tokens_needed"
 SHORTER_THAN_A_BLOCK = "shorter_than_a_block"
 EVICTED = "evicted"
-ANOTHER_NAMESPACE = "another_namespace"
 NO_SHARED_PREFIX = "no_shared_prefix"
 
 _REMEMBERED = 8192
@@ -22,16 +23,14 @@ _REMEMBERED = 8192
 class ColdStarts:
     """Remembers the first blocks of the last prompts that started cold.
 
-    Bounded memory, and two more hashes of one block a cold prompt: a prompt whose first block is
-    remembered was cached once, so it has been evicted since; one that is known by its tokens alone
-    was cached for another tenant, salt or adapter. What was forgotten counts as never shared.
+    Bounded memory: a prompt whose first block is remembered was cached once in this namespace, so
+    it has been evicted since. What was forgotten counts as never shared.
     """
 
     def __init__(self, block_size: int, remembered: int = _REMEMBERED) -> None:
         self._block_size = block_size
         self._remembered = remembered
         self._hashes: OrderedDict[bytes, None] = OrderedDict()
-        self._contents: OrderedDict[bytes, None] = OrderedDict()
 
     def reason(self, token_ids: list[int], hashes: BlockHashes) -> str:
         """Why nothing was found for a sequence; its first block is remembered from now on.
@@ -41,21 +40,10 @@ class ColdStarts:
         if len(token_ids) <= self._block_size:
             # The last token is always computed, so a prompt of one block can't hit it either.
             return SHORTER_THAN_A_BLOCK
-        content = first = hashes.values[0]
-        if hashes.scope:
-            content = hashes.unscoped(token_ids, self._block_size)
-        if first in self._hashes:
-            reason = EVICTED
-        elif content in self._contents:
-            reason = ANOTHER_NAMESPACE
-        else:
-            reason = NO_SHARED_PREFIX
-        self._remember(self._hashes, first)
-        self._remember(self._contents, content)
+        first = hashes.values[0]
+        reason = EVICTED if first in self._hashes else NO_SHARED_PREFIX
+        self._hashes[first] = None
+        self._hashes.move_to_end(first)
+        if len(self._hashes) > self._remembered:
+            self._hashes.popitem(last=False)
         return reason
-
-    def _remember(self, known: OrderedDict[bytes, None], key: bytes) -> None:
-        known[key] = None
-        known.move_to_end(key)
-        if len(known) > self._remembered:
-            known.popitem(last=False)

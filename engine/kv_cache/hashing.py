@@ -109,11 +109,6 @@ class BlockHashes:
         copy.values = self.values.copy()
         return copy
 
-    def unscoped(self, token_ids: list[int], block_size: int) -> bytes:
-        """The first block's hash as it would be in no scope: what its content alone makes it."""
-        extra = extra_of(b"", self._begun_in(0, block_size), 0)
-        return hash_block(ROOT, token_ids[:block_size], extra)
-
     def _begun_in(self, start: int, end: int) -> Sequence[ContentKey]:
         """Keys of what begins at tokens [start, end)."""
         if not self.content:

@@ -1,0 +1,81 @@
+"""FAULTS 50: nothing that a tenant can observe depends on what another one has sent."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.kv_cache.cold import ColdStarts
+from engine.scheduler import Sequence
+from tests.engine.helpers import Driver
+
+BLOCKS, SECRETS = 64, 40
+
+#: What a request shows: its flight record, and the tokens that each of its steps computed.
+Seen = tuple[dict[str, Any], list[int]]
+
+
+def secret(number: int) -> list[int]:
+    """A prompt of the victim's."""
+    rng = random.Random(f"secret {number}")
+    return [rng.randrange(1000) for _ in range(rng.randint(9, 40))]
+
+
+def replica(windows: tuple[int, ...]) -> Driver:
+    """One whose cache holds the victim's last prompts, and had to evict the first ones."""
+    driver = Driver(BLOCKS, windows=windows, token_budget=16)
+    for number in range(SECRETS):
+        run(driver, secret(number), "victim")
+    return driver
+
+
+def run(driver: Driver, prompt: list[int], tenant: str) -> Seen:
+    """Send a prompt for three tokens and look."""
+    sequence = driver.add(prompt, namespace=tenant, tenant=tenant)
+    computed = []
+    while sequence.num_output_tokens < 3:
+        plan = driver.step()
+        computed.append(plan.num_scheduled[plan.seq_ids.index(sequence.seq_id)])
+    driver.scheduler.finish(sequence, "stop")
+    return msgspec.to_builtins(sequence.flight), computed
+
+
+@pytest.mark.parametrize("windows", [(), (8,), (0, 8)])
+def test_fault_50_a_right_guess_looks_like_a_wrong_one(windows: tuple[int, ...]) -> None:
+    guesses: list[Callable[[int], list[int]]] = [
+        secret,
+        lambda number: [token + 1 for token in secret(number)],
+    ]
+    seen = []
+    for guess in guesses:
+        driver = replica(windows)
+        before = driver.scheduler.kv.num_hit_tokens
+        looks = [run(driver, guess(number), "attacker") for number in reversed(range(SECRETS))]
+        # The public totals, too.
+        seen.append((looks, driver.scheduler.kv.num_hit_tokens - before))
+    assert seen[0] == seen[1]
+    assert seen[0][1] == 0
+
+
+def test_fault_50_the_same_guess_in_ones_own_namespace_is_seen() -> None:
+    """The measure above can tell a hit: without namespaces it does."""
+    driver = replica(())
+    own, others = (run(driver, secret(SECRETS - 1), tenant) for tenant in ("victim", "attacker"))
+    assert own[0]["num_cached_tokens"] > 0
+    assert len(own[1]) < len(others[1]) or own[1] != others[1]
+
+
+def test_fault_50_the_memory_of_cold_prompts_is_by_namespace() -> None:
+    starts = ColdStarts(block_size=4)
+    driver = Driver(BLOCKS)
+    reasons = []
+    for tenant in ("victim", "attacker", "victim"):
+        sequence: Sequence = driver.add(secret(0), namespace=tenant)
+        driver.step()
+        reasons.append(starts.reason(sequence.token_ids, sequence.block_hashes))
+        driver.scheduler.finish(sequence, "stop")
+    assert reasons == ["no_shared_prefix", "no_shared_prefix", "evicted"]
