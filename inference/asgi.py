@@ -15,27 +15,36 @@ import io
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import aclosing
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import IO, Any, cast
 
 from django.core.handlers.asgi import ASGIHandler, ASGIRequest
 from django.http import HttpRequest
 from django.http.response import HttpResponseBase
-from django.urls import ResolverMatch, get_resolver
+from django.urls import Resolver404, ResolverMatch, get_resolver
 from django.urls.base import set_script_prefix
 
 from engine.contract.errors import QuireError
 from inference.anthropic.errors import anthropic_error
 from inference.engine_client import close_engine_client, get_engine_client
-from inference.errors import error_response
+from inference.errors import PayloadTooLarge, error_response
 from inference.generation import background
 from inference.settings import gateway_settings
 from inference.tracing import close_tracing, tracing
 from inference.web import cors
-from inference.web.body import ClientGone, Receive, Scope, is_upload, read_body, read_upload
+from inference.web.body import (
+    ClientGone,
+    Receive,
+    Scope,
+    check_caller,
+    is_upload,
+    read_body,
+    read_upload,
+)
 from inference.web.exchange import HANDLER, RECEIVED, Exchange
 from inference.web.request_ids import clean_request_id
 from inference.web.streaming import EventStreamResponse, LastChunk
+from inference.web.unknown_path import unknown_path
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +89,7 @@ class GatewayHandler(ASGIHandler):
             if is_upload(scope, gateway_path(scope)):
                 body: IO[bytes] = await read_upload(scope, receive)
             else:
-                read = await read_body(scope, receive)
+                read = await read_body(scope, receive, partial(self._may_be_large, scope))
                 scope[RECEIVED] = len(read)
                 body = io.BytesIO(read)
         except ClientGone:
@@ -94,6 +103,21 @@ class GatewayHandler(ASGIHandler):
                 await self.send_response(response, send)
                 return
             await self._serve_while_connected(request, receive, send)
+
+    @staticmethod
+    async def _may_be_large(scope: Scope) -> None:
+        """Raise unless the path takes large bodies, and from whoever sends this one."""
+        path = gateway_path(scope)
+        try:
+            view = _resolve(path).func
+        except Resolver404:
+            raise unknown_path(path) from None
+        view_class = getattr(view, "cls", None) or getattr(view, "view_class", None)
+        if getattr(view_class, "leads_nowhere", False):
+            raise unknown_path(path)
+        if getattr(view_class, "public", False):
+            raise PayloadTooLarge("This path takes no large body.")
+        await check_caller(scope)
 
     def _refused(self, scope: Scope, error: QuireError) -> HttpResponseBase:
         """The answer to a request whose body wasn't read: it has met no view."""

@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from contextvars import ContextVar
+from functools import lru_cache, partial
 from typing import ParamSpec, TypeVar
 
 from engine.contract.errors import InvalidRequest
-from inference.errors import Overloaded
+from inference.rendering.fair_threads import FairThreads
 from inference.settings import gateway_settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Jobs that may wait for each thread; more are refused.
-QUEUED_PER_THREAD = 64
+#: For whom the current task renders.
+rendering_for: ContextVar[str] = ContextVar("rendering_for", default="")
 
 
 class RenderPool:
     """Runs rendering work. Jobs whose caller has given up count until their thread is free."""
 
     def __init__(self, threads: int) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="quire-render")
-        self._room = threads * QUEUED_PER_THREAD
+        self._threads = FairThreads(threads, "quire-render")
 
     async def run(
         self, chars: int, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
@@ -36,7 +35,7 @@ class RenderPool:
 
         Raises:
             InvalidRequest: it took longer than `render_timeout_s`.
-            Overloaded: too many jobs wait.
+            Overloaded: too many jobs of the tenant wait.
         """
         settings = gateway_settings()
         if chars <= settings.inline_render_chars:
@@ -46,28 +45,14 @@ class RenderPool:
     async def run_in_thread(
         self, limit_s: float, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """`function(...)` in a thread. Raises as `run` does."""
-        if self._room <= 0:
-            raise Overloaded("Too many prompts wait to be tokenised. Try again in a moment.")
-        self._room -= 1
-        loop = asyncio.get_running_loop()
-        job = self._threads.submit(lambda: function(*args, **kwargs))
-        job.add_done_callback(lambda _: self._free(loop))
+        """`function(...)` in a thread, in its tenant's turn. Raises as `run` does."""
+        job = self._threads.submit(rendering_for.get(), partial(function, *args, **kwargs))
         try:
             return await asyncio.wait_for(asyncio.wrap_future(job), limit_s)
         except TimeoutError:
             raise InvalidRequest(
                 f"The prompt could not be rendered within {limit_s:g} s.", code="render_timeout"
             ) from None
-
-    def _free(self, loop: asyncio.AbstractEventLoop) -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(self._one_more)
-        else:
-            self._one_more()
-
-    def _one_more(self) -> None:
-        self._room += 1
 
 
 @lru_cache(maxsize=1)

@@ -9,15 +9,20 @@ from typing import IO, Any
 
 from inference.errors import PayloadTooLarge, RequestTimeout
 from inference.settings import gateway_settings
+from inference.web.guesses import Guesses
 from tenants.authentication import authenticate
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Check = Callable[[], Awaitable[None]]
 
 #: Paths whose POST carries a file: they have a larger limit, for callers who are known.
 UPLOADS = frozenset({"/v1/files"})
 #: An upload up to this size stays in memory.
 SPOOL_BYTES = 1 << 20
+#: Bytes of a body that are read before its sender is known: else a hundred strangers who send 10 MB
+#: each fill a gigabyte.
+STRANGERS_BYTES = 16 << 10
 
 
 class ClientGone(Exception):
@@ -29,27 +34,40 @@ def is_upload(scope: Scope, path: str) -> bool:
     return scope["method"] == "POST" and path in UPLOADS
 
 
-async def read_body(scope: Scope, receive: Receive) -> bytes:
+async def read_body(scope: Scope, receive: Receive, check: Check | None = None) -> bytes:
     """The whole body, refused as soon as it's known to be too large.
+
+    Args:
+        check: awaited before more than `STRANGERS_BYTES` are read; what it raises ends the reading.
 
     Raises:
         PayloadTooLarge: more than `max_body_bytes`, announced or sent.
-        RequestTimeout: not complete within `body_timeout_s`.
+        RequestTimeout: not complete within `body_timeout_s`, be it begun or not.
         ClientGone: the connection closed first.
     """
     settings = gateway_settings()
-    check_announced(scope, settings.max_body_bytes)
-    message = await _next_part(receive)
-    first: bytes = message.get("body", b"")
-    if not message.get("more_body"):
-        if len(first) > settings.max_body_bytes:
-            raise _too_large(settings.max_body_bytes)
-        return first
-    body = bytearray(first)
+    announced = check_announced(scope, settings.max_body_bytes)
+    if check is not None and announced > STRANGERS_BYTES:
+        await check()
+        check = None
+    body = bytearray()
     async with _deadline(settings.body_timeout_s):
-        async for part in _parts(receive, settings.max_body_bytes - len(first)):
+        async for part in _parts(receive, settings.max_body_bytes):
             body += part
+            if check is not None and len(body) > STRANGERS_BYTES:
+                await check()
+                check = None
     return bytes(body)
+
+
+async def check_caller(scope: Scope) -> None:
+    """Raise what `authenticate` raises, before anything of the body is read."""
+    headers = {name.lower(): value.decode("latin1") for name, value in scope["headers"]}
+    address = (scope.get("client") or [""])[0]
+    caller = await authenticate(
+        headers.get(b"authorization"), headers.get(b"x-api-key"), guard=Guesses(address)
+    )
+    caller.check_address(address)
 
 
 async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
@@ -61,9 +79,7 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
     `authenticate` raises, before anything is read.
     """
     settings = gateway_settings()
-    headers = {name.lower(): value.decode("latin1") for name, value in scope["headers"]}
-    caller = await authenticate(headers.get(b"authorization"), headers.get(b"x-api-key"))
-    caller.check_address((scope.get("client") or [""])[0])
+    await check_caller(scope)
     # Boundaries and the other fields of the form come on top of the file.
     limit = settings.max_file_bytes + SPOOL_BYTES
     check_announced(scope, limit)
@@ -83,11 +99,13 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
     return file
 
 
-def check_announced(scope: Scope, limit: int) -> None:
-    """Raise `PayloadTooLarge` when Content-Length says so."""
+def check_announced(scope: Scope, limit: int) -> int:
+    """The length that Content-Length says, or 0. Raises `PayloadTooLarge` beyond the limit."""
     announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
-    if announced.isdigit() and int(announced[:20]) > limit:
+    length = int(announced[:20]) if announced.isdigit() else 0
+    if length > limit:
         raise _too_large(limit)
+    return length
 
 
 async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:

@@ -1,7 +1,8 @@
 """JSON bodies, read strictly: size, depth, duplicate keys, NaN and lone surrogates.
 
 The standard library's parser is used because only it shows duplicate keys; its C scanner reads a
-chat request in microseconds.
+chat request in microseconds. Over a body of megabytes it would hold everything else up (it takes
+half a second for five million escapes in a string): msgspec reads those, beside the event loop.
 """
 
 from __future__ import annotations
@@ -10,8 +11,18 @@ import json
 import re
 from typing import Any
 
-from engine.contract.errors import InvalidRequest
+import msgspec
 
+from engine.contract.errors import InvalidRequest
+from inference.web.json_bounds import check_nodes, check_values, marks_outside_strings
+
+#: Bodies beyond this are parsed in a thread.
+LARGE_BYTES = 128 * 1024
+#: Fewer brackets than this can't be too many objects.
+_FEW_BRACKETS = 1024
+#: Escapes in a large body with lone surrogates, which only the slow parser reads.
+_MAX_ESCAPES = 200_000
+_BOM = b"\xef\xbb\xbf"
 #: A JSON escape of a surrogate. Only a body with one can hold a lone surrogate.
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -23,17 +34,19 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
 
     Raises:
         InvalidRequest: no UTF-8, no JSON, a duplicate key, NaN or infinity, deeper than
-            `max_depth`, or not an object.
+            `max_depth`, more values than anyone needs, or not an object.
     """
+    check_values(body)
     try:
-        text = body.decode("utf-8-sig" if body[:3] == b"\xef\xbb\xbf" else "utf-8")
-        value = _decoder.decode(text)
+        value = _parse_large(body) if len(body) > LARGE_BYTES else _parse(body)
     except InvalidRequest:
         raise
     except UnicodeDecodeError:
         raise _bad("The body is not valid UTF-8.") from None
     except RecursionError:
         raise _too_deep(max_depth) from None
+    except msgspec.DecodeError as error:
+        raise _bad(f"The body is not valid JSON: {error}.") from None
     except json.JSONDecodeError as error:
         raise _bad(
             f"The body is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
@@ -43,11 +56,45 @@ def parse_object(body: bytes, max_depth: int) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise _bad("The body must be a JSON object.")
     # Counting brackets is cheap and an upper bound of the depth: most bodies are done here.
-    if body.count(b"{") + body.count(b"[") > max_depth and _deeper_than(value, max_depth):
+    brackets = body.count(b"{") + body.count(b"[")
+    if brackets > max_depth and _deeper_than(value, max_depth):
         raise _too_deep(max_depth)
+    if brackets > _FEW_BRACKETS or len(body) > LARGE_BYTES:
+        check_nodes(value)
     if _SURROGATE_ESCAPE.search(body):
         value = _without_surrogates(value)
     return value
+
+
+def _parse(body: bytes) -> Any:
+    return _decoder.decode(body.decode("utf-8-sig" if body.startswith(_BOM) else "utf-8"))
+
+
+def _parse_large(body: bytes) -> Any:
+    """The same by a parser that is fast, and tells a duplicate key by the count of all keys."""
+    try:
+        value = msgspec.json.decode(body.removeprefix(_BOM))
+    except msgspec.DecodeError:
+        # It takes no lone surrogates, and no integer beyond 64 bits.
+        if body.count(b"\\") > _MAX_ESCAPES:
+            raise
+        return _parse(body)
+    if marks_outside_strings(body).colons != _num_keys(value):
+        raise _bad("A key occurs twice in one object.")
+    return value
+
+
+def _num_keys(value: Any) -> int:
+    """Keys of all objects in a value."""
+    count, level = 0, [value]
+    while level:
+        parent = level.pop()
+        if isinstance(parent, dict):
+            count += len(parent)
+            level += [child for child in parent.values() if isinstance(child, dict | list)]
+        elif isinstance(parent, list):
+            level += [child for child in parent if isinstance(child, dict | list)]
+    return count
 
 
 def _bad(message: str) -> InvalidRequest:

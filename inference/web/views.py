@@ -19,11 +19,12 @@ from rest_framework.renderers import BaseRenderer
 from rest_framework.views import APIView
 
 from inference.errors import PayloadTooLarge, UnsupportedField, error_response
+from inference.rendering.pool import render_pool, rendering_for
 from inference.settings import gateway_settings
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.exchange import KEY, TENANT
 from inference.web.idempotency import IdempotencyKey, fingerprint
-from inference.web.json_body import parse_object
+from inference.web.json_body import LARGE_BYTES, parse_object
 from inference.web.negotiation import (
     JSON_ONLY,
     check_accept,
@@ -43,6 +44,8 @@ class GatewayRequest(HttpRequest):
     request_id: str
     received: float
     caller: Caller
+    #: A large body that was parsed beside the event loop.
+    parsed: dict[str, Any]
     scope: MutableMapping[str, Any]
 
 
@@ -78,6 +81,7 @@ class GatewayView(APIView):
             check_accept(request.META.get("HTTP_ACCEPT"), self.renderer_classes)
             if not self.public:
                 await self._admit(gateway_request)
+                await self._parse_beside(gateway_request)
             response = await self._run(handler, gateway_request, *args, **kwargs)
         except Exception as error:
             response = self.render_error(error, gateway_request.request_id)
@@ -115,11 +119,21 @@ class GatewayView(APIView):
     async def _admit(self, request: GatewayRequest) -> None:
         for authenticator in self.get_authenticators():
             request.caller, _ = await authenticator.authenticate(request)
+        rendering_for.set(request.caller.tenant)
         request.scope[TENANT] = request.caller.tenant
         request.scope[KEY] = str(request.caller.key_id or "")
         for permission in self.get_permissions():
             permission.check(request.caller, self.required_scope)
         request.caller.check_endpoint(request.path_info)
+
+    async def _parse_beside(self, request: GatewayRequest) -> None:
+        """Parse a large body in a thread: others' streams go on meanwhile."""
+        body = request.body if request.content_type == "application/json" else b""
+        settings = gateway_settings()
+        if LARGE_BYTES < len(body) <= settings.max_body_bytes:
+            request.parsed = await render_pool().run_in_thread(
+                settings.render_timeout_s, parse_object, body, settings.max_json_depth
+            )
 
     def read_json(self, request: HttpRequest) -> dict[str, Any]:
         """The body as a JSON object. Raises 413, 415 and 400 errors."""
@@ -131,7 +145,8 @@ class GatewayView(APIView):
             raise PayloadTooLarge(
                 f"The request body is over the limit of {settings.max_body_bytes} bytes."
             )
-        return parse_object(body, settings.max_json_depth)
+        parsed: dict[str, Any] | None = getattr(request, "parsed", None)
+        return parse_object(body, settings.max_json_depth) if parsed is None else parsed
 
 
 class NotFoundView(GatewayView):

@@ -25,11 +25,11 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
     import uvicorn
 
     from config import asgi
-    from config.joined_writes import JoinedWritesProtocol
+    from config.bounded_connections import BoundedConnectionsProtocol
 
     config = uvicorn.Config(
         _wrapped(asgi.application, options),
-        http=JoinedWritesProtocol,
+        http=BoundedConnectionsProtocol,
         lifespan="on",
         log_config=None,  # Django's logging is set up, and holds for uvicorn's loggers too
         access_log=False,

@@ -16,6 +16,7 @@ from tests.inference.tokenizer_folder import EOS
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 LONG = 10**5
+PART = {"type": "text", "text": "a"}
 
 
 def refused(reply: Reply, param: str | None, status: int = 400) -> None:
@@ -73,6 +74,55 @@ async def test_a_body_that_never_ends_times_out(served: Gateway, settings: Any) 
     exchange._receive = receive  # type: ignore[method-assign]
     reply = await exchange.reply()
     assert (reply.status, reply.error["code"]) == (408, "request_timeout")
+
+
+async def test_fault_52_a_body_that_never_begins_times_out(served: Gateway, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "BODY_TIMEOUT_S": 0.05}
+    exchange = served.client.open("POST", CHAT, parts=[], headers={"content-length": "10"})
+    reply = await exchange.reply()
+    assert (reply.status, reply.error["code"]) == (408, "request_timeout")
+
+
+@pytest.mark.parametrize("announced", [{"content-length": str(9 << 20)}, {}])
+@pytest.mark.parametrize(
+    ("path", "key", "status"),
+    [
+        (CHAT, "sk-quire-nobody", 401),
+        ("/v1/nowhere", "sk-quire-nobody", 404),
+        ("/health", "", 413),
+    ],
+)
+async def test_fault_52_bodies_of_strangers_are_refused_before_they_are_read(
+    served: Gateway, path: str, key: str, status: int, announced: dict[str, str]
+) -> None:
+    headers = {"authorization": f"Bearer {key}", **announced}
+    part = b"x" * (8 << 10)
+    exchange = served.client.open("POST", path, parts=[part] * 1000, headers=headers)
+    reply = await exchange.reply()
+    assert reply.status == status
+    assert set(reply.error) == {"message", "type", "param", "code"}
+    assert len(exchange.received) <= (0 if announced else 3)
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("messages", {"messages": [{"role": "user", "content": "a"}] * 200_000}),
+        ("messages", {"messages": [{"role": "user", "content": "a"}] * 9_000}),
+        ("messages", {"messages": [{"role": "user", "content": [PART] * 250_000}]}),
+        ("messages", {"messages": [{"role": "user", "content": [PART] * 9_000}]}),
+        ("logit_bias", {"logit_bias": {str(i): 1 for i in range(600_000)}}),
+        ("messages", {"messages": [{}] * 2_000_000}),
+        ("tools", {"messages": [{"role": "user", "content": "a"}], "tools": [{}] * 20_000}),
+        ("stop", {"messages": [{"role": "user", "content": "a"}], "stop": ["a"] * 10_000}),
+    ],
+    ids=["messages", "some", "parts", "some parts", "bias", "empty", "tools", "stop"],
+)
+async def test_fault_53_counts_are_bounded_before_anything_is_validated(
+    served: Gateway, field: str, body: dict[str, Any]
+) -> None:
+    reply = await served.client.post(CHAT, {"model": "fake", **body})
+    assert (reply.status, reply.error["param"]) == (400, field)
 
 
 async def test_fault_36_compressed_bodies_are_refused_unopened(served: Gateway) -> None:

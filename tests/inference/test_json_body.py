@@ -40,7 +40,7 @@ def test_fault_01_a_duplicate_key_is_refused_at_any_depth() -> None:
 @pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a":', "}")])
 def test_fault_01_deep_json_is_refused(depth: int, left: str, right: str) -> None:
     inside = left * depth + "1" + right * depth
-    with pytest.raises(InvalidRequest, match="64 levels"):
+    with pytest.raises(InvalidRequest, match=r"64 levels|holds too much"):
         parse('{"x":' + inside + "}")
 
 

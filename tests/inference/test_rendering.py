@@ -16,11 +16,12 @@ from engine.contract.protocol import ModelInfo
 from engine.text import Tokenizer
 from engine.text.jinja_limits import RenderLimits, TemplateLimit
 from inference.errors import Overloaded
-from inference.rendering import pool as pool_module
+from inference.rendering import fair_threads
 from inference.rendering import prompts as prompts_module
 from inference.rendering import tokenizers as tokenizers_module
+from inference.rendering.fair_threads import FairThreads
 from inference.rendering.messages import template_messages
-from inference.rendering.pool import RenderPool
+from inference.rendering.pool import RenderPool, rendering_for
 from inference.rendering.prompts import chat_token_ids, text_token_ids
 from inference.rendering.tokenizers import TokenizerCache
 
@@ -54,17 +55,41 @@ async def test_work_that_takes_too_long_is_given_up(settings: Any) -> None:
     assert caught.value.code == "render_timeout"
 
 
-async def test_too_much_waiting_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "QUEUED_PER_THREAD", 3)
+async def test_too_much_waiting_work_of_a_tenant_is_refused_and_anothers_isnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fair_threads, "TENANT_PER_THREAD", 3)
     pool, release = RenderPool(1), threading.Event()
     jobs = [asyncio.create_task(pool.run(10**6, release.wait, 10)) for _ in range(3)]
     await asyncio.sleep(0.01)
     with pytest.raises(Overloaded):
         await pool.run(10**6, release.wait, 10)
-    release.set()
-    await asyncio.gather(*jobs)
+    rendering_for.set("another")
+    another = asyncio.create_task(pool.run(10**6, release.wait, 10))
     await asyncio.sleep(0.01)
+    rendering_for.set("")
+    release.set()
+    assert all(await asyncio.gather(another, *jobs))
     assert await pool.run(10**6, release.wait, 10), "there is room again"
+
+
+def test_fault_51_threads_go_to_whoever_had_the_least_of_them() -> None:
+    threads, release, order = FairThreads(1, "test"), threading.Event(), []
+    begun = threading.Event()
+
+    def first() -> None:
+        begun.set()
+        release.wait(10)
+
+    jobs = [threads.submit("noisy", first)]
+    begun.wait(10)
+    jobs += [threads.submit("noisy", lambda: order.append("noisy")) for _ in range(50)]
+    jobs += [threads.submit("quiet", lambda: order.append("quiet")) for _ in range(3)]
+    release.set()
+    for job in jobs:
+        job.result(10)
+    # The job that ran has cost the noisy one more than all of the quiet one's together.
+    assert order[:3] == ["quiet"] * 3
 
 
 async def test_what_a_template_raises_is_the_requests_fault(

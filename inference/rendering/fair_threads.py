@@ -1,0 +1,88 @@
+"""A few threads whose time tenants share."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from inference.errors import Overloaded
+
+T = TypeVar("T")
+
+#: Jobs of one tenant that may wait or run for each thread, and of all tenants; more are refused.
+TENANT_PER_THREAD, ALL_PER_THREAD = 64, 1024
+_MOST_IDLE = 1000
+
+
+class FairThreads:
+    """Runs jobs; whoever had the least of the threads' time goes first.
+
+    So hundreds of long prompts of one tenant delay another one's by what runs just now. A tenant
+    that comes back begins where the others are.
+    """
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._tenant_room = threads * TENANT_PER_THREAD
+        self._room = threads * ALL_PER_THREAD
+        self._lock = threading.Lock()
+        self._lines: dict[str, deque[tuple[Future[Any], Callable[[], Any]]]] = {}
+        #: Jobs that wait or run.
+        self._jobs: dict[str, int] = {}
+        #: Seconds that each tenant had, from where it began.
+        self._served: dict[str, float] = {}
+
+    def submit(self, tenant: str, job: Callable[[], T]) -> Future[T]:
+        """Queue a job. One that is cancelled before its turn isn't run.
+
+        Raises:
+            Overloaded: too many of the tenant's jobs, or of all, wait.
+        """
+        future: Future[T] = Future()
+        with self._lock:
+            mine = self._jobs.get(tenant, 0)
+            if mine >= self._tenant_room or sum(self._jobs.values()) >= self._room:
+                raise Overloaded("Too many prompts wait to be tokenised. Try again in a moment.")
+            self._jobs[tenant] = mine + 1
+            if tenant not in self._lines:
+                self._lines[tenant] = deque()
+                self._open(tenant)
+            self._lines[tenant].append((future, job))
+        # Whichever thread is free takes whoever is next by then.
+        self._threads.submit(self._run_next)
+        return future
+
+    def _open(self, tenant: str) -> None:
+        """Nobody saves up time while he has nothing to run."""
+        others = [self._served.get(name, 0.0) for name in self._lines if name != tenant]
+        floor = min(others, default=max(self._served.values(), default=0.0))
+        self._served[tenant] = max(self._served.get(tenant, 0.0), floor)
+
+    def _run_next(self) -> None:
+        with self._lock:
+            tenant = min(self._lines, key=lambda name: self._served[name])
+            line = self._lines[tenant]
+            future, job = line.popleft()
+            if not line:
+                del self._lines[tenant]
+        started = time.perf_counter()
+        try:
+            if future.set_running_or_notify_cancel():
+                future.set_result(job())
+        except BaseException as error:
+            future.set_exception(error)
+        finally:
+            self._done(tenant, time.perf_counter() - started)
+
+    def _done(self, tenant: str, seconds: float) -> None:
+        with self._lock:
+            self._served[tenant] += seconds
+            self._jobs[tenant] -= 1
+            if not self._jobs[tenant]:
+                del self._jobs[tenant]
+                if len(self._served) > _MOST_IDLE:
+                    self._served = {name: self._served[name] for name in self._jobs}

@@ -1,0 +1,72 @@
+"""How many connections a gateway process has, and how long one may take to say what it wants.
+
+uvicorn bounds neither: a connection that never sends a request stays open for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+
+from config.joined_writes import JoinedWritesProtocol
+
+#: Connections of one process; more are told to come back. Descriptors that Redis, the database and
+#: files need are left over.
+MAX_CONNECTIONS = 4096
+_DESCRIPTORS_LEFT = 128
+#: Seconds from a connection, or from a request's first byte, to the end of its headers.
+HEADERS_WITHIN_S = 60.0
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\n"
+    b"connection: close\r\ncontent-length: 132\r\n\r\n"
+    b'{"error":{"message":"Too many connections are open. Try again in a moment.",'
+    b'"type":"server_error","param":null,"code":"overloaded"}}'
+)
+
+
+def most_connections() -> int:
+    """As many as this process may have at a time."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(1, min(MAX_CONNECTIONS, descriptors - _DESCRIPTORS_LEFT))
+
+
+class BoundedConnectionsProtocol(JoinedWritesProtocol):
+    """uvicorn's HTTP protocol with these bounds."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Called by the loop for each connection."""
+        super().connection_made(transport)
+        self._expect_headers()
+        if len(self.connections) > most_connections():
+            transport.write(_FULL)
+            transport.close()
+
+    def on_message_begin(self) -> None:
+        """A request's first byte is here."""
+        super().on_message_begin()
+        self._expect_headers()
+
+    def on_headers_complete(self) -> None:
+        """Its headers are; the body has a time of its own."""
+        self._expect_nothing()
+        super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the loop at the end."""
+        self._expect_nothing()
+        super().connection_lost(exc)
+
+    def _expect_headers(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(HEADERS_WITHIN_S, self._close)
+
+    def _expect_nothing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _close(self) -> None:
+        self._late = None
+        self.transport.close()
