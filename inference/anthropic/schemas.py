@@ -12,6 +12,7 @@ from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Label, ModelName
 from inference.openai.schemas.chat import Effort
 from inference.openai.schemas.messages import MAX_TOOLS
+from inference.web.fails_fast import FailsFast
 from inference.web.known_fields import TEMPLATE_FIELDS, KnownFields
 
 #: Known, not supported, with the values that change nothing.
@@ -50,7 +51,7 @@ class Block(BaseModel):
     citations: dict[str, Any] | None = None
 
 
-class InputMessage(BaseModel):
+class InputMessage(FailsFast):
     """One message of the conversation."""
 
     model_config = ConfigDict(strict=True, extra="forbid")

@@ -13,6 +13,7 @@ from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Label, ModelName, Tier
 from inference.openai.schemas.chat import Effort
 from inference.openai.schemas.messages import MAX_TOOLS
+from inference.web.fails_fast import FailsFast
 from inference.web.known_fields import KnownFields
 
 #: Known, not supported, with the values that change nothing.
@@ -42,7 +43,7 @@ INCLUDABLE = frozenset(
 )
 
 
-class InputItem(BaseModel):
+class InputItem(FailsFast):
     """One item of the input. Which fields it needs is up to its type."""
 
     model_config = ConfigDict(strict=True, extra="allow")

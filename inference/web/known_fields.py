@@ -6,11 +6,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import ConfigDict, model_validator
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Refused, ignored_names
+from inference.web.fails_fast import FailsFast
 
 #: How a chat is rendered is up to the model's template and, where the operator allows it, to
 #: requests for chat completions alone. SDKs take `extra_body` apart before they send.
@@ -21,7 +22,7 @@ TEMPLATE_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 
 
-class KnownFields(BaseModel):
+class KnownFields(FailsFast):
     """A body whose unsupported fields are refused by name, and whose unknown ones are named.
 
     `UNSUPPORTED`: fields that we know and don't support, with the values that change nothing.

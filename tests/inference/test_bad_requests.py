@@ -113,7 +113,7 @@ async def test_fault_52_bodies_of_strangers_are_refused_before_they_are_read(
         ("messages", {"messages": [{"role": "user", "content": [PART] * 9_000}]}),
         ("logit_bias", {"logit_bias": {str(i): 1 for i in range(600_000)}}),
         ("messages", {"messages": [{}] * 2_000_000}),
-        ("tools", {"messages": [{"role": "user", "content": "a"}], "tools": [{}] * 20_000}),
+        ("tools", {"messages": [{"role": "user", "content": "a"}], "tools": [{}] * 60_000}),
         ("stop", {"messages": [{"role": "user", "content": "a"}], "stop": ["a"] * 10_000}),
     ],
     ids=["messages", "some", "parts", "some parts", "bias", "empty", "tools", "stop"],

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.settings import gateway_settings
+from inference.web.fails_fast import FailsFast
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
@@ -92,7 +93,7 @@ class StreamOptions(BaseModel):
         return self
 
 
-class GenerateRequest(BaseModel):
+class GenerateRequest(FailsFast):
     """Fields of every request that generates text, except the prompt and sampling."""
 
     model_config = ConfigDict(strict=True, extra="allow", protected_namespaces=())

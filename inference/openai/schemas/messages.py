@@ -7,6 +7,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from inference.web.fails_fast import FailsFast
+
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 MAX_TOOLS = 128
 
@@ -58,7 +60,7 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
-class Message(BaseModel):
+class Message(FailsFast):
     """One message of a chat. Fields beyond these reach the chat template as they are."""
 
     model_config = ConfigDict(strict=True, extra="allow")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.sampling_params import (
@@ -17,6 +19,13 @@ from inference.openai.schemas.structured import StructuredFields
 
 #: Defaults that a model's generation_config.json may bring.
 MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def _few_biases(given: Any) -> Any:
+    """Before each entry is looked at."""
+    if isinstance(given, dict) and len(given) > MAX_LOGIT_BIAS:
+        raise ValueError(f"may hold at most {MAX_LOGIT_BIAS} entries, got {len(given)}.")
+    return given
 
 
 class SamplingFields(StructuredFields, GenerateRequest):
@@ -49,7 +58,7 @@ class SamplingFields(StructuredFields, GenerateRequest):
     length_penalty: float | None = None
     early_stopping: bool | str | None = None
     repetition_detection: dict[str, Any] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_few_biases)] = None
     allowed_token_ids: list[int] | None = None
 
     def sampling_params(
