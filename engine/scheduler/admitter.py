@@ -1,4 +1,4 @@
-"""From the waiting queue into the running list."""
+"""Who gets a step's prompt tokens: prompts that have begun, and those that wait to begin."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Admitter:
-    """Starts waiting sequences, for a scheduler whose queue, running list and pool it shares."""
+    """Deals prompt tokens, for a scheduler whose queue, running list and pool it shares."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -25,31 +25,118 @@ class Admitter:
         self._kept = scheduler.config.kept_seats
         #: Blocks that the last sequence would have taken that had to wait for blocks.
         self._lacking = 0
+        #: Whether nothing more may begin in this step.
+        self._closed = False
 
-    def admit_waiting(self, draft: StepBuilder) -> None:
-        """Waiting sequences while budget, seats and blocks last; never past one that can't go.
+    def deal_prompts(self, draft: StepBuilder, begun: list[Sequence]) -> None:
+        """Prompt tokens while they last, to whoever's turn it is, begun or not.
 
-        Except that a tenant is passed over which is at its own maximum, or takes more than its
-        share of seats when few are left (though not for urgent requests); and that a full pool
-        stops nobody from using blocks that are reserved for him.
+        Waiting sequences start while seats and blocks last; never past one that can't go. Except
+        that a tenant is passed over which is at its own maximum, or takes more than its share of
+        seats when few are left (though not for urgent requests); and that a full pool stops nobody
+        from using blocks that are reserved for him, or, of those that hold more than their share,
+        from getting what is his.
+
+        After a preemption nothing new starts: it would take the blocks that were just freed for
+        those who have waited longer. Except for a tenant within its share that gave nothing.
+
+        Args:
+            draft: the step.
+            begun: running sequences with prompt left, in the order of `running`; it's used up.
         """
-        while draft.budget > 0 and not self._full:
-            head = self._waiting.peek()
-            if head is None or head.isolated:
+        self._closed = False
+        waiting = self._waiting
+        while draft.budget > 0:
+            head = self._startable(draft)
+            if begun:
+                at = waiting.next_begun(begun)
+                if head is None or not waiting.precedes(head, begun[at]):
+                    self._scheduler.go_on(draft, begun.pop(at))
+                    continue
+            if head is None:
                 break
+            self._closed = not self._start(draft, head)
+        waiting.release()
+
+    def _startable(self, draft: StepBuilder) -> Sequence | None:
+        """The waiting sequence that is next, if anything may start."""
+        waiting = self._waiting
+        while not self._closed and (head := waiting.peek()) is not None and not head.isolated:
             quota = self._scheduler.quota_of(head)
-            if head.request.priority >= 0 and self._leaves_seats(quota):
-                self._waiting.hold(quota.name)
-                continue
-            if self.admit(draft, head) or head.finished:
-                continue
-            if not self._lacking:
-                break
-            if quota.used + self._lacking <= quota.maximum:
-                self._admit_reserved(draft)
-                break
+            if draft.preempted and not self._gave_nothing(draft, quota):
+                return None
+            if not self._full or self._claim_seat(draft, head, quota):
+                return head
+            if waiting.num_tenants == 1:
+                return None
+            waiting.hold(quota.name)
+        return None
+
+    def _gave_nothing(self, draft: StepBuilder, quota: TenantQuota) -> bool:
+        """Whether this step's preemptions concern others than a tenant that is within its share."""
+        if not self._waiting.fair or quota.name in draft.preempted:
+            return False
+        return self._kv.quotas.excess(quota, quota.used) < 1
+
+    def _claim_seat(self, draft: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
+        """Preempt one of those who sit on more than their share, for one who has but few seats.
+
+        They took them while nobody else was there; from then on `_leaves_seats` sees to it.
+        """
+        quotas, seats = self._kv.quotas, self._config.max_num_seqs
+        few = min(self._kept, seats * quotas.fraction(quota))
+        if not self._waiting.fair or quota.running >= few:
+            return False
+        for victim in reversed(self._running[1:]):
+            other = self._scheduler.quota_of(victim)
+            if victim.request.priority < head.request.priority:
+                return False
+            if other.running > seats * quotas.fraction(other):
+                self._scheduler.take_from(draft, victim)
+                return True
+        return False
+
+    def _start(self, draft: StepBuilder, head: Sequence) -> bool:
+        """Start the queue's head or pass over its tenant; False: nothing more may start."""
+        quota = self._scheduler.quota_of(head)
+        if head.request.priority >= 0 and self._leaves_seats(quota):
             self._waiting.hold(quota.name)
-        self._waiting.release()
+            return True
+        if self.admit(draft, head) or head.finished:
+            return True
+        if not self._lacking:
+            return False
+        if quota.used + self._lacking > quota.maximum:
+            self._waiting.hold(quota.name)
+            return True
+        if self._waiting.fair and self._claim_share(draft, head, quota):
+            self.admit(draft, head)
+        else:
+            self._admit_reserved(draft)
+        return False
+
+    def _claim_share(self, draft: StepBuilder, head: Sequence, quota: TenantQuota) -> bool:
+        """Preempt those who hold more than their share of the pool for one who stays within his.
+
+        False when that doesn't make room. Whoever is more urgent gives nothing.
+        """
+        quotas = self._kv.quotas
+        if quotas.excess(quota, quota.used + self._lacking) > 1:
+            return False
+        while self._lacks(head, quota):
+            victim = self._scheduler.victim(quota, over_share=True, spares_first=True)
+            if victim is None or victim.request.priority < head.request.priority:
+                return False
+            self._scheduler.take_from(draft, victim)
+        return True
+
+    def _lacks(self, head: Sequence, quota: TenantQuota) -> bool:
+        """Whether there aren't enough blocks for the head's first piece."""
+        kv, scheduler = self._kv, self._scheduler
+        prefix = scheduler.find_cached_prefix(head)
+        computed = len(prefix[0]) * kv.block_size
+        count = min(head.num_tokens - computed, scheduler.most_at_once)
+        return not kv.can_allocate(head.seq_id, quota, computed, count, prefix)
 
     @property
     def _full(self) -> bool:
@@ -119,6 +206,7 @@ class Admitter:
         self._note_start(sequence, computed)
         draft.start(sequence, kv.tables(seq_id))
         draft.deal(sequence, count)
+        self._waiting.charge_prompt(sequence, count)
         return count
 
     def _note_start(self, sequence: Sequence, computed: int) -> None:
@@ -130,7 +218,6 @@ class Admitter:
             sequence.num_prompt_counted = sequence.num_cached_tokens
             self._kv.num_query_tokens += sequence.num_tokens
             self._kv.num_hit_tokens += computed
-            self._waiting.charge_prompt(sequence, sequence.num_tokens - computed)
         sequence.status = Status.RUNNING
         sequence.num_computed_tokens = computed
         self._scheduler.quota_of(sequence).running += 1

@@ -1,11 +1,12 @@
 """Fair shares between tenants: virtual token counters.
 
 Sheng et al., "Fairness in Serving Large Language Models" (OSDI 2024, arXiv 2401.00588). Each tenant
-has a counter of the service that it got: its prompt tokens when a request starts, its output tokens
-as they come, weighted by cost and divided by the tenant's weight. The waiting tenant with the
-smallest counter goes first. No tenant can gain by sending more, an idle engine serves whoever is
-there (work-conserving, but for the seats that `Admitter` keeps), and a tenant that comes back can't
-have saved up service: its counter is lifted to the smallest one among those that wait.
+has a counter of the service that it got: prompt tokens as they are computed, output tokens as they
+come, weighted by cost and divided by the tenant's weight. The tenant with the smallest counter goes
+first, whether its prompt waits or has begun. No tenant can gain by sending more, an idle engine
+serves whoever is there (work-conserving, but for the seats that `Admitter` keeps), and a tenant
+that comes back can't have saved up service: its counter is lifted to the smallest one of those that
+wait. Where counters are equal, whoever was served longest ago goes first.
 
 For two tenants of equal weight that both have requests waiting all the time, the service that they
 got differs by at most 2 * max(PROMPT_COST * longest prompt, OUTPUT_COST * tokens in the KV pool).
@@ -54,6 +55,8 @@ class FairQueue(WaitingQueue):
         self._served_tokens = 0
         #: Tenant -> service so far over weight, in weighted tokens.
         self.counters: dict[str, float] = {}
+        #: Tenant -> the clock of due dates when it got prompt tokens last.
+        self._served_at: dict[str, int] = {}
         #: The counter of whoever was served last: where a tenant starts when nobody waits.
         self._last_served = 0.0
         #: Those that wait, by their counters as of some time ago; counters only grow.
@@ -62,9 +65,12 @@ class FairQueue(WaitingQueue):
     # -- service ------------------------------------------------------------------------------
 
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:
-        """A sequence starts and will compute `num_tokens` of its prompt."""
+        """A step computes `num_tokens` more of a prompt."""
         self._served_tokens += num_tokens
         self._charge(sequence, PROMPT_COST * num_tokens)
+        tenant = sequence.request.message.tenant
+        self._served_at[tenant] = self._served_tokens
+        self._last_served = self.counters[tenant]
 
     def charge_output(self, sequence: Sequence) -> None:
         """A sequence got one output token."""
@@ -78,6 +84,24 @@ class FairQueue(WaitingQueue):
 
     # -- the policy ---------------------------------------------------------------------------
 
+    fair = True
+
+    def next_begun(self, begun: list[Sequence]) -> int:
+        """The most urgent one, of the tenant with the smallest counter."""
+        if len(begun) == 1:
+            return 0
+        return min(range(len(begun)), key=lambda at: self._turn(begun[at]))
+
+    def precedes(self, head: Sequence, begun: Sequence) -> bool:
+        """By urgency, then by counters; a tenant's own prompts aren't interrupted."""
+        return self._turn(head) < self._turn(begun)
+
+    def _turn(self, sequence: Sequence) -> tuple[float, float, int]:
+        request = sequence.request
+        tenant = request.message.tenant
+        served_at = self._served_at.get(tenant, 0)
+        return request.priority, self.counters.get(tenant, 0.0), served_at
+
     def _place(self, sequence: Sequence, preempted: bool) -> Place:
         priority = sequence.request.priority
         if preempted:
@@ -86,7 +110,8 @@ class FairQueue(WaitingQueue):
         return (priority, 1, due if self._overtaking else 0, self._pushed)
 
     def _rank(self, tenant: str, place: Place) -> tuple[float, ...]:
-        return (place[0], self.counters.get(tenant, 0.0), *place[1:])
+        served_at = self._served_at.get(tenant, 0)
+        return (place[0], self.counters.get(tenant, 0.0), served_at, *place[1:])
 
     def _opened(self, tenant: str) -> None:
         """No service is saved up while a tenant has nothing to run: its counter is lifted."""
@@ -102,14 +127,12 @@ class FairQueue(WaitingQueue):
         for tenant, counter in list(self.counters.items()):
             if then.get(tenant) == counter and tenant not in self._lines:
                 del self.counters[tenant]
+                self._served_at.pop(tenant, None)
         self._counters_then = self.counters.copy()
         self._swept_at = self._clock()
 
     def _closed(self, tenant: str) -> None:
         self._waiting.discard(tenant)
-
-    def _took(self, tenant: str) -> None:
-        self._last_served = self.counters.get(tenant, 0.0)
 
     def _floor(self) -> float:
         """The smallest counter of those that wait."""

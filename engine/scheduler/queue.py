@@ -77,6 +77,11 @@ class WaitingQueue(ABC):
     def __len__(self) -> int:
         return self._count
 
+    @property
+    def num_tenants(self) -> int:
+        """Tenants that have something waiting."""
+        return len(self._lines)
+
     # -- the policy ---------------------------------------------------------------------------
 
     @abstractmethod
@@ -96,8 +101,19 @@ class WaitingQueue(ABC):
     def _took(self, tenant: str) -> None:  # noqa: B027
         """The head of a tenant's line starts."""
 
+    #: Whether tenants have shares.
+    fair = False
+
+    def next_begun(self, begun: list[Sequence]) -> int:
+        """Which of some prompts that have begun goes on first; they are in order of urgency."""
+        return 0
+
+    def precedes(self, head: Sequence, begun: Sequence) -> bool:
+        """Whether the queue's head starts before a prompt that has begun goes on."""
+        return False
+
     def charge_prompt(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
-        """A sequence starts and will compute `num_tokens` of its prompt. Fair policies count it."""
+        """A step computes so many more tokens of a prompt. Fair policies count it."""
 
     def charge_output(self, sequence: Sequence) -> None:  # noqa: B027
         """A sequence got one output token. Fair policies count it."""

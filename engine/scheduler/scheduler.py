@@ -129,8 +129,8 @@ class Scheduler:
         draft = StepBuilder(self.num_steps, self.token_budget, self._prefill_tokens())
         head = self.waiting.peek()
         alone = head is not None and head.isolated and self._admitter.admit(draft, head)
-        if not alone and self._schedule_running(draft):
-            self._admitter.admit_waiting(draft)
+        if not alone:
+            self._admitter.deal_prompts(draft, self._schedule_decodes(draft))
         if self.drafts is not None and draft.budget > 0:
             self._add_drafts(draft, self.drafts)
         draft.plan.removed, self._removed = self._removed, []
@@ -265,16 +265,12 @@ class Scheduler:
             {sequence.seq_id: sequence.request.message.tenant for sequence in self.running}
         )
 
-    def _schedule_running(self, draft: StepBuilder) -> bool:
-        """Running sequences in order; False after a preemption.
-
-        Nothing new is admitted then in the same step: it would take the blocks that were just freed
-        for those who have waited longer.
-        """
+    def _schedule_decodes(self, draft: StepBuilder) -> list[Sequence]:
+        """Running sequences that decode, in order; the others, which have prompt left."""
+        begun: list[Sequence] = []
         if self.config.scheduling_policy != "fcfs":
             # So that the lowest priority is always the last.
             self.running.sort(key=lambda sequence: (sequence.request.priority, sequence.seq_id))
-        before = self.num_preemptions
         index = 0
         block_size = self.config.block_size
         edges = (0, block_size - 1)
@@ -292,12 +288,22 @@ class Scheduler:
                 draft.deal_decode(sequence)
                 index += 1
                 continue
-            count = pending if decode else self.prefill_share(draft, pending)
-            if count == 0:
+            if not decode:
+                if pending:
+                    begun.append(sequence)
                 index += 1
                 continue
-            index = self._grow(draft, index, count)
-        return self.num_preemptions == before
+            index = self._grow(draft, index, 1)
+        return begun
+
+    def go_on(self, draft: StepBuilder, sequence: Sequence) -> None:
+        """Deal to a prompt that has begun what there is room for, unless it gave its blocks."""
+        if sequence.status is not Status.RUNNING:
+            return
+        pending = sequence.num_tokens + sequence.num_placeholders - sequence.num_computed_tokens
+        count = self.prefill_share(draft, pending)
+        if count:
+            self._grow(draft, self.running.index(sequence), count)
 
     def _grow(self, draft: StepBuilder, index: int, count: int) -> int:
         """Deal to a running sequence that may need blocks; the index of the one after it."""
@@ -310,9 +316,7 @@ class Scheduler:
             if victim is sequence and self.refuse_for_good(sequence, count):
                 return index
             index -= self.running.index(victim) < index
-            if draft.take_back(victim):
-                self._forget(victim, victim.num_computed_tokens)
-            self.preempt(victim)
+            self.take_from(draft, victim)
             if victim is sequence:
                 return index
         fresh = self.kv.allocate(seq_id, quota, computed, count)
@@ -322,7 +326,19 @@ class Scheduler:
         if fresh:
             draft.grow(sequence, fresh)
         draft.deal(sequence, count)
+        if not decodes(count):
+            self.waiting.charge_prompt(sequence, count)
         return index + 1
+
+    def take_from(self, draft: StepBuilder, victim: Sequence) -> None:
+        """Preempt a sequence, which this step may hold already."""
+        starts = draft.starts(victim)
+        if draft.take_back(victim):
+            self._forget(victim, victim.num_computed_tokens)
+        draft.preempted.add(victim.request.message.tenant)
+        self.preempt(victim)
+        if starts:
+            self._removed.pop()  # the worker hasn't heard of it
 
     def _forget(self, sequence: Sequence, num_tokens: int) -> None:
         """Uncache a running sequence's blocks from a token on: their content never came."""
@@ -335,7 +351,12 @@ class Scheduler:
         return self.victim(quota, own_only=quota.used + needed > quota.maximum) or sequence
 
     def victim(
-        self, taker: TenantQuota, *, own_only: bool = False, over_share: bool = False
+        self,
+        taker: TenantQuota,
+        *,
+        own_only: bool = False,
+        over_share: bool = False,
+        spares_first: bool = False,
     ) -> Sequence | None:
         """Whom to preempt for a tenant."""
         return choose_victim(
@@ -345,6 +366,7 @@ class Scheduler:
             by_priority=self.config.scheduling_policy != "fcfs",
             own_only=own_only,
             over_share=over_share,
+            spares_first=spares_first,
         )
 
     def refuse_for_good(self, sequence: Sequence, count: int, prefix: Tables | None = None) -> bool:

@@ -14,6 +14,7 @@ class StepBuilder:
     Attributes:
         budget: tokens that may still be dealt.
         prefill_left: prompt tokens among them.
+        preempted: tenants of whose running sequences one had to make room in this step.
     """
 
     def __init__(self, step: int, budget: int, prefill_left: int) -> None:
@@ -21,6 +22,7 @@ class StepBuilder:
         self.scheduled: list[Sequence] = []
         self.budget = budget
         self.prefill_left = prefill_left
+        self.preempted: set[str] = set()
 
     def deal(self, sequence: Sequence, count: int) -> None:
         """Put `count` tokens of a sequence into the step."""
@@ -64,11 +66,12 @@ class StepBuilder:
         self.budget -= len(drafts)
 
     def take_back(self, sequence: Sequence) -> int:
-        """Undo `deal` and `grow` for a sequence; the tokens that it had been dealt, 0 if none."""
+        """Undo `deal`, `start` and `grow` for a sequence; the tokens that it had been dealt."""
         if sequence not in self.scheduled:
             return 0
         at = self.scheduled.index(sequence)
         del self.scheduled[at], self.plan.seq_ids[at], self.plan.num_samples[at]
+        self.plan.new = [each for each in self.plan.new if each.seq_id != sequence.seq_id]
         count = self.plan.num_scheduled.pop(at)
         self.plan.new_blocks = [
             entry for entry in self.plan.new_blocks if entry[0] != sequence.seq_id
@@ -85,6 +88,10 @@ class StepBuilder:
         sequence.num_computed_tokens -= count
         sequence.flight.num_steps -= 1
         return count
+
+    def starts(self, sequence: Sequence) -> bool:
+        """Whether the worker doesn't know a sequence yet."""
+        return any(each.seq_id == sequence.seq_id for each in self.plan.new)
 
     def start(self, sequence: Sequence, tables: list[list[Block]]) -> None:
         """Describe a sequence that the worker doesn't hold, whole."""

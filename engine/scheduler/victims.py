@@ -17,6 +17,7 @@ def choose_victim(
     by_priority: bool,
     own_only: bool = False,
     over_share: bool = False,
+    spares_first: bool = False,
 ) -> Sequence | None:
     """The running sequence to preempt so that a tenant gets blocks.
 
@@ -31,14 +32,15 @@ def choose_victim(
         taker: for whom.
         by_priority: `running` is in order of priority, and only the lowest that can give does.
         own_only: the tenant is at its maximum, so that only its own blocks help.
-        over_share: only others who are over their share give.
+        over_share: only others who are over their share give, the first that runs too.
+        spares_first: it never gives.
 
     Returns None when nobody can give.
     """
     chosen: Sequence | None = None
     most = 0.0
     seen: set[str] = set()
-    for sequence in reversed(running if over_share else running[1:]):
+    for sequence in reversed(running if over_share and not spares_first else running[1:]):
         urgency = sequence.request.priority
         if chosen is not None and by_priority and urgency < chosen.request.priority:
             break

@@ -21,6 +21,8 @@ class Tenant:
         rate: requests a second.
         until: when it stops sending, in seconds.
         ttft: seconds to the first token, request by request.
+        steps: the same in steps, with the one that ran when the request came.
+        at_once: requests that it keeps in the machine, beside those that come by `rate`.
         service: weighted tokens that it got.
     """
 
@@ -29,7 +31,9 @@ class Tenant:
     weight: float = 1.0
     prompt: tuple[int, int] = (20, 120)
     output: tuple[int, int] = (10, 60)
+    at_once: int = 0
     ttft: list[float] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
     service: float = 0.0
     next_at: float = 0.0
 
@@ -47,10 +51,13 @@ class Simulation:
     ) -> None:
         self.driver, self.tenants, self.speed = driver, tenants, speed
         self.now = 0.0
+        self.num_steps = 0
+        self._began: dict[int, int] = {}
+        self._computed: dict[int, int] = {}
         self._rng = {name: random.Random(f"{seed} {name}") for name in tenants}
         self._live: dict[int, tuple[Sequence, str, float, int]] = {}
         for name, tenant in tenants.items():
-            tenant.next_at = self._rng[name].expovariate(tenant.rate)
+            tenant.next_at = self._rng[name].expovariate(tenant.rate) if tenant.rate else 1e9
 
     def run_until(self, end: float) -> None:
         """Go on until the clock says `end`."""
@@ -70,26 +77,38 @@ class Simulation:
         return counts
 
     def _arrive(self) -> None:
+        backlog = self.backlog
         for name, tenant in self.tenants.items():
-            rng = self._rng[name]
+            for _ in range(tenant.at_once - backlog[name]):
+                self._send(name, self.now)
             while tenant.next_at <= self.now:
-                prompt = [rng.randrange(10_000) for _ in range(rng.randint(*tenant.prompt))]
-                sequence = self.driver.add(prompt, tenant=name, weight=tenant.weight)
-                output = rng.randint(*tenant.output)
-                self._live[sequence.seq_id] = (sequence, name, tenant.next_at, output)
-                wait = rng.expovariate(tenant.rate)
+                self._send(name, tenant.next_at)
+                wait = self._rng[name].expovariate(tenant.rate)
                 tenant.next_at += wait if tenant.next_at + wait < tenant.until else 1e9
 
+    def _send(self, name: str, at: float) -> None:
+        tenant, rng = self.tenants[name], self._rng[name]
+        prompt = [rng.randrange(10_000) for _ in range(rng.randint(*tenant.prompt))]
+        sequence = self.driver.add(prompt, tenant=name, weight=tenant.weight)
+        self._live[sequence.seq_id] = (sequence, name, at, rng.randint(*tenant.output))
+        # A request that comes while a step runs waits for its end, too.
+        self._began[sequence.seq_id] = self.num_steps - (at < self.now)
+
     def _step(self) -> None:
+        self.num_steps += 1
         plan = self.driver.step(check=False)
         decodes = sum(count == 1 for count in plan.num_scheduled)
         cost = STEP_S + PREFILL_S * (plan.num_tokens - decodes) + DECODE_S * decodes
         self.now += cost / self.speed
         for seq_id, count in zip(plan.seq_ids, plan.num_scheduled, strict=True):
             sequence, name, _, _ = self._live[seq_id]
-            if sequence.num_computed_tokens <= sequence.num_prompt_tokens:
+            # What is computed again after a preemption is no service.
+            fresh = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            fresh = min(count, fresh - self._computed.get(seq_id, 0))
+            if fresh > 0:
+                self._computed[seq_id] = self._computed.get(seq_id, 0) + fresh
                 tenant = self.tenants[name]
-                tenant.service += PROMPT_COST * count / tenant.weight
+                tenant.service += PROMPT_COST * fresh / tenant.weight
         for sequence in self.driver.sampled:
             self._token(*self._live[sequence.seq_id])
 
@@ -98,6 +117,7 @@ class Simulation:
         tenant.service += OUTPUT_COST / tenant.weight
         if sequence.num_output_tokens == 1:
             tenant.ttft.append(self.now - arrived)
+            tenant.steps.append(self.num_steps - self._began.pop(sequence.seq_id))
         if sequence.num_output_tokens >= output:
             self.driver.scheduler.finish(sequence, "length")
-            del self._live[sequence.seq_id]
+            del self._live[sequence.seq_id], self._computed[sequence.seq_id]
