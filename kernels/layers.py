@@ -51,13 +51,20 @@ class Integers:
     """Rows of weights that are quantised already.
 
     values int8 [N, K], scales and minima [N, K / group]. Of 8 bits: weight = scale * value, with
-    values in [-127, 127]. Of 4 bits: scale * (value - 8), or with minima scale * value - minimum,
-    with values in [0, 15].
+    values in [-128, 127]. Of 4 bits: scale * (value - 8), or with minima scale * value - minimum,
+    with values in [0, 15]. Zero points, whole numbers in [0, 15], stand instead of minima:
+    scale * (value - zero), which float16 scales say exactly.
     """
 
     values: Tensor
     scales: Tensor
     minima: Tensor | None = None
+    zeros: Tensor | None = None
+
+    @property
+    def second(self) -> Tensor | None:
+        """Minima or zero points."""
+        return self.minima if self.zeros is None else self.zeros
 
 
 @dataclass(frozen=True, slots=True)

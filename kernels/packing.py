@@ -47,6 +47,7 @@ class LinearMaker(ABC):
         bias: Tensor | None = None,
         *,
         bits: int,
+        zeros: Tensor | None = None,
     ) -> LinearLayer:
         """A linear layer of weights that are quantised already, see `Integers`.
 
@@ -88,21 +89,24 @@ class LinearMaker(ABC):
         bits: int,
         group_size: int,
         with_minima: bool = False,
+        with_zeros: bool = False,
     ) -> LinearLayer:
         """`IntegerLinear` of a weight [N, K] = `shape` that comes in pieces.
 
         They are as for `StreamedLinear`; K must be a multiple of `group_size`, and either all
-        pieces have minima or none has.
+        pieces have minima (or zero points) or none has.
         """
-        check_integer_groups(shape, bits, group_size, with_minima)
+        check_integer_groups(shape, bits, group_size, with_minima or with_zeros)
         parts = list(pieces)
         for part in parts:
-            check_integers(part, shape[1], bits, group_size, with_minima)
+            check_integers(part, shape[1], bits, group_size, with_minima, with_zeros)
         minima = [part.minima for part in parts if part.minima is not None]
+        zeros = [part.zeros for part in parts if part.zeros is not None]
         return self.IntegerLinear(
             stacked(shape, (part.values for part in parts)),
             torch.cat([part.scales for part in parts]),
             torch.cat(minima) if minima else None,
             bias,
             bits=bits,
+            zeros=torch.cat(zeros) if zeros else None,
         )

@@ -37,40 +37,54 @@ def group_of(values: Tensor, scales: Tensor) -> int:
 
 
 def check_integer_groups(
-    shape: tuple[int, int], bits: int, group_size: int, with_minima: bool
+    shape: tuple[int, int], bits: int, group_size: int, with_second: bool
 ) -> None:
     """Raise ValueError for integers that no kernel has."""
     if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got {bits}")
-    if with_minima and bits != 4:
-        raise ValueError("minima are for 4 bits")
+    if with_second and bits != 4:
+        raise ValueError("minima and zero points are for 4 bits")
     if shape[1] % group_size_for(f"int{bits}", group_size):
         raise ValueError(f"rows of {shape[1]} values have no whole groups of {group_size}")
 
 
 def check_integers(
-    piece: Integers, width: int, bits: int, group_size: int, with_minima: bool
+    piece: Integers,
+    width: int,
+    bits: int,
+    group_size: int,
+    with_minima: bool,
+    with_zeros: bool = False,
 ) -> None:
     """Raise ValueError unless a piece's tensors fit each other and their layer."""
-    values, scales, minima = piece.values, piece.scales, piece.minima
+    values, scales, second = piece.values, piece.scales, piece.second
     if values.dtype != torch.int8 or values.dim() != 2 or values.shape[1] != width:
         raise ValueError(f"values must be int8 [N, {width}]")
     if scales.shape != (len(values), width // group_size):
         raise ValueError(f"scales {list(scales.shape)} don't fit values {list(values.shape)}")
-    if (minima is not None) != with_minima or (minima is not None and minima.shape != scales.shape):
-        raise ValueError("minima are for layers that have them, and have the shape of the scales")
-    low, high = (-127, 127) if bits == 8 else (0, 15)
+    there = piece.minima is not None, piece.zeros is not None
+    if there != (with_minima, with_zeros) or (second is not None and second.shape != scales.shape):
+        raise ValueError(
+            "minima or zero points are for layers that have them, and have the shape of the scales"
+        )
+    low, high = (-128, 127) if bits == 8 else (0, 15)
     if values.numel() and (int(values.min()) < low or int(values.max()) > high):
         raise ValueError(f"values of {bits} bits must lie in [{low}, {high}]")
 
 
 def check_whole(
-    values: Tensor, scales: Tensor, minima: Tensor | None, bits: int
+    values: Tensor,
+    scales: Tensor,
+    minima: Tensor | None,
+    bits: int,
+    zeros: Tensor | None = None,
 ) -> tuple[int, int]:
     """The shape of an integer weight; raises ValueError unless its parts fit each other."""
     group, shape = group_of(values, scales), (values.shape[0], values.shape[1])
-    check_integer_groups(shape, bits, group, minima is not None)
-    check_integers(Integers(values, scales, minima), shape[1], bits, group, minima is not None)
+    with_minima, with_zeros = minima is not None, zeros is not None
+    check_integer_groups(shape, bits, group, with_minima or with_zeros)
+    whole = Integers(values, scales, minima, zeros)
+    check_integers(whole, shape[1], bits, group, with_minima, with_zeros)
     return shape
 
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 from engine.contract.errors import ConfigError
 from engine.contract.options import Settings, add_flag, add_foreign_flag, checked, option
 from engine.contract.plugins import check_device
+from engine.contract.quantization import QUANTIZATIONS, REFUSED_METHODS
 from engine.contract.speculative import SpeculativeConfig
 from engine.contract.tracing import VARIABLE, check_endpoint
 from engine.contract.vllm_settings import FOREIGN, translated
@@ -29,7 +30,8 @@ LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensor
 _OTHER_FORMATS = {
     "hf": "leave it out: that is how a folder from the hub is read",
     "gguf": "leave it out: a GGUF file is known by its name",
-    "bitsandbytes": "use --quantization int8 or int4, which rounds the weights while they load",
+    "bitsandbytes": "leave it out: config.json tells of such a checkpoint; --quantization "
+    "int8 or int4 rounds any other while it loads",
     "mistral": "take the folder in the hub's format, with config.json",
     "runai_streamer": "mount the bucket and give a folder",
     "runai_streamer_sharded": "mount the bucket and give a folder",
@@ -40,7 +42,6 @@ _OTHER_FORMATS = {
 _LOADER_KEYS = {"sharded_state": {"pattern"}, "tensorizer": {"tensorizer_uri"}}
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
-QUANTIZATIONS = ("int8", "int4", "fp8")
 CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 POLICIES = ("fair", "fcfs", "priority")
 KV_DTYPES = (
@@ -96,7 +97,8 @@ class EngineConfig(Settings):
     )
     quantization: str | None = option(
         None,
-        "round the weights to 8 or 4 bits while they load (fp8: on a GPU); default: as the "
+        "int8 or int4: round the weights to so many bits while they load (fp8: on a GPU). Names of "
+        "checkpoint formats (awq, gptq ...) must be the checkpoint's own. Default: as the "
         "checkpoint has them",
         choices=QUANTIZATIONS,
         short="-q",
@@ -275,6 +277,7 @@ class EngineConfig(Settings):
         self._set_defaults()
         self.otlp_traces_endpoint = self.otlp_traces_endpoint or os.environ.get(VARIABLE) or None
         self._check_load_format()
+        self._check_quantization()
         for spec in dataclasses.fields(self):
             setattr(self, spec.name, checked(spec, getattr(self, spec.name)))
         if self.otlp_traces_endpoint is not None:
@@ -307,6 +310,14 @@ class EngineConfig(Settings):
                     f"{' and '.join(sorted(known)) or 'no settings'} (texts), not {key}={value!r}.",
                     param="model_loader_extra_config",
                 )
+
+    def _check_quantization(self) -> None:
+        """Raise `ConfigError` for a method of vLLM's that nothing here reads."""
+        other = REFUSED_METHODS.get(str(self.quantization))
+        if other is not None:
+            raise ConfigError(
+                f"quantization={self.quantization!r} can't be used: {other}.", param="quantization"
+            )
 
     def _set_defaults(self) -> None:
         """A small budget bounds the default number of sequences, never one that was asked for."""

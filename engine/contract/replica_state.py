@@ -31,6 +31,24 @@ class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     token_types: bool = False
 
 
+class WeightsInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """Layers whose weights fared alike at load.
+
+    Attributes:
+        format: of the checkpoint.
+        level: "kept": the kernels multiply by the checkpoint's own numbers; "read": they were
+            rounded into another form, or are kept in more bits.
+        layers: how many. nbytes: that one pass over all of them reads.
+        error: the largest difference from the plain dequantised weights, in parts of the largest.
+    """
+
+    format: str
+    level: str
+    layers: int
+    nbytes: int
+    error: float = 0.0
+
+
 class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What a gateway must know of a replica's model to check and render requests.
 
@@ -56,6 +74,7 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     tool_call_parser: str = ""
     chat_template: str = ""
     reasoning_parser: str = ""
+    weights: list[WeightsInfo] = msgspec.field(default_factory=list)
     cache_config: dict[str, str] = msgspec.field(default_factory=dict)
 
 

@@ -15,6 +15,7 @@ import kernels
 from engine.contract.config import EngineConfig
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
 from engine.layers.rotary import RopeSpec
+from engine.model_loader.quantized import Quantized, quantized
 from engine.models.architectures import decoder_spec, is_known
 from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
@@ -65,6 +66,7 @@ class Order:
         raw: its config.json with the settings applied.
         config: the settings.
         ops: the device's kernels.
+        quantized: how the checkpoint was quantised, and what its weights are rounded to.
         progress: called with (done, total) while weights load.
     """
 
@@ -73,12 +75,13 @@ class Order:
     config: EngineConfig
     ops: kernels.KernelSet
     progress: Callable[[int, int], None]
+    quantized: Quantized = Quantized(None, None)  # noqa: RUF009
 
 
 def build_model(order: Order) -> Built:
     """Make the model. Raises `ModelLoadError` or `ConfigError`."""
     folder, raw, config = order.folder, order.raw, order.config
-    refuse_quantized(raw)
+    order = dataclasses.replace(order, quantized=quantized(folder, raw, config))
     outside = ModelRegistry.find(raw)
     pooling = pooling_settings(config, folder, raw) if outside is None else None
     if pooling is not None:
@@ -135,7 +138,8 @@ def _native(order: Order, outside: Any = None) -> Built:
         spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     ops = order.ops
-    _refuse_unknown_quantization(config, ops)
+    form, rounds = order.quantized.form, order.quantized.rounds
+    _refuse_unknown_rounding(rounds, ops)
     if outside is None:
         ops = with_backend(ops, spec, dtype, config)
         model: EngineModel = NativeDecoder(
@@ -143,13 +147,13 @@ def _native(order: Order, outside: Any = None) -> Built:
             ops,
             dtype,
             max_model_len,
-            config.quantization,
+            rounds,
             config.round_activations,
         )
     else:
-        _refuse_quantization(config, spec.architecture)
+        _refuse_rounding(rounds, spec.architecture)
         model = outside(spec, ops, dtype, max_model_len)
-    weights = open_weights(folder, config, ops.device)
+    weights = open_weights(folder, config, ops.device, form)
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
         model.kv_scales = read_kv_scales(weights, model.spec)
@@ -162,13 +166,14 @@ def _native(order: Order, outside: Any = None) -> Built:
 def _pooled(order: Order, settings: PoolingSettings) -> Built:
     """A model that gives vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
-    _refuse_quantization(config, "a pooling model")
+    _refuse_rounding(order.quantized.rounds, "a pooling model")
     spec = pooled_spec(settings, raw)
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     model, pooler = load_pooled(
-        settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress
-    )
+        settings, spec, folder, config, order.ops, dtype, max_model_len, order.progress,
+        order.quantized.form,
+    )  # fmt: skip
     # An encoder has no logits; nobody asks a pooling model for them.
     return Built(cast(EngineModel, model), spec, dtype, max_model_len, pooler)
 
@@ -185,17 +190,19 @@ def _bridged(order: Order, outside: Any = None) -> Built:
             "this one runs through transformers, from safetensors.",
             param="load_format",
         )
-    source = Source(folder, raw, config.trust_remote_code, outside, config.load_format == "dummy")
+    dummy = config.load_format == "dummy"
+    source = Source(folder, raw, config.trust_remote_code, outside, dummy, order.quantized.form)
     spec = source.spec(config.max_model_len)
     if not source.rotates:
         _refuse_rope_settings(spec, config)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     max_model_len = context_length(spec, config)
-    _refuse_unknown_quantization(config, kernels.get(_HOST, use_compiled=config.cpu_kernels))
+    rounds = order.quantized.rounds
+    _refuse_unknown_rounding(rounds, kernels.get(_HOST, use_compiled=config.cpu_kernels))
     # Models are explored and proven on the CPU. What moves elsewhere is packed as plain tensors.
     moves = order.ops.device != _HOST
     ops = kernels.get(_HOST, use_compiled=config.cpu_kernels and not moves)
-    scheme = scheme_of(config.quantization)
+    scheme = scheme_of(rounds)
     model = load_bridge(source, spec, ops, dtype, max_model_len, order.progress, scheme)
     if moves:
         model.to_device(order.ops)
@@ -214,36 +221,20 @@ def _refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
             )
 
 
-def _refuse_quantization(config: EngineConfig, what: str) -> None:
+def _refuse_rounding(rounds: str | None, what: str) -> None:
     """Pooling models and classes from outside don't round weights while they load them."""
-    if config.quantization is not None:
-        raise ConfigError(
-            f"quantization={config.quantization!r} isn't done for {what}.", param="quantization"
-        )
+    if rounds is not None:
+        raise ConfigError(f"quantization={rounds!r} isn't done for {what}.", param="quantization")
 
 
-def _refuse_unknown_quantization(config: EngineConfig, ops: kernels.KernelSet) -> None:
+def _refuse_unknown_rounding(rounds: str | None, ops: kernels.KernelSet) -> None:
     """Not every device has products for every method."""
-    if config.quantization is not None and config.quantization not in ops.quantizations:
+    if rounds is not None and rounds not in ops.quantizations:
         raise ConfigError(
-            f"quantization={config.quantization!r} isn't done by the {ops.name} kernels on "
+            f"quantization={rounds!r} isn't done by the {ops.name} kernels on "
             f"{ops.device.type}, which do {', '.join(ops.quantizations)}.",
             param="quantization",
         )
-
-
-def refuse_quantized(raw: dict[str, Any]) -> None:
-    """Refuse checkpoints whose weights are quantised, by the method's name."""
-    found = raw.get("quantization_config")
-    if not found:
-        return
-    method = found.get("quant_method") if isinstance(found, dict) else None
-    if method == "compressed-tensors" and not found.get("config_groups"):
-        return  # of the KV cache alone: its scales are tensors of the checkpoint
-    raise ModelLoadError(
-        f"config.json: quantization_config: {method or 'unnamed'} quantisation isn't supported.",
-        param="quantization_config",
-    )
 
 
 def resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:

@@ -23,6 +23,7 @@ from engine.models.kv_scales import calibrate
 from engine.models.overrides import with_overrides
 from engine.models.plugins import load_plugins
 from engine.pooling.pooler import Pooler
+from engine.quantization.report import lines as report_lines
 from engine.text.generation_config import eos_ids, read_generation_config, sampling_defaults
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.text.tokenizer_folder import tokenizer_folder
@@ -74,6 +75,7 @@ class LoadedModel:
             default_sampling=self.default_sampling,
             load_seconds=self.load_seconds,
             pooling=None if self.pooler is None else self.pooler.facts(spec),
+            load_report=tuple(getattr(model, "load_report", ())),
         )
 
 
@@ -99,6 +101,8 @@ def load_model(
         raise
     built = build_model(order)
     spec = built.spec
+    for line in report_lines(getattr(built.model, "load_report", ())):
+        log.info("weights: %s", line)
     _measure_kv_scales(built, config, tokenizer)
     return LoadedModel(
         model=built.model,

@@ -8,6 +8,7 @@ Activations are float32 on a CPU whatever the weights' dtype is, and in the weig
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from engine.models.layer_weights import LayerWeights, named_tensors
 from engine.models.norms import Norm, norm_of
 from engine.models.plain_layers import adapted, plain_layer
 from engine.models.spec import DecoderSpec
+from engine.quantization.report import LayerReport
 from engine.quantization.scheme import scheme_of
 from kernels import KernelSet, LinearLayer
 from kernels.ablations import is_on
@@ -71,6 +73,8 @@ class NativeDecoder:
         self.kv_caches: list[LayerCache] = []
         #: By layer, for fp8 caches; empty or None: 1.
         self.kv_scales: list[KVScales | None] = []
+        #: What became of each layer's weights.
+        self.load_report: list[LayerReport] = []
         self._group_of: list[int] = []
         self._step = CurrentStep()
         self._positions: Tensor | None = None
@@ -92,12 +96,14 @@ class NativeDecoder:
             scheme,
         )
         total = spec.num_layers + 1
+        loader.check(self.description)
         self._load_tables(loader)
         progress(1, total)
         for index, layer in enumerate(self.description.layers):
             self.weights.append(loader.layer(layer))
             progress(index + 2, total)
         self._final_norm = loader.norm(self.description.final_norm)
+        self.load_report = loader.reports
         norms = [*(layer.input_norm for layer in self.weights), self._final_norm]
         self._first_norm = norm_of(self.ops, norms[0], spec.hidden_size, spec.norm_eps)
         self.layers = [
@@ -108,8 +114,13 @@ class NativeDecoder:
     def _load_tables(self, loader: LayerLoader) -> None:
         """The embedding, what is added to it, and the head."""
         spec, described = self.spec, self.description
-        self.lm_head = loader.table(described.head)
         own = described.embedding
+        if own is None and loader.has_packed(spec.names.lm_head):
+            # Tied while it was trained; the head alone was quantised.
+            own = described.head
+            self.lm_head = loader.table(replace(described.head, name=spec.names.lm_head))
+        else:
+            self.lm_head = loader.table(described.head)
         self.embedding = self.lm_head if own is None else loader.table(own)
         if described.positions:
             shape = (spec.num_positions, spec.hidden_size)

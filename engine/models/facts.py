@@ -8,6 +8,7 @@ from typing import Any
 
 from engine.contract.pooling_params import GENERATE
 from engine.contract.protocol import PoolingInfo
+from engine.quantization.report import LayerReport
 from engine.text.tokenizer import Tokenizer
 
 
@@ -48,6 +49,7 @@ class ModelFacts:
         default_sampling: what the checkpoint presets.
         load_seconds: how long the load took.
         pooling: None of a model that generates.
+        load_report: what became of each layer's weights; empty where nobody reports it.
     """
 
     architecture: str
@@ -65,6 +67,7 @@ class ModelFacts:
     default_sampling: dict[str, Any]
     load_seconds: float
     pooling: PoolingFacts | None = None
+    load_report: tuple[LayerReport, ...] = ()
 
     @property
     def tasks(self) -> list[str]:

@@ -6,7 +6,7 @@ Nothing here unpickles objects: PyTorch reads tensors alone (`weights_only`), nu
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
-from engine.models.weights import WeightReader, shards_of_index
+from engine.models.weights import FLOATS, WeightReader, shards_of_index, unscaled
 
 PT_INDEX = "pytorch_model.bin.index.json"
 #: Of a training run, beside the weights.
@@ -30,6 +30,7 @@ class TensorWeights(WeightReader):
         self.folder = Path(folder)
         self._tensors = dict(tensors)
         self._read: set[str] = set()
+        self._metadata: dict[str, str] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -39,12 +40,8 @@ class TensorWeights(WeightReader):
         tensor = self._tensors.get(name)
         if tensor is None:
             raise ModelLoadError(f"{self.folder}: the checkpoint has no {name!r}.", param="model")
-        if not tensor.is_floating_point():
-            raise ModelLoadError(
-                f"{self.folder}: {name!r} is kept as {tensor.dtype}: weights that were quantised "
-                "beforehand are read from safetensors alone.",
-                param="model",
-            )
+        if tensor.dtype not in FLOATS:
+            raise unscaled(self.folder, name, tensor.dtype)
         if tuple(tensor.shape) != shape:
             raise ModelLoadError(
                 f"{self.folder}: {name!r} has shape {tuple(tensor.shape)}, "
@@ -62,6 +59,22 @@ class TensorWeights(WeightReader):
     def tensors(self) -> Mapping[str, Tensor]:
         """See `WeightReader.tensors`."""
         return self._tensors
+
+    def names(self) -> Iterable[str]:
+        """See `WeightReader.names`."""
+        return self._tensors.keys()
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """See `WeightReader.stored_shape`."""
+        return tuple(self._tensors[name].shape)
+
+    def stored_dtype(self, name: str) -> torch.dtype | None:
+        """See `WeightReader.stored_dtype`."""
+        return self._tensors[name].dtype
+
+    def stored(self, name: str) -> Tensor:
+        """See `WeightReader.stored`."""
+        return self._tensors[name]
 
     def release(self) -> None:
         """Nothing to give back."""

@@ -16,6 +16,7 @@ from engine.models.description import (
     LinearDescription,
     LinearPart,
     MlpDescription,
+    ModelDescription,
     NormDescription,
     TableDescription,
 )
@@ -24,6 +25,7 @@ from engine.models.fused_experts import FusedExperts, fuses_experts
 from engine.models.layer_weights import AttentionWeights, LayerWeights, MlpWeights
 from engine.models.spec import DecoderSpec, MoeSpec
 from engine.quantization.matrix import DenseMatrix, Matrix
+from engine.quantization.report import LayerReport, report_layer
 from engine.quantization.scheme import Scheme
 from engine.quantization.scratch import Scratch
 from engine.quantization.stack import Stack
@@ -65,10 +67,27 @@ class LayerLoader:
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
         self._scratch = Scratch()
+        #: Of the layers so far.
+        self.reports: list[LayerReport] = []
         optional = spec.names.optional_prefix
         bare = f"{spec.names.embedding.removeprefix(optional)}.weight"
         whole = f"{spec.names.embedding}.weight"
         self._strip = optional if whole not in weights and bare in weights else ""
+
+    def check(self, model: ModelDescription) -> None:
+        """Raise `ModelLoadError` where a packed weight hasn't the shape that config.json asks for.
+
+        Before any memory is taken; plain ones are checked as they are read.
+        """
+        for layer in model.layers:
+            for linear in layer.linears():
+                for part in linear.parts:
+                    if self.has_packed(part.name):
+                        self.matrix(part.name, part.rows, linear.columns)
+
+    def has_packed(self, name: str) -> bool:
+        """Whether the checkpoint keeps a layer's weight packed."""
+        return not self._is_plain(name)
 
     # -- tensors ------------------------------------------------------------------------------
 
@@ -102,9 +121,14 @@ class LayerLoader:
 
     def matrix(self, name: str, rows: int, columns: int) -> Matrix:
         """A weight [rows, columns], whichever way around the checkpoint keeps it."""
-        if self.spec.transposed:
+        if self.spec.transposed and self._is_plain(name):
             return DenseMatrix(self.tensor(f"{name}.weight", (columns, rows)).T)
         return self.weights.matrix(f"{name}.weight".removeprefix(self._strip), (rows, columns))
+
+    def _is_plain(self, name: str) -> bool:
+        """Whether the checkpoint has the weight as a tensor: packed ones aren't turned around."""
+        packed = getattr(self.weights, "is_packed", None)
+        return packed is None or not packed(name.removeprefix(self._strip))
 
     def linear(self, linear: LinearDescription) -> LinearLayer:
         """A linear layer, packed."""
@@ -119,7 +143,8 @@ class LayerLoader:
         if order is not None and added is not None:
             added = added[order]
         scheme = self.scheme.layers if linear.quantized else None
-        return self._pack(matrices, added, scheme, order)
+        names = [part.name for part in linear.parts]
+        return self._pack(matrices, added, scheme, order, names=names)
 
     def _repeated(self, linear: LinearDescription) -> LinearLayer:
         """Of a layer with fewer KV heads than others: each as often as it takes to have as many."""
@@ -141,7 +166,7 @@ class LayerLoader:
             matrix: Matrix = DenseMatrix(torch.nn.functional.normalize(rows))
         else:
             matrix = self.weights.matrix(f"{table.name}.weight".removeprefix(self._strip), shape)
-        return self._pack([matrix], bias, self.scheme.tables)
+        return self._pack([matrix], bias, self.scheme.tables, names=[table.name])
 
     def pack(self, weight: Tensor, bias: Tensor | None) -> LinearLayer:
         """A linear layer of [rows, columns]."""
@@ -153,10 +178,18 @@ class LayerLoader:
         bias: Tensor | None,
         quantization: str | None,
         order: Tensor | None = None,
+        names: Sequence[str] = (),
     ) -> LinearLayer:
+        """The layer; `names` of the checkpoint are for the report, where there is one."""
         bias = bias.float() if bias is not None else None
         stack = Stack(matrices, order, self.weights.release, self._scratch)
-        return stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.round_inputs)
+        layer = stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.round_inputs)
+        if names:
+            kept = stack.keeps(self.dtype, quantization)
+            made = report_layer(names, matrices, layer, kept, self.ops.device, order)
+            self.reports.append(made)
+            self.weights.release()
+        return layer
 
     # -- layers -------------------------------------------------------------------------------
 
@@ -280,6 +313,8 @@ class LayerLoader:
         Read some rows at a time, and as they are where the checkpoint keeps them in few bits.
         """
         hidden = self.spec.hidden_size
+        if moe.layout == "interleaved":
+            return self._interleaved_experts(f"{at}{moe.experts}", moe)
         if moe.layout != "split":
             return []
         inner, (gate, up, down) = moe.intermediate_size, moe.expert_names
@@ -292,6 +327,29 @@ class LayerLoader:
                 self._expert([(f"{one}.{down}", hidden)], inner),
             )
             for one in (f"{first}{expert}" for expert in range(moe.num_experts))
+        ]
+
+    def _interleaved_experts(self, at: str, moe: MoeSpec) -> list[tuple[LinearLayer, LinearLayer]]:
+        """Of experts that are packed all together, with gate and up in turns; else none."""
+        if self._is_plain(f"{at}gate_up_proj#0"):
+            return []
+        count, inner, hidden = moe.num_experts, moe.intermediate_size, self.spec.hidden_size
+        turns = torch.arange(2 * inner).view(inner, 2).T.flatten()
+        up_biases = self.tensor(f"{at}gate_up_proj_bias", (count, 2 * inner)).float()[:, turns]
+        down_biases = self.tensor(f"{at}down_proj_bias", (count, hidden)).float()
+
+        def one(
+            name: str, rows: int, columns: int, bias: Tensor, order: Tensor | None
+        ) -> LinearLayer:
+            found = self.matrix(name, rows, columns)
+            return self._pack([found], bias, self.scheme.layers, order, [name])
+
+        return [
+            (
+                one(f"{at}gate_up_proj#{expert}", 2 * inner, hidden, up_biases[expert], turns),
+                one(f"{at}down_proj#{expert}", hidden, inner, down_biases[expert], None),
+            )
+            for expert in range(count)
         ]
 
     def _expert(self, parts: list[tuple[str, int]], columns: int) -> LinearLayer:

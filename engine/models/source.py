@@ -11,14 +11,21 @@ from engine.contract.errors import ModelLoadError
 from engine.models.formats import read_npcache, read_pt, read_tensorizer
 from engine.models.gguf.folder import source_of
 from engine.models.gguf.weights import GGUFWeights
+from engine.models.quantized_weights import QuantizedWeights
 from engine.models.sharded_state import read_sharded_state
 from engine.models.weights import DummyWeights, WeightReader
+from engine.quantization.checkpoint.format import CheckpointFormat
 
 
 def open_weights(
-    folder: Path, config: EngineConfig, device: torch.device
+    folder: Path,
+    config: EngineConfig,
+    device: torch.device,
+    form: CheckpointFormat | None = None,
 ) -> DummyWeights | GGUFWeights | WeightReader:
     """A model folder's weights, opened; random ones are made on `device`.
+
+    `form`: how they were quantised; None: they weren't.
 
     Raises `ModelLoadError` for files that aren't sound.
     """
@@ -30,7 +37,16 @@ def open_weights(
             f"{file} is a GGUF file: leave load_format={config.load_format} out.",
             param="load_format",
         )
-    return open_checkpoint(folder, config) if file is None else GGUFWeights(file)
+    return open_layers(folder, config, form) if file is None else GGUFWeights(file)
+
+
+def open_layers(folder: Path, config: EngineConfig, form: CheckpointFormat | None) -> WeightReader:
+    """The weights of a folder, whatever they are kept in.
+
+    Raises `ModelLoadError` for files that aren't sound.
+    """
+    weights = open_checkpoint(folder, config)
+    return weights if form is None else QuantizedWeights(weights, form)
 
 
 def open_checkpoint(folder: Path, config: EngineConfig) -> WeightReader:

@@ -28,7 +28,12 @@ _DTYPES = {
     "I8": torch.int8,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
 }
+#: Eight bits mean nothing without their scales.
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 #: Bytes of a file's name that systems take.
 _MOST_NAME = 255
 #: Buffers that older checkpoints carry and that we compute ourselves.
@@ -47,6 +52,7 @@ class WeightReader:
         self._files: list[MappedFile] = []
         self._places: dict[str, tuple[MappedFile, dict[str, Any]]] = {}
         self._read: set[str] = set()
+        self._metadata: dict[str, str] = {}
         for path in _shards(self.folder) if files is None else files:
             self._open(path)
 
@@ -69,12 +75,8 @@ class WeightReader:
                 f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported.",
                 param="model",
             )
-        if not dtype.is_floating_point:
-            raise ModelLoadError(
-                f"{file.path}: {name!r} is kept as {entry['dtype']}: weights that were quantised "
-                "beforehand aren't supported; quantization=... rounds floats while they load.",
-                param="model",
-            )
+        if dtype not in FLOATS:
+            raise unscaled(file.path, name, entry["dtype"])
         if tuple(entry["shape"]) != shape:
             raise ModelLoadError(
                 f"{file.path}: {name!r} has shape {tuple(entry['shape'])}, "
@@ -93,6 +95,47 @@ class WeightReader:
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
         return DenseMatrix(self.get(name, shape))
+
+    # -- as it is stored: see `engine.quantization.checkpoint.tensors.Tensors` -------------------
+
+    @property
+    def where(self) -> str:
+        """See `Tensors`."""
+        return str(self.folder)
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """See `Tensors`."""
+        return self._metadata
+
+    def names(self) -> Iterable[str]:
+        """See `Tensors`."""
+        return self._places.keys()
+
+    def stored_shape(self, name: str) -> tuple[int, ...]:
+        """See `Tensors`."""
+        return tuple(self._places[name][1]["shape"])
+
+    def stored_dtype(self, name: str) -> torch.dtype | None:
+        """See `Tensors`."""
+        return _DTYPES.get(self._places[name][1]["dtype"])
+
+    def stored(self, name: str) -> Tensor:
+        """See `Tensors`."""
+        file, entry = self._places[name]
+        dtype = self.stored_dtype(name)
+        if dtype is None:
+            raise ModelLoadError(
+                f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported.",
+                param="model",
+            )
+        return file.tensor(entry["at"], dtype, tuple(entry["shape"]))
+
+    def mark_read(self, names: Iterable[str]) -> None:
+        """They have been read, or aren't needed."""
+        self._read.update(names)
+
+    # -- afterwards ---------------------------------------------------------------------------
 
     def release(self) -> None:
         """Give back the memory of what has been read; tensors stay valid."""
@@ -141,6 +184,16 @@ class WeightReader:
             entry = header[name]
             entry["at"] = 8 + length + entry["data_offsets"][0]
             self._places[name] = file, entry
+        self._metadata |= header.get("__metadata__") or {}
+
+
+def unscaled(where: object, name: str, dtype: object) -> ModelLoadError:
+    """Of integers, or floats of 8 bits, that nothing says the meaning of."""
+    return ModelLoadError(
+        f"{where}: {name!r} is kept as {dtype}, and no quantization_config of config.json says how "
+        "it was quantised.",
+        param="model",
+    )
 
 
 class DummyWeights:

@@ -18,6 +18,7 @@ from engine.offline.metrics import Metric
 from engine.offline.pooling import PoolingMethods
 from engine.offline.progress import UseTqdm, progress
 from engine.offline.prompts import Prompt, TokenPrompt, as_list, tokenise
+from engine.quantization.report import LayerReport
 from engine.text.chat_template import render_chat
 from engine.text.tokenizer import Tokenizer
 
@@ -196,6 +197,12 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     # -- for operators ------------------------------------------------------------------------
+
+    def load_report(self) -> list[LayerReport]:
+        """What became of each layer's weights when they were loaded; of a model that another
+        library runs, nothing.
+        """
+        return list(self.core.facts.load_report)
 
     def sleep(self, level: int = 1) -> None:
         """Give the KV cache's memory back and, on a GPU, move the weights to the host's; at level 2

@@ -18,13 +18,14 @@ from engine.models.encoders.families import encoder_spec
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
 from engine.models.families.family import Config
-from engine.models.source import open_checkpoint
+from engine.models.source import open_layers
 from engine.models.spec import DecoderSpec
 from engine.models.weights import DummyWeights, WeightReader
 from engine.pooling.heads import HeadReader, dense_module
 from engine.pooling.pooler import Pooler
 from engine.pooling.settings import PoolingSettings
 from engine.pooling.token_head import token_head
+from engine.quantization.checkpoint.format import CheckpointFormat
 from engine.text.tokenizer import load_tokenizer
 from engine.text.tokenizer_folder import tokenizer_folder
 from kernels import KernelSet
@@ -75,12 +76,15 @@ def load_pooled(
     dtype: torch.dtype,
     max_model_len: int,
     progress: Callable[[int, int], None],
+    form: CheckpointFormat | None = None,
 ) -> tuple[NativeDecoder | NativeEncoder, Pooler]:
     """The transformer with its weights, in `dtype`, and its pooler.
 
+    `form`: how the checkpoint was quantised; None: it wasn't.
+
     Raises `ModelLoadError` for missing or misshapen weights.
     """
-    weights = _weights(folder, config)
+    weights = _weights(folder, config, form)
     model: NativeDecoder | NativeEncoder
     if isinstance(spec, EncoderSpec):
         model = NativeEncoder(spec, ops, dtype, max_model_len)
@@ -96,8 +100,10 @@ def load_pooled(
     return model, pooler
 
 
-def _weights(folder: Path, config: EngineConfig) -> DummyWeights | WeightReader:
-    return DummyWeights() if config.load_format == "dummy" else open_checkpoint(folder, config)
+def _weights(
+    folder: Path, config: EngineConfig, form: CheckpointFormat | None
+) -> DummyWeights | WeightReader:
+    return DummyWeights() if config.load_format == "dummy" else open_layers(folder, config, form)
 
 
 def _matters(name: str, spec: DecoderSpec | EncoderSpec) -> bool:

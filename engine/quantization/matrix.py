@@ -20,6 +20,7 @@ class IntegerFormat:
     bits: int
     group_size: int
     with_minima: bool = False
+    with_zeros: bool = False
 
 
 class Matrix(Protocol):
@@ -28,12 +29,16 @@ class Matrix(Protocol):
     Attributes:
         shape: (N, K).
         row_bytes: what a row takes while it's read.
-        quantized: it is kept in few bits.
+        source: of which format it is, for the load report.
+        stored_bits: of a value in the checkpoint, without scales.
+        quantized: it is kept in few bits, and 8 hold it where no kernel has its own format.
         integers: the kernels' format that takes it as it is; None: none does.
     """
 
     shape: tuple[int, int]
     row_bytes: int
+    source: str
+    stored_bits: int
     quantized: bool
     integers: IntegerFormat | None
 
@@ -52,6 +57,8 @@ class DenseMatrix:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
+        self.source = str(tensor.dtype).removeprefix("torch.")
+        self.stored_bits = 8 * tensor.element_size()
         self.shape = (tensor.shape[0], tensor.shape[1])
         self.row_bytes = tensor.shape[1] * tensor.element_size()
 

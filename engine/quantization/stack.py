@@ -54,13 +54,24 @@ class Stack:
         in few bits stays so, without being rounded again where the kernels have its format; and
         floats are kept in `dtype`. `round_inputs`: see `KernelSet.PackedLinear`.
         """
-        formats = {matrix.integers for matrix in self._matrices}
+        only = self.kept_as(quantization)
+        if only is not None:
+            return self._pack_integers(ops, bias, only)
         if quantization is None and any(matrix.quantized for matrix in self._matrices):
-            only = formats.pop() if len(formats) == 1 else None
-            if only is not None:
-                return self._pack_integers(ops, bias, only)
             return self._pack_floats(ops, bias, dtype, "int8", _MIXED_GROUP, False)
         return self._pack_floats(ops, bias, dtype, quantization, None, round_inputs)
+
+    def kept_as(self, quantization: str | None) -> IntegerFormat | None:
+        """The kernels' format in which all matrices stay as they are; None: there is none."""
+        formats = {matrix.integers for matrix in self._matrices}
+        return formats.pop() if quantization is None and len(formats) == 1 else None
+
+    def keeps(self, dtype: torch.dtype, quantization: str | None) -> bool:
+        """Whether the kernels multiply by the checkpoint's own numbers."""
+        if (kind := self.kept_as(quantization)) is not None:
+            return all(matrix.stored_bits == kind.bits for matrix in self._matrices)
+        plain = str(dtype).removeprefix("torch.")
+        return quantization is None and all(each.source == plain for each in self._matrices)
 
     def _pack_floats(
         self,
@@ -91,6 +102,7 @@ class Stack:
             bits=kind.bits,
             group_size=kind.group_size,
             with_minima=kind.with_minima,
+            with_zeros=kind.with_zeros,
         )
 
     def _float_pieces(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
@@ -130,8 +142,10 @@ class Stack:
 
 def _joined(pieces: list[Integers]) -> Integers:
     minima = [piece.minima for piece in pieces if piece.minima is not None]
+    zeros = [piece.zeros for piece in pieces if piece.zeros is not None]
     return Integers(
         torch.cat([piece.values for piece in pieces]),
         torch.cat([piece.scales for piece in pieces]),
         torch.cat(minima) if minima else None,
+        torch.cat(zeros) if zeros else None,
     )

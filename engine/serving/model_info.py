@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.contract.config import EngineConfig
 from engine.contract.protocol import ModelInfo
 from engine.core.engine_core import EngineCore
+from engine.quantization.report import summary
 from engine.text.chat_template import read_template
 
 
@@ -31,6 +32,7 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         tasks=facts.tasks,
         pooling=None if facts.pooling is None else facts.pooling.info,
         cache_config=cache_config(config, core),
+        weights=summary(facts.load_report),
     )
 
 

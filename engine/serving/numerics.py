@@ -7,6 +7,7 @@ from pathlib import Path
 
 from engine.contract.config import EngineConfig
 from engine.contract.numerics import Numerics
+from engine.contract.quantization import ROUNDED
 from engine.core.engine_core import EngineCore
 from engine.model_loader.digest import model_digest
 from engine.model_loader.loader import resolve_folder
@@ -43,7 +44,8 @@ def numerics_of(config: EngineConfig, core: EngineCore) -> Numerics | None:
         isa=isa,
         kernels=kernels,
         dtype=core.facts.dtype,
-        quantization=config.quantization or "",
+        # A checkpoint's own format is the weights', named or not.
+        quantization=config.quantization if config.quantization in ROUNDED else "",
         kv_cache_dtype=config.kv_cache_dtype,
         settings={name: str(getattr(config, name)) for name in _SETTINGS},
     )

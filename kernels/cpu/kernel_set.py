@@ -117,9 +117,11 @@ class CpuKernels(KernelSet):
         bias: Tensor | None = None,
         *,
         bits: int,
+        zeros: Tensor | None = None,
     ) -> LinearLayer:
         """See `KernelSet.IntegerLinear`."""
-        return integer_linear(self._library, values, scales, minima, bias, bits)
+        whole = Integers(values, scales, minima, zeros)
+        return integer_linear(self._library, whole, bias, bits)
 
     def StreamedLinear(
         self,
@@ -146,10 +148,11 @@ class CpuKernels(KernelSet):
         bits: int,
         group_size: int,
         with_minima: bool = False,
+        with_zeros: bool = False,
     ) -> LinearLayer:
         """See `KernelSet.StreamedIntegerLinear`."""
         return streamed_integer_linear(
-            self._library, shape, pieces, bias, bits, group_size, with_minima
+            self._library, shape, pieces, bias, bits, group_size, with_minima, with_zeros
         )
 
     def compile_experts(self, experts: ExpertLayers) -> CpuExperts:

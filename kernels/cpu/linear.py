@@ -22,7 +22,7 @@ from kernels.quantization import (
 )
 
 FORMATS = {"int8": 3, "int4": 4}
-INT4_WITH_MINIMA = 5
+INT4_WITH_MINIMA, INT4_WITH_ZEROS = 5, 6
 Piece = TypeVar("Piece")
 
 
@@ -116,18 +116,20 @@ def streamed_integer_linear(
     bits: int,
     group_size: int,
     with_minima: bool,
+    with_zeros: bool = False,
 ) -> CpuLinear:
     """See `KernelSet.StreamedIntegerLinear`."""
-    check_integer_groups(shape, bits, group_size, with_minima)
+    check_integer_groups(shape, bits, group_size, with_minima or with_zeros)
     kind = INT4_WITH_MINIMA if with_minima else FORMATS[f"int{bits}"]
+    kind = INT4_WITH_ZEROS if with_zeros else kind
     layer = _room(library, shape, bias, kind, group_size, False)
 
     def put(first: int, piece: Integers) -> None:
-        check_integers(piece, shape[1], bits, group_size, with_minima)
+        check_integers(piece, shape[1], bits, group_size, with_minima, with_zeros)
         values, scales = piece.values.contiguous(), piece.scales.float().contiguous()
-        minima = None if piece.minima is None else piece.minima.float().contiguous()
+        second = None if piece.second is None else piece.second.float().contiguous()
         status = library.pack_integer_rows(
-            layer.handle, first, len(values), values.data_ptr(), scales.data_ptr(), address(minima),
+            layer.handle, first, len(values), values.data_ptr(), scales.data_ptr(), address(second),
             num_threads(),
         )  # fmt: skip
         if status:
@@ -152,19 +154,12 @@ def packed_linear(
     )
 
 
-def integer_linear(
-    library: Library,
-    values: Tensor,
-    scales: Tensor,
-    minima: Tensor | None,
-    bias: Tensor | None,
-    bits: int,
-) -> CpuLinear:
+def integer_linear(library: Library, whole: Integers, bias: Tensor | None, bits: int) -> CpuLinear:
     """See `KernelSet.IntegerLinear`."""
-    group, (rows, width) = group_of(values, scales), values.shape
-    pieces = [Integers(values, scales, minima)]
+    group, (rows, width) = group_of(whole.values, whole.scales), whole.values.shape
+    with_minima, with_zeros = whole.minima is not None, whole.zeros is not None
     return streamed_integer_linear(
-        library, (rows, width), pieces, bias, bits, group, minima is not None
+        library, (rows, width), [whole], bias, bits, group, with_minima, with_zeros
     )
 
 

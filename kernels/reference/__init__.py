@@ -56,9 +56,10 @@ class ReferenceKernels(KernelSet):
         bias: torch.Tensor | None = None,
         *,
         bits: int,
+        zeros: torch.Tensor | None = None,
     ) -> ReferenceLinear:
         """See `KernelSet.IntegerLinear`."""
-        layer = integer_linear(values, scales, minima, bias, bits=bits)
+        layer = integer_linear(values, scales, minima, bias, bits=bits, zeros=zeros)
         return self.PackedLinear(layer.weight, layer.bias)
 
     rms_norm = staticmethod(norm.rms_norm)

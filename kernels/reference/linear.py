@@ -63,7 +63,8 @@ def integer_linear(
     bias: Tensor | None = None,
     *,
     bits: int,
+    zeros: Tensor | None = None,
 ) -> ReferenceLinear:
     """See `KernelSet.IntegerLinear`."""
-    check_whole(values, scales, minima, bits)
-    return ReferenceLinear(dequantize(values, scales, minima, bits), bias)
+    check_whole(values, scales, minima, bits, zeros)
+    return ReferenceLinear(dequantize(values, scales, minima, bits, zeros), bias)

@@ -43,13 +43,19 @@ def _error(grouped: Tensor, scales: Tensor) -> Tensor:
     return (rounded - grouped).square().sum(-1)
 
 
-def dequantize(values: Tensor, scales: Tensor, minima: Tensor | None, bits: int) -> Tensor:
+def dequantize(
+    values: Tensor,
+    scales: Tensor,
+    minima: Tensor | None,
+    bits: int,
+    zeros: Tensor | None = None,
+) -> Tensor:
     """The float32 weights [N, K] that integers stand for; see `KernelSet.IntegerLinear`."""
     rows, groups = scales.shape
     grouped = values.view(rows, groups, -1).float()
+    kept = as_stored(scales.float())[..., None]
     if minima is not None:
-        return (
-            grouped * as_stored(scales.float())[..., None] - as_stored(minima.float())[..., None]
-        ).flatten(1)
-    zero = 0 if bits == 8 else 8
-    return ((grouped - zero) * as_stored(scales.float())[..., None]).flatten(1)
+        return (grouped * kept - as_stored(minima.float())[..., None]).flatten(1)
+    if zeros is not None:
+        return ((grouped - zeros.float()[..., None]) * kept).flatten(1)
+    return ((grouped - (0 if bits == 8 else 8)) * kept).flatten(1)

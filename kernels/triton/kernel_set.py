@@ -128,9 +128,11 @@ class TritonKernels(KernelSet):
         bias: Tensor | None = None,
         *,
         bits: int,
+        zeros: Tensor | None = None,
     ) -> LinearLayer:
-        """See `KernelSet.IntegerLinear`."""
-        shape = check_whole(values, scales, minima, bits)
+        """See `KernelSet.IntegerLinear`; zero points become minima, which are float16."""
+        shape = check_whole(values, scales, minima, bits, zeros)
+        minima = minima if zeros is None else scales.float() * zeros.float()
         there = [None if x is None else x.to(self.device) for x in (values, scales, minima, bias)]
         kind = Int8Linear if bits == 8 else Int4Linear
         return kind(Integers(*there[:3]), shape[1], there[3])  # type: ignore[arg-type]

@@ -10,7 +10,14 @@ from django.core.management import get_commands, load_command_class
 GROUPS = {
     "Serve": ("up", "serve", "gateway", "supervise", "engine", "worker"),
     "Look": ("status", "list_models", "list_tenants", "list_keys"),
-    "Models": ("load_model", "unload_model", "delete_model", "sleep_model", "wake_model"),
+    "Models": (
+        "load_model",
+        "unload_model",
+        "delete_model",
+        "sleep_model",
+        "wake_model",
+        "load_report",
+    ),
     "Tenants and keys": (
         *("create_tenant", "update_tenant"),
         *("create_key", "rotate_key", "revoke_key"),

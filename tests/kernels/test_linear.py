@@ -88,10 +88,34 @@ def test_integers_with_scales_and_minima(kernels, threads):
     assert_close(layer(x), product(x, weight), torch.float32, slack=8.0)
 
 
+def test_integers_with_zero_points(kernels, threads):
+    torch.manual_seed(9)
+    values = torch.randint(0, 16, (50, 96), dtype=torch.int8)
+    scales, zeros = torch.rand(50, 3).half(), torch.randint(0, 16, (50, 3))
+    weight = values.double() - zeros.double().repeat_interleave(32, 1)
+    weight *= scales.double().repeat_interleave(32, 1)
+    layer = kernels.IntegerLinear(values, scales, bits=4, zeros=zeros)
+    x = torch.randint(-127, 128, (9, 96)).float()
+    x[:, ::32] = 127
+    assert_close(layer(x), product(x, weight), torch.float32, slack=8.0)
+    assert torch.equal(layer.rows(torch.arange(50)), weight.float())
+
+
+def test_rows_of_integers_with_zero_points_are_independent_of_the_batch(compiled, threads):
+    torch.manual_seed(12)
+    values = torch.randint(0, 16, (96, 640), dtype=torch.int8)
+    scales, zeros = torch.rand(96, 5).half(), torch.randint(0, 16, (96, 5))
+    layer = compiled.IntegerLinear(values, scales, bits=4, zeros=zeros)
+    x = torch.randn(150, 640)
+    whole = layer(x)
+    for low, high in ((0, 1), (7, 9), (20, 33), (40, 140)):
+        assert torch.equal(layer(x[low:high]), whole[low:high])
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 def test_integers_with_scales(kernels, bits):
     torch.manual_seed(7)
-    low, high = (-127, 128) if bits == 8 else (0, 16)
+    low, high = (-128, 128) if bits == 8 else (0, 16)
     values = torch.randint(low, high, (33, 64), dtype=torch.int8)
     scales, bias = torch.rand(33, 4), torch.randn(33)
     weight = dequantize(values, scales, None, bits)

@@ -17,6 +17,8 @@ from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTr
 from engine.contract.errors import ModelLoadError
 from engine.layers.rotary import RopeSpec, rope_spec
 from engine.models.bridge.spec import BridgeSpec
+from engine.models.quantized_weights import plain_tensors
+from engine.quantization.checkpoint.format import CheckpointFormat
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +49,8 @@ class Source:
         trust_remote_code: run the code that the folder brings.
         outside: a registered `PreTrainedModel` class; by default `transformers`' own.
         dummy: make random weights instead of reading any.
+        form: how the checkpoint was quantised; None: it wasn't. `transformers` then gets the
+            weights as plain ones.
 
     Raises `ModelLoadError` for a model that `transformers` has no causal language model for.
     """
@@ -58,8 +62,10 @@ class Source:
         trust_remote_code: bool = False,
         outside: Any = None,
         dummy: bool = False,
+        form: CheckpointFormat | None = None,
     ) -> None:
-        self.folder, self.trust, self.dummy = folder, trust_remote_code, dummy
+        self.folder, self.trust, self.dummy, self._form = folder, trust_remote_code, dummy, form
+        raw = {name: value for name, value in raw.items() if name != "quantization_config"}
         self._maker: Any = AutoModelForCausalLM if outside is None else outside
         self.config: PreTrainedConfig = self._config(raw, outside)
         if outside is None:
@@ -143,8 +149,10 @@ class Source:
             try:
                 if self.dummy:
                     return self._random(options)
+                if self._form is not None:
+                    options["state_dict"] = plain_tensors(self.folder, self._form, dtype)
                 model, found = self._maker.from_pretrained(
-                    self.folder,
+                    self.folder if self._form is None else None,
                     config=self.config,
                     trust_remote_code=self.trust,
                     use_safetensors=True,

@@ -26,6 +26,8 @@ class GGUFMatrix:
         block = types.BLOCKS[info.kind]
         self.shape = shape
         self.row_bytes = shape[1] * (_READ_BYTES if info.kind in READERS else block.nbytes)
+        self.source = types.name_of(info.kind)
+        self.stored_bits = 8 * block.nbytes // block.values
         self.quantized = info.kind in READERS
         self.integers = FORMATS.get(info.kind)
         self._kind, self._order = info.kind, order

@@ -18,6 +18,7 @@ enum Format : int32_t {
   kInt8 = 3,      // step: a group of k;  see linear_int.h
   kInt4 = 4,      // likewise
   kInt4Min = 5,   // likewise, with a minimum for each group
+  kInt4Zero = 6,  // likewise, with a zero point for each group
 };
 
 struct Packed {

@@ -81,7 +81,7 @@ void int_micro(const MicroCall& call) {
   const uint32_t* block = call.a;
   const int64_t group = call.group, values = FORMAT == kInt8 ? group * NR : group * NR / 2;
   const int64_t step_units = kHead + group / x_unit(FORMAT);
-  const int64_t step_bytes = values + NR * 2 * (FORMAT == kInt4Min ? 2 : 1);
+  const int64_t step_bytes = values + NR * 2 * (has_second(FORMAT) ? 2 : 1);
   const int64_t line_ahead = NR * 4 * call.ahead_step / step_bytes;
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
     const int64_t steps = left < call.block_steps ? left : call.block_steps;
@@ -104,8 +104,9 @@ void int_micro(const MicroCall& call) {
         acc[r][0] = vfma(vfloat(sums[r][0]), by * s0, acc[r][0]);
         acc[r][1] = vfma(vfloat(sums[r][1]), by * s1, acc[r][1]);
       }
-      if (FORMAT == kInt4Min) {
-        const vf m0 = vload(scales + NR), m1 = vload(scales + NR + W);
+      if (has_second(FORMAT)) {
+        vf m0 = vload(scales + NR), m1 = vload(scales + NR + W);
+        if (FORMAT == kInt4Zero) m0 = m0 * s0, m1 = m1 * s1;
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
           const vf by = vset(-head[r * kRowUnits + 2]);
@@ -192,7 +193,8 @@ Kernel kernel_int(const Packed& w) {
   constexpr std::make_index_sequence<kInt4Tile> nibbles{};
   return w.format == kInt8   ? make<kInt8>(w.group, bytes)
          : w.format == kInt4 ? make<kInt4>(w.group, nibbles)
-                             : make<kInt4Min>(w.group, nibbles);
+         : w.format == kInt4Min ? make<kInt4Min>(w.group, nibbles)
+                                : make<kInt4Zero>(w.group, nibbles);
 }
 
 }  // namespace quire

@@ -2,7 +2,7 @@
 //
 // A step is one group of a panel: its quads of k, [group / 4][NR] four bytes each (or pairs of k, see
 // kInt8Unit; int4: two quads in the low and the high nibbles, [group / 8][NR]), then NR scales in f16,
-// then, with minima, NR of those. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
+// then, with minima or zero points, NR of those. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
 // up for it.
 #pragma once
 
@@ -14,12 +14,14 @@ namespace quire {
 constexpr int kMostGroup = 256;
 
 struct Scale {
-  float scale, minimum;
+  float scale, minimum;  // of kInt4Zero the zero point
 };
+
+constexpr bool has_second(Format format) { return format == kInt4Min || format == kInt4Zero; }
 
 inline int64_t group_bytes(Format format, int64_t group) {
   const int64_t values = format == kInt8 ? group * NR : group * NR / 2;
-  return values + NR * 2 * (format == kInt4Min ? 2 : 1);
+  return values + NR * 2 * (has_second(format) ? 2 : 1);
 }
 
 inline int offset_of(Format format) { return format == kInt8 ? kInt8Offset : format == kInt4 ? 8 : 0; }

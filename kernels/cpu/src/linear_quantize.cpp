@@ -95,7 +95,7 @@ void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_
   }
   f16* scales = reinterpret_cast<f16*>(step + values * NR);
   scales[j] = from_float<f16>(scale.scale);
-  if (w.format == kInt4Min) scales[NR + j] = from_float<f16>(scale.minimum);
+  if (has_second(w.format)) scales[NR + j] = from_float<f16>(scale.minimum);
 }
 
 }  // namespace quire

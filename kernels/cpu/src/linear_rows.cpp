@@ -12,11 +12,12 @@ T at(const char* p, int64_t i) {
   return value;
 }
 
-// Column j of one group: scale * (q - offset) - minimum.
+// Column j of one group: scale * (q - offset) - minimum, where a zero point makes up a minimum.
 void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int64_t count) {
   const int64_t values = w.format == kInt8 ? w.group * NR : w.group * NR / 2;
   const float scale = to_float(at<f16>(step + values, j));
-  const float minimum = w.format == kInt4Min ? to_float(at<f16>(step + values, NR + j)) : 0.0f;
+  float minimum = has_second(w.format) ? to_float(at<f16>(step + values, NR + j)) : 0.0f;
+  if (w.format == kInt4Zero) minimum *= scale;
   for (int64_t i = 0; i < count; i++) {
     int q;
     if (w.format == kInt8) {

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import ModelLoadError
-from engine.model_loader.implementation import refuse_quantized
 from engine.models.architectures import decoder_spec, known_architectures, register_decoder
 
 LLAMA: dict[str, Any] = {
@@ -64,12 +63,6 @@ def test_a_setting_that_is_not_done_is_named(
     with pytest.raises(ModelLoadError, match=name) as caught:
         decoder_spec(config(architecture, **changes))
     assert caught.value.param == name
-
-
-def test_a_quantised_checkpoint_is_refused_by_its_method() -> None:
-    with pytest.raises(ModelLoadError, match="awq") as caught:
-        refuse_quantized(config("LlamaForCausalLM", quantization_config={"quant_method": "awq"}))
-    assert caught.value.param == "quantization_config"
 
 
 def test_an_unknown_architecture_names_the_known_ones() -> None:

@@ -1,0 +1,1 @@
+"""Checkpoints that were quantised beforehand: what each format keeps, and what it means."""

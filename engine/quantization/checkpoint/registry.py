@@ -1,0 +1,107 @@
+"""Which format reads a checkpoint, by its `quant_method`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine.quantization.checkpoint.aqlm import AQLM
+from engine.quantization.checkpoint.awq import AWQ
+from engine.quantization.checkpoint.bitsandbytes import BitsAndBytes
+from engine.quantization.checkpoint.compressed import CompressedTensors
+from engine.quantization.checkpoint.fields import Fields
+from engine.quantization.checkpoint.format import CheckpointFormat
+from engine.quantization.checkpoint.fp8 import FP8
+from engine.quantization.checkpoint.gptq import GPTQ
+from engine.quantization.checkpoint.hqq import HQQ
+from engine.quantization.checkpoint.modelopt import ModelOpt
+from engine.quantization.checkpoint.mxfp4 import MXFP4
+from engine.quantization.checkpoint.schemes import has_weights
+from engine.quantization.checkpoint.squeezellm import SqueezeLLM
+from engine.quantization.checkpoint.torchao import TorchAO
+
+_PATH = "quantization_config"
+FORMATS: dict[str, type[CheckpointFormat]] = {
+    form.name: form
+    for form in (
+        AQLM, AWQ, BitsAndBytes, CompressedTensors, FP8, GPTQ, HQQ, ModelOpt, MXFP4, SqueezeLLM,
+        TorchAO,
+    )
+}  # fmt: skip
+#: Other names of the same layouts.
+_ALIASES = {
+    "fbgemm_fp8": "fp8",
+    "modelopt_fp4": "modelopt",
+    "nvfp4": "modelopt",
+    "gptqmodel": "gptq",
+}
+_PLAIN = "is a way of loading plain weights, not of keeping them: remove quantization_config"
+#: What isn't read, and what to take instead.
+_REFUSED = {
+    "marlin": "take the GPTQ checkpoint that it is made of",
+    "gptq_marlin": "take the GPTQ checkpoint (quant_method gptq) that it is made of",
+    "gptq_marlin_24": "take the GPTQ checkpoint that it is made of",
+    "gptq_bitblas": "take the GPTQ checkpoint that it is made of",
+    "bitblas": "take the GPTQ checkpoint that it is made of",
+    "qqq": "take the GPTQ or the compressed-tensors W4A16 checkpoint of the model",
+    "deepspeedfp": _PLAIN,
+    "tpu_int8": _PLAIN,
+    "experts_int8": _PLAIN,
+    "neuron_quant": _PLAIN,
+    "quark": "take the FP8, GPTQ or AWQ checkpoint of the model",
+    "bitnet": "take the GGUF file of the model",
+    "gguf": "name the .gguf file as the model",
+    "eetq": "take the plain checkpoint with --quantization int8",
+    "quanto": "take the plain checkpoint with --quantization int8 or int4",
+    "higgs": "take the GPTQ or AWQ checkpoint of the model",
+    "vptq": "take the GPTQ or AWQ checkpoint of the model",
+    "spqr": "take the GPTQ or AWQ checkpoint of the model",
+}
+
+
+def register_format(form: type[CheckpointFormat]) -> None:
+    """Read checkpoints whose `quant_method` is the format's name; see
+    docs/extending/quantization-format.md.
+    """
+    FORMATS[form.name] = form
+
+
+def find_format(quantization_config: Any) -> CheckpointFormat | None:
+    """The format of a config.json's `quantization_config`; None: weights are as they are.
+
+    Raises `ModelLoadError` for one that isn't read, with what to take instead.
+    """
+    if not quantization_config:
+        return None
+    fields = Fields(quantization_config, _PATH)
+    method = method_of(quantization_config)
+    if method in ("compressed-tensors", "modelopt") and _keeps_kv_alone(quantization_config):
+        return None
+    form = FORMATS.get(method)
+    if form is not None:
+        return form(fields)
+    if method in _REFUSED:
+        raise fields.wrong("quant_method", f"is {method!r}, which isn't read: {_REFUSED[method]}")
+    known = ", ".join(sorted(FORMATS))
+    shown = repr(method) if method else "missing"
+    raise fields.wrong("quant_method", f"is {shown}; read are {known}")
+
+
+def method_of(quantization_config: Mapping[str, Any]) -> str:
+    """The method's name among `FORMATS`, where it has one there; "": it isn't told."""
+    told = quantization_config.get("quant_method")
+    if not isinstance(told, str):
+        return ""
+    method = told.lower().replace("_", "-") if told.startswith("compressed") else told.lower()
+    if method in ("auto-round", "auto_round", "intel/auto-round"):
+        packing = str(quantization_config.get("packing_format") or "")
+        return "awq" if "awq" in packing else "gptq"
+    return _ALIASES.get(method, method)
+
+
+def _keeps_kv_alone(config: Mapping[str, Any]) -> bool:
+    """Whether no weight is quantised: its scales of the KV cache are tensors like any other."""
+    if method_of(config) == "compressed-tensors":
+        return not has_weights(config)
+    inner = config.get("quantization") or config
+    return isinstance(inner, Mapping) and "quant_algo" in inner and inner["quant_algo"] is None

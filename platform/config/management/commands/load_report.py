@@ -1,0 +1,54 @@
+"""`manage.py load_report`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from catalog.engine_options import NAMED, given_settings
+from engine.contract.config import add_cli_args
+from tenants.commands import QuireCommand
+
+_COLUMNS = ("layer", "format", "level", "bytes", "error")
+
+
+class Command(QuireCommand):
+    """Say what becomes of each layer's weights."""
+
+    needs_database = False
+    takes_engine_settings = True
+    help = (
+        "Load a model in this process and say of each layer which format the checkpoint has, "
+        "whether the kernels keep it or it is read into another one, its bytes, and the largest "
+        "difference from the plain weights, in parts of the largest of these."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """The model, and the engine's settings."""
+        parser.add_argument("model", metavar="PATH_OR_HUB_ID")
+        parser.add_argument("--json", action="store_true", help="an object a line, not a table")
+        add_cli_args(parser, skip=NAMED)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Load, then print."""
+        from engine import LLM
+
+        # The smallest cache that an engine can have: nothing is generated.
+        settings = {"num_gpu_blocks_override": 8, **given_settings(options)}
+        llm = LLM(options["model"], **settings)
+        rows = [dataclasses.asdict(report) for report in llm.load_report()]
+        llm.llm_engine.shutdown()
+        if options["json"]:
+            for row in rows:
+                self.stdout.write(json.dumps(row))
+            return
+        self.table(
+            _COLUMNS,
+            [
+                (row["layer"], row["format"], row["level"], row["nbytes"], f"{row['error']:.1e}")
+                for row in rows
+            ],
+        )

@@ -1,0 +1,59 @@
+"""Model folders whose linear layers are quantised, beside plain ones that stand for the same."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.engine.checkpoints.writers import Writer
+
+FILE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """`packed` is quantised; `plain` has the float32 weights that it stands for, by `weights`."""
+
+    packed: Path
+    plain: Path
+    weights: dict[str, Tensor]
+
+
+def is_linear(name: str) -> bool:
+    return name.endswith("_proj.weight")
+
+
+def make_pair(
+    source: Path,
+    target: Path,
+    config: dict[str, Any],
+    write: Writer,
+    chosen: Callable[[str], bool] = is_linear,
+    header: dict[str, str] | None = None,
+) -> Pair:
+    """Both folders within `target`, from a plain float32 one."""
+    packed = shutil.copytree(source, target / "packed")
+    plain = shutil.copytree(source, target / "plain")
+    tensors, weights, words = {}, {}, {"format": "pt"}
+    whole = load_file(source / FILE)
+    for name, tensor in list(whole.items()):
+        if not chosen(name):
+            tensors[name] = tensor
+            continue
+        module = name.removesuffix(".weight")
+        parts, stands_for = write(tensor)
+        tensors |= {f"{module}.{part}": kept.contiguous() for part, kept in parts.items()}
+        whole[name] = weights[module] = stands_for.contiguous()
+        words |= {f"{module}.{key}": word for key, word in (header or {}).items()}
+    save_file(tensors, packed / FILE, metadata=words)
+    save_file(whole, plain / FILE, metadata={"format": "pt"})
+    raw = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
+    return Pair(packed, plain, weights)

@@ -1,0 +1,109 @@
+"""Weights in the layouts that the formats' own packages write."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.engine.checkpoints.writers import Writer, Written
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from bitsandbytes import functional as bnb
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
+
+
+def scheme(**weights: Any) -> dict[str, Any]:
+    """A `quantization_config` of compressed-tensors, all of whose linear layers are alike."""
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+    }
+
+
+def compressed(kind: str, **weights: Any) -> Writer:
+    """By compressed-tensors' own compressor."""
+
+    def write(weight: Tensor) -> Written:
+        args = QuantizationArgs(**weights)
+        made = QuantizationScheme(targets=["Linear"], weights=args)
+        scales, zeros = _scales(weight, args)
+        state = {"weight": weight.clone(), "weight_scale": scales}
+        if zeros is not None:
+            state["weight_zero_point"] = zeros
+        compressor = BaseCompressor.get_value_from_registry(kind)
+        packed = compressor.compress(dict(state), made)
+        whole = compressor.decompress(dict(packed), made)["weight"]
+        return {name: tensor.contiguous() for name, tensor in packed.items()}, whole.float()
+
+    return write
+
+
+def _scales(weight: Tensor, args: QuantizationArgs) -> tuple[Tensor, Tensor | None]:
+    rows, columns = weight.shape
+    strategy = str(args.strategy)
+    group = args.group_size if strategy == "group" else columns
+    parts = weight.view(1, 1, -1) if strategy == "tensor" else weight.view(rows, -1, group)
+    if args.type == "float":
+        return (parts.abs().amax(-1) / 448).view(-1) if strategy == "tensor" else (
+            parts.abs().amax(-1) / 448
+        ), None
+    most = (1 << args.num_bits) - 1
+    # As they come with a model in bfloat16: float16 holds them.
+    if args.symmetric:
+        return (2 * parts.abs().amax(-1) / most).bfloat16().float(), None
+    low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
+    scales = ((high - low) / most).bfloat16().float()
+    zeros = (-low / scales - (most + 1) / 2).round().clamp(-(most + 1) // 2, most // 2)
+    return scales, zeros.to(torch.int8)
+
+
+def bitsandbytes4(kind: str, nested: bool) -> Writer:
+    """By bitsandbytes' own functions; it dequantises wrongly where widths aren't whole blocks."""
+
+    def write(weight: Tensor) -> Written:
+        packed, state = bnb.quantize_4bit(
+            weight, quant_type=kind, blocksize=64, compress_statistics=nested
+        )
+        kept = {f"weight.{name}": t for name, t in state.as_dict(packed=True).items()}
+        code = state.code.float()
+        absmax = state.absmax
+        if nested:
+            absmax = bnb.dequantize_blockwise(state.absmax, state.state2) + state.offset
+        flat = packed.flatten()
+        numbers = torch.stack((flat >> 4, flat & 15), -1).flatten().long()
+        factors = absmax.float().repeat_interleave(64)[: weight.numel()]
+        whole = (code[numbers][: weight.numel()] * factors).view(weight.shape)
+        return {"weight": packed, **kept}, whole
+
+    return write
+
+
+def torchao8(group: int | None) -> tuple[Writer, dict[str, str]]:
+    """By torchao's own functions, and the words of the header that it writes."""
+    config = (
+        Int8WeightOnlyConfig()
+        if group is None
+        else IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=PerGroup(group))
+    )
+    header: dict[str, str] = {}
+
+    def write(weight: Tensor) -> Written:
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        layer.weight = torch.nn.Parameter(weight.clone())
+        quantize_(layer, config)
+        made = layer.weight.data
+        tensors, words = flatten_tensor_state_dict({"layer.weight": made})
+        header["weight"] = words["layer.weight"]
+        return {name.removeprefix("layer."): t for name, t in tensors.items()}, made.dequantize()
+
+    return write, header
