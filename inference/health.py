@@ -1,11 +1,18 @@
-"""`GET /health`: green only while every served model has a replica that makes progress."""
+"""`GET /health`: green only while every served model has a replica that makes progress.
+
+A full disk is told of, too. It stops no request, so it doesn't turn health red by itself.
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from django.conf import settings
 from django.http.response import HttpResponseBase
 
 from catalog.access import served_model_names
@@ -15,6 +22,9 @@ from inference.engine_client.fleet import Replica
 from inference.settings import gateway_settings
 from inference.web.insiders import is_insider
 from inference.web.views import GatewayRequest, GatewayView, json_response
+
+#: A disk with less room is as good as full.
+LITTLE_ROOM = 64 << 20
 
 _encode = msgspec.json.Encoder().encode
 
@@ -90,8 +100,33 @@ class HealthView(GatewayView):
         health = await check_health(client)
         body: dict[str, Any] = {"status": "ok" if health.ok else "unhealthy"}
         if await is_insider(request):
-            body |= {"reasons": health.reasons, "models": health.models}
+            warnings = disk_warnings(own_folders())
+            body |= {"reasons": health.reasons, "models": health.models, "warnings": warnings}
         return json_response(_encode(body), 200 if health.ok else 503)
+
+
+def disk_warnings(folders: Iterable[Path]) -> list[str]:
+    """A sentence for each folder whose disk is full, or can't be read."""
+    warnings = []
+    for folder in sorted(set(folders)):
+        try:
+            free = shutil.disk_usage(folder).free
+        except FileNotFoundError:
+            continue  # nothing was ever written there
+        except OSError as error:
+            warnings.append(f"The disk of {folder} can't be read: {error.strerror}.")
+            continue
+        if free < LITTLE_ROOM:
+            warnings.append(
+                f"The disk of {folder} is full ({free >> 20} MB free): nothing is saved there."
+            )
+    return warnings
+
+
+def own_folders() -> list[Path]:
+    """Where this installation writes."""
+    names = ("DATA_DIR", "FILES_DIR", "ADAPTERS_DIR")
+    return [Path(settings.QUIRE[name]) for name in names if name in settings.QUIRE]
 
 
 class PingView(GatewayView):

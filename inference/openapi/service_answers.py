@@ -30,6 +30,7 @@ class Health(Answer):
 
     status: Literal["ok", "unhealthy"]
     reasons: list[str] = []
+    warnings: list[str] = []
     models: dict[str, Any] = {}
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 import time
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from asgiref.sync import sync_to_async
 
 from engine.contract import protocol
+from inference import health
 from inference.engine_client import get_engine_client
 from tenants import actions
 from tenants.actors import SYSTEM
@@ -38,6 +42,18 @@ async def test_health_is_green_when_every_model_can_be_asked(
     body = reply.json()
     assert (body["status"], body["reasons"]) == ("ok", [])
     assert body["models"]["fake"]["ready_replicas"] == 1
+
+
+async def test_fault_56_health_names_a_full_disk_and_stays_green_while_all_is_served(
+    insider: AsgiClient, served: Gateway, settings: Any, tmp_path: Path
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "DATA_DIR": tmp_path}
+    assert (await insider.get("/health")).json()["warnings"] == []
+    with patch.object(health, "LITTLE_ROOM", shutil.disk_usage(tmp_path).total * 2):
+        reply = await insider.get("/health")
+    (warning, *_) = [text for text in reply.json()["warnings"] if str(tmp_path) in text]
+    assert "is full" in warning
+    assert (reply.status, reply.json()["status"]) == (200, "ok")
 
 
 async def test_health_is_red_without_a_replica_and_says_why(insider: AsgiClient) -> None:

@@ -18,6 +18,7 @@ from catalog.processes import ManagedProcess
 from catalog.slot import describe_exit
 from catalog.supervisor import TICK_S, Supervisor
 from config import embedded_redis
+from config.disk_watch import DiskWatch
 from config.up.first_token import FirstToken
 from config.up.gateways import Gateways
 from config.up.kept import KeptProcesses
@@ -54,6 +55,7 @@ class Stack:
     def __init__(self, data_dir: Path, grace: float) -> None:
         self.data_dir, self.grace = data_dir, grace
         self.redis: ManagedProcess | None = None
+        self.disk_watch: DiskWatch | None = None
         self.gateways: Gateways | None = None
         self.worker: KeptProcesses | None = None
         self.supervisor: Supervisor | None = None
@@ -80,6 +82,7 @@ class Stack:
             return "your Redis"
         self.redis, url = embedded_redis.start(self.data_dir)
         check_redis(url)
+        self.disk_watch = DiskWatch(url, self.data_dir)
         return "the embedded Redis"
 
     # -- run ----------------------------------------------------------------------------------
@@ -90,7 +93,10 @@ class Stack:
             raise Stopped
         if self.redis is not None and (status := self.redis.poll()) is not None:
             logger.error("the embedded Redis %s; it starts again", describe_exit(status))
-            self.redis, _ = embedded_redis.start(self.data_dir)
+            self.redis, url = embedded_redis.start(self.data_dir)
+            self.disk_watch = DiskWatch(url, self.data_dir)
+        if self.disk_watch is not None:
+            self.disk_watch.tick()
         if self.gateways is not None:
             self.gateways.tick()
             if self.gateways.broken:
@@ -135,6 +141,8 @@ class Stack:
         if self.redis is not None:
             self._write_usage()
             self.redis.stop(grace=10)
+        if self.disk_watch is not None:
+            self.disk_watch.close()
         self.worker = self.gateways = self.supervisor = self.drainer = self.redis = None
 
     def _write_usage(self) -> None:
