@@ -1,0 +1,121 @@
+"""What drafts bring: `python -m engine.bench.speculation --model FOLDER`.
+
+Two engines, one with drafts and one without, answer the same questions in turns. The demo model is
+too small to tell; `python -m demo.widen` makes one that says the same at a larger model's cost.
+Each figure is tokens per second with drafts through those without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from engine.bench.statistics import percentile
+from engine.contract.sampling_params import SamplingParams
+from engine.offline.llm import LLM
+
+_HEROES = ("fairy", "pirate", "bear", "snail", "wizard", "queen", "miller", "fox", "robot", "giant")
+Conversation = list[dict[str, str]]
+
+
+def _again(rng: random.Random, llm: LLM) -> Conversation:
+    question = _story(rng, llm)
+    (story,) = ask(llm, [question], 200).texts
+    return [*question, {"role": "assistant", "content": story}, *question]
+
+
+def _story(rng: random.Random, llm: LLM) -> Conversation:
+    return [{"role": "user", "content": f"Tell me a story about a {rng.choice(_HEROES)}."}]
+
+
+def _sum(rng: random.Random, llm: LLM) -> Conversation:
+    numbers = rng.randrange(10, 99), rng.randrange(10, 99)
+    return [{"role": "user", "content": f"What is {numbers[0]} + {numbers[1]}?"}]
+
+
+#: What the answers are like: as the conversation has them already, like each other, like nothing.
+KINDS: dict[str, Callable[[random.Random, LLM], Conversation]] = {
+    "again": _again,
+    "story": _story,
+    "sum": _sum,
+}
+
+
+@dataclass(slots=True)
+class Turn:
+    """One engine's answers to the questions of one turn."""
+
+    tokens: int
+    seconds: float
+    texts: list[str]
+
+
+def ask(llm: LLM, questions: list[Conversation], max_tokens: int) -> Turn:
+    """All questions at once."""
+    sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
+    started = time.perf_counter()
+    outputs = llm.chat(questions, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    answers = [output.outputs[0] for output in outputs]
+    return Turn(
+        sum(len(each.token_ids) for each in answers), seconds, [each.text for each in answers]
+    )
+
+
+def compare(
+    plain: LLM, drafting: LLM, kind: str, streams: int, turns: int, max_tokens: int
+) -> dict[str, Any]:
+    """One row: ratios of the turns, and what became of the drafts."""
+    rng, ratios, same = random.Random(f"{kind} {streams}"), [], 0
+    drafting.core.reset_stats()
+    for _ in range(turns):
+        questions = [KINDS[kind](rng, plain) for _ in range(streams)]
+        without, with_ = (ask(llm, questions, max_tokens) for llm in (plain, drafting))
+        ratios.append((with_.tokens / with_.seconds) / (without.tokens / without.seconds))
+        same += sum(a == b for a, b in zip(without.texts, with_.texts, strict=True))
+    stats = drafting.core.stats
+    rows = max(1, stats.spec_decode_num_drafts_total)
+    return {
+        "benchmark": "speculation",
+        "text": kind,
+        "streams": streams,
+        "ratio": round(percentile(ratios, 50), 3),
+        "ratio_low": round(min(ratios), 3),
+        "ratio_high": round(max(ratios), 3),
+        "drafts": stats.spec_decode_num_draft_tokens_total,
+        "accepted": stats.spec_decode_num_accepted_tokens_total,
+        "tokens_a_drafted_row": round(1 + stats.spec_decode_num_accepted_tokens_total / rows, 2),
+        "same_texts": same / (turns * streams),
+    }
+
+
+def main() -> None:
+    """Print a line of JSON for each kind of text and number of streams."""
+    parser = argparse.ArgumentParser(prog="python -m engine.bench.speculation", description=__doc__)
+    parser.add_argument("--model", default="demo/model")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--method", default="ngram", help="ngram or suffix")
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--texts", nargs="+", default=list(KINDS), choices=list(KINDS))
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    args = parser.parse_args()
+    settings = {"model": args.model, "dtype": args.dtype, "max_model_len": 1024}
+    settings["enable_prefix_caching"] = False
+    plain = LLM(**settings)
+    drafting = LLM(**settings, speculative_config={"method": args.method})
+    for llm in (plain, drafting):
+        ask(llm, [_story(random.Random(0), llm)], 16)
+    for kind in args.texts:
+        for streams in args.streams:
+            row = compare(plain, drafting, kind, streams, args.turns, args.max_tokens)
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
