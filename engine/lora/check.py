@@ -1,6 +1,6 @@
 """Checks an adapter against a model before any replica sees it, in a process of its own.
 
-    python -m engine.lora.check --model FOLDER --adapter FOLDER [--max-rank N]
+    python -m engine.lora.check --model FOLDER --adapter FOLDER [--probe] [--max-rank N]
 
 prints one JSON object, `Verdict`, on standard output. It exits with 0 where the adapter is sound,
 with 1 where it isn't (`error` says why), and with 2 for wrong arguments. Weights are read as data
@@ -20,6 +20,7 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import InvalidRequest, QuireError
 from engine.lora.adapter import Adapter
 from engine.lora.modules import Modules
+from engine.lora.probe import Probe, probe_adapter
 from engine.lora.read import read_adapter
 from engine.model_loader.loader import resolve_folder
 from engine.models.architectures import decoder_spec, is_known, read_config
@@ -39,6 +40,7 @@ class Verdict:
         rank: the largest of its modules.
         target_modules: the last words of the names of the modules that it changes.
         num_parameters, num_bytes: of its tensors.
+        probe: what came of the parity probe; None where nobody asked for it.
     """
 
     ok: bool = False
@@ -48,20 +50,34 @@ class Verdict:
     target_modules: list[str] = field(default_factory=list)
     num_parameters: int = 0
     num_bytes: int = 0
+    probe: Probe | None = None
 
 
-def check_adapter(model: str, folder: Path, max_rank: int | None = None) -> Verdict:
-    """The verdict on an adapter's folder for a model (a folder, or a GGUF file)."""
+def check_adapter(
+    model: str, folder: Path, max_rank: int | None = None, *, probe: bool = False
+) -> Verdict:
+    """The verdict on an adapter's folder for a model (a folder, or a GGUF file).
+
+    `probe`: also run both, see `engine.lora.probe`; an adapter that fails it isn't ok.
+    """
     try:
-        adapter = read_adapter(folder, Modules(_spec(model)), max_rank)
+        config = EngineConfig(model=model, skip_tokenizer_init=True)
+        source = resolve_folder(config)
+        spec = _spec(config, source)
+        adapter = read_adapter(folder, Modules(spec), max_rank)
+        result = probe_adapter(adapter, source, spec, config) if probe else None
     except QuireError as error:
         return Verdict(error={"message": error.message, "param": error.param})
-    return _passed(adapter)
+    return _verdict(adapter, result)
 
 
-def _passed(adapter: Adapter) -> Verdict:
+def _verdict(adapter: Adapter, probe: Probe | None) -> Verdict:
+    passed = probe is None or probe.passed
+    told = None if probe is None else f"differ by {probe.max_difference:.2g} of the largest"
     return Verdict(
-        ok=True,
+        ok=passed,
+        error=None if passed else {"message": f"Logits with the adapter {told}.", "param": None},
+        probe=probe,
         digest=adapter.digest,
         rank=adapter.rank,
         target_modules=adapter.target_modules,
@@ -70,13 +86,11 @@ def _passed(adapter: Adapter) -> Verdict:
     )
 
 
-def _spec(model: str) -> DecoderSpec:
+def _spec(config: EngineConfig, folder: Path) -> DecoderSpec:
     """The model's description, without its weights.
 
     Raises `ModelLoadError` for what can't be read, `InvalidRequest` for a model without adapters.
     """
-    config = EngineConfig(model=model)
-    folder = resolve_folder(config)
     raw = read_config(folder)
     pooling = pooling_settings(config, folder, raw)
     spec = None
@@ -101,8 +115,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--max-rank", type=int, metavar="N", help="refuse ranks above this (default: any rank)"
     )
+    parser.add_argument(
+        "--probe",
+        action="store_true",
+        help="also compare what model and adapter say with what they say merged; loads the model",
+    )
     args = parser.parse_args(argv)
-    verdict = check_adapter(args.model, args.adapter, args.max_rank)
+    verdict = check_adapter(args.model, args.adapter, args.max_rank, probe=args.probe)
     print(json.dumps(asdict(verdict)))
     return 0 if verdict.ok else 1
 

@@ -1,0 +1,94 @@
+"""The parity probe: an adapter beside its model says what the two say merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import kernels
+from engine.contract.config import EngineConfig
+from engine.lora.adapter import Adapter
+from engine.lora.merge import FloatWeights, merged_spec
+from engine.lora.pack import pack_adapter
+from engine.models.adapters import AdapterWeights, StepAdapters
+from engine.models.context import AttentionContext
+from engine.models.decoder import NativeDecoder
+from engine.models.source import open_weights
+from engine.models.spec import DecoderSpec
+
+_PROMPTS, _LENGTH, _BLOCK = 4, 24, 16
+#: Of the largest logit: what sums in another order may differ by, many times over.
+_TOLERANCE = 1e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """What came of it.
+
+    Attributes:
+        prompts: how many were tried.
+        max_difference: the largest between any two logits, in parts of the largest logit.
+        passed: whether that is what rounding explains.
+    """
+
+    prompts: int
+    max_difference: float
+    passed: bool
+
+
+def probe_adapter(adapter: Adapter, folder: Path, spec: DecoderSpec, config: EngineConfig) -> Probe:
+    """Compare logits of random prompts, in float32. The model is held twice, one after the other.
+
+    Raises `ModelLoadError` for a model that can't be read.
+    """
+    apart = _logits(folder, spec, config, None, adapter)
+    merged = _logits(folder, spec, config, adapter, None)
+    largest = max(float(logits.abs().max()) for logits in merged)
+    difference = max(
+        float((one - other).abs().max()) for one, other in zip(apart, merged, strict=True)
+    )
+    relative = difference / max(largest, 1e-6)
+    return Probe(prompts=len(merged), max_difference=relative, passed=bool(relative <= _TOLERANCE))
+
+
+def _logits(
+    folder: Path,
+    spec: DecoderSpec,
+    config: EngineConfig,
+    merged: Adapter | None,
+    apart: Adapter | None,
+) -> list[Tensor]:
+    """Float32 [tokens, vocabulary] of each prompt, with the adapter merged, or apart."""
+    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    weights = FloatWeights(open_weights(folder, config, ops.device), spec, merged)
+    own = spec if merged is None else merged_spec(spec)
+    model = NativeDecoder(own, ops, torch.float32, _LENGTH)
+    model.load(weights, lambda done, total: None)
+    model.allocate_kv(-(-_LENGTH // _BLOCK), _BLOCK, torch.float32)
+    packed = None if apart is None else pack_adapter(apart, model)
+    return [_run(model, prompt, packed) for prompt in _prompts(spec.vocab_size)]
+
+
+def _prompts(vocab: int) -> list[Tensor]:
+    made = torch.Generator().manual_seed(1)
+    return [torch.randint(vocab, (_LENGTH,), generator=made) for _ in range(_PROMPTS)]
+
+
+@torch.inference_mode()
+def _run(model: NativeDecoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
+    count = len(prompt)
+    every = torch.arange(count)
+    adapters = None if adapter is None else StepAdapters([(adapter, every)])
+    context = AttentionContext(
+        positions=every,
+        slot_mapping=every,
+        block_tables=torch.arange(-(-count // _BLOCK)).int().unsqueeze(0),
+        seq_lens=torch.tensor([count]).int(),
+        query_start_loc=torch.tensor([0, count]).int(),
+        adapters=adapters,
+    )
+    hidden = model.forward(prompt, context)
+    return model.logits(hidden, None if adapters is None else adapters.heads(None))

@@ -1,0 +1,197 @@
+"""Who is on the device, who waits, who goes: without a model."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine.contract.adapters import WEIGHTS_FILE, AdapterRef
+from engine.contract.errors import InvalidRequest
+from engine.contract.protocol import EngineRequest
+from engine.core.adapter_pool import AdapterPool
+from engine.lora.store import AdapterFacts
+from engine.scheduler.sequence import Request
+
+_PATIENCE_S = 60.0
+
+
+class Disk:
+    """Adapters of so many bytes, loads that can be held up, and what is on the device."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.device = folder, set[str]()
+        self.bad: set[str] = set()
+        self.open = threading.Event()
+        self.open.set()
+
+    def ref(self, number: int, owner: str = "", size: int = 100) -> AdapterRef:
+        digest = f"{number:064x}"
+        path = self.folder / digest
+        path.mkdir(exist_ok=True)
+        (path / WEIGHTS_FILE).write_bytes(bytes(size))
+        return AdapterRef(digest=digest, name=f"n{number}", path=str(path), owner=owner)
+
+    def load(self, ref: AdapterRef) -> AdapterFacts:
+        assert self.open.wait(_PATIENCE_S)
+        if ref.digest in self.bad:
+            raise InvalidRequest("It is spoilt.", param="path")
+        self.device.add(ref.digest)
+        size = (Path(ref.path) / WEIGHTS_FILE).stat().st_size
+        return AdapterFacts(rank=8, num_bytes=size, load_seconds=0.5)
+
+    def drop(self, digest: str) -> bool:
+        self.device.discard(digest)
+        return True
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return Disk(tmp_path)
+
+
+def request(ref: AdapterRef | None, name: str) -> Request:
+    message = EngineRequest(request_id=name, gateway_id="", prompt_token_ids=[1], adapter=ref)
+    return Request(message)
+
+
+def settle(pool: AdapterPool) -> list[Request]:
+    """All that can go on, once no load is under way."""
+    ready = []
+    while True:
+        found = [each for each, error in pool.take_ready(_PATIENCE_S) if error is None]
+        ready += found
+        if not found and not any(state.tier == "disk" for state in pool.states()):
+            return ready
+
+
+def test_a_request_waits_for_its_adapter_and_the_next_one_does_not(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 1000)
+    first, second = request(disk.ref(1), "a"), request(disk.ref(1), "b")
+    assert pool.admit(request(None, "base"))
+    assert not pool.admit(first)
+    assert pool.num_waiting == 1
+    assert settle(pool) == [first]
+    assert pool.admit(second)
+    (state,) = pool.states()
+    assert (state.tier, state.num_running, state.rank, state.num_bytes) == ("device", 2, 8, 100)
+    pool.close()
+
+
+def test_the_longest_unused_goes_first_and_nobody_in_use_or_pinned(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 300)
+    used, old, recent = (request(disk.ref(number), str(number)) for number in (1, 2, 3))
+    for each in (used, old, recent):
+        pool.admit(each)
+        settle(pool)
+    pool.leave(old)
+    pool.leave(recent)
+    pool.admit(request(disk.ref(4), "4"))
+    settle(pool)
+    assert disk.device == {disk.ref(number).digest for number in (1, 3, 4)}
+    done = pool.preload(disk.ref(3), pin=True)
+    assert done.done()
+    waiting = request(disk.ref(5), "5")
+    assert not pool.admit(waiting)
+    assert settle(pool) == []  # 1 and 4 are in use, 3 is pinned
+    pool.unload(disk.ref(3).digest)
+    assert settle(pool) == [waiting]
+    tiers = {state.name: state.tier for state in pool.states()}
+    assert tiers == {"n1": "device", "n4": "device", "n5": "device", "n2": "host", "n3": "host"}
+    pool.close()
+
+
+def test_owners_over_their_share_give_first(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 400)
+    small = request(disk.ref(1, "small"), "s")
+    pool.admit(small)
+    settle(pool)
+    for number in (2, 3, 4):
+        each = request(disk.ref(number, "large"), str(number))
+        pool.admit(each)
+        settle(pool)
+        pool.leave(each)
+    pool.leave(small)
+    pool.admit(request(disk.ref(5, "large"), "5"))
+    settle(pool)
+    assert disk.ref(1).digest in disk.device  # used longest ago, but within its owner's share
+    pool.close()
+
+
+def test_the_owner_that_uses_least_comes_first(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 200)
+    running, stays = request(disk.ref(1, "many"), "r"), request(disk.ref(4, "many"), "s")
+    for each in (running, stays):
+        pool.admit(each)
+        settle(pool)
+    pool.admit(request(disk.ref(2, "many"), "m"))
+    few = request(disk.ref(3, "few"), "f")
+    pool.admit(few)
+    pool.leave(running)
+    assert settle(pool) == [few]
+    pool.close()
+
+
+def test_only_so_many_pass_one_that_waits_for_room(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.core.adapter_pool._MOST_OVERTAKING", 3)
+    pool = AdapterPool(disk.load, disk.drop, 100)
+    hot = disk.ref(1)
+    first = request(hot, "first")
+    pool.admit(first)
+    settle(pool)
+    other = request(disk.ref(2), "other")
+    assert not pool.admit(other)
+    passing = [request(hot, str(number)) for number in range(5)]
+    admitted = [each for each in passing if pool.admit(each)]
+    assert len(admitted) == 3
+    for each in (first, *admitted):
+        pool.leave(each)
+    assert settle(pool)[0] is other
+    pool.close()
+
+
+def test_a_load_that_fails_fails_its_own_requests(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 1000)
+    disk.bad.add(disk.ref(1).digest)
+    bad, good = request(disk.ref(1), "bad"), request(disk.ref(2), "good")
+    pool.admit(bad)
+    pool.admit(good)
+    found = {}
+    while pool.busy:
+        found |= {each.request_id: error for each, error in pool.take_ready(_PATIENCE_S)}
+    assert found["good"] is None
+    assert isinstance(found["bad"], InvalidRequest)
+    disk.bad.clear()
+    again = request(disk.ref(1), "again")
+    pool.admit(again)
+    assert settle(pool) == [again]
+    pool.close()
+
+
+def test_a_request_that_leaves_while_it_waits_is_forgotten(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 1000)
+    disk.open.clear()
+    gone = request(disk.ref(1), "gone")
+    pool.admit(gone)
+    pool.leave(gone)
+    assert pool.num_waiting == 0
+    disk.open.set()
+    assert settle(pool) == []
+    assert pool.states()[0].num_running == 0
+    pool.close()
+
+
+def test_what_can_never_be_used_is_refused_at_once(disk: Disk) -> None:
+    pool = AdapterPool(disk.load, disk.drop, 100)
+    with pytest.raises(InvalidRequest, match="needs 101 bytes, but this replica holds 100"):
+        pool.admit(request(disk.ref(1, size=101), "large"))
+    for digest in ("../x", "", "a" * 63, "G" * 64):
+        with pytest.raises(InvalidRequest, match="64 hex digits"):
+            pool.check(AdapterRef(digest=digest, name="../x"))
+    off = AdapterPool(disk.load, disk.drop, 100, refusal="There are none here.")
+    with pytest.raises(InvalidRequest, match="There are none here"):
+        off.check(disk.ref(1))
+    pool.close()
