@@ -16,11 +16,11 @@ HUB = "hub:"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(@[\w./-]{1,100})?", re.A)
 
 
-def check_path(text: str) -> Path:
+def check_path(text: str, *, anywhere: bool = False) -> Path:
     """The folder or GGUF file, its links resolved. Raises `InvalidRequest` with param `path`.
 
-    Only inside the folders that `QUIRE_ADAPTER_DIRS` names; the others look as if they weren't
-    there.
+    Only inside the folders that `QUIRE_ADAPTER_DIRS` names, unless it may be `anywhere`: who has a
+    shell on the server may read there in any case.
     """
     if not text.strip() or "\0" in text:
         raise InvalidRequest("path must be an adapter's folder.", param="path")
@@ -30,7 +30,7 @@ def check_path(text: str) -> Path:
     if not path.is_absolute():
         inside = (folder / path for folder in allowed)
         found = next((each.resolve() for each in inside if each.exists()), found)
-    if not any(found.is_relative_to(folder) for folder in allowed):
+    if not anywhere and not any(found.is_relative_to(folder) for folder in allowed):
         raise InvalidRequest(
             f"{text[:200]} is in none of the folders that adapters may come from: "
             f"{', '.join(map(str, allowed))}. QUIRE_ADAPTER_DIRS names them.",

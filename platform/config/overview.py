@@ -18,6 +18,10 @@ GROUPS = {
         "wake_model",
         "load_report",
     ),
+    "Adapters": (
+        *("load_adapter", "list_adapters", "promote_adapter", "rollback_adapter"),
+        "unload_adapter",
+    ),
     "Tenants and keys": (
         *("create_tenant", "update_tenant"),
         *("create_key", "rotate_key", "revoke_key"),

@@ -88,8 +88,12 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "VLLM_PLUGINS", "", "installed entry points are all used; uninstall what shall not be"
     ),
-    Variable("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "", "adapters can't be served yet"),
-    Variable("VLLM_LORA_RESOLVER_CACHE_DIR", "", "adapters can't be served yet"),
+    Variable(
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+        "QUIRE_ADAPTER_DIRS",
+        "operators may always, from the folders that it names",
+    ),
+    Variable("VLLM_LORA_RESOLVER_CACHE_DIR", "QUIRE_ADAPTER_DIRS"),
     Variable("HF_TOKEN", "HF_TOKEN", _MACHINE),
     Variable("HUGGING_FACE_HUB_TOKEN", "HF_TOKEN", "its old name"),
     Variable("LD_PRELOAD", "LD_PRELOAD", _MACHINE),

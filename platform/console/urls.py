@@ -2,7 +2,7 @@
 
 from django.urls import include, path
 
-from console import api, audit, invitation, keys, members, views
+from console import adapters, api, audit, invitation, keys, members, views
 
 urlpatterns = [
     path("", views.playground, name="playground"),
@@ -19,6 +19,20 @@ urlpatterns = [
     path(
         "console/service-accounts/<int:pk>/retire/", members.retire_account, name="retire-account"
     ),
+    path("console/adapters/", adapters.adapters, name="adapters"),
+    path("console/adapters/fetch/", adapters.fetch, name="fetch-adapter"),
+    path("console/adapters/<int:pk>/", adapters.adapter, name="adapter"),
+    path("console/adapters/<int:pk>/promote/", adapters.promote, name="promote-adapter"),
+    path("console/adapters/<int:pk>/rollback/", adapters.rollback, name="rollback-adapter"),
+    path("console/adapters/<int:pk>/offline/", adapters.offline, name="adapter-offline"),
+    path("console/adapters/<int:pk>/alias/delete/", adapters.drop_alias, name="delete-alias"),
+    path("console/adapters/<int:pk>/delete/", adapters.delete, name="delete-adapter"),
+    path(
+        "console/adapters/<int:pk>/versions/<int:number>/",
+        adapters.change,
+        name="adapter-version",
+    ),
+    path("console/api/adapters", adapters.figures, name="console-adapters"),
     path("console/audit/", audit.audit, name="audit"),
     path("invitation/<str:token>/", invitation.invitation, name="invitation"),
     path("console/api/models", api.models, name="console-models"),

@@ -18,7 +18,7 @@ from tenants.models import Tenant
 from tests.adapter_files import adapter_bytes, adapter_folder
 from tests.console.conftest import Login
 from tests.console.test_rest import Caller, callers, expect
-from tests.platform.adapters import added
+from tests.platform.adapters import ready
 
 __all__ = ["callers"]
 pytestmark = pytest.mark.usefixtures("adapters_here")
@@ -76,13 +76,6 @@ ROUTES: dict[tuple[str, str, str], dict[str, int]] = {
     ("GET", "adapters/uploads/", ""): operators(200),
     ("POST", "adapters/uploads/", json.dumps({"files": FILES})): operators(201),
 }
-
-
-def ready(*args: Any, **kwargs: Any) -> AdapterVersion:
-    """A version as if its check had passed."""
-    version = added(*args, **kwargs)
-    AdapterVersion.objects.filter(pk=version.pk).update(state="ready")
-    return version
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from adapters import actions, cards, work
-from adapters.models import AdapterVersion
+from adapters.models import AdapterVersion, VersionState
 from catalog.models import DesiredState, ServedModel
 from tenants.models import Tenant
 from tests.adapter_files import adapter_bytes
@@ -52,4 +52,16 @@ def checked(*args: Any, **kwargs: Any) -> AdapterVersion:
     work.work_on(version.pk)
     version.refresh_from_db()
     cards.forget()
+    return version
+
+
+def ready(*args: Any, **kwargs: Any) -> AdapterVersion:
+    """A version as if its check had passed."""
+    version = added(*args, **kwargs)
+    AdapterVersion.objects.filter(pk=version.pk).update(
+        state=VersionState.READY,
+        rank=8,
+        report={"ok": True, "probe": {"prompts": 4, "max_difference": 1e-6, "passed": True}},
+    )
+    version.refresh_from_db()
     return version

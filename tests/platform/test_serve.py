@@ -115,7 +115,7 @@ def test_help_and_both_names_of_the_command() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"vllm_lora_modules": ["a=b"]}, "--lora-modules can't be used"),
+        ({"lora_modules": ["a"]}, "--lora-modules takes NAME=PATH"),
         ({"vllm_enable_ssl_refresh": True}, "--enable-ssl-refresh can't be used"),
         ({"middleware": ["nowhere.Class"]}, "--middleware nowhere.Class can't be imported"),
         ({"middleware": ["json.__name__"]}, "is no class and no function"),

@@ -26,7 +26,7 @@ from catalog.access import access_served_models
 from catalog.models import ServedModel
 from tenants.actors import Actor, as_actor, require_operator
 from tenants.audit import record
-from tenants.models import Role, Tenant, User
+from tenants.models import ActorKind, Role, Tenant, User
 from tenants.validation import save_valid
 
 Stage = Callable[[Path], None]
@@ -52,7 +52,7 @@ def add_from_folder(
     """
     actor = as_actor(actor)
     require_operator(actor)
-    found = check_path(path)
+    found = check_path(path, anywhere=actor.kind == ActorKind.COMMAND)
     return add_staged(
         actor=actor,
         tenant=tenant,

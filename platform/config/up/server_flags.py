@@ -13,6 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
+from config.up.adapters import given_modules
 from engine.contract.errors import ConfigError
 from engine.contract.tracing import check_endpoint
 from engine.text.messages import CONTENT_FORMATS
@@ -37,13 +38,6 @@ OTHERS = (
     ServerFlag("--enable-prompt-tokens-details", "usage always says how many tokens were cached."),
     ServerFlag("--enable-server-load-tracking", "/load always answers."),
     ServerFlag("--enable-ssl-refresh", "restart to take a new certificate.", refuse=True),
-    ServerFlag(
-        "--lora-modules",
-        "LoRA adapters can't be served yet. Merge the adapter into the model's weights and serve "
-        "that, under a name of its own.",
-        refuse=True,
-        words="+",
-    ),
     ServerFlag(
         "--prompt-adapters", "prompt adapters can't be served. Put the text into the prompt.",
         refuse=True, words="+",
@@ -81,6 +75,13 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--response-role", metavar="ROLE", help="role of the answers to chats (default: assistant)"
+    )
+    group.add_argument(
+        "--lora-modules",
+        nargs="+",
+        metavar="NAME=PATH",
+        help="adapters of the model, shared by all tenants: NAME=PATH, or JSON with name, path and "
+        "perhaps base_model_name; each is checked before it answers",
     )
     group.add_argument("--root-path", metavar="PATH", help="where a proxy has mounted Quire")
     group.add_argument(
@@ -152,6 +153,7 @@ def check_server_flags(options: Mapping[str, Any]) -> None:
             check_endpoint(endpoint)
         except ConfigError as error:
             raise CommandError(f"--otlp-traces-endpoint: {error.message}") from error
+    given_modules(options["lora_modules"])
     environment(options)
 
 

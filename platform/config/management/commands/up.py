@@ -13,6 +13,7 @@ from catalog.engine_options import NAMED, given_settings
 from catalog.supervisor import Supervisor
 from config.datadir import make_private
 from config.embedded_redis import EmbeddedRedisError
+from config.up.adapters import ensure_adapters
 from config.up.banner import INSTANCE_FILE, banner, write_ready_file
 from config.up.credentials import ensure_credentials
 from config.up.first_token import FirstToken
@@ -124,6 +125,7 @@ class Command(QuireCommand):
             num_spares=options["spares"],
         )
         model = wanted.model
+        ensure_adapters(model, options["lora_modules"])
         stack.gateways = Gateways(
             listener,
             options["workers"],

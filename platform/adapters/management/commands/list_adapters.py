@@ -1,0 +1,59 @@
+"""`manage.py list_adapters`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from adapters.models import Adapter
+from tenants.commands import QuireCommand, find_tenant
+
+
+class Command(QuireCommand):
+    """List adapters."""
+
+    help = "List LoRA adapters: their versions, and which one answers under which name."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Whose."""
+        parser.add_argument("--tenant", metavar="NAME", help="of this tenant alone")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print a table, a row a version."""
+        rows = Adapter.objects.select_related("tenant", "served_model").order_by("tenant", "name")
+        if options["tenant"]:
+            rows = rows.filter(tenant=find_tenant(options["tenant"]))
+        lines, problems = [], []
+        for adapter in rows.prefetch_related("versions", "aliases"):
+            for version in adapter.versions.all():
+                lines.append(
+                    (
+                        str(adapter),
+                        adapter.owner or "everyone",
+                        version.number,
+                        version.state,
+                        answers(adapter, version.pk),
+                        version.rank or "?",
+                        version.num_bytes,
+                        version.short_digest or "?",
+                    )
+                )
+                if version.problem:
+                    problems.append(f"{version}: {version.problem}")
+        head = ("ADAPTER", "OF", "VERSION", "STATE", "ANSWERS AS", "RANK", "BYTES", "DIGEST")
+        self.table(head, lines)
+        for problem in problems:
+            self.note(problem)
+
+
+def answers(adapter: Adapter, version: int) -> str:
+    """Such as `tone` or `tone (10 %)`."""
+    found = []
+    for alias in adapter.aliases.all():
+        if alias.version_id == version:
+            share = f" ({100 - alias.canary_percent} %)" if alias.canary_id else ""
+            found.append(f"{alias.name}{share}")
+        elif alias.canary_id == version:
+            found.append(f"{alias.name} ({alias.canary_percent} %)")
+    return ", ".join(found) or "-"

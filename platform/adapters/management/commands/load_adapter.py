@@ -1,0 +1,78 @@
+"""`manage.py load_adapter SOURCE --model MODEL`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from adapters import actions, work
+from adapters.models import WORKING, AdapterVersion, VersionState
+from catalog.commands import find_model
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand, find_tenant
+
+
+class Command(QuireCommand):
+    """Add a version of an adapter."""
+
+    help = (
+        "Add a LoRA adapter, or its next version. It is checked against its model before it can "
+        "answer."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Where it is, what it's called, whose it is."""
+        parser.add_argument("source", help="folder, .gguf file, or owner/name of the hub")
+        parser.add_argument("--model", required=True, metavar="NAME", help="its base model")
+        parser.add_argument("--name", help="what clients send (default: the folder's)")
+        parser.add_argument(
+            "--tenant", metavar="NAME", help="whose it is (default: shared by all tenants)"
+        )
+        parser.add_argument("--description", default="", metavar="TEXT", help="for people")
+        parser.add_argument(
+            "--no-promote", action="store_true", help="leave it ready instead of taking it live"
+        )
+        parser.add_argument(
+            "--no-wait", action="store_true", help="leave the check to a worker and return"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Store it, check it here, take it live."""
+        source = options["source"]
+        path = Path(source).expanduser()
+        common: dict[str, Any] = {
+            "actor": COMMAND_LINE,
+            "tenant": find_tenant(options["tenant"]) if options["tenant"] else None,
+            "served_model": find_model(options["model"]),
+            "name": options["name"] or path.resolve().name.removesuffix(".gguf"),
+            "description": options["description"],
+            "promote": not options["no_promote"],
+        }
+        if path.exists() or source.startswith(("/", ".", "~")):
+            version = actions.add_from_folder(path=str(path.absolute()), **common)
+        else:
+            version = actions.add_from_hub(repository=source, **common)
+        if options["no_wait"]:
+            self.stdout.write(f"{version} waits for its check. See manage.py list_adapters.")
+            return
+        self.note(f"Checking {version} ...")
+        self._tell(finished(version))
+
+    def _tell(self, version: AdapterVersion) -> None:
+        if version.state == VersionState.FAILED:
+            raise CommandError(f"{version} is refused: {version.problem}")
+        live = "live" if version.state == VersionState.LIVE else "ready"
+        self.stdout.write(f"{version} is {live}: {version.digest}")
+
+
+def finished(version: AdapterVersion) -> AdapterVersion:
+    """The version when its check has ended, here or in the worker that was faster."""
+    while version.state in WORKING:
+        work.work_on(version.pk)
+        version.refresh_from_db()
+        if version.state in WORKING:
+            time.sleep(0.2)
+    return version

@@ -1,0 +1,46 @@
+"""`manage.py promote_adapter NAME VERSION`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from adapters import access, actions
+from adapters.commands import add_adapter_arguments, find_adapter
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Have a version answer."""
+
+    help = "Have a version of an adapter answer: all requests, or a share of them as a canary."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which version, under which name, for how many."""
+        add_adapter_arguments(parser)
+        parser.add_argument(
+            "version", type=int, nargs="?", help="its number (default: the newest that passed)"
+        )
+        parser.add_argument("--alias", default="", metavar="NAME", help="(default: its own name)")
+        parser.add_argument(
+            "--percent", type=int, default=100, metavar="N", help="of the requests (default: 100)"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Through the action."""
+        adapter, number = find_adapter(options["name"], options["tenant"]), options["version"]
+        if number is None:
+            version = actions.newest_passed(adapter)
+            if version is None:
+                raise actions.nothing_passed(adapter)
+        else:
+            version = access.access_version(COMMAND_LINE, adapter, number)
+        alias = actions.promote(
+            actor=COMMAND_LINE,
+            version=version,
+            alias=options["alias"],
+            percent=options["percent"],
+        )
+        self.stdout.write(f"{alias}: version {version.number}, {options['percent']} %.")

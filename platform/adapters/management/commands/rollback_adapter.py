@@ -1,0 +1,31 @@
+"""`manage.py rollback_adapter NAME`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from adapters import access, actions
+from adapters.commands import add_adapter_arguments, find_adapter
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Turn back to the version before."""
+
+    help = "End an adapter's canary; without one, turn back to the version before."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which name."""
+        add_adapter_arguments(parser)
+        parser.add_argument("--alias", default="", metavar="NAME", help="(default: its own name)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Through the action."""
+        adapter = find_adapter(options["name"], options["tenant"])
+        alias = access.access_alias(COMMAND_LINE, adapter, options["alias"])
+        found = actions.rollback(actor=COMMAND_LINE, alias=alias)
+        number = found.version.number if found.version is not None else "-"
+        self.stdout.write(f"{found}: version {number} answers all requests.")

@@ -1,0 +1,34 @@
+"""`manage.py unload_adapter NAME`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from adapters import actions
+from adapters.commands import add_adapter_arguments, find_adapter
+from adapters.models import VersionState
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Have an adapter answer no more."""
+
+    help = "Take an adapter offline: its names answer no more. A rollback brings it back."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which one, and whether for good."""
+        add_adapter_arguments(parser)
+        parser.add_argument("--delete", action="store_true", help="let go of it and its versions")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Through the actions."""
+        adapter = find_adapter(options["name"], options["tenant"])
+        live = adapter.versions.filter(state=VersionState.LIVE).exists()
+        if live or not options["delete"]:
+            actions.take_offline(actor=COMMAND_LINE, adapter=adapter)
+        if options["delete"]:
+            actions.delete_adapter(actor=COMMAND_LINE, adapter=adapter)
+        self.stdout.write(f"{adapter} is {'deleted' if options['delete'] else 'offline'}.")

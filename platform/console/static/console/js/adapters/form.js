@@ -1,0 +1,108 @@
+/** The form of an upload: which files, how far they are, and what came of it. */
+
+import { byId, el } from "../lib/dom.js";
+import { percent } from "../lib/format.js";
+import { Stopped, Upload } from "./upload.js";
+
+const WANTED = ["adapter_config.json", "adapter_model.safetensors"];
+const ALONE = /\.(gguf|zip)$/;
+
+export class UploadForm {
+  #form;
+  #files = [];
+  #upload = null;
+
+  constructor(form) {
+    this.#form = form;
+    form.hidden = false;
+    byId("upload-files").addEventListener("change", (event) => this.#choose(event.target.files));
+    byId("upload-stop").addEventListener("click", () => this.#upload?.stop());
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.#start();
+    });
+    this.#listenForDrops(byId("drop"));
+    addEventListener("beforeunload", (event) => this.busy && event.preventDefault());
+  }
+
+  get busy() {
+    return this.#upload !== null || this.#files.length > 0;
+  }
+
+  #listenForDrops(place) {
+    for (const [event, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
+      place.addEventListener(event, (dropped) => {
+        dropped.preventDefault();
+        place.classList.toggle("over", over);
+        if (event === "drop") this.#choose(dropped.dataTransfer.files);
+      });
+    }
+  }
+
+  /** Of a whole folder, the files that an adapter consists of. */
+  #choose(list) {
+    const found = [...list];
+    const alone = found.find((file) => ALONE.test(file.name));
+    const pair = found.filter((file) => WANTED.includes(file.name));
+    this.#files = pair.length ? pair : alone ? [alone] : found;
+    const size = (file) => `${(file.size / 1e6).toFixed(file.size < 1e7 ? 2 : 0)} MB`;
+    byId("chosen").replaceChildren(
+      ...this.#files.map((file) => el("li", {}, file.name, el("span", {}, size(file)))),
+    );
+    this.#tell("");
+  }
+
+  async #start() {
+    if (this.#upload) return;
+    if (!this.#files.length) return this.#tell("Choose the files first.", "error");
+    const fields = new FormData(this.#form);
+    this.#upload = new Upload(this.#form.dataset.api, fields.get("csrfmiddlewaretoken"));
+    this.#show(true);
+    try {
+      const version = await this.#upload.run(
+        {
+          name: fields.get("name").trim(),
+          model: fields.get("model"),
+          promote: fields.get("promote") !== null,
+        },
+        this.#files,
+        (done, waiting) => this.#progress(done, waiting),
+      );
+      this.#files = [];
+      byId("chosen").replaceChildren();
+      this.#tell(`Version ${version.number} is uploaded. It is checked now.`);
+      setTimeout(() => location.replace(location.href), 600);
+    } catch (error) {
+      this.#fail(error);
+    } finally {
+      this.#upload = null;
+      this.#show(false);
+    }
+  }
+
+  #fail(error) {
+    if (error instanceof Stopped) return this.#tell("The upload was given up.");
+    if (error.code === "recent_authentication_required") {
+      const link = el("a", { href: this.#form.dataset.again }, "Prove who you are");
+      byId("upload-told").replaceChildren(link, " again, then upload it.");
+      return undefined;
+    }
+    return this.#tell(error.message, "error");
+  }
+
+  #progress(done, waiting) {
+    byId("upload-progress").value = done;
+    this.#tell(waiting ? "The connection was lost; it goes on soon." : percent(done));
+  }
+
+  #show(running) {
+    byId("upload-progress").hidden = !running;
+    byId("upload-stop").hidden = !running;
+    byId("upload-start").disabled = running;
+  }
+
+  #tell(text, kind = "") {
+    byId("upload-told").textContent = text;
+    byId("upload-told").dataset.kind = kind;
+  }
+}

@@ -1,0 +1,86 @@
+/** The pages of adapters: what is live there stays live, and uploads. */
+
+import { byId, el } from "../lib/dom.js";
+import { Poll } from "../lib/poll.js";
+import { UploadForm } from "./form.js";
+
+const page = document.querySelector("[data-adapters]");
+const form = document.getElementById("upload");
+const upload = form ? new UploadForm(form) : null;
+
+/** States that a version leaves by itself. */
+const PASSING = new Set(["fetching", "uploaded", "validating", "probing"]);
+
+function signatureOf({ versions }) {
+  const numbers = Object.keys(versions).sort((a, b) => a - b);
+  return numbers.map((number) => `${number}:${versions[number]}`).join(",");
+}
+
+/** Whether somebody is in the middle of something that a reload would undo. */
+function busy() {
+  const at = document.activeElement;
+  return upload?.busy || (at && at !== document.body && at.matches("input, select, textarea"));
+}
+
+function show(adapters) {
+  let stale = false;
+  for (const adapter of adapters) {
+    for (const place of document.querySelectorAll(`[data-adapter="${adapter.id}"]`)) {
+      stale ||= place.dataset.signature !== signatureOf(adapter);
+      const cell = place.querySelector("[data-lies]");
+      if (cell) showTiers(cell, adapter);
+    }
+    const lying = document.querySelector(`[data-lying="${adapter.id}"]`);
+    if (lying) showSpots(lying, adapter);
+  }
+  stale ||= document.getElementById("list-title") !== null && adapters.length !== rows();
+  if (stale && !busy()) location.replace(location.href);
+}
+
+const rows = () => page.querySelectorAll("tr[data-adapter]").length;
+
+const tier = (name) => el("span", { class: "tier", dataset: { tier: name } }, name);
+
+function showTiers(cell, { residency }) {
+  const spots = Object.values(residency).flat();
+  cell.replaceChildren(...(spots.length ? spots.map((spot) => tier(spot.tier)) : ["–"]));
+}
+
+function showSpots(place, { residency }) {
+  const lines = Object.entries(residency).flatMap(([digest, spots]) =>
+    spots.map((spot) =>
+      el(
+        "p",
+        { class: "spot" },
+        tier(spot.tier),
+        ` ${digest.slice(0, 12)} on ${spot.replica}: ${spot.running} running, ${spot.waiting} waiting` +
+          (spot.load_seconds ? `, loaded in ${spot.load_seconds.toFixed(3)} s` : ""),
+      ),
+    ),
+  );
+  place.replaceChildren(...lines);
+}
+
+function passing({ adapters }) {
+  return adapters.some(({ versions }) => Object.values(versions).some((s) => PASSING.has(s)));
+}
+
+if (page) {
+  const url = new URL(page.dataset.adapters, location.href);
+  new Poll(url.href, (data) => (passing(data) ? 1500 : 4000), {
+    data: ({ adapters }) => show(adapters),
+    loggedOut: () => location.reload(),
+  }).now();
+}
+
+const promoting = document.querySelector("[data-promote]");
+if (promoting) {
+  const share = byId("promote-share");
+  const say = () => {
+    byId("promote-said").textContent = `${share.value} %`;
+    const whole = share.value === "100";
+    promoting.querySelector("button").textContent = whole ? "Promote" : "Start the canary";
+  };
+  share.addEventListener("input", say);
+  say();
+}

@@ -1,0 +1,125 @@
+/** An upload in pieces: a dropped connection goes on where the server says that the file ends. */
+
+const PIECE = 8 * 1024 * 1024;
+const PATIENCE = 8;
+const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
+
+/** Given up by whoever began it. */
+export class Stopped extends Error {}
+
+/** What the server refused, with its code. */
+class Refused extends Error {
+  constructor({ message, code } = {}) {
+    super(message ?? "The server refused it.");
+    this.code = code;
+  }
+}
+
+export class Upload {
+  #api;
+  #token;
+  #aborter = new AbortController();
+  #id = null;
+  #failures = 0;
+
+  constructor(api, token) {
+    this.#api = api;
+    this.#token = token;
+  }
+
+  stop() {
+    this.#aborter.abort();
+  }
+
+  /** The version that it became. `progress(fraction, waiting)` is called as it goes. */
+  async run(about, files, progress) {
+    try {
+      return await this.#run(about, files, progress);
+    } catch (error) {
+      await this.#giveUp();
+      throw this.#aborter.signal.aborted ? new Stopped() : error;
+    }
+  }
+
+  async #run(about, files, progress) {
+    const sizes = Object.fromEntries(files.map((file) => [file.name, file.size]));
+    const begun = await this.#ask("POST", "", JSON.stringify({ ...about, files: sizes }));
+    this.#id = begun.id;
+    const total = files.reduce((sum, file) => sum + file.size, 0);
+    let before = 0;
+    for (const file of files) {
+      await this.#send(file, (sent, waiting) => progress((before + sent) / total, waiting));
+      before += file.size;
+    }
+    const version = await this.#ask("POST", `${this.#id}/finish/`);
+    this.#id = null;
+    return version;
+  }
+
+  async #send(file, progress) {
+    let offset = 0;
+    while (offset < file.size) {
+      try {
+        offset = await this.#piece(file, offset);
+        this.#failures = 0;
+        progress(offset, false);
+      } catch (error) {
+        if (error instanceof Refused || this.#aborter.signal.aborted) throw error;
+        this.#failures += 1;
+        if (this.#failures > PATIENCE) throw error;
+        progress(offset, true);
+        await pause(Math.min(15_000, 500 * 2 ** this.#failures));
+        offset = await this.#there(file, offset);
+      }
+    }
+  }
+
+  async #piece(file, offset) {
+    const path = `${this.#id}/files/${encodeURIComponent(file.name)}/`;
+    const answer = await this.#fetch("PATCH", path, file.slice(offset, offset + PIECE), {
+      "Content-Type": "application/octet-stream",
+      "Upload-Offset": String(offset),
+    });
+    const there = answer.headers.get("Upload-Offset");
+    if (answer.status === 409 && there !== null) return Number(there);
+    return (await this.#read(answer)).files[file.name].offset;
+  }
+
+  /** Where the file ends on the server, or what was known while that can't be asked. */
+  async #there(file, offset) {
+    try {
+      return (await this.#ask("GET", `${this.#id}/`)).files[file.name].offset;
+    } catch (error) {
+      if (error instanceof Refused) throw error;
+      return offset;
+    }
+  }
+
+  async #giveUp() {
+    if (this.#id === null) return;
+    const headers = { "X-CSRFToken": this.#token };
+    await fetch(`${this.#api}${this.#id}/`, { method: "DELETE", headers }).catch(() => undefined);
+  }
+
+  async #ask(method, path, body) {
+    const type = body === undefined ? {} : { "Content-Type": "application/json" };
+    return this.#read(await this.#fetch(method, path, body, type));
+  }
+
+  #fetch(method, path, body, headers) {
+    return fetch(`${this.#api}${path}`, {
+      method,
+      body,
+      headers: { Accept: "application/json", "X-CSRFToken": this.#token, ...headers },
+      signal: this.#aborter.signal,
+    });
+  }
+
+  /** The answer's JSON. A 5xx is worth another try; anything else that isn't well is final. */
+  async #read(answer) {
+    if (answer.status >= 500) throw new Error(`The server failed (HTTP ${answer.status}).`);
+    const data = await answer.json();
+    if (!answer.ok) throw new Refused(data.error);
+    return data;
+  }
+}

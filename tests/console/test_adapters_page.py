@@ -1,0 +1,156 @@
+"""The pages of adapters, by everybody who could open them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from adapters import actions
+from adapters.models import Adapter, AdapterVersion
+from catalog.models import ServedModel
+from engine.contract.adapters import AdapterState
+from metering.models import UsageEntry
+from tenants import actions as tenants
+from tenants.actors import SYSTEM
+from tenants.models import Role, Tenant, User
+from tests.adapter_files import adapter_folder
+from tests.console.beats import heartbeat
+from tests.console.conftest import Beat, Login
+from tests.platform.adapters import added, ready
+
+pytestmark = pytest.mark.usefixtures("adapters_here")
+
+
+@pytest.fixture
+def tone(login: Login) -> AdapterVersion:
+    """Acme's adapter, ready; Acme has a member and a viewer."""
+    acme = Tenant.objects.get(slug="acme")
+    for name in ("member", "viewer"):
+        user = User.objects.create_user(name)
+        tenants.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role(name))
+    return ready(SYSTEM, acme, ServedModel.objects.get(name="quill"))
+
+
+def page(client: Any, path: str = "", status: int = 200) -> str:
+    answer = client.get(f"/console/adapters/{path}")
+    assert answer.status_code == status
+    return answer.content.decode()
+
+
+def do(client: Any, tone: AdapterVersion, what: str, status: int = 302, **data: Any) -> str:
+    path = f"/console/adapters/{tone.adapter_id}/{what}/"
+    answer = client.post(path, {"tenant": "acme", **data})
+    assert answer.status_code == status, answer.content
+    return client.get(answer["Location"]).content.decode() if status == 302 else ""
+
+
+def test_an_empty_page_says_what_an_adapter_is(login: Login) -> None:
+    text = page(login("ada"))
+    assert "No adapter yet" in text
+    assert "Upload an adapter" in text
+
+
+def test_each_role_sees_what_it_may_do(login: Login, tone: AdapterVersion) -> None:
+    where = f"{tone.adapter_id}/?tenant=acme"
+    for name, promotes, uploads in (("ada", 1, 1), ("member", 0, 1), ("viewer", 0, 0)):
+        client = login(name)
+        listed, one = page(client, "?tenant=acme"), page(client, where)
+        assert ("Upload an adapter" in listed) is bool(uploads)
+        assert ("promote-share" in one) is bool(promotes)
+        assert ">tone</a>" in listed
+        assert tone.short_digest in one
+    for path in ("?tenant=acme", where):
+        assert tone.short_digest not in page(login("olga"), path, 404)
+    assert ">tone</a>" not in page(login("olga"), "?tenant=rival")
+
+
+def test_promote_canary_rollback_and_offline(login: Login, tone: AdapterVersion) -> None:
+    ada = login("ada")
+    assert "version 1 answers now" in do(ada, tone, "promote", version="1", percent="100")
+    second = ready(SYSTEM, tone.adapter.tenant, tone.adapter.served_model, seed=2)
+    told = do(ada, tone, "promote", version="2", percent="10", alias="tone")
+    assert "version 2 gets 10 % of the requests now" in told
+    assert 'class="split-canary" x="90" width="10"' in told
+    assert "version 1 answers all requests again" in do(ada, tone, "rollback", alias="tone")
+    assert "tone-next: version 2" in do(ada, tone, "promote", version="2", new_alias="tone-next")
+    assert "is no name of this" in do(ada, tone, "alias/delete", alias="tone-next")
+    assert "is offline" in do(ada, tone, "offline")
+    assert "is retired" in do(ada, tone, "versions/2", deed="retire")
+    assert "is deleted with all" in do(ada, tone, "delete")
+    assert not Adapter.objects.filter(pk=second.adapter_id).exists()
+
+
+def test_who_may_not_changes_nothing(login: Login, tone: AdapterVersion) -> None:
+    actions.promote(actor=SYSTEM, version=tone)
+    for name, status in (("member", 403), ("viewer", 403), ("olga", 404)):
+        client = login(name)
+        for deed in ("promote", "rollback", "offline", "delete", "alias/delete"):
+            do(client, tone, deed, status, version="1")
+        do(client, tone, "versions/1", status, deed="retire")
+    tone.refresh_from_db()
+    assert tone.state == "live"
+
+
+@pytest.mark.parametrize("data", [{}, {"version": "x"}, {"version": "9" * 40}, {"version": "-1"}])
+def test_a_form_that_is_wrong_is_told_so(login: Login, tone: AdapterVersion, data: Any) -> None:
+    do(login("ada"), tone, "promote", 400, **data)
+    do(login("ada"), tone, "promote", 400, version="1", percent="101")
+    do(login("ada"), tone, "versions/1", 400, deed="burn")
+
+
+def test_why_a_version_was_refused_is_shown(login: Login, tone: AdapterVersion) -> None:
+    bad = added(SYSTEM, tone.adapter.tenant, tone.adapter.served_model, seed=3)
+    report = {"ok": False, "error": {"message": "<b>lora_A</b> holds NaN.", "param": None}}
+    AdapterVersion.objects.filter(pk=bad.pk).update(state="failed", report=report)
+    text = page(login("ada"), f"{tone.adapter_id}/?tenant=acme")
+    assert "&lt;b&gt;lora_A&lt;/b&gt; holds NaN." in text
+
+
+def test_where_weights_lie_by_role(login: Login, tone: AdapterVersion, beat: Beat) -> None:
+    rival = ready(SYSTEM, Tenant.objects.get(slug="rival"), tone.adapter.served_model, seed=7)
+    states = [
+        AdapterState(digest=tone.digest, tier="device", num_running=2),
+        AdapterState(digest=rival.digest, name="secret", tier="host"),
+    ]
+    beat(heartbeat("host-of-mine", adapters=states))
+    mine = login("ada").get("/console/api/adapters?tenant=acme").json()["adapters"]
+    (spot,) = mine[0]["residency"][tone.digest]
+    assert (spot["tier"], spot["running"], spot["replica"]) == ("device", 2, "replica 1")
+    assert rival.digest not in str(mine)
+    assert login("olga").get("/console/api/adapters?tenant=acme").status_code == 404
+    operators = login("root").get("/console/api/adapters?tenant=acme").json()["adapters"]
+    assert operators[0]["residency"][tone.digest][0]["replica"] == "host-of-mine"
+
+
+def test_which_weights_answered(login: Login, tone: AdapterVersion) -> None:
+    UsageEntry.objects.create(
+        request_id="chatcmpl-7",
+        tenant=tone.adapter.tenant,
+        endpoint="chat.completions",
+        model="quill",
+        adapter="tone",
+        adapter_digest=tone.digest,
+        prompt_tokens=3,
+        cached_tokens=0,
+        completion_tokens=2,
+        status=200,
+        started_at=timezone.now(),
+        duration_ms=1.0,
+        stream=False,
+    )
+    assert tone.digest in page(login("viewer"), "?tenant=acme&request=chatcmpl-7")
+    assert "1 request and 5 tokens" in page(login("ada"), f"{tone.adapter_id}/?tenant=acme")
+    assert "has no such request" in page(login("olga"), "?tenant=rival&request=chatcmpl-7")
+
+
+def test_operators_add_from_a_folder_and_others_dont(
+    login: Login, tone: AdapterVersion, adapters_here: Any
+) -> None:
+    adapter_folder(adapters_here / "new", seed=9)
+    form = {"tenant": "acme", "model": "quill", "name": "new", "source": str(adapters_here / "new")}
+    for name, status in (("ada", 403), ("member", 403), ("olga", 404), ("root", 302)):
+        answer = login(name).post("/console/adapters/fetch/", {**form, "shared": "yes"})
+        assert answer.status_code == status, name
+    assert Adapter.objects.get(name="new").tenant is None

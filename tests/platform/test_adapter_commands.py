@@ -1,0 +1,108 @@
+"""`manage.py load_adapter`, `list_adapters` and the others; what `up` does about adapters."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from adapters.models import Adapter, AdapterVersion
+from config.up.adapters import Module, ensure_adapters, given_modules
+from tests.adapter_files import adapter_folder
+from tests.platform.adapters import ready, served
+from tests.platform.conftest import World
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("adapters_here")]
+
+
+def said(capsys: Any, *words: str, **options: Any) -> str:
+    call_command(*words, **options)
+    return str(capsys.readouterr().out)
+
+
+def test_an_adapters_life_by_commands(world: World, tmp_path: Path, capsys: Any) -> None:
+    served()
+    folder = adapter_folder(tmp_path / "anywhere" / "tone")
+    assert "version 1 is live" in said(capsys, "load_adapter", str(folder), model="base")
+    adapter_folder(folder, seed=2)
+    more = {"model": "base", "no_promote": True}
+    assert "version 2 is ready" in said(capsys, "load_adapter", str(folder), **more)
+    listed = said(capsys, "list_adapters").splitlines()
+    assert listed[1].split()[:5] == ["base:tone", "everyone", "2", "ready", "-"]
+    assert listed[2].split()[:5] == ["base:tone", "everyone", "1", "live", "tone"]
+    assert "version 2, 25 %" in said(capsys, "promote_adapter", "tone", percent=25)
+    assert "tone (75 %)" in said(capsys, "list_adapters")
+    assert "version 1 answers all" in said(capsys, "rollback_adapter", "base:tone")
+    assert "is offline" in said(capsys, "unload_adapter", "tone")
+    assert "is deleted" in said(capsys, "unload_adapter", "tone", delete=True)
+    assert not Adapter.objects.exists()
+
+
+def test_commands_name_what_is_missing(world: World, tmp_path: Path) -> None:
+    served()
+    with pytest.raises(CommandError, match="There is no adapter 'x' here"):
+        call_command("promote_adapter", "x")
+    with pytest.raises(CommandError, match="no tenant 'nobody'"):
+        call_command("list_adapters", tenant="nobody")
+    with pytest.raises(CommandError, match="No adapter found"):
+        call_command("load_adapter", str(tmp_path / "nothing"), model="base")
+    folder = adapter_folder(tmp_path / "bad", says="refuse")
+    with pytest.raises(CommandError, match=r"is refused: lora_A holds NaN\."):
+        call_command("load_adapter", str(folder), model="base")
+
+
+def test_a_tenants_adapter_is_asked_for_by_its_tenant(world: World, capsys: Any) -> None:
+    ready(world.owner, world.acme, served())
+    with pytest.raises(CommandError):
+        call_command("promote_adapter", "tone")
+    assert "version 1" in said(capsys, "promote_adapter", "tone", tenant="acme")
+
+
+def test_lora_modules_as_vllm_has_them(world: World, tmp_path: Path) -> None:
+    model, folder = served(aliases=["other"]), adapter_folder(tmp_path / "m")
+    as_json = json.dumps({"name": "b", "path": str(folder), "base_model_name": "other"})
+    assert given_modules([f"a={folder}", as_json]) == [
+        Module("a", str(folder)),
+        Module("b", str(folder), "other"),
+    ]
+    for _ in range(2):  # a second start changes nothing
+        ensure_adapters(model, [f"a={folder}", as_json])
+    rows = AdapterVersion.objects.values_list("adapter__name", "number", "promote_to")
+    assert sorted(rows) == [("a", 1, "a"), ("b", 1, "b")]
+    adapter_folder(folder, seed=3)
+    ensure_adapters(model, [f"a={folder}"])
+    assert AdapterVersion.objects.filter(adapter__name="a").count() == 2
+
+
+@pytest.mark.parametrize(
+    "word", ["tone", "=x", "a=", "{", '{"name": "a"}', "[]", '{"name": 1, "path": 2}', "a=/nowhere"]
+)
+def test_wrong_modules_are_refused(word: str) -> None:
+    with pytest.raises(CommandError, match="--lora-modules"):
+        given_modules([word])
+
+
+def test_modules_of_another_model_are_refused(world: World, tmp_path: Path) -> None:
+    folder = adapter_folder(tmp_path / "m")
+    word = json.dumps({"name": "b", "path": str(folder), "base_model_name": "strange"})
+    with pytest.raises(CommandError, match="is for strange, but base is served"):
+        ensure_adapters(served(), [word])
+
+
+def test_the_demos_adapters_are_there_once(world: World, settings: Any) -> None:
+    model = served(name="demo")
+    model.source = str(settings.QUIRE["DEMO_MODEL"])
+    model.save()
+    ensure_adapters(model, None)
+    names = Adapter.objects.values_list("name", "tenant", "description")
+    assert [name for name, tenant, words in names if words and tenant is None] == [
+        "butler",
+        "pirate",
+    ]
+    Adapter.objects.get(name="pirate").aliases.all().delete()
+    Adapter.objects.get(name="pirate").delete()
+    ensure_adapters(model, None)
+    assert [adapter.name for adapter in Adapter.objects.all()] == ["butler"]
