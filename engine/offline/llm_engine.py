@@ -18,6 +18,7 @@ from engine.contract.pooling_params import PoolingParams, default_task
 from engine.contract.protocol import EngineRequest, TokenDelta
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
+from engine.core.profile import Profile
 from engine.model_loader.loader import resolve_folder
 from engine.models.gguf.folder import find_gguf
 from engine.models.sharded_state import MAX_BYTES, save_sharded_state
@@ -26,7 +27,6 @@ from engine.offline.collector import Collector
 from engine.offline.engine_args import EngineArgs
 from engine.offline.metrics import Metric, adapter_metrics, metrics_of
 from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from engine.offline.profiling import Profile
 from engine.offline.prompts import Prompt, TokenPrompt, tokenise
 from engine.offline.threads import TorchThreads
 from engine.text.bad_words import bad_word_ids

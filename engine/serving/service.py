@@ -90,7 +90,7 @@ class EngineService:
         self._pause = Pause()
         self._sleep_level = 0
         self._adapters = AdapterControls()
-        self._profiler = Profiler(replica_id)
+        self._profiler = Profiler()
         self._stats_log = StatsLog(enabled=not config.disable_log_stats)
 
     # -- life ---------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""`Profile`: what the engine computes, as a trace."""
+"""`Profile`: what the engine computes, as a trace for Perfetto or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ class Profile:
         self._running: profile | None = None
         self._folder: str | None = None
 
-    def start(self, folder: str | None) -> None:
+    @property
+    def runs(self) -> bool:
+        """Whether one has begun and not ended."""
+        return self._running is not None
+
+    def start(self, folder: str | None = None) -> None:
         """Begin. `folder`: where the file goes; None: a new temporary one.
 
         Raises `InvalidRequest` while one runs.
