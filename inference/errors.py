@@ -91,10 +91,15 @@ class UnsupportedField(InvalidRequest):
 
 
 class Overloaded(QuireError):
-    """This gateway has no room for more work of this kind."""
+    """This gateway has no room for more work of this kind.
+
+    Attributes:
+        retry_after: seconds until there's room, where that's known.
+    """
 
     status = 503
     code = "overloaded"
+    retry_after: float | None = None
 
 
 class RequestAborted(QuireError):

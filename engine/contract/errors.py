@@ -50,11 +50,16 @@ class KVPoolTooSmall(InvalidRequest):
 
 
 class EngineOverloaded(QuireError):
-    """The engine's waiting queue is at its bound."""
+    """The engine's waiting queue is at its bound, or a tenant's part of it.
+
+    Attributes:
+        retry_after: seconds until there's room, where that's known.
+    """
 
     status = 429
     code = "engine_overloaded"
     error_type = "rate_limit_error"
+    retry_after: float | None = None
 
 
 class BudgetExhausted(QuireError):

@@ -73,6 +73,7 @@ class ChatTurn:
             RateLimited: not now. ServiceUnavailable: the limits can't be read.
         """
         served = await find_served(caller, chat.model, sticky=chat.sticky)
+        served.check_queue(caller, chat.tier(caller.max_priority)[0])
         job, options = await chat_job(
             chat, served, caller=caller, received=received, endpoint=endpoint, id_prefix=id_prefix
         )
@@ -87,6 +88,7 @@ class ChatTurn:
         Deltas name the conversation by `increment.number`.
         """
         served = await find_served(caller, chats[0].model, sticky=chats[0].sticky)
+        served.check_queue(caller, chats[0].tier(caller.max_priority)[0])
         made = [
             await chat_job(
                 chat,

@@ -25,6 +25,7 @@ from inference.engine_client.inbox import InboxWriter
 from inference.engine_client.mailbox import Mailbox
 from inference.engine_client.news import NewsReader
 from inference.engine_client.outbox import OutboxReader
+from inference.engine_client.queue_bound import Load, QueueBound
 from inference.engine_client.routing import choose, prefix_key, successors
 from inference.engine_client.submission import Submission
 from inference.errors import RemoteError
@@ -53,6 +54,7 @@ class EngineClient:
         self.fleet = Fleet(self._redis, prefix)
         self._inbox = InboxWriter(self._link, prefix)
         self._flights: dict[str, Flight] = {}
+        self._queue_bound = QueueBound()
         self._leaving: dict[str, Flight] = {}
         self.controls = Controls()
         self.supervisor = Supervisor(self)
@@ -141,6 +143,11 @@ class EngineClient:
             self._flights[flight.request.request_id] = flight
             self.try_place(flight)
         return Submission(self, mailbox, flights)
+
+    def check_queue(self, model: str, tenant: str, priority: int) -> None:
+        """Raise what `QueueBound.check` does when too much waits for the model."""
+        load = Load.of(self.fleet.of_model(model))
+        self._queue_bound.check(model, tenant, priority, load, self._flights.values())
 
     def try_place(self, flight: Flight) -> bool:
         """Give a waiting flight to a ready replica, if there's one."""

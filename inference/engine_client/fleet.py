@@ -22,6 +22,8 @@ REMEMBER_MODEL_S = 120.0
 _KNOWING = ("ready", "sleeping", "draining")
 #: Dead incarnations that are remembered: their last heartbeats take seconds to expire.
 _REMEMBERED_DEAD = 256
+#: The weight of the newest heartbeat in a replica's rate: a few seconds count.
+_NEW_RATE = 0.2
 
 
 @dataclass(slots=True)
@@ -33,11 +35,13 @@ class Replica:
         changed_at: when (monotonic) a heartbeat last differed from the one before. Clocks of two
             machines are never compared.
         submitted: requests that this gateway gave it since that heartbeat.
+        per_second: outputs that it ended in a second, lately; 0 while that isn't known.
     """
 
     heartbeat: Heartbeat
     changed_at: float
     submitted: int = 0
+    per_second: float = 0.0
 
     @property
     def stalled(self) -> bool:
@@ -102,7 +106,7 @@ class Fleet:
             return known
         if beat.state in _KNOWING:
             self._models[beat.model.name] = (now, beat.model)
-        return Replica(beat, now)
+        return Replica(beat, now, per_second=_rate(known, beat))
 
     def forget(self, replica_id: str) -> None:
         """Think it dead until the next refresh: what is known of it is out of date."""
@@ -155,3 +159,17 @@ class Fleet:
     def model_names(self) -> list[str]:
         """Models that live replicas serve."""
         return sorted({replica.heartbeat.model.name for replica in self})
+
+
+def _rate(known: Replica | None, beat: Heartbeat) -> float:
+    """Outputs that a replica ends in a second, as its heartbeats tell."""
+    if known is None or known.heartbeat.incarnation != beat.incarnation:
+        return 0.0
+    seconds = beat.at - known.heartbeat.at
+    if seconds <= 0:
+        return known.per_second
+    before = sum(known.heartbeat.stats.requests_finished_total.values())
+    ended = (sum(beat.stats.requests_finished_total.values()) - before) / seconds
+    if not known.per_second:
+        return ended
+    return known.per_second + _NEW_RATE * (ended - known.per_second)

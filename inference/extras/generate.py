@@ -91,6 +91,7 @@ class GenerateView(GatewayView):
             raise InvalidRequest("prompt must be one text.", param="prompt")
         prompt = prompts[0]
         served = await find_served(request.caller, completion.model, sticky=completion.sticky)
+        served.check_queue(request.caller, completion.tier(request.caller.max_priority)[0])
         generation = await Generation.start(await completion_job(request, completion, served))
         texts = _Texts(generation, prompt, completion.n or 1)
         return await respond(

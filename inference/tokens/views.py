@@ -28,6 +28,7 @@ class TokensView(GatewayView):
         ignored = wanted.ignored_fields()
         completion = wanted.completion()
         served = await find_served(request.caller, wanted.model)
+        served.check_queue(request.caller, wanted.priority)
         try:
             job = await completion_job(request, completion, served)
         except InvalidRequest as error:

@@ -1,0 +1,112 @@
+"""How many requests may wait for a model, and whose are refused first.
+
+Past the point where every seat is taken, more requests in the house make nobody's answer come
+sooner, but cost gateways and Redis their time. So what comes then is told when to come back, by
+the rate at which the replicas really end requests.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine.contract.errors import EngineOverloaded
+from inference.engine_client.fleet import Replica
+from inference.engine_client.flight import Flight
+from inference.errors import Overloaded
+
+#: Requests of a model that may always wait; and with many that run, so many times these.
+LEAST_WAITING, WAITING_PER_RUNNING = 256, 4
+#: What may wait of requests that are less urgent than usual, or more, as a part of the others.
+LESS_URGENT, MORE_URGENT = 0.5, 2.0
+#: A tenant within its share is let in beyond the bound, up to so many times of it.
+WITHIN_SHARE = 2.0
+_COUNT_EVERY_S = 0.25
+_MOST_S, _UNKNOWN_S = 60.0, 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a model's replicas have to do.
+
+    Attributes:
+        running, waiting: requests.
+        per_second: requests that end in a second; 0 while that isn't known.
+    """
+
+    running: int = 0
+    waiting: int = 0
+    per_second: float = 0.0
+
+    @classmethod
+    def of(cls, replicas: Iterable[Replica]) -> Load:
+        """Of those that are ready."""
+        ready = [replica for replica in replicas if replica.ready]
+        stats = [replica.heartbeat.stats for replica in ready]
+        return cls(
+            sum(each.num_requests_running for each in stats),
+            sum(each.num_requests_waiting for each in stats)
+            + sum(replica.submitted for replica in ready),
+            sum(replica.per_second for replica in ready),
+        )
+
+    @property
+    def bound(self) -> int:
+        """Requests of usual urgency that may wait."""
+        return max(LEAST_WAITING, WAITING_PER_RUNNING * self.running)
+
+    def seconds_until(self, waiting: float) -> float:
+        """How long until so few wait, at least a second."""
+        if not self.per_second:
+            return _UNKNOWN_S
+        return min(_MOST_S, max(1.0, (self.waiting - waiting) / self.per_second))
+
+
+class QueueBound:
+    """Lets requests of one gateway in, or not."""
+
+    def __init__(self) -> None:
+        self._counted_at = -math.inf
+        self._in_house: Counter[tuple[str, str]] = Counter()
+
+    def check(
+        self, model: str, tenant: str, priority: int, load: Load, flights: Iterable[Flight]
+    ) -> None:
+        """Let a request in.
+
+        Args:
+            model, tenant, priority: the request's. Less urgent ones are refused first.
+            load: of the model's replicas.
+            flights: all requests that this gateway has open.
+
+        Raises:
+            EngineOverloaded (429): the tenant has its share in the queue, and others wait too.
+            Overloaded (503): the queue is full.
+        """
+        most = float(load.bound)
+        if priority:
+            most *= LESS_URGENT if priority > 0 else MORE_URGENT
+        if load.waiting < most:
+            return
+        self._count(flights)
+        tenants = {name for of, name in self._in_house if of == model} | {tenant}
+        share = (load.running + most) / len(tenants)
+        within = self._in_house[model, tenant] < share
+        if len(tenants) > 1 and within and load.waiting < WITHIN_SHARE * most:
+            return
+        kind = Overloaded if within or len(tenants) == 1 else EngineOverloaded
+        error: Overloaded | EngineOverloaded = kind(
+            f"{load.waiting} requests wait for '{model}' already. Try again later."
+        )
+        error.retry_after = load.seconds_until(most)
+        raise error
+
+    def _count(self, flights: Iterable[Flight]) -> None:
+        """Count again, but not for each of thousands that are refused in a second."""
+        now = time.monotonic()
+        if now - self._counted_at >= _COUNT_EVERY_S:
+            self._counted_at = now
+            self._in_house = Counter((each.model, each.request.tenant) for each in flights)

@@ -1,0 +1,117 @@
+"""What waits for a model is bounded, and who is refused is told when to come back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.contract import protocol
+from engine.contract.errors import EngineOverloaded
+from engine.contract.protocol import EngineStats, Heartbeat, ModelInfo
+from inference.engine_client import queue_bound
+from inference.engine_client.fleet import Fleet
+from inference.engine_client.queue_bound import LEAST_WAITING, Load, QueueBound
+from inference.errors import Overloaded, error_headers
+from tests.inference.conftest import Gateway
+
+
+def flights(**tenants: int) -> Any:
+    """Open requests for the model "m"."""
+    return [
+        SimpleNamespace(model="m", request=SimpleNamespace(tenant=tenant))
+        for tenant, count in tenants.items()
+        for _ in range(count)
+    ]
+
+
+FULL = Load(running=100, waiting=400, per_second=50.0)
+
+
+def test_nobody_is_refused_while_there_is_room() -> None:
+    bound = QueueBound()
+    bound.check("m", "a", 0, Load(running=1, waiting=LEAST_WAITING - 1), flights(a=1000))
+    bound.check("m", "a", 0, Load(running=100, waiting=399), flights(a=1000))
+
+
+def test_a_full_queue_is_503_with_the_time_that_the_replicas_need() -> None:
+    with pytest.raises(Overloaded) as caught:
+        QueueBound().check("m", "a", 0, Load(100, 500, 50.0), flights(a=600))
+    # 100 too many, at 50 a second.
+    assert error_headers(caught.value)["Retry-After"] == "2"
+    assert error_headers(caught.value)["retry-after-ms"] == "2000"
+    with pytest.raises(Overloaded) as caught:
+        QueueBound().check("m", "a", 0, Load(100, 500), flights(a=600))
+    assert error_headers(caught.value)["Retry-After"] == "5"
+
+
+def test_a_tenant_beyond_its_share_is_429_and_one_within_it_is_let_in() -> None:
+    here = flights(greedy=480, modest=20)
+    with pytest.raises(EngineOverloaded):
+        QueueBound().check("m", "greedy", 0, FULL, here)
+    QueueBound().check("m", "modest", 0, FULL, here)
+    QueueBound().check("m", "new", 0, FULL, here)
+    with pytest.raises(Overloaded):
+        QueueBound().check("m", "modest", 0, Load(100, 800, 50.0), here)
+
+
+def test_the_least_urgent_are_refused_first_and_the_most_urgent_last() -> None:
+    here = flights(a=600)
+    all_of_them = ["low", "usual", "urgent"]
+    for waiting, number in ((199, 0), (200, 1), (400, 2), (800, 3)):
+        refused = all_of_them[:number]
+        load = Load(100, waiting, 50.0)
+        told = []
+        for name, priority in (("low", 1), ("usual", 0), ("urgent", -1)):
+            try:
+                QueueBound().check("m", "a", priority, load, here)
+            except Overloaded:
+                told.append(name)
+        assert told == refused
+
+
+def test_thousands_of_refusals_count_the_house_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = 0
+
+    def counting() -> Any:
+        nonlocal counted
+        counted += 1
+        return iter(flights(a=600))
+
+    class House:
+        __iter__ = staticmethod(counting)
+
+    monkeypatch.setattr(queue_bound.time, "monotonic", lambda: 100.0)
+    bound = QueueBound()
+    for _ in range(1000):
+        with pytest.raises(Overloaded):
+            bound.check("m", "a", 0, FULL, House())
+    assert counted == 1
+
+
+def test_the_rate_is_what_heartbeats_say() -> None:
+    fleet = Fleet(None, "quire")  # type: ignore[arg-type]
+    info = ModelInfo(name="m", path="", max_model_len=10, vocab_size=10, dtype="float32")
+    for second in range(10):
+        beat = Heartbeat(
+            replica_id="r",
+            incarnation="i",
+            state="ready",
+            model=info,
+            at=1000.0 + second,
+            progress_at=1000.0 + second,
+            stats=EngineStats(requests_finished_total={"stop": 30 * second, "length": second}),
+        )
+        fleet.update({"r": protocol.encode(beat)}, float(second))
+    (replica,) = fleet._replicas.values()
+    assert replica.per_second == pytest.approx(31.0)
+
+
+async def test_a_full_queue_is_told_before_a_prompt_is_rendered(
+    served: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Load, "of", classmethod(lambda cls, replicas: Load(1, 5000, 100.0)))
+    for reply in (await served.client.chat(), await served.client.complete()):
+        assert (reply.status, reply.error["code"]) == (503, "overloaded")
+        assert reply.headers["retry-after"] == "48"
