@@ -9,8 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
+from django.conf import settings
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from engine.contract.redis_link import refusal_of
 from metering.adapters import AdapterUse
 from metering.errors import BudgetSpent, RateLimited
 from metering.gateways import GATEWAY, OpenRequest, open_key
@@ -30,6 +34,9 @@ RESERVATION_TTL_S = 3600
 HELD_TTL_S = 7 * 86400
 #: How long a request waits for others to give back what they hold of a budget, and between looks.
 WAIT_S, LOOK_S, LONGEST_LOOK_S = 30.0, 0.02, 0.5
+#: How long a request waits for a Redis that went away, unless FAILOVER_WAIT_S says otherwise, and
+#: between two tries.
+REDIS_WAIT_S, REDIS_LOOK_S = 30.0, 0.2
 #: When a place among the running requests may be free: nobody can know, clients ask again.
 RUNNING_RETRY_S = 1.0
 
@@ -174,10 +181,29 @@ async def admit(
             adapter_digest=adapted.digest,
         )
         asked = replace(asked, open_request=kept.encode())
-    try:
-        return await _take(asked)
-    except (RedisError, OSError) as error:
-        raise ServiceUnavailable("Limits can't be checked right now. Try again.") from error
+    return await _take_in_time(asked)
+
+
+async def _take_in_time(asked: _Asked) -> Admission:
+    """Take, though Redis goes away meanwhile: who came in time isn't turned away for its restart.
+
+    Asking twice takes once. Raises `ServiceUnavailable` when Redis stays away or refuses.
+    """
+    until = time.monotonic() + settings.QUIRE.get("FAILOVER_WAIT_S", REDIS_WAIT_S)
+    while True:
+        try:
+            return await _take(asked)
+        except (RedisError, OSError) as error:
+            if not _may_come_back(error) or time.monotonic() >= until:
+                message = "Limits can't be checked right now. Try again."
+                raise ServiceUnavailable(message) from error
+            await asyncio.sleep(REDIS_LOOK_S)
+
+
+def _may_come_back(error: RedisError | OSError) -> bool:
+    """Whether Redis was cut off or starts; one that refuses commands needs its operator."""
+    lost = isinstance(error, OSError | RedisConnectionError | RedisTimeoutError)
+    return lost or (isinstance(error, RedisError) and refusal_of(error) == "LOADING")
 
 
 async def _take(asked: _Asked) -> Admission:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 import signal
@@ -24,11 +25,22 @@ from engine.contract.protocol import KEY_PREFIX
 from tests.inference import live
 
 REQUESTS = 200
-#: A million tokens cost so many units, so a prompt token costs 1,000 nanos, an output token 2,000.
-PRICES = ("--input", "1", "--output", "2")
 #: In nanos: about two thirds of what all requests want.
 BUDGET = 12_000_000
 OUTPUT = 40
+#: A million tokens cost so many units, so a prompt token costs 1,000 nanos, an output token 2,000.
+PRICE_AND_BUDGET = f"""
+from metering import actions
+from tenants.actors import COMMAND_LINE
+from tenants.models import Tenant
+actions.set_price(
+    actor=COMMAND_LINE, model="m", input_per_million="1", output_per_million="2"
+)
+actions.set_budget(
+    actor=COMMAND_LINE, tenant=Tenant.objects.get(slug="live"), period="month",
+    amount="{BUDGET / 1e9:.9f}",
+)
+"""
 
 
 @dataclass
@@ -40,6 +52,22 @@ class Told:
     chunks: int = 0
     usage: dict[str, int] = field(default_factory=dict)
     killed: bool = False
+
+
+@dataclass
+class Course:
+    """How far the race has come."""
+
+    chunks: int = 0
+    ended: int = 0
+
+    async def until(self, what: str, count: int) -> None:
+        """Wait until there are so many."""
+        async with asyncio.timeout(300):
+            for _ in itertools.count():
+                if getattr(self, what) >= count:
+                    return
+                await asyncio.sleep(0.02)
 
 
 @pytest.fixture
@@ -60,8 +88,8 @@ def restart(held: dict[str, Any]) -> None:
     held["process"], _ = embedded_redis.start(held["folder"], persist=True)
 
 
-async def ask(client: httpx.AsyncClient, port: int, key: str, number: int) -> Told:
-    """One stream, asked for again as long as a service is away (503)."""
+async def ask(client: httpx.AsyncClient, port: int, key: str, number: int, course: Course) -> Told:
+    """One stream. A restart of Redis turns nobody away, so it's asked for once."""
     body = {
         "model": "m",
         "prompt": f"{number:04} tell",
@@ -73,22 +101,18 @@ async def ask(client: httpx.AsyncClient, port: int, key: str, number: int) -> To
     told = Told()
     headers = {"authorization": f"Bearer {key}"}
     url = f"http://127.0.0.1:{port}/v1/completions"
-    for _ in range(200):
-        try:
-            async with client.stream("POST", url, json=body, headers=headers) as response:
-                told.status = response.status_code
-                if told.status == 503:
-                    await asyncio.sleep(0.1)
-                    continue
-                if told.status != 200:
-                    await response.aread()
-                    return told
-                async for line in response.aiter_lines():
-                    read_line(told, line)
+    try:
+        async with client.stream("POST", url, json=body, headers=headers) as response:
+            told.status = response.status_code
+            if told.status != 200:
+                await response.aread()
                 return told
-        except httpx.HTTPError:
-            told.killed = True
-            return told
+            async for line in response.aiter_lines():
+                read_line(told, line)
+                course.chunks += 1
+            course.ended += 1
+    except httpx.HTTPError:
+        told.killed = True
     return told
 
 
@@ -128,15 +152,15 @@ def ledger(of: live.Instance) -> dict[str, tuple[int, int, int]]:
 
 
 async def race(of: live.Instance, held: dict[str, Any], ports: list[int], first: Any) -> list[Told]:
-    limits = httpx.Limits(max_connections=REQUESTS)
-    async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+    limits, course = httpx.Limits(max_connections=REQUESTS), Course()
+    async with httpx.AsyncClient(timeout=300, limits=limits) as client:
         asked = [
-            asyncio.create_task(ask(client, ports[number % 2], of.key, number))
+            asyncio.create_task(ask(client, ports[number % 2], of.key, number, course))
             for number in range(REQUESTS)
         ]
-        await asyncio.sleep(1.0)
+        await course.until("chunks", 3 * REQUESTS)
         restart(held)  # here: a server ends with the thread that started it
-        await asyncio.sleep(1.0)
+        await course.until("chunks", 10 * REQUESTS)
         first.kill()
         return list(await asyncio.gather(*asked))
 
@@ -148,9 +172,7 @@ def test_fault_24_the_last_cent_is_spent_once_though_a_gateway_and_redis_are_kil
     folder.mkdir()
     with live.instance(folder, redis_of["url"]) as of:
         flags = ("--token-delay", "0.03", "--vocab-size", "512", "--low", "10", "--high", "90")
-        manage(of, "set_price", "m", *PRICES)
-        amount = f"{BUDGET / 1e9:.9f}"
-        manage(of, "set_budget", "--tenant", "live", "--per", "month", "--amount", amount)
+        manage(of, "shell", "-c", PRICE_AND_BUDGET)
         with (
             live.replica(of, "tests.fakes.fake_replica", *flags),
             live.gateway(of, "uvicorn") as (port_a, first),
@@ -168,7 +190,7 @@ def test_fault_24_the_last_cent_is_spent_once_though_a_gateway_and_redis_are_kil
     assert sum(prompt + output for prompt, output, _ in rows.values()) == spent["tokens"]
     # Each answer that ended is billed as its client was told.
     ended = [each for each in told if each.usage]
-    assert len(ended) > REQUESTS / 4
+    assert len(ended) > REQUESTS / 8
     for each in ended:
         prompt, output, _ = rows[each.request_id]
         assert (prompt, output) == (
@@ -179,7 +201,8 @@ def test_fault_24_the_last_cent_is_spent_once_though_a_gateway_and_redis_are_kil
     cut = [each for each in told if each.killed and each.request_id]
     for each in cut:
         assert rows[each.request_id][1] >= each.chunks
-    # Nobody was refused while enough was left for a prompt and one more token.
+    # A restart of Redis turned nobody away, and nobody was refused while enough was left for a
+    # prompt and one more token.
     assert {each.status for each in told} <= {0, 200, 429}
     refused = sum(each.status == 429 for each in told)
     prompt = max(prompt for prompt, _, _ in rows.values())

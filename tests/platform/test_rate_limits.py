@@ -241,9 +241,30 @@ async def test_fault_28_scripts_survive_a_restart_of_redis() -> None:
 
 async def test_without_redis_a_limited_caller_gets_503(settings) -> None:
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.5}
     with pytest.raises(ServiceUnavailable) as caught:
         await enter(caller(requests_per_minute=1))
     assert caught.value.status == 503
+
+
+async def test_a_request_waits_for_a_redis_that_comes_back(settings) -> None:
+    there = settings.REDIS_URL
+    settings.REDIS_URL = "unix:///nowhere/redis.sock"
+    entering = asyncio.create_task(enter(caller(requests_per_minute=9)))
+    await asyncio.sleep(0)
+    while not entering.done():
+        await close_redis_link()
+        settings.REDIS_URL = there
+        await asyncio.sleep(0.05)
+    assert (await entering).remaining_requests == 8
+
+
+async def test_a_request_that_asks_twice_takes_once() -> None:
+    who = caller(tokens_per_minute=1000)
+    first = await enter(who, request_id="twice")
+    again = await enter(who, request_id="twice")
+    assert again.remaining_tokens == first.remaining_tokens
+    assert again.output_tokens == first.output_tokens
 
 
 async def test_buckets_and_reservations_leave_redis_by_themselves() -> None:

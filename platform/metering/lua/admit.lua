@@ -26,6 +26,18 @@ local function reply(what, index, wait, granted)
   return words
 end
 
+-- Asked again by a gateway whose connection broke before it had the answer: it was let in.
+local before = redis.call('HGET', reservation, 'granted')
+if before then
+  for i = 1, #buckets do
+    levels[i] = redis.call('HGET', KEYS[i], 'level') or buckets[i][1]
+  end
+  for i = 1, #budgets do
+    epochs[i] = redis.call('HGET', KEYS[#buckets + #sets + i], 'epoch') or ''
+  end
+  return reply('ok', 0, 0, tonumber(before))
+end
+
 -- Budgets first: a counter that isn't there must be filled before anything is decided.
 local granted, refused, held = request.output, 0, false
 for i = 1, #budgets do
@@ -114,7 +126,7 @@ for i = 1, #budgets do
   taken[#taken + 1] = string.format('budget %d %.0f', request.prompt + granted, nanos)
 end
 if #taken > 0 then
-  redis.call('HSET', reservation, unpack(taken))
+  redis.call('HSET', reservation, 'granted', granted, unpack(taken))
   redis.call('EXPIRE', reservation, request.ttl)
 end
 if #sets + #budgets > 0 then redis.call('HSET', open, request.id, ARGV[2]) end

@@ -32,7 +32,9 @@ end
 for i = 1, #reserved, 2 do
   local name, what = reserved[i], reserved[i + 1]
   local held_tokens, held_nanos = string.match(what, '^budget (%S+) (%S+)$')
-  if what == 'set' then
+  if name == 'granted' then
+    -- how many output tokens might come; what they cost stands beside it
+  elseif what == 'set' then
     redis.call('SREM', name, ARGV[4])
   elseif held_tokens then
     if redis.call('EXISTS', name) == 1 then
