@@ -87,6 +87,15 @@ def progress_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
     return f"{prefix}:progress:{gateway_id}"
 
 
+def stream_key(stream: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of an open stream of a gateway: a hash.
+
+    `open` says how to go on with it, `epoch` counts who took it over, `prompt` and `billed` are the
+    tokens that were settled when it was given up.
+    """
+    return f"{prefix}:stream:{stream}"
+
+
 def first_attempt(request_id: str) -> str:
     """A request's id without the number of its attempt: what gateways call it."""
     return request_id.partition("~")[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,9 @@ from inference.openai.schemas import ChatRequest
 from inference.parsing import Part
 from metering.access import Admission
 from tenants.authentication import Caller
+
+#: What parsers make up.
+_OWN_CALL_ID = re.compile("call_[0-9a-f]{24}")
 
 
 @dataclass(slots=True)
@@ -139,10 +144,18 @@ class ChatTurn:
             parts = [Part("content", increment.text)] if increment.text else []
             return TurnDelta(increment.index, parts, increment, increment.finish_reason)
         parts = parser.push(increment.text, ended=ended)
+        for part in parts:
+            if part.kind == "call" and _OWN_CALL_ID.fullmatch(part.id):
+                part.id = self._call_id(increment, part.call)
         reason = increment.finish_reason
         if reason == "stop" and parser.num_calls and not self.options.parsers.named:
             reason = "tool_calls"
         return TurnDelta(increment.index, parts, increment, reason)
+
+    def _call_id(self, increment: Increment, call: int) -> str:
+        """For a call that the model gave no id: the same, whichever gateway reads it."""
+        place = f"{self.job.request_id}/{increment.number}/{increment.index}/{call}"
+        return f"call_{hashlib.sha256(place.encode()).hexdigest()[:24]}"
 
     def _count(self, increment: Increment) -> None:
         """Count the tokens of the reasoning, marks included."""

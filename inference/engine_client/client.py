@@ -22,6 +22,8 @@ from inference.engine_client.failover import Supervisor
 from inference.engine_client.fleet import Fleet
 from inference.engine_client.flight import Flight, LostTokens
 from inference.engine_client.inbox import InboxWriter
+from inference.engine_client.journal import Journal
+from inference.engine_client.known import Known
 from inference.engine_client.mailbox import Mailbox
 from inference.engine_client.news import NewsReader
 from inference.engine_client.outbox import OutboxReader
@@ -58,12 +60,14 @@ class EngineClient:
         self._leaving: dict[str, Flight] = {}
         self.controls = Controls()
         self.supervisor = Supervisor(self)
+        self.journal = Journal(self._link, prefix)
         self.outbox = OutboxReader(
             self._reading,
             self._link,
             self.gateway_id,
             prefix,
             self._deliver,
+            self.journal.save,
             self.supervisor.doubt_redis,
         )
         self._news = NewsReader(self._redis, prefix, self.supervisor.take_news)
@@ -119,6 +123,7 @@ class EngineClient:
         # Metrics are a second old at most, and the outbox expires by itself.
         with contextlib.suppress(RedisError):
             await flush(self._redis, self.settings.key_prefix)
+            await self.journal.save()
             await self.outbox.delete()
         await self._reading.close()
         await self._link.close()
@@ -126,8 +131,19 @@ class EngineClient:
 
     # -- handing in ---------------------------------------------------------------------------
 
-    def submit(self, requests: list[EngineRequest], model: str) -> Submission:
+    def submit(
+        self,
+        requests: list[EngineRequest],
+        model: str,
+        *,
+        stream: str = "",
+        known: Known | None = None,
+    ) -> Submission:
         """Hand in requests that belong together; pieces carry a request's place in the list.
+
+        Args:
+            stream: under which name they are kept for other gateways; "": they aren't.
+            known: what another gateway had of them; only what comes behind it is handed out.
 
         Never fails by itself: without a replica the submission waits, and then raises
         `EngineUnavailable` at its reader.
@@ -138,10 +154,13 @@ class EngineClient:
             request.gateway_id = self.gateway_id
             scope = request.cache_namespace + digest_of(request.adapter)
             key = prefix_key(request.prompt_token_ids, scope)
-            flights.append(Flight(request, number, mailbox, model, key))
+            flights.append(Flight(request, number, mailbox, model, key, stream=stream))
+            if known is not None:
+                flights[-1].take_up(*known.of(number))
         for flight in flights:
-            self._flights[flight.request.request_id] = flight
-            self.try_place(flight)
+            if not flight.done:
+                self._flights[flight.engine_id] = flight
+                self.try_place(flight)
         return Submission(self, mailbox, flights)
 
     def check_queue(self, model: str, tenant: str, priority: int) -> None:
@@ -217,6 +236,9 @@ class EngineClient:
             self.orphan(flight, "some of its output was lost")
             return
         if piece is not None:
+            if flight.stream:
+                start = len(flight.tokens[delta.index]) - len(piece.token_ids)
+                self.journal.note(flight.stream, start, piece)
             flight.mailbox.put(piece)
         if flight.done:
             self._flights.pop(flight.engine_id, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -37,6 +38,8 @@ class Flight:
         waiting_since: monotonic, while it waits.
         heard_at: monotonic, when it was placed or last heard of.
         ran: whether an engine has computed anything for it.
+        stream: under which name its tokens are kept for other gateways, "": they aren't.
+        epoch: how often another gateway had taken it up before.
         leaving: set when it was abandoned; done when the engine has answered the abort.
     """
 
@@ -59,6 +62,8 @@ class Flight:
     heard_at: float = 0.0
     ran: bool = False
     prompt_logprobs_seen: bool = False
+    stream: str = ""
+    epoch: int = 0
     leaving: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
@@ -71,7 +76,15 @@ class Flight:
     def engine_id(self) -> str:
         """The id under which the present attempt runs."""
         base = self.request.request_id
+        if self.epoch:
+            return f"{base}~{self.epoch}.{self.attempt}"
         return base if self.attempt <= 1 else f"{base}~{self.attempt}"
+
+    def take_up(self, tokens: Sequence[list[int]], finished: Sequence[bool], epoch: int) -> None:
+        """Go on with what another gateway had."""
+        self.tokens = [list(known) for known in tokens]
+        self.finished, self.epoch = list(finished), epoch
+        self.ran = self.prompt_logprobs_seen = self.began
 
     @property
     def placed(self) -> bool:

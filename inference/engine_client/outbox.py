@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 from redis.exceptions import RedisError
@@ -33,6 +33,7 @@ class OutboxReader:
         reading: a link of its own, whose timeout allows for blocking reads.
         link: for short commands.
         deliver: called on the loop with each batch; must not block.
+        save: keeps elsewhere what `deliver` was given; awaited before that is removed here.
         on_error: called when Redis could not be read.
     """
 
@@ -43,10 +44,11 @@ class OutboxReader:
         gateway_id: str,
         prefix: str,
         deliver: Callable[[OutboxBatch], None],
+        save: Callable[[], Awaitable[None]],
         on_error: Callable[[], None],
     ) -> None:
         self._reading, self._link = reading, link
-        self._deliver, self._on_error = deliver, on_error
+        self._deliver, self._save, self._on_error = deliver, save, on_error
         self.key = protocol.outbox_key(gateway_id, prefix)
         self._progress = Progress(gateway_id, prefix)
         self._command = ("XREAD", "COUNT", READ_COUNT, "BLOCK", BLOCK_MS, "STREAMS", self.key)
@@ -89,6 +91,7 @@ class OutboxReader:
 
     async def _trim(self) -> None:
         last = self._last
+        await self._save()
         await self._progress.save_and_trim(self._link, _next_id(last))
         self._trimmed, self._trimmed_at = last, time.monotonic()
 

@@ -6,11 +6,13 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import deque
 from http import HTTPStatus
 from typing import Self
 
 from engine.contract.errors import EngineOverloaded, QuireError
 from inference.engine_client import Piece, Submission, get_engine_client
+from inference.engine_client.journal import OpenStream
 from inference.errors import as_quire_error
 from inference.generation.background import spawn
 from inference.generation.field_names import renamed
@@ -18,8 +20,10 @@ from inference.generation.job import Job
 from inference.generation.output import Increment, OutputState
 from inference.generation.usage import Usage
 from inference.metrics import recorder
+from inference.resuming.position import MAX_OUTPUTS, Position, asked_position
+from inference.resuming.takeover import Taken, request_print, settle_later, take_over_stream
 from inference.tracing import generation_span
-from metering.access import Admission, UsageRecord, admit, settle
+from metering.access import GATEWAY, Admission, UsageRecord, admit, settle
 from tenants.authentication import check_still_valid
 
 logger = logging.getLogger(__name__)
@@ -38,8 +42,11 @@ class Generation:
     runs and settles the usage, exactly once.
     """
 
-    def __init__(self, job: Job, admission: Admission) -> None:
+    def __init__(self, job: Job, admission: Admission, taken: Taken | None = None) -> None:
         self.job = job
+        self._taken = taken
+        self._replay: deque[list[Piece]] = deque()
+        self._replaying = False
         self.admission = admission
         self.outputs = [
             [
@@ -65,17 +72,45 @@ class Generation:
         self._span = generation_span(job)
         if self._span is not None:
             job.trace_headers = self._span.headers
+        if taken is not None:
+            self._replay = deque(
+                pieces for pieces in (taken.told(), taken.partly_told(), taken.untold()) if pieces
+            )
         self._submission: Submission = get_engine_client().submit(
-            job.engine_requests(admission.output_tokens), job.served.base
+            job.engine_requests(admission.output_tokens),
+            job.served.base,
+            stream=job.request_id if self._is_kept else "",
+            known=None if taken is None else taken.as_known,
         )
+
+    @property
+    def _is_kept(self) -> bool:
+        """Whether another gateway could go on with it."""
+        return self.job.stream and len(self.job.prompts) * len(self.outputs[0]) <= MAX_OUTPUTS
+
+    @property
+    def resumed_from(self) -> Position | None:
+        """Where a client is that had begun to read at another gateway."""
+        return None if self._taken is None else self._taken.position
+
+    @property
+    def has_told_tokens(self) -> bool:
+        """Whether the first news are what the client has already."""
+        return self._taken is not None and bool(self._taken.told())
 
     @classmethod
     async def start(cls, job: Job) -> Self:
-        """Admit and submit a job that `Job.check` has passed.
+        """Admit and submit a job that `Job.check` has passed, or go on with a stream of another
+        gateway, see `inference.resuming`.
 
         Raises:
             RateLimited: not now. ServiceUnavailable: the limits can't be read.
+            StreamGone, InvalidRequest: there's no such stream to go on with.
         """
+        position = asked_position() if job.stream else None
+        fingerprint = request_print(job) if job.stream else b""
+        if position is not None:
+            return await cls._go_on(job, position, fingerprint)
         if job.sampling.seed is None:
             # So that another replica goes on with the very tokens that the first would have made.
             job.sampling.seed = secrets.randbits(63)
@@ -83,7 +118,44 @@ class Generation:
             job.sampling.logprobs = 0  # what the best of them are chosen by
         await get_engine_client().start()
         admission = await cls._admit(job)
-        return cls(job, admission)
+        generation = cls(job, admission)
+        generation._keep(fingerprint)
+        return generation
+
+    @classmethod
+    async def _go_on(cls, job: Job, position: Position, fingerprint: bytes) -> Self:
+        """Take a stream over from another gateway."""
+        client = get_engine_client()
+        await client.start()
+        taken = await take_over_stream(client, job, position, fingerprint)
+        job.request_id, job.started_at = position.stream, taken.about.started_at
+        job.sampling.seed = taken.about.seed
+        if job.sampling.num_sequences > job.sampling.n and job.sampling.logprobs is None:
+            job.sampling.logprobs = 0
+        admission = await settle_later(client, job, taken)
+        generation = cls(job, admission, taken)
+        generation._keep(fingerprint)
+        for outputs in taken.known:
+            for piece in outputs:
+                client.journal.note(job.request_id, 0, piece)
+        return generation
+
+    def _keep(self, fingerprint: bytes) -> None:
+        """Have others able to go on with it, should this gateway die or its client lose it."""
+        if not self._is_kept:
+            return
+        job, client = self.job, get_engine_client()
+        about = OpenStream(
+            tenant_id=job.caller.tenant_id,
+            print=fingerprint,
+            gateway=GATEWAY,
+            outbox=client.gateway_id,
+            requests=job.engine_ids,
+            started_at=job.started_at,
+            seed=job.sampling.seed or 0,
+            output_tokens=self.admission.output_tokens,
+        )
+        client.journal.begin(job.request_id, about)
 
     @staticmethod
     async def _admit(job: Job) -> Admission:
@@ -117,7 +189,11 @@ class Generation:
         Raises: what the engine or the gateway refuses or fails with. The generation is released.
         """
         try:
-            pieces = await self._submission.get(wait_s)
+            self._replaying = bool(self._replay)
+            if self._replaying:
+                pieces = self._replay.popleft()
+            else:
+                pieces = await self._submission.get(wait_s)
             now = time.monotonic()
             if now - self._key_checked_at >= RECHECK_KEY_S:
                 self._key_checked_at = now
@@ -142,7 +218,8 @@ class Generation:
         output = self.outputs[piece.number][piece.index]
         if output.finish_reason is not None:
             return None
-        self._time(len(piece.token_ids))
+        if not self._replaying:
+            self._time(len(piece.token_ids))
         if piece.num_cached_tokens:
             cached = min(piece.num_cached_tokens, len(self.job.prompts[piece.number]))
             self._cached[piece.number] = max(self._cached[piece.number], cached)
@@ -254,9 +331,14 @@ class Generation:
                 None if self._error is None else self._error.code,
                 None if self.ttft_ms is None else self.ttft_ms / 1000,
             )
+        if self._is_kept:
+            journal = get_engine_client().journal
+            await journal.settled(job.request_id, usage.prompt_tokens, usage.completion_tokens)
+        if self._taken is not None and self._taken.billed is not None:
+            usage = usage.without(self._taken.billed)
         await settle(
             UsageRecord(
-                request_id=job.request_id,
+                request_id=job.request_id if self._taken is None else self._taken.ledger_id,
                 tenant_id=job.caller.tenant_id,
                 key_id=job.caller.key_id,
                 user_id=job.caller.user_id,

@@ -121,6 +121,13 @@ class Job:
                 param="max_tokens",
             )
 
+    @property
+    def engine_ids(self) -> list[str]:
+        """What the engine calls each prompt's request."""
+        if len(self.prompts) == 1:
+            return [self.request_id]
+        return [f"{self.request_id}-{number}" for number in range(len(self.prompts))]
+
     def engine_requests(self, reserved_tokens: int | None = None) -> list[EngineRequest]:
         """One a prompt. Identity is the caller's, whatever the body said.
 
@@ -131,10 +138,9 @@ class Job:
         if reserved_tokens is not None and reserved_tokens < self.max_output_tokens:
             share = reserved_tokens // len(self.prompts)
         namespace = cache_namespace(self.caller, self.cache_salt)
-        several = len(self.prompts) > 1
         return [
             EngineRequest(
-                request_id=f"{self.request_id}-{number}" if several else self.request_id,
+                request_id=engine_id,
                 gateway_id="",
                 prompt_token_ids=prompt,
                 sampling=self.sampling,
@@ -149,7 +155,7 @@ class Job:
                 token_cap=self._token_cap(prompt, share),
                 trace_headers=self.trace_headers,
             )
-            for number, prompt in enumerate(self.prompts)
+            for engine_id, prompt in zip(self.engine_ids, self.prompts, strict=True)
         ]
 
     def _token_cap(self, prompt: list[int], share: int | None) -> int | None:

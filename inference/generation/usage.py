@@ -20,6 +20,15 @@ class Usage:
     reasoning_tokens: int | None = None
     numerics_changed: bool = False
 
+    def without(self, before: Usage) -> Usage:
+        """What came behind what was counted before."""
+        prompt = max(0, self.prompt_tokens - before.prompt_tokens)
+        return Usage(
+            prompt_tokens=prompt,
+            completion_tokens=max(0, self.completion_tokens - before.completion_tokens),
+            cached_tokens=min(prompt, self.cached_tokens),
+        )
+
     def as_openai(self) -> dict[str, Any]:
         """OpenAI's `usage` object."""
         usage: dict[str, Any] = {

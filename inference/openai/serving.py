@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from django.http.response import HttpResponseBase
 
-from engine.contract.errors import QuireError
-from inference.errors import as_quire_error, encode_error, report
+from inference.errors import as_quire_error, report
 from inference.generation import Job
+from inference.openai.numbered import numbered
 from inference.openai.schemas.base import GenerateRequest, Refused
+from inference.openai.writer import DONE as DONE
+from inference.openai.writer import HEARTBEAT as HEARTBEAT
+from inference.openai.writer import StreamWriter as StreamWriter
 from inference.settings import gateway_settings
-from inference.web.streaming import EVENT_STREAM, EventStreamResponse, LastChunk
+from inference.web.streaming import EventStreamResponse, LastChunk
 from inference.web.views import json_response
 from metering.access import Admission
 
-HEARTBEAT = b": keep-alive\n\n"
-DONE = b"data: [DONE]\n\n"
 MAX_IGNORED_CHARS = 1024
 
 R = TypeVar("R", bound=GenerateRequest)
@@ -67,34 +67,6 @@ class Source(Admitted, Protocol[N_co]):
 
     def release(self) -> None:
         """Abort what runs and settle, once. Any thread."""
-
-
-class StreamWriter(ABC, Generic[N]):
-    """Writes one endpoint's events.
-
-    Attributes:
-        heartbeat: what is written after a while without a token.
-        content_type: of the response.
-    """
-
-    heartbeat: bytes = HEARTBEAT
-    content_type: str = EVENT_STREAM
-
-    def begin(self) -> bytes:
-        """What comes before the first token; b"" for nothing."""
-        return b""
-
-    @abstractmethod
-    def write(self, news: Iterable[N]) -> bytes:
-        """Events for what is new; b"" for none."""
-
-    @abstractmethod
-    def end(self) -> bytes:
-        """What comes after the last token."""
-
-    def error(self, error: QuireError) -> bytes:
-        """The stream's last event when the generation failed in the middle."""
-        return b"event: error\ndata: " + encode_error(error) + b"\n\n"
 
 
 class Answer(Protocol[N_contra]):
@@ -148,6 +120,7 @@ async def stream_events(
     source: Source[N], writer: StreamWriter[N], news: Sequence[N]
 ) -> AsyncGenerator[bytes, None]:
     """The events of a stream, beginning with news that are there already."""
+    writer = numbered(source, writer)
     heartbeat_s = gateway_settings().sse_heartbeat_s or None
     written_at = time.monotonic()
     try:

@@ -91,7 +91,7 @@ class ResponseAnswer:
         *,
         created_at: int | None = None,
     ) -> None:
-        self._turn, self._output = turn, Output()
+        self._turn, self._output = turn, Output(turn.job.request_id)
         self._told: PassedOver | None = None
         created = turn.job.started_at if created_at is None else created_at
         self._body = response_object(request, public_id, created, turn.job.served.name)
@@ -194,6 +194,10 @@ class ResponseStreamWriter(StreamWriter[TurnDelta]):
         self.final = self._answer.body()
         kind = f"response.{self.final['status']}"
         return out + self._event({"type": kind, "response": self.final})
+
+    def renumber(self, events: int) -> None:
+        """Go on with this number."""
+        self._number = events
 
     def error(self, error: QuireError) -> bytes:
         """The response failed."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from inference.parsing import Part
-from storage.ids import new_id
+from storage.ids import derived_id
 
 Event = dict[str, Any]
 
@@ -14,11 +14,14 @@ Event = dict[str, Any]
 class Output:
     """Builds the items of one response; every method returns the events of what it did.
 
+    `request_id`: what the items' ids are made from.
+
     Attributes:
         items: so far, the last one perhaps unfinished.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, request_id: str) -> None:
+        self._request_id = request_id
         self.items: list[dict[str, Any]] = []
         self._open = ""
         self._call = -1
@@ -48,6 +51,10 @@ class Output:
         events = [] if self.items else self._begin_text("content")
         return events + self._close(status)
 
+    def _new_id(self, prefix: str) -> str:
+        """The same for the same item, whichever gateway writes it."""
+        return derived_id(prefix, f"{self._request_id}/{len(self.items)}")
+
     # -- text ---------------------------------------------------------------------------------
 
     def _more_text(self, part: Part, logprobs: list[dict[str, Any]]) -> list[Event]:
@@ -67,10 +74,14 @@ class Output:
     def _begin_text(self, kind: str) -> list[Event]:
         self._open = kind
         if kind == "content":
-            item: dict[str, Any] = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
+            item: dict[str, Any] = {
+                "id": self._new_id("msg_"),
+                "type": "message",
+                "role": "assistant",
+            }
             part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         else:
-            item = {"id": new_id("rs_"), "type": "reasoning", "summary": []}
+            item = {"id": self._new_id("rs_"), "type": "reasoning", "summary": []}
             part = {"type": "reasoning_text", "text": ""}
         item |= {"status": "in_progress", "content": []}
         self.items.append(item)
@@ -85,7 +96,7 @@ class Output:
         self._open, self._call = "call", part.call
         self.items.append(
             {
-                "id": new_id("fc_"),
+                "id": self._new_id("fc_"),
                 "type": "function_call",
                 "call_id": part.id,
                 "name": part.text,

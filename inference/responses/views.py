@@ -33,7 +33,7 @@ from inference.web.views import GatewayRequest, GatewayView, json_response
 from inference.work.queue import enqueue
 from storage.access import StoredResponse, access_conversation, access_response
 from storage.actions import cancel_response, delete_response, store_response
-from storage.ids import new_id
+from storage.ids import derived_id, new_id
 from tenants.authentication import Caller
 from tenants.db_threads import in_db_thread
 
@@ -137,7 +137,8 @@ class Exchange:
         return json_response(_encode(body))
 
     async def stream(self, turn: ChatTurn) -> HttpResponseBase:
-        """The answer as it comes."""
+        """The answer as it comes. Whichever gateway goes on with it calls it the same."""
+        self.public_id = derived_id("resp_", turn.job.request_id)
         writer = ResponseStreamWriter(turn, self._request, self.public_id)
         first = await turn.next(gateway_settings().stream_start_wait_s)
         if self._request.store is False:

@@ -20,6 +20,7 @@ from rest_framework.views import APIView
 
 from inference.errors import PayloadTooLarge, UnsupportedField, error_response
 from inference.rendering.pool import render_pool, rendering_for
+from inference.resuming.position import ask_from
 from inference.settings import gateway_settings
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.exchange import KEY, TENANT
@@ -74,6 +75,7 @@ class GatewayView(APIView):
         """Negotiate, authenticate, permit, handle; turn any exception into a response."""
         gateway_request = cast(GatewayRequest, request)
         gateway_request.received = time.perf_counter()
+        ask_from(request.META.get("HTTP_LAST_EVENT_ID"))
         gateway_request.request_id = clean_request_id(request.META.get("HTTP_X_REQUEST_ID"))
         response: HttpResponseBase
         try:

@@ -68,6 +68,11 @@ class Admission:
 UNLIMITED = Admission()
 
 
+def taken_key(request_id: str) -> str:
+    """Which gateway goes on with a request that another one had let in."""
+    return key(f"taken:{request_id}")
+
+
 def reservation_key(request_id: str) -> str:
     """Where Redis keeps what a running request has reserved."""
     return key(f"reservation:{request_id}")
@@ -144,6 +149,57 @@ async def admit(
     Raises: `RateLimited` and `BudgetSpent` (429) with `retry_after`; `ServiceUnavailable` (503)
     without Redis, or without the database while its budgets aren't known.
     """
+    asked = await _asked(
+        caller,
+        request_id=request_id,
+        endpoint=endpoint,
+        model=model,
+        prompt_tokens=prompt_tokens,
+        max_output_tokens=max_output_tokens,
+        started_at=started_at,
+        prompts=prompts,
+        adapter=adapter,
+        outbox=outbox,
+        stream=stream,
+    )
+    if not (asked.buckets or asked.running or asked.budgets):
+        # Nothing to ask, and nothing to wait for; should this gateway die, another one bills it.
+        redis_link().send("HSET", open_key(GATEWAY), request_id, asked.open_request)
+        return replace(UNLIMITED, rates=asked.rates, held=True)
+    return await _take_in_time(asked)
+
+
+async def take_over(caller: Caller, *, gateway: str, **request: Any) -> Admission | None:
+    """Go on with a request that another gateway let in: from now on only this one settles it.
+
+    What is reserved stays reserved. Args: as `admit`'s. None when it was settled already. Raises
+    `ServiceUnavailable` without Redis.
+    """
+    asked = await _asked(caller, **request)
+    names = [open_key(gateway), open_key(GATEWAY), taken_key(asked.request_id)]
+    arguments = [asked.request_id, asked.open_request, GATEWAY, HELD_TTL_S]
+    try:
+        taken = await run_script(redis_link(), "adopt", names, arguments)
+    except (RedisError, OSError) as error:
+        raise ServiceUnavailable("The stream can't be taken over right now. Try again.") from error
+    return replace(UNLIMITED, rates=asked.rates, held=True) if taken else None
+
+
+async def _asked(
+    caller: Caller,
+    *,
+    request_id: str,
+    endpoint: str,
+    model: str,
+    prompt_tokens: int,
+    max_output_tokens: int,
+    started_at: float | None = None,
+    prompts: Sequence[int] = (),
+    adapter: AdapterUse | None = None,
+    outbox: str = "",
+    stream: bool = False,
+) -> _Asked:
+    """A request with the limits and prices that hold for it. Args: as `admit`'s."""
     started_at = time.time() if started_at is None else started_at
     rules = await rules_of(caller)
     moment = moment_of(started_at)
@@ -162,26 +218,22 @@ async def admit(
         budgets=rules.limits(caller.key_id, names, moment),
         open_request=b"",
     )
-    if not (asked.buckets or asked.running or asked.budgets):
-        return replace(UNLIMITED, rates=rates)
-    if asked.running or asked.budgets:
-        kept = OpenRequest(
-            request_id=request_id,
-            tenant_id=caller.tenant_id,
-            key_id=caller.key_id,
-            user_id=caller.user_id,
-            endpoint=endpoint,
-            model=model,
-            prompts=list(prompts) or [prompt_tokens],
-            started_at=started_at,
-            stream=stream,
-            rates=rates,
-            outbox=outbox,
-            adapter=adapted.name,
-            adapter_digest=adapted.digest,
-        )
-        asked = replace(asked, open_request=kept.encode())
-    return await _take_in_time(asked)
+    kept = OpenRequest(
+        request_id=request_id,
+        tenant_id=caller.tenant_id,
+        key_id=caller.key_id,
+        user_id=caller.user_id,
+        endpoint=endpoint,
+        model=model,
+        prompts=list(prompts) or [prompt_tokens],
+        started_at=started_at,
+        stream=stream,
+        rates=rates,
+        outbox=outbox,
+        adapter=adapted.name,
+        adapter_digest=adapted.digest,
+    )
+    return replace(asked, open_request=kept.encode())
 
 
 async def _take_in_time(asked: _Asked) -> Admission:
@@ -250,7 +302,7 @@ def _admitted(asked: _Asked, costs: Sequence[int], rest: list[bytes], granted: i
     return replace(
         found,
         output_tokens=min(caps) if caps else None,
-        held=bool(caps or asked.running),
+        held=True,
         rates=asked.rates,
         epochs=epochs,
     )

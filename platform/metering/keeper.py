@@ -95,12 +95,22 @@ def bury(client: redis.Redis, gateway: str) -> int:
             continue
         if request.outbox not in counts:
             counts[request.outbox] = tokens_of(client, request.outbox)
-        _settle(client, request.record(counts[request.outbox], time.time()), gateway)
+        record = request.record(counts[request.outbox], time.time())
+        _settle(client, record, gateway)
+        _tell_billed(client, record)
     client.delete(open_key(gateway))
     client.zrem(gateways_key(), gateway)
     if left:
         logger.warning("Gateway %s is gone; %d requests of it were settled.", gateway, len(left))
     return len(left)
+
+
+def _tell_billed(client: redis.Redis, record: UsageRecord) -> None:
+    """Whoever goes on with the stream, if anybody does, bills what comes then."""
+    name = protocol.stream_key(record.request_id, settings.QUIRE["KEY_PREFIX"])
+    if client.exists(name):
+        counts = {"prompt": record.prompt_tokens, "billed": record.completion_tokens}
+        client.hset(name, mapping=counts)
 
 
 def tokens_of(client: redis.Redis, outbox: str) -> dict[str, int]:
@@ -129,7 +139,8 @@ def tokens_of(client: redis.Redis, outbox: str) -> dict[str, int]:
 def _settle(client: redis.Redis, record: UsageRecord, gateway: str) -> None:
     names = settle_keys(record.request_id, gateway)
     text, _ = source("settle")
-    client.eval(text, len(names), *names, *settle_arguments(record, encode_record(record), {}))
+    arguments = settle_arguments(record, encode_record(record), {}, gateway)
+    client.eval(text, len(names), *names, *arguments)
 
 
 _keeper: Keeper | None = None

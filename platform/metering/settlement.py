@@ -12,7 +12,7 @@ from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 from redis.exceptions import RedisError
 
-from metering.admission import UNLIMITED, Admission, reservation_key
+from metering.admission import UNLIMITED, Admission, reservation_key, taken_key
 from metering.gateways import GATEWAY, open_key
 from metering.ledger import insert_records
 from metering.records import UsageRecord, encode_record
@@ -36,14 +36,21 @@ def spool_key() -> str:
 
 def settle_keys(request_id: str, gateway: str = GATEWAY) -> list[str]:
     """As `settle.lua` has them."""
-    return [reservation_key(request_id), spool_key(), open_key(gateway)]
+    return [
+        reservation_key(request_id),
+        spool_key(),
+        open_key(gateway),
+        taken_key(request_id),
+    ]
 
 
-def settle_arguments(record: UsageRecord, entry: bytes, epochs: Mapping[str, str]) -> list[Any]:
+def settle_arguments(
+    record: UsageRecord, entry: bytes, epochs: Mapping[str, str], gateway: str = GATEWAY
+) -> list[Any]:
     """As `settle.lua` has them."""
     most = settings.QUIRE["USAGE_SPOOL_MAX"]
     known = msgspec.json.encode(dict(epochs))
-    return [record.total_tokens, entry, most, record.request_id, record.cost_nanos, known]
+    return [record.total_tokens, entry, most, record.request_id, record.cost_nanos, known, gateway]
 
 
 async def settle(record: UsageRecord, admission: Admission | None = None) -> None:

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 from metering import admission, rules
-from metering.access import BudgetSpent, RateLimited, settle
+from metering.access import BudgetSpent, RateLimited, settle, take_over
 from metering.adapters import AdapterUse
 from metering.drain import drain_once
 from metering.gateways import GATEWAY, open_key
@@ -19,7 +19,8 @@ from metering.keeper import beat, bury, gateways_key
 from metering.models import Budget, UsageEntry
 from metering.records import encode_record
 from metering.redis_clients import close_redis_link, key, redis_link, sync_client
-from metering.settlement import spool_key
+from metering.scripts import source
+from metering.settlement import settle_arguments, settle_keys, spool_key
 from tenants.db_threads import in_db_thread
 from tenants.models import Tenant
 from tests.platform.budgets import budget, caller, enter, price, state, used
@@ -192,3 +193,46 @@ async def test_a_refusal_carries_the_rate_limits_headers(world: World) -> None:
     assert headers["x-ratelimit-remaining-requests"] == "0"
     await close_redis_link()
     assert redis_link()
+
+
+async def test_fault_49_a_killed_gateways_requests_are_billed_without_any_limit_too(
+    world: World,
+) -> None:
+    await enter(caller(world), 10, 500, "r", outbox="gone", stream=True)
+    client = sync_client()
+    client.rename(open_key(GATEWAY), open_key("dead"))
+    client.hset(key("progress:gone"), "r/0", 7)
+    assert await in_db_thread(bury, client, "dead") == 1
+    await in_db_thread(drain_once, client)
+    row = await in_db_thread(UsageEntry.objects.get)
+    assert (row.request_id, row.prompt_tokens, row.completion_tokens) == ("r", 10, 7)
+
+
+async def test_fault_49_a_request_that_was_taken_over_is_settled_by_its_taker_alone(
+    world: World,
+) -> None:
+    of = await in_db_thread(budget, world, tokens=1000)
+    got = await enter(caller(world), 10, 500, "r", outbox="gone", stream=True)
+    client = sync_client()
+    client.rename(open_key(GATEWAY), open_key("other"))
+    request = {"request_id": "r", "endpoint": "e", "model": "m", "prompt_tokens": 10}
+    taken = await take_over(
+        caller(world), gateway="other", max_output_tokens=500, prompts=[10], **request
+    )
+    assert taken is not None
+    # The other gateway wasn't dead: it settles, and so does whoever thought that it was.
+    late = settle_arguments(used(world, "r", got, 10, 3), b"never", {}, "other")
+    text, _ = source("settle")
+    names = settle_keys("r", "other")
+    assert client.eval(text, len(names), *names, *late) == -1
+    assert await in_db_thread(bury, client, "other") == 0
+    assert (await state(of)).held_tokens == 510
+    await settle(used(world, "r", got, 10, 40), taken)
+    assert ((await state(of)).tokens, (await state(of)).held_tokens) == (50, 0)
+    await in_db_thread(drain_once, client)
+    row = await in_db_thread(UsageEntry.objects.get)
+    assert (row.prompt_tokens, row.completion_tokens) == (10, 40)
+    again = await take_over(
+        caller(world), gateway=GATEWAY, max_output_tokens=500, prompts=[10], **request
+    )
+    assert again is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,8 +84,9 @@ async def set_back(kind: str, seconds: float, owner: str = "tenant:1") -> None:
 
 async def test_without_limits_redis_is_not_even_asked(settings) -> None:
     settings.REDIS_URL = "unix:///nowhere/redis.sock"
-    assert await enter(caller()) == UNLIMITED
-    assert await enter(caller(requests_per_minute=0, tokens_per_minute=0)) == UNLIMITED
+    assert await enter(caller()) == replace(UNLIMITED, held=True)
+    none = caller(requests_per_minute=0, tokens_per_minute=0)
+    assert await enter(none) == replace(UNLIMITED, held=True)
 
 
 async def test_fault_24_of_200_concurrent_requests_no_more_get_in_than_the_limit() -> None:

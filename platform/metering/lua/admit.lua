@@ -125,9 +125,7 @@ for i = 1, #budgets do
   taken[#taken + 1] = name
   taken[#taken + 1] = string.format('budget %d %.0f', request.prompt + granted, nanos)
 end
-if #taken > 0 then
-  redis.call('HSET', reservation, 'granted', granted, unpack(taken))
-  redis.call('EXPIRE', reservation, request.ttl)
-end
-if #sets + #budgets > 0 then redis.call('HSET', open, request.id, ARGV[2]) end
+redis.call('HSET', reservation, 'granted', granted, unpack(taken))
+redis.call('EXPIRE', reservation, request.ttl)
+redis.call('HSET', open, request.id, ARGV[2])
 return reply('ok', 0, 0, granted)

@@ -1,7 +1,14 @@
 -- Spool a usage record and give back what its reservation took too much, once.
--- KEYS: the reservation, the spool's stream, the gateway's open requests.
+-- KEYS: the reservation, the spool's stream, the gateway's open requests, who has taken the request
+--       over: then that one settles it.
 -- ARGV: tokens really used, the record, the spool's most entries, the request's id, nanos that it
---       cost, the budgets' counters as JSON {name: epoch} as they were when it was admitted.
+--       cost, the budgets' counters as JSON {name: epoch} as they were when it was admitted,
+--       the gateway.
+local taker = redis.call('GET', KEYS[4])
+if taker and taker ~= ARGV[7] then
+  redis.call('HDEL', KEYS[3], ARGV[4])
+  return -1
+end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 local reserved = redis.call('HGETALL', KEYS[1])

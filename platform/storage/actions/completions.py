@@ -22,7 +22,13 @@ def store_completion(
     metadata: dict[str, str],
     body: dict[str, Any],
 ) -> StoredCompletion:
-    """Keep a chat completion for as long as the installation keeps responses."""
+    """Keep a chat completion for as long as the installation keeps responses.
+
+    One that is kept already stays as it is: its stream was written to the end twice.
+    """
+    kept = StoredCompletion.objects.filter(public_id=public_id, tenant_id=caller.tenant_id).first()
+    if kept is not None:
+        return kept
     size = json_chars(messages, body)
     note_answer(caller.tenant_id, size)
     return StoredCompletion.objects.create(

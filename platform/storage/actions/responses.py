@@ -36,12 +36,17 @@ def store_response(
 ) -> StoredResponse:
     """Keep a response for as long as the installation keeps them.
 
+    One that is kept already stays as it is: its stream was written to the end twice.
+
     Raises: `TooMuchWaiting` for one more in the background than a tenant may have.
     """
     if background:
         waiting = open_responses().filter(tenant_id=caller.tenant_id).count()
         most = settings.QUIRE["TENANT_OPEN_RESPONSES"]
         check_waiting(waiting, most, "background responses")
+    kept = StoredResponse.objects.filter(public_id=public_id, tenant_id=caller.tenant_id).first()
+    if kept is not None:
+        return kept
     size = json_chars(request, input_items, body)
     note_answer(caller.tenant_id, size)
     return StoredResponse.objects.create(

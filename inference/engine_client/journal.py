@@ -1,0 +1,103 @@
+"""What open streams have produced, kept in Redis so that another gateway can go on with them.
+
+Beside the outbox, whose entries are trimmed once they are handed out: a token is in the one or the
+other, or in both, until the stream has been over for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from engine.contract import protocol
+from engine.contract.redis_link import RedisLink
+from inference.engine_client.mailbox import Piece
+
+#: A stream can be gone on with for so long after it was last heard of.
+KEEP_S = 300
+
+Entry = tuple[int, Piece]
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Entry)
+
+
+class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What another gateway must know of a stream to go on with it.
+
+    Attributes:
+        tenant_id: whose it is. print: of the request; the same request has the same one.
+        gateway: the process that let it in, for the ledger. outbox: its engine client.
+        requests: the engine's ids of its prompts. started_at, seed: as they were.
+        output_tokens: how many may be generated, None for no limit but the request's own.
+    """
+
+    tenant_id: int
+    print: bytes
+    gateway: str
+    outbox: str
+    requests: list[str]
+    started_at: float
+    seed: int
+    output_tokens: int | None = None
+
+
+def journal_key(prefix: str, stream: str) -> str:
+    """A list of `Entry`s."""
+    return f"{prefix}:journal:{stream}"
+
+
+def decode_open(data: bytes) -> OpenStream:
+    """Raises msgspec.DecodeError or ValidationError."""
+    return msgspec.msgpack.decode(data, type=OpenStream)
+
+
+def decode_entry(data: bytes) -> Entry:
+    """Raises msgspec.DecodeError or ValidationError."""
+    return _decoder.decode(data)
+
+
+class Journal:
+    """This gateway's open streams. What is noted is kept at the next `save`."""
+
+    def __init__(self, link: RedisLink, prefix: str) -> None:
+        self._link, self._prefix = link, prefix
+        self._pending: dict[str, list[bytes]] = {}
+
+    def begin(self, stream: str, about: OpenStream) -> None:
+        """A stream was opened, or taken over. What Redis doesn't take can't be gone on with."""
+        name = protocol.stream_key(stream, self._prefix)
+        self._link.send("HSET", name, "open", msgspec.msgpack.encode(about))
+        self._link.send("EXPIRE", name, KEEP_S)
+
+    def note(self, stream: str, start: int, piece: Piece) -> None:
+        """Tokens came: `start` of the output were there before."""
+        self._pending.setdefault(stream, []).append(_encoder.encode((start, piece)))
+
+    async def save(self) -> None:
+        """Write what was noted. Raises redis.RedisError; then the next call tries again."""
+        pending, self._pending = self._pending, {}
+        replies: list[asyncio.Future[Any]] = []
+        for stream, entries in pending.items():
+            name = journal_key(self._prefix, stream)
+            replies.append(self._link.send("RPUSH", name, *entries))
+            self._link.send("EXPIRE", name, KEEP_S)
+            self._link.send("EXPIRE", protocol.stream_key(stream, self._prefix), KEEP_S)
+        try:
+            await asyncio.gather(*replies)
+        except BaseException:
+            for stream, entries in self._pending.items():
+                pending.setdefault(stream, []).extend(entries)
+            self._pending = pending  # twice is no harm: entries say where they begin
+            raise
+
+    async def settled(self, stream: str, prompt_tokens: int, completion_tokens: int) -> None:
+        """The stream is over here and will be billed: who goes on with it bills the rest."""
+        name = protocol.stream_key(stream, self._prefix)
+        counts = "prompt", prompt_tokens, "billed", completion_tokens
+        with contextlib.suppress(RedisError):  # without Redis nobody goes on with it
+            await self._link.execute("HSET", name, *counts)
+            await self._link.execute("EXPIRE", name, KEEP_S)

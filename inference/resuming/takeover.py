@@ -1,0 +1,325 @@
+"""Going on with a stream that another gateway had: what it had produced, and who bills it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from redis.exceptions import RedisError
+
+from engine.contract import protocol
+from engine.contract.errors import InvalidRequest
+from engine.contract.protocol import OutboxBatch, TokenDelta
+from inference.engine_client import EngineClient, Piece
+from inference.engine_client.journal import (
+    OpenStream,
+    decode_entry,
+    decode_open,
+    journal_key,
+)
+from inference.engine_client.known import Known
+from inference.engine_client.mailbox import piece_of
+from inference.errors import NotFound, Overloaded
+from inference.generation.usage import Usage
+from inference.resuming.position import Position
+from metering.access import UNLIMITED, Admission, admit, take_over
+
+if TYPE_CHECKING:
+    from inference.generation.job import Job
+
+#: When the engine's requests of a gateway that died are looked for once more.
+SWEEP_AGAIN_S = 1.0
+
+
+class StreamGone(NotFound):
+    """The stream isn't there, isn't this tenant's, or what is known of it ends too early."""
+
+    code = "stream_not_found"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "There is no such stream to go on with. Send the request without Last-Event-ID.",
+            param="Last-Event-ID",
+        )
+
+
+@dataclass
+class Taken:
+    """A stream that is this gateway's by now.
+
+    Attributes:
+        position: where its client is. about: what its first gateway wrote down.
+        known: [prompt][output]; all that is known of each, as one piece.
+        epoch: how often it was taken over.
+        billed: what is settled of it already; None: nothing, and it is all ours to settle.
+    """
+
+    position: Position
+    about: OpenStream
+    known: list[list[Piece]]
+    epoch: int
+    billed: Usage | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all outputs."""
+        return sum(len(piece.token_ids) for outputs in self.known for piece in outputs)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to generate, as far as the engine has told."""
+        return all(piece.finish_reason for outputs in self.known for piece in outputs)
+
+    @property
+    def ledger_id(self) -> str:
+        """Under which the ledger has what this gateway settles."""
+        stream = self.position.stream
+        return stream if self.billed is None else f"{stream}.{self.epoch}"
+
+    @property
+    def as_known(self) -> Known:
+        """For the engine client."""
+        return Known(
+            [[piece.token_ids for piece in outputs] for outputs in self.known],
+            [
+                [bool(piece.finish_reason) or self.ended(n, i) for i, piece in enumerate(outputs)]
+                for n, outputs in enumerate(self.known)
+            ],
+            self.epoch,
+        )
+
+    def told(self) -> list[Piece]:
+        """What the client has: of each output one piece."""
+        found = []
+        for place, piece in enumerate(self._places()):
+            count, ended = self._told(place, piece)
+            if count or ended:
+                found.append(part(piece, 0, count, ended=ended))
+        return found
+
+    def partly_told(self) -> list[Piece]:
+        """What made several events of which the client has some; [] when there is none."""
+        position = self.position
+        if not position.part:
+            return []
+        piece = self._places()[position.output]
+        count, ended = position.counts[position.output], position.ended[position.output]
+        return [part(piece, position.start, count, ended=ended)]
+
+    def untold(self) -> list[Piece]:
+        """What is known and the client doesn't have."""
+        found = []
+        for place, piece in enumerate(self._places()):
+            count, ended = self._whole(place, piece)
+            if not ended and (count < len(piece.token_ids) or piece.finish_reason):
+                found.append(part(piece, count, len(piece.token_ids), ended=True))
+        return found
+
+    def ended(self, number: int, index: int) -> bool:
+        """Whether the client was told this output's end."""
+        piece = self.known[number][index]
+        return self._whole(number * len(self.known[0]) + index, piece)[1]
+
+    def _places(self) -> list[Piece]:
+        return [piece for outputs in self.known for piece in outputs]
+
+    def _told(self, place: int, piece: Piece) -> tuple[int, bool]:
+        if self.position.part and place == self.position.output:
+            return self.position.start, False
+        return self._whole(place, piece)
+
+    def _whole(self, place: int, piece: Piece) -> tuple[int, bool]:
+        if self.position.phase == "b":
+            return 0, False
+        if self.position.phase == "e":
+            return len(piece.token_ids), True
+        return self.position.counts[place], self.position.ended[place]
+
+    def check(self) -> None:
+        """Raise `StreamGone` when the client has more than is known."""
+        places = self._places()
+        if self.position.phase == "" and len(self.position.counts) != len(places):
+            raise StreamGone
+        if self.position.output >= len(places):
+            raise StreamGone
+        for place, piece in enumerate(places):
+            count, _ = self._whole(place, piece)
+            if count > len(piece.token_ids):
+                raise StreamGone
+
+
+def part(piece: Piece, start: int, end: int, *, ended: bool) -> Piece:
+    """Tokens [start, end) of a piece; with its end when that's there and `ended`.
+
+    An end that the gateway found itself, by a stop string, it finds again.
+    """
+    last = ended and end == len(piece.token_ids)
+    return Piece(
+        piece.number,
+        piece.index,
+        piece.token_ids[start:end],
+        piece.logprobs[start:end] if piece.logprobs is not None else None,
+        piece.prompt_logprobs if start == 0 else None,
+        piece.finish_reason if last else None,
+        piece.stop_reason if last else None,
+        piece.num_cached_tokens,
+    )
+
+
+def request_print(job: Job) -> bytes:
+    """[32] bytes; equal for equal requests. Before a seed is chosen for one that brings none."""
+    digest = hashlib.sha256(f"{job.served.name}\0{job.endpoint}\0".encode())
+    digest.update(msgspec.msgpack.encode(job.sampling, order="sorted"))
+    digest.update(msgspec.msgpack.encode(job.prompts))
+    return digest.digest()
+
+
+async def take_over_stream(
+    client: EngineClient, job: Job, position: Position, fingerprint: bytes
+) -> Taken:
+    """What is known of the stream behind which `job`'s client wants to go on.
+
+    Raises: `StreamGone` (404); `InvalidRequest` when the request isn't the stream's; `Overloaded`
+    (503) without Redis.
+    """
+    try:
+        return await _take(client, job, position, fingerprint)
+    except RedisError as error:
+        raise Overloaded("Streams can't be looked up right now. Try again.") from error
+
+
+async def settle_later(client: EngineClient, job: Job, taken: Taken) -> Admission:
+    """Have this gateway settle the stream from now on.
+
+    Where another one did already, what it billed is kept in `taken`, and only what comes behind
+    that is let in and settled. Raises what `admit` raises.
+    """
+    request: dict[str, Any] = {
+        "endpoint": job.endpoint,
+        "model": job.served.base,
+        "started_at": job.started_at,
+        "adapter": job.served.use,
+        "outbox": client.gateway_id,
+        "stream": True,
+    }
+    admission = await take_over(
+        job.caller,
+        gateway=taken.about.gateway,
+        request_id=taken.position.stream,
+        prompt_tokens=job.prompt_tokens,
+        max_output_tokens=job.max_output_tokens,
+        prompts=[len(prompt) for prompt in job.prompts],
+        **request,
+    )
+    if admission is not None:
+        return replace(admission, output_tokens=taken.about.output_tokens)
+    taken.billed = await _billed(client, taken)
+    if taken.finished:
+        return UNLIMITED
+    left = max(len(job.prompts), job.max_output_tokens - taken.num_tokens)
+    admission = await admit(
+        job.caller,
+        request_id=taken.ledger_id,
+        prompt_tokens=0,
+        max_output_tokens=left,
+        prompts=[0] * len(job.prompts),
+        **request,
+    )
+    if admission.output_tokens is None:
+        return admission
+    return replace(admission, output_tokens=admission.output_tokens + taken.num_tokens)
+
+
+async def _billed(client: EngineClient, taken: Taken) -> Usage:
+    name = protocol.stream_key(taken.position.stream, client.settings.key_prefix)
+    try:
+        prompt, billed = await client.redis.hmget(name, "prompt", "billed")  # type: ignore[misc]
+    except RedisError as error:
+        raise Overloaded("Streams can't be looked up right now. Try again.") from error
+    return Usage(prompt_tokens=int(prompt or 0), completion_tokens=int(billed or 0))
+
+
+async def _take(client: EngineClient, job: Job, position: Position, fingerprint: bytes) -> Taken:
+    prefix, redis = client.settings.key_prefix, client.redis
+    name = protocol.stream_key(position.stream, prefix)
+    data: Any = await redis.hget(name, "open")  # type: ignore[misc]
+    about = decode_open(data) if data is not None else None
+    if about is None or about.tenant_id != job.caller.tenant_id:
+        raise StreamGone
+    if about.print != fingerprint:
+        raise InvalidRequest(
+            "Last-Event-ID is of a stream that another request has made.", param="Last-Event-ID"
+        )
+    epoch = int(await redis.hincrby(name, "epoch", 1))  # type: ignore[misc]
+    known = _nothing(job)
+    left = await _outbox(client, about)
+    entries: Any = await redis.lrange(journal_key(prefix, position.stream), 0, -1)  # type: ignore[misc]
+    for start, piece in map(decode_entry, entries):
+        _extend(known[piece.number][piece.index], start, piece)
+    for delta in left:
+        number = about.requests.index(protocol.first_attempt(delta.request_id))
+        _extend(known[number][delta.index], delta.start, piece_of(delta, number, 0))
+    taken = Taken(position, about, known, epoch)
+    taken.check()
+    client.spawn(_sweep_again(client, about))
+    return taken
+
+
+def _nothing(job: Job) -> list[list[Piece]]:
+    count = job.sampling.num_sequences
+    return [[Piece(n, index, []) for index in range(count)] for n in range(len(job.prompts))]
+
+
+def _extend(known: Piece, start: int, piece: Piece) -> None:
+    """Add what is new of a piece that begins behind `start` tokens. A gap ends what is known."""
+    skip = len(known.token_ids) - start
+    if skip < 0 or known.finish_reason is not None or skip > len(piece.token_ids):
+        return
+    known.token_ids += piece.token_ids[skip:]
+    if piece.logprobs is not None:
+        known.logprobs = (known.logprobs or []) + piece.logprobs[skip:]
+    known.prompt_logprobs = known.prompt_logprobs or piece.prompt_logprobs
+    known.num_cached_tokens = max(known.num_cached_tokens, piece.num_cached_tokens)
+    known.finish_reason, known.stop_reason = piece.finish_reason, piece.stop_reason
+
+
+async def _outbox(client: EngineClient, about: OpenStream) -> list[TokenDelta]:
+    """What waits in the outbox of the stream's gateway. Its engine requests are told to stop."""
+    key = protocol.outbox_key(about.outbox, client.settings.key_prefix)
+    found: Any = await client.redis.xrange(key)
+    mine, running = [], set()
+    for _, fields in found:
+        batch = protocol.decode_outbox(fields[protocol.FIELD])
+        for delta in _of(batch, about):
+            if _says_nothing(delta):
+                continue
+            mine.append(delta)
+            running.add((delta.request_id, batch.replica_id))
+    if about.outbox != client.gateway_id:
+        for engine_id, replica_id in running:
+            client.abort(engine_id, replica_id)
+    return mine
+
+
+def _says_nothing(delta: TokenDelta) -> bool:
+    """Whether it answers an abort: the gateway had found a stop string, or lost its client."""
+    aborted = delta.finish_reason == "stop" and not delta.token_ids
+    return aborted or delta.finish_reason in ("abort", "error")
+
+
+def _of(batch: OutboxBatch, about: OpenStream) -> Iterable[TokenDelta]:
+    wanted = set(about.requests)
+    return (d for d in batch.deltas if protocol.first_attempt(d.request_id) in wanted)
+
+
+async def _sweep_again(client: EngineClient, about: OpenStream) -> None:
+    """An engine that still writes for a gateway that is gone works for nobody."""
+    await asyncio.sleep(SWEEP_AGAIN_S)
+    try:
+        await _outbox(client, about)
+    except RedisError:  # they end by themselves
+        return

@@ -1,0 +1,144 @@
+"""FAULT 49: a gateway is killed under its streams; another one goes on with them, billed once."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import re
+import sqlite3
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis
+
+from engine.contract.protocol import KEY_PREFIX
+from tests.inference import live
+
+STREAMS, LOST, OUTPUT = 16, 4, 60
+
+
+@dataclass
+class Client:
+    """One client: what it asks, and what it has."""
+
+    body: dict[str, Any]
+    path: str
+    text: str = ""
+    last_id: str = ""
+    stream: str = ""
+    usage: dict[str, int] = field(default_factory=dict)
+    ended: bool = False
+
+    def read(self, line: str) -> None:
+        if line.startswith("id: "):
+            self.last_id = line.removeprefix("id: ")
+            self.stream = self.last_id.partition(":")[0]
+        if line == "data: [DONE]":
+            self.ended = True
+        elif line.startswith("data: "):
+            event = json.loads(line.removeprefix("data: "))
+            for choice in event["choices"]:
+                self.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            self.usage = event.get("usage") or self.usage
+
+
+def client_of(number: int) -> Client:
+    body: dict[str, Any] = {
+        "model": "m",
+        "max_tokens": OUTPUT,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if number % 2:
+        return Client(body | {"prompt": f"{number:04} tell"}, "/v1/completions")
+    messages = [{"role": "user", "content": f"{number:04} tell"}]
+    return Client(body | {"messages": messages}, "/v1/chat/completions")
+
+
+async def read(http: httpx.AsyncClient, of: live.Instance, port: int, client: Client) -> None:
+    """Read to the end, or until the gateway is gone."""
+    headers = {"authorization": f"Bearer {of.key}"}
+    if client.last_id:
+        headers["last-event-id"] = client.last_id
+    url = f"http://127.0.0.1:{port}{client.path}"
+    try:
+        async with http.stream("POST", url, json=client.body, headers=headers) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                client.read(line)
+    except httpx.HTTPError:
+        assert not client.ended
+
+
+async def until(condition: Any) -> None:
+    async with asyncio.timeout(120):
+        for _ in itertools.count():
+            if condition():
+                return
+            await asyncio.sleep(0.02)
+
+
+async def course(
+    of: live.Instance, ports: tuple[int, int], first: Any
+) -> tuple[list[Client], list[Client]]:
+    """(as it is without a fault, with one)."""
+    async with httpx.AsyncClient(timeout=120) as http:
+        calm = [client_of(number) for number in range(STREAMS)]
+        await asyncio.gather(*(read(http, of, ports[1], client) for client in calm))
+        clients = [client_of(number) for number in range(STREAMS)]
+        reading = asyncio.gather(*(read(http, of, ports[0], client) for client in clients))
+        await until(lambda: all(len(client.text) > 5 for client in clients))
+        first.kill()
+        await reading
+        resumed = clients[LOST:]
+        await asyncio.gather(*(read(http, of, ports[1], client) for client in resumed))
+    return calm, clients
+
+
+def ledger(of: live.Instance) -> dict[str, tuple[int, int]]:
+    """Request id -> prompt and output tokens, once nothing is open any more."""
+    deadline = time.monotonic() + 120
+    with redis.Redis.from_url(of.redis_url) as client:
+        while any(client.hlen(name) for name in client.keys(f"{KEY_PREFIX}:open:*")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    command = [sys.executable, "manage.py", "drain_usage", "--claim-after", "0"]
+    subprocess.run(command, cwd=live.ROOT, env=of.environment, check=True, capture_output=True)
+    with sqlite3.connect(Path(of.environment["QUIRE_DATA_DIR"]) / "quire.sqlite3") as database:
+        rows = database.execute(
+            "SELECT request_id, prompt_tokens, completion_tokens FROM metering_usageentry"
+        )
+        return {row[0]: row[1:] for row in rows}
+
+
+def test_fault_49_a_killed_gateways_streams_go_on_at_another_and_are_billed_right(
+    short_tmp: Path,
+) -> None:
+    flags = ("--token-delay", "0.05", "--vocab-size", "512", "--low", "10", "--high", "90")
+    with (
+        live.instance(short_tmp) as of,
+        live.replica(of, "tests.fakes.fake_replica", *flags),
+        live.gateway(of, "uvicorn") as (port_a, first),
+        live.gateway(of, "uvicorn") as (port_b, _),
+    ):
+        calm, clients = asyncio.run(course(of, (port_a, port_b), first))
+        rows = ledger(of)
+    # Nothing is lost or doubled.
+    for one, other in zip(calm[LOST:], clients[LOST:], strict=True):
+        assert (other.text, other.usage, other.ended) == (one.text, one.usage, True)
+        # One row a stream, by whoever settled last.
+        assert rows[other.stream] == (one.usage["prompt_tokens"], OUTPUT)
+    # Who can't go on is billed with what came: each token is a character here.
+    for one, other in zip(calm[:LOST], clients[:LOST], strict=True):
+        prompt, output = rows[other.stream]
+        assert prompt == one.usage["prompt_tokens"]
+        assert len(other.text) <= output <= OUTPUT
+    assert len(rows) == 2 * STREAMS
+    assert all(re.fullmatch(r"[a-z]+-[0-9a-f]{32}", name) for name in rows)

@@ -1,0 +1,217 @@
+"""FAULT 49: a stream goes on at another gateway from its last event, and nothing is doubled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from engine.text import Tokenizer
+from inference.engine_client import get_engine_client
+from inference.resuming.position import Position
+from tests.inference.asgi_client import Reply
+from tests.inference.conftest import Gateway
+from tests.inference.scripted import says
+
+CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "Łódź", "deep": true}}\n</tool_call>'
+TEXT = 'One day 🙂 a fox met a crow — and both of them said: "good morning, dear neighbour".'
+TOOL = {
+    "name": "look",
+    "parameters": {"type": "object", "properties": {"place": {"type": "string"}}},
+}
+CHAT: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", CHAT | {"stream_options": {"include_usage": True}}),
+    "chat-logprobs": ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}),
+    "chat-several": ("/v1/chat/completions", CHAT | {"n": 3, "temperature": 1, "seed": 3}),
+    "chat-stop": ("/v1/chat/completions", CHAT | {"stop": ["both of"]}),
+    "chat-tool": (
+        "/v1/chat/completions",
+        CHAT | {"tools": [{"type": "function", "function": TOOL}]},
+    ),
+    "completion": (
+        "/v1/completions",
+        {"model": "fake", "prompt": ["hello", "you"], "echo": True, "max_tokens": 30},
+    ),
+    "messages": (
+        "/v1/messages",
+        CHAT | {"max_tokens": 200},
+    ),
+    "messages-tool": (
+        "/v1/messages",
+        {
+            **CHAT,
+            "max_tokens": 200,
+            "tools": [{"name": "look", "input_schema": TOOL["parameters"]}],
+        },
+    ),
+    "responses": ("/v1/responses", {"model": "fake", "input": "hello", "store": False}),
+    "responses-tool": (
+        "/v1/responses",
+        {"model": "fake", "input": "hello", "tools": [{"type": "function", **TOOL}]},
+    ),
+}
+
+
+@pytest.fixture
+async def storyteller(gateway: Gateway, tokenizer: Tokenizer) -> AsyncIterator[Gateway]:
+    """A gateway whose replica says the same each time, token by token."""
+    script = says(tokenizer, TEXT + CALL, TEXT, "Short.")
+    async with gateway.serving(gateway.scripted(script)):
+        yield gateway
+
+
+async def ask(gateway: Gateway, kind: str, after: str | None = None) -> Reply:
+    path, body = REQUESTS[kind]
+    headers = {} if after is None else {"last-event-id": after}
+    exchange = gateway.client.open("POST", path, body | {"stream": True}, headers=headers)
+    reply = await asyncio.wait_for(exchange.reply(), 30)
+    await get_engine_client().journal.save()
+    return reply
+
+
+def events(reply: Reply) -> list[tuple[str, str]]:
+    """(id, the rest) of each event."""
+    found = []
+    for block in reply.body.decode().split("\n\n")[:-1]:
+        first, _, rest = block.partition("\n")
+        if block.startswith((":", "event: ping")):  # nothing but life
+            continue
+        assert first.startswith("id: "), block
+        found.append((first[4:], rest))
+    return found
+
+
+def told(pieces: list[tuple[str, str]]) -> dict[str, list[Any]]:
+    """What events tell, however text is cut and outputs take turns: each field's own story."""
+    out: dict[str, list[Any]] = {}
+    for _, block in pieces:
+        data = block.rpartition("data: ")[2]
+        news = [("end", data)] if data == "[DONE]" else flat(json.loads(data))
+        for name, what in news:
+            story = out.setdefault(name, [])
+            if story and name.endswith("+"):
+                story[0] += what
+            else:
+                story.append(what)
+    return out
+
+
+def flat(event: dict[str, Any]) -> list[tuple[str, Any]]:
+    """An event as fields; those that grow by pieces end in "+"."""
+    event.pop("sequence_number", None)
+    found: list[tuple[str, Any]] = []
+    for choice in event.get("choices") or ():
+        index = choice["index"]
+        delta = choice.get("delta") or {"content": choice.get("text", "")}
+        calls = delta.pop("tool_calls", [])
+        found += [(f"{index}.{name}+", text) for name, text in delta.items() if text]
+        for call in calls:
+            found += [(f"{index}.call.id", call["id"])] if "id" in call else []
+            found += [(f"{index}.call.name", n)] if (n := call["function"].get("name")) else []
+            found.append((f"{index}.call.arguments+", call["function"]["arguments"]))
+        if choice.get("logprobs"):
+            for entry in choice["logprobs"].get("content", []):
+                found.append((f"{index}.logprob", (entry["token"], entry["logprob"])))
+        if choice.get("finish_reason"):
+            found.append((f"{index}.finish", (choice["finish_reason"], choice["stop_reason"])))
+    if "choices" in event:
+        return found + ([("usage", event["usage"])] if event.get("usage") else [])
+    delta = event.get("delta")
+    if isinstance(delta, str):
+        return [(f"{event['type']}.{event['item_id']}+", delta)]
+    grown = ("text_delta", "input_json_delta", "thinking_delta")
+    if isinstance(delta, dict) and delta.get("type") in grown:
+        return [(f"{event['index']}.{delta.pop('type')}+", next(iter(delta.values())))]
+    shown = json.dumps(event, sort_keys=True)
+    return [("event", re.sub(r'"completed_at": \d+', "", shown))]
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+async def test_fault_49_a_stream_goes_on_from_any_of_its_events(
+    storyteller: Gateway, kind: str
+) -> None:
+    whole = await ask(storyteller, kind)
+    assert whole.status == 200, whole.body
+    every = events(whole)
+    assert len({event_id for event_id, _ in every}) == len(every)
+    step = max(1, len(every) // 25)
+    for place in sorted({0, 1, *range(0, len(every), step), len(every) - 2, len(every) - 1}):
+        rest = await ask(storyteller, kind, after=every[place][0])
+        assert rest.status == 200, rest.body
+        both = every[: place + 1] + events(rest)
+        assert told(both) == told(every), (place, every[place])
+
+
+async def test_fault_49_a_stream_whose_client_left_goes_on_and_is_billed_once(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    script = says(tokenizer, TEXT)
+    tokens = len(tokenizer.encode(TEXT, add_special_tokens=False)) + 1
+    async with gateway.serving(gateway.scripted(script, token_delay=0.02)):
+        path, body = REQUESTS["chat"]
+        exchange = gateway.client.open("POST", path, body | {"stream": True})
+        seen = b""
+        await exchange.head()
+        async for chunk in exchange.chunks():
+            seen += chunk
+            if seen.count(b"\n\n") >= 9:
+                break
+        await exchange.leave()
+        await gateway.usage()
+        await get_engine_client().journal.save()
+        had = seen[: seen.rfind(b"\n\n") + 2]
+        last = re.findall(r"^id: (.*)$", had.decode(), re.MULTILINE)[-1]
+        rest = await ask(gateway, "chat", after=last)
+        assert rest.status == 200, rest.body
+        text = (had + rest.body).decode()
+        pieces = re.findall(r'"content":"((?:[^"\\]|\\.)*)"', text)
+        assert "".join(json.loads(f'"{piece}"') for piece in pieces) == TEXT
+        rows = await gateway.usage()
+    assert sum(row.completion_tokens for row in rows) == tokens
+    assert sum(row.prompt_tokens for row in rows) == rows[0].prompt_tokens
+    assert len({row.request_id for row in rows}) == len(rows) == 2
+
+
+async def test_a_stream_is_its_tenants_and_its_requests_alone(
+    storyteller: Gateway, rows: Any
+) -> None:
+    from tenants import actions
+    from tenants.actors import SYSTEM
+    from tenants.db_threads import in_db_thread
+
+    whole = await ask(storyteller, "chat")
+    last = events(whole)[4][0]
+    other = await ask(storyteller, "chat-stop", after=last)
+    assert (other.status, other.error["param"]) == (400, "Last-Event-ID")
+    for bad in ("x", "chatcmpl-1:2:3", last + "0" * 3000):
+        refused = await ask(storyteller, "chat", after=bad)
+        assert (refused.status, refused.error["param"]) == (400, "Last-Event-ID")
+    unknown = re.sub("-[0-9a-f]{32}", "-" + "0" * 32, last)
+    beyond = re.sub(r":\d+$", ":9999", last)
+    for gone in (unknown, beyond):
+        reply = await ask(storyteller, "chat", after=gone)
+        assert (reply.status, reply.error["code"]) == (404, "stream_not_found")
+
+    def stranger() -> str:
+        tenant = actions.create_tenant(actor=SYSTEM, name="Stranger")
+        return actions.create_key(actor=SYSTEM, tenant=tenant, name="k").secret
+
+    secret = await in_db_thread(stranger)
+    path, body = REQUESTS["chat"]
+    headers = {"last-event-id": last, "authorization": f"Bearer {secret}"}
+    exchange = storyteller.client.open("POST", path, body | {"stream": True}, headers=headers)
+    reply = await asyncio.wait_for(exchange.reply(), 30)
+    assert (reply.status, reply.error["code"]) == (404, "stream_not_found")
+
+
+def test_ids_say_where_a_client_is() -> None:
+    stream = "chatcmpl-" + "a" * 32
+    position = Position.of(f"{stream}:9:4,17.,0:1.12.2")
+    assert (position.counts, position.ended) == ([4, 17, 0], [False, True, False])
+    assert (position.events, position.output, position.start, position.part) == (9, 1, 12, 2)
+    assert Position.of(f"{stream}:2:b2").phase == "b"
