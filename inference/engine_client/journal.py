@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -17,8 +18,8 @@ from engine.contract import protocol
 from engine.contract.redis_link import RedisLink
 from inference.engine_client.mailbox import Piece
 
-#: A stream can be gone on with for so long after it was last heard of.
-KEEP_S = 300
+#: A stream can be gone on with for so long after it was last heard of, and after its end.
+KEEP_S, KEEP_ENDED_S = 300, 60
 
 Entry = tuple[int, Piece]
 _encoder = msgspec.msgpack.Encoder()
@@ -65,7 +66,7 @@ class Journal:
 
     def __init__(self, link: RedisLink, prefix: str) -> None:
         self._link, self._prefix = link, prefix
-        self._pending: dict[str, list[bytes]] = {}
+        self._pending: dict[str, dict[tuple[int, int], Entry]] = {}
 
     def begin(self, stream: str, about: OpenStream) -> None:
         """A stream was opened, or taken over. What Redis doesn't take can't be gone on with."""
@@ -75,24 +76,36 @@ class Journal:
 
     def note(self, stream: str, start: int, piece: Piece) -> None:
         """Tokens came: `start` of the output were there before."""
-        self._pending.setdefault(stream, []).append(_encoder.encode((start, piece)))
+        outputs = self._pending.setdefault(stream, {})
+        held = outputs.get((piece.number, piece.index))
+        if held is not None:
+            held[1].merge(piece)
+            return
+        own = dataclasses.replace(  # a slow reader's pieces are merged, and these apart from them
+            piece,
+            token_ids=list(piece.token_ids),
+            logprobs=None if piece.logprobs is None else list(piece.logprobs),
+        )
+        outputs[piece.number, piece.index] = start, own
 
     async def save(self) -> None:
         """Write what was noted. Raises redis.RedisError; then the next call tries again."""
         pending, self._pending = self._pending, {}
         replies: list[asyncio.Future[Any]] = []
-        for stream, entries in pending.items():
+        for stream, outputs in pending.items():
             name = journal_key(self._prefix, stream)
+            entries = map(_encoder.encode, outputs.values())
             replies.append(self._link.send("RPUSH", name, *entries))
             self._link.send("EXPIRE", name, KEEP_S)
             self._link.send("EXPIRE", protocol.stream_key(stream, self._prefix), KEEP_S)
         try:
             await asyncio.gather(*replies)
         except BaseException:
-            for stream, entries in self._pending.items():
-                pending.setdefault(stream, []).extend(entries)
-            self._pending = pending  # twice is no harm: entries say where they begin
-            raise
+            newer, self._pending = self._pending, pending
+            for stream, outputs in newer.items():
+                for start, piece in outputs.values():
+                    self.note(stream, start, piece)
+            raise  # twice is no harm: entries say where they begin
 
     async def settled(self, stream: str, prompt_tokens: int, completion_tokens: int) -> None:
         """The stream is over here and will be billed: who goes on with it bills the rest."""
@@ -100,4 +113,5 @@ class Journal:
         counts = "prompt", prompt_tokens, "billed", completion_tokens
         with contextlib.suppress(RedisError):  # without Redis nobody goes on with it
             await self._link.execute("HSET", name, *counts)
-            await self._link.execute("EXPIRE", name, KEEP_S)
+            for kept in (name, journal_key(self._prefix, stream)):
+                await self._link.execute("EXPIRE", kept, KEEP_ENDED_S)

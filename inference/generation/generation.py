@@ -365,9 +365,9 @@ class Generation:
     def _billed(self) -> Usage:
         """What ran: prompts that the engine began, and every token that reached this gateway.
 
-        Where the service failed, what a client got of its stream and no more.
+        Where nobody was there to go on with it, what a client got of its stream and no more.
         """
-        if self._error is not None and self._error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        if self._error is not None and self._error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return self._billed_of_failure()
         ran = [self._submission.ran(number) for number in range(len(self.job.prompts))]
         return Usage(
@@ -385,7 +385,7 @@ class Generation:
         )
 
     def _billed_of_failure(self) -> Usage:
-        """Of a fault of ours: a stream's prompts and tokens as far as it came, else nothing."""
+        """Ended with 503: a stream's prompts and tokens as far as it came, else nothing."""
         got = self._shown if self.job.stream else [[0] for _ in self.job.prompts]
         return Usage(
             prompt_tokens=sum(
