@@ -199,6 +199,7 @@ async def test_fault_49_a_killed_gateways_requests_are_billed_without_any_limit_
     world: World,
 ) -> None:
     await enter(caller(world), 10, 500, "r", outbox="gone", stream=True)
+    await redis_link().execute("PING")  # what nobody waits for was sent before
     client = sync_client()
     client.rename(open_key(GATEWAY), open_key("dead"))
     client.hset(key("progress:gone"), "r/0", 7)

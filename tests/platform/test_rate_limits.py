@@ -14,6 +14,7 @@ from engine.contract.redis_link import RedisLink
 from metering import rules
 from metering.access import RateLimited, UsageRecord, admit, settle
 from metering.admission import UNLIMITED, Admission, reservation_key
+from metering.gateways import GATEWAY, open_key
 from metering.redis_clients import close_redis_link, key, redis_link, sync_client
 from tenants.authentication import Caller
 from tenants.errors import ServiceUnavailable
@@ -272,6 +273,8 @@ async def test_a_request_that_asks_twice_takes_once() -> None:
 async def test_buckets_and_reservations_leave_redis_by_themselves() -> None:
     await enter(caller(requests_per_minute=10, tokens_per_minute=1000), request_id="r")
     for name in sync_client().scan_iter(match=key("*")):
+        if name.decode() == open_key(GATEWAY):  # settling removes it, or another gateway does
+            continue
         assert 0 < sync_client().ttl(name) <= 3600, name
     await close_redis_link()
 
