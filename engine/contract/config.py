@@ -266,6 +266,11 @@ class EngineConfig(Settings):
     reasoning_parser: str | None = option(
         None, "how gateways find reasoning; none: not at all; default: told by the chat template"
     )
+    io_processor_plugin: str | None = option(
+        None,
+        "IO processor of an installed package, for a pooling model; see docs/extending/plugins.md; "
+        "default: the io_processor_plugin of config.json",
+    )
     otlp_traces_endpoint: str | None = option(
         None,
         "where spans of requests are sent by OTLP: http://HOST:4318 or grpc://HOST:4317 (needs the "

@@ -6,10 +6,13 @@ QUIRE_PLUGINS, where it is set, names those that are wanted, with commas between
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
 
 from engine.contract.errors import ConfigError
 
+Kind = TypeVar("Kind")
 DEVICES = "quire.devices"
 _BUILT_IN_DEVICES = ("auto", "cpu", "cuda")
 
@@ -19,6 +22,34 @@ def wanted(group: str) -> list[EntryPoint]:
     names = os.environ.get("QUIRE_PLUGINS")
     chosen = None if names is None else {name.strip() for name in names.split(",")}
     return [point for point in entry_points(group=group) if chosen is None or point.name in chosen]
+
+
+def loaded(point: EntryPoint, base: type[Kind]) -> type[Kind]:
+    """The subclass of `base` that an entry point names.
+
+    As in vLLM it may also name a function that returns the class, or its "package.module.Class".
+
+    Raises `ConfigError` for one that can't be imported or is something else.
+    """
+    try:
+        found = point.load()
+        if not isinstance(found, type) and callable(found):
+            found = found()
+        if isinstance(found, str):
+            module, _, name = found.rpartition(".")
+            found = getattr(import_module(module), name)
+    except Exception as error:
+        raise ConfigError(
+            f"The plugin {point.name} ({point.value}) can't be loaded: {error}",
+            param="QUIRE_PLUGINS",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(
+            f"The plugin {point.name} ({point.value}) is no subclass of "
+            f"{base.__module__}.{base.__qualname__}.",
+            param="QUIRE_PLUGINS",
+        )
+    return found
 
 
 def check_device(name: str) -> None:

@@ -55,8 +55,9 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     `path` is the folder with tokenizer files; gateways and replicas share it by volume or by image.
     `tasks` is "generate", or what a pooling model does (`engine.contract.pooling_params`);
     `pooling` is for the latter. `cache_config` is what `vllm:cache_config_info` shows, as text.
-    `tool_call_parser` and `reasoning_parser` are names, "" for what
-    the chat template tells of. `chat_template` is the source of another than the folder's.
+    `io_processor` is the plug-in that reads and answers `data`, "" for none. `tool_call_parser` and
+    `reasoning_parser` are names, "" for what the chat template tells of. `chat_template` is the
+    source of another than the folder's.
     """
 
     name: str
@@ -76,6 +77,7 @@ class ModelInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     reasoning_parser: str = ""
     weights: list[WeightsInfo] = msgspec.field(default_factory=list)
     cache_config: dict[str, str] = msgspec.field(default_factory=dict)
+    io_processor: str = ""
 
 
 class ProcessStats(msgspec.Struct, omit_defaults=True, kw_only=True):

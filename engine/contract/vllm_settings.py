@@ -327,12 +327,6 @@ FOREIGN: tuple[Foreign, ...] = (
         ("raw_logprobs",),
         "log probabilities are the model's own: raw_logprobs.",
     ),
-    _only(
-        "io_processor_plugin",
-        str,
-        (),
-        "there are no IO processors yet; change a request before it is sent.",
-    ),
     _nothing("limit_mm_per_prompt", dict, _NO_MEDIA),
     _nothing("mm_processor_kwargs", dict, _NO_MEDIA),
     _nothing("mm_processor_cache_gb", float, _NO_MEDIA),

@@ -13,6 +13,7 @@ import torch
 
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
+from engine.contract.io_processor import io_processor
 from engine.model_loader.implementation import Built, Order, build_model, refuse_unknown
 from engine.models.architectures import read_config
 from engine.models.decoder import NativeDecoder
@@ -49,6 +50,7 @@ class LoadedModel:
     load_seconds: float
     #: Of a model that gives vectors, labels or scores instead of text.
     pooler: Pooler | None = None
+    io_processor: str = ""
 
     @property
     def runs_whole_prompts(self) -> bool:
@@ -76,6 +78,7 @@ class LoadedModel:
             load_seconds=self.load_seconds,
             pooling=None if self.pooler is None else self.pooler.facts(spec),
             load_report=tuple(getattr(model, "load_report", ())),
+            io_processor=self.io_processor,
         )
 
 
@@ -124,7 +127,22 @@ def load_model(
         ),
         load_seconds=time.perf_counter() - started,
         pooler=built.pooler,
+        io_processor=_io_processor(config, raw, built.pooler),
     )
+
+
+def _io_processor(config: EngineConfig, raw: dict[str, Any], pooler: Pooler | None) -> str:
+    """The name of the model's IO processor, which is installed; "" for none.
+
+    Raises `ConfigError` for one that isn't, and for a model that generates.
+    """
+    name = config.io_processor_plugin or raw.get("io_processor_plugin")
+    if not isinstance(name, str) or not name:
+        return ""
+    if pooler is None:
+        raise ConfigError("IO processors are for pooling models.", param="io_processor_plugin")
+    io_processor(name, config.name)
+    return name
 
 
 def reload_model(loaded: LoadedModel, config: EngineConfig, ops: KernelSet) -> None:

@@ -50,6 +50,7 @@ class ModelFacts:
         load_seconds: how long the load took.
         pooling: None of a model that generates.
         load_report: what became of each layer's weights; empty where nobody reports it.
+        io_processor: plug-in that reads and answers a caller's `data`; "" for none.
     """
 
     architecture: str
@@ -68,6 +69,7 @@ class ModelFacts:
     load_seconds: float
     pooling: PoolingFacts | None = None
     load_report: tuple[LayerReport, ...] = ()
+    io_processor: str = ""
 
     @property
     def tasks(self) -> list[str]:

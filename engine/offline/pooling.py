@@ -10,6 +10,7 @@ import msgspec
 import torch
 
 from engine.contract.errors import EngineFault, InvalidRequest
+from engine.contract.io_processor import PooledData, PooledPrompt, io_processor
 from engine.contract.lora_request import refs_of
 from engine.contract.pooling_params import TOKEN_TASKS, PoolingParams, check_task, default_task
 from engine.contract.protocol import EngineRequest, PoolingInfo, TokenDelta
@@ -89,9 +90,13 @@ class PoolingMethods:
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Results as tensors: of the model's own task, or of `pooling_task`.
 
-        "token_embed" and "token_classify" give each token's. `prompt_token_ids` may come instead of
-        `prompts`. Raises as `embed` does.
+        `{"data": ...}` is for the model's IO processor, whose answer is the `outputs` of the one
+        result. "token_embed" and "token_classify" give each token's. `prompt_token_ids` may come
+        instead of `prompts`. Raises as `embed` does.
         """
+        data: Any = prompts
+        if isinstance(data, dict) and "data" in data:
+            return [self._process(data["data"], pooling_params, use_tqdm, lora_request)]
         prompts = prompt_token_ids if prompts is None else prompts
         if prompts is None:
             raise InvalidRequest("Either prompts or prompt_token_ids is needed.", param="prompt")
@@ -99,8 +104,38 @@ class PoolingMethods:
         by_token = task in TOKEN_TASKS
         results = self._pool(prompts, pooling_params, task, use_tqdm, lora_request)
         return [
-            _made(raw, lambda data: PoolingOutput(data if by_token else data[0])) for raw in results
+            _made(raw, lambda row: PoolingOutput(row if by_token else row[0])) for raw in results
         ]
+
+    def _process(
+        self, data: Any, given: Params, use_tqdm: UseTqdm, lora_request: Any
+    ) -> PoolingRequestOutput[Any]:
+        """The answer of the model's IO processor to `data`, as `outputs`."""
+        facts = self.core.facts
+        if not facts.io_processor:
+            raise InvalidRequest("This model has no IO processor.", param="data")
+        if not (given is None or isinstance(given, PoolingParams)):
+            raise InvalidRequest("data takes one PoolingParams.", param="pooling_params")
+        processor = io_processor(facts.io_processor, self.core.config.name)
+        try:
+            made = processor.pre_process(processor.parse_data(data))
+        except ValueError as error:
+            raise InvalidRequest(f"data: {error}", param="data") from error
+        prompts: Any = [made] if isinstance(made, (str, dict)) else list(made)
+        task = default_task(facts.tasks)
+        params = processor.merge_pooling_params(given)
+        raw = self._pool(prompts, params, task, use_tqdm, lora_request)
+        by_token = task in TOKEN_TASKS
+        answer = processor.post_process(
+            [
+                PooledPrompt(
+                    each.prompt_token_ids,
+                    PooledData((each.outputs if by_token else each.outputs[0]).numpy()),
+                )
+                for each in raw
+            ]
+        )
+        return _made(raw[0], lambda _: answer)
 
     def reward(
         self,

@@ -33,6 +33,7 @@ def model_info(config: EngineConfig, core: EngineCore | None) -> ModelInfo:
         pooling=None if facts.pooling is None else facts.pooling.info,
         cache_config=cache_config(config, core),
         weights=summary(facts.load_report),
+        io_processor=facts.io_processor,
     )
 
 

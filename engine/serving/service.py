@@ -47,6 +47,7 @@ from engine.serving.pause import Pause, abort_requests
 from engine.serving.process_stats import process_stats
 from engine.serving.profiling import Profiler
 from engine.serving.refusal import refusal
+from engine.serving.stat_loggers import StatLoggers
 from engine.serving.stats_log import StatsLog
 
 log = logging.getLogger("engine.serving")
@@ -92,6 +93,7 @@ class EngineService:
         self._adapters = AdapterControls()
         self._profiler = Profiler()
         self._stats_log = StatsLog(enabled=not config.disable_log_stats)
+        self._stat_loggers: StatLoggers | None = None
 
     # -- life ---------------------------------------------------------------------------------
 
@@ -99,6 +101,7 @@ class EngineService:
         """Load, serve until told to drain, drain. Returns the process's exit status."""
         self._heart.start()
         try:
+            self._stat_loggers = StatLoggers(self.config, self.replica_id)
             self.core = self._load()
         except (QuireError, MemoryError) as error:
             reason = error.message if isinstance(error, QuireError) else _no_memory(error)
@@ -123,6 +126,7 @@ class EngineService:
             self._reader.stop()
         self._writer.close(timeout=10.0)
         self._heart.stop(self.replica_id, forget=True)
+        self._stat_loggers.close(self.core.snapshot())
         self.core.shutdown()
         log.info("Replica %s has stopped.", self.replica_id)
         return status
@@ -159,6 +163,8 @@ class EngineService:
             self._flush(core)
             self.progress_at = time.time()
             self._stats_log.maybe(core)
+            if self._stat_loggers is not None:
+                self._stat_loggers.maybe(core.snapshot)
             if self.draining:
                 deadline = min(deadline, time.time() + drain_timeout)
                 if not core.requests or time.time() > deadline:

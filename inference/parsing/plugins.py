@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from importlib.metadata import entry_points
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from django.conf import settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
+
+from engine.contract.plugins import wanted
 
 
 class Named(Protocol):
@@ -96,4 +97,4 @@ class Registry(Generic[P]):
 
 @lru_cache(maxsize=8)
 def _installed(group: str) -> dict[str, str]:
-    return {point.name: point.value.replace(":", ".") for point in entry_points(group=group)}
+    return {point.name: point.value.replace(":", ".") for point in wanted(group)}

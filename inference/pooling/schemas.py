@@ -112,12 +112,17 @@ class EmbeddingRequest(InputBody):
 
 
 class PoolingRequest(EmbeddingRequest):
-    """The body of `POST /pooling`."""
+    """The body of `POST /pooling`. `data` is for the model's IO processor, in place of `input`."""
 
     task: str | None = None
+    data: Any = None
 
     def check_fields(self) -> None:
         """See `PoolingBody`."""
+        if self.data is not None:
+            if self.input is not None:
+                raise InvalidRequest("Either data or input is needed, not both.", param="data")
+            return
         super().check_fields()
         PoolingParams(task=self.task or "")
 

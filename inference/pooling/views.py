@@ -10,6 +10,7 @@ from django.http.response import HttpResponseBase
 from engine.contract.pooling_params import default_task
 from engine.contract.similarity import Vectors, pair_up
 from inference.openai.serving import parse
+from inference.pooling.data import answer_data
 from inference.pooling.inputs import item_entries
 from inference.pooling.run import Call, Make, begin
 from inference.pooling.schemas import (
@@ -41,6 +42,8 @@ class PoolingView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "pooling", "data", "index"}], ...}`."""
         body = parse(PoolingRequest, self.read_json(request))
+        if body.data is not None:
+            return await answer_data(await begin(request, body, "pooling", "data", ""), body)
         call = await begin(request, body, "pooling", "input", body.task or "")
         task = body.task or default_task(call.served.info.tasks)
         return await _answer(call, body, task, "pooling", "data")

@@ -39,7 +39,7 @@ def serve(gateway: Gateway, folders: dict[str, Path]) -> Serve:
     """`async with serve("embed"): ...` puts that model behind the gateway, under that name."""
 
     @asynccontextmanager
-    async def serving(name: str) -> AsyncIterator[EngineService]:
+    async def serving(name: str, **options: Any) -> AsyncIterator[EngineService]:
         await asyncio.to_thread(
             ServedModel.objects.get_or_create,
             name=name,
@@ -49,7 +49,9 @@ def serve(gateway: Gateway, folders: dict[str, Path]) -> Serve:
                 "managed": False,
             },
         )
-        config = EngineConfig(model=str(folders[name]), served_model_name=name, max_model_len=64)
+        config = EngineConfig(
+            model=str(folders[name]), served_model_name=name, max_model_len=64, **options
+        )
         client = redis.Redis.from_url(gateway.redis_url)
         service = EngineService(config, f"{name}-replica", client, gateway.prefix)
         thread = threading.Thread(target=service.run, args=(5.0,))

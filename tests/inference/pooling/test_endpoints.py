@@ -12,12 +12,15 @@ import pytest
 
 from engine import LLM
 from engine.contract import protocol
+from engine.contract.io_processor import io_processor
 from engine.contract.protocol import PoolingInfo
 from inference.batches.dispatch import call_endpoint
 from tenants import authentication
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway, until
 from tests.inference.pooling.conftest import Serve
+
+ROOT = Path(__file__).parents[3]
 
 
 async def post(gateway: Gateway, path: str, **body: Any) -> Any:
@@ -214,3 +217,29 @@ async def test_requests_at_once_leave_nothing_behind(gateway: Gateway, serve: Se
         core.check_integrity()
     sizes = [len(answer["data"][0]["embedding"]) for answer in answers]
     assert sizes == [32] * 16
+
+
+async def test_data_goes_through_the_models_io_processor(
+    gateway: Gateway, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests/engine/plugins/package"))
+    io_processor.cache_clear()
+    async with serve("embed", io_processor_plugin="example_nearest"):
+        asked = {"query": "a b", "documents": ["c d e f", "a b"]}
+        answer = await gateway.client.post("/pooling", {"model": "embed", "data": asked})
+        assert answer.status == 200
+        assert answer.json()["data"]["nearest"] == 1
+        assert answer.json()["usage"]["prompt_tokens"] > 0
+        wrong = await gateway.client.post("/pooling", {"model": "embed", "data": {"query": 1}})
+        assert (wrong.status, wrong.error["param"]) == (400, "data")
+        assert "it must be an object" in wrong.error["message"]
+        both = {"model": "embed", "data": asked, "input": "x"}
+        assert (await gateway.client.post("/pooling", both)).error["param"] == "data"
+
+
+async def test_data_for_a_model_without_an_io_processor_is_refused(
+    gateway: Gateway, serve: Serve
+) -> None:
+    async with serve("embed"):
+        refused = await gateway.client.post("/pooling", {"model": "embed", "data": {"x": 1}})
+    assert (refused.status, refused.error["param"]) == (400, "data")

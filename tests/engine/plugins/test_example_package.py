@@ -1,0 +1,149 @@
+"""The plug-ins of docs/extending/plugins.md, installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError, InvalidRequest
+from engine.contract.io_processor import io_processor
+from engine.contract.replica_state import EngineStats
+from engine.models.plugins import load_plugins
+from engine.models.registry import ModelRegistry
+from engine.offline.llm import LLM
+from engine.serving.stat_loggers import StatLoggers
+from tests.engine.pooling.models import make
+from tests.engine.replica import Gateway, replica
+
+ROOT = Path(__file__).parents[3]
+PACKAGE = Path(__file__).parent / "package"
+DATA = {"query": "a b", "documents": ["c d e f", "a b", "g h"]}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The package is there, in this process and in those that it starts."""
+    monkeypatch.syspath_prepend(str(PACKAGE))
+    paths = [str(PACKAGE), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.delenv("QUIRE_PLUGINS", raising=False)
+    io_processor.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make("bert", tmp_path_factory.mktemp("embedder") / "bert")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_general_plugin_is_called_before_a_model_is_loaded() -> None:
+    load_plugins()
+    try:
+        assert "ExampleForCausalLM" in ModelRegistry.get_supported_archs()
+    finally:
+        ModelRegistry.unregister_model("ExampleForCausalLM")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_replica_tells_a_stat_logger_its_figures(
+    redis_url: str,
+    model_folder: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    file = tmp_path / "stats.jsonl"
+    monkeypatch.setenv("EXAMPLE_STATS", str(file))
+    prefix = f"plugins{time.time_ns()}"
+    with replica(redis_url, prefix, model_folder("llama")):
+        gateway = Gateway(redis_url, prefix)
+        gateway.await_state("ready")
+        gateway.request("r", [5, 6], max_tokens=8)
+        gateway.finish("r")
+        gateway.wait(lambda: any(line["tokens"] == 8 for line in lines(file)))
+
+
+def lines(file: Path) -> list[dict[str, Any]]:
+    text = file.read_text() if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_io_processor_reads_and_answers_data(embedder: Path) -> None:
+    llm = LLM(str(embedder), io_processor_plugin="example_nearest", max_model_len=64)
+    (result,) = llm.encode({"data": DATA}, use_tqdm=False)
+    assert result.outputs["nearest"] == 1
+    assert result.outputs["scores"][1] == pytest.approx(1.0, abs=1e-4)
+    with pytest.raises(InvalidRequest, match="documents must be"):
+        llm.encode({"data": {"query": "x"}}, use_tqdm=False)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("wanted", ["", "another"])
+def test_what_quire_plugins_leaves_out_isnt_loaded(
+    wanted: str, monkeypatch: pytest.MonkeyPatch, embedder: Path
+) -> None:
+    monkeypatch.setenv("QUIRE_PLUGINS", wanted)
+    load_plugins()
+    assert "ExampleForCausalLM" not in ModelRegistry.get_supported_archs()
+    monkeypatch.setenv("EXAMPLE_STATS", "/nowhere/at/all")
+    StatLoggers(EngineConfig(model="m"), "r").close(EngineStats())
+    with pytest.raises(ConfigError, match="There is no IO processor 'example_nearest'"):
+        LLM(str(embedder), io_processor_plugin="example_nearest")
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_stat_logger_that_fails_is_told_once_and_harms_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("EXAMPLE_STATS", "/nowhere/at/all")
+    loggers = StatLoggers(EngineConfig(model="m"), "r")
+    loggers.maybe(EngineStats)
+    loggers.close(EngineStats())
+    failed = [record for record in caplog.records if "isn't called again" in record.message]
+    assert len(failed) == 1
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_io_processor_of_a_model_that_generates_is_refused(
+    model_folder: Callable[[str], Path],
+) -> None:
+    with pytest.raises(ConfigError, match="for pooling models"):
+        LLM(str(model_folder("llama")), io_processor_plugin="example_nearest")
+
+
+def test_an_entry_point_of_the_wrong_kind_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "wrong-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: wrong\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[quire.stat_loggers]\nwrong = json:JSONDecoder\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"wrong .* is no subclass of engine.contract"):
+        StatLoggers(EngineConfig(model="m"), "r")
+
+
+def test_the_page_shows_the_package() -> None:
+    page = (ROOT / "docs" / "extending" / "plugins.md").read_text()
+    info = PACKAGE / "quire_example-1.0.dist-info" / "entry_points.txt"
+    for section in info.read_text().strip().split("\n\n"):
+        group, point = section.split("\n")
+        name, value = point.split(" = ")
+        assert f'"{group.strip("[]")}"' in page
+        assert f'{name} = "{value}"' in page
+
+
+def test_plugins_are_found_without_importing_them() -> None:
+    program = "import engine.contract.plugins as p, sys; p.wanted('quire.stat_loggers'); "
+    program += "assert 'quire_example' not in sys.modules"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(PACKAGE), str(ROOT)])}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment)
