@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import EngineSleeping, InvalidRequest
@@ -197,6 +198,10 @@ class LLM(PoolingMethods, BeamSearchMethods):
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     # -- for operators ------------------------------------------------------------------------
+
+    def save_quantized(self, path: str | Path) -> list[Path]:
+        """Write the model as compressed-tensors; see `LLMEngine.save_quantized`."""
+        return self.llm_engine.save_quantized(path)
 
     def load_report(self) -> list[LayerReport]:
         """What became of each layer's weights when they were loaded; of a model that another

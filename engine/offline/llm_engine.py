@@ -20,7 +20,10 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.core.profile import Profile
 from engine.model_loader.loader import resolve_folder
+from engine.models.architectures import read_config
+from engine.models.decoder import NativeDecoder
 from engine.models.gguf.folder import find_gguf
+from engine.models.save_quantized import BITS, save_quantized
 from engine.models.sharded_state import MAX_BYTES, save_sharded_state
 from engine.models.source import open_checkpoint
 from engine.offline.collector import Collector
@@ -338,6 +341,32 @@ class LLMEngine:
         return save_sharded_state(
             open_checkpoint(folder, self.config).tensors(), path, pattern, max_size
         )
+
+    def save_quantized(self, path: str | Path) -> list[Path]:
+        """Write the model to a new folder as compressed-tensors, its linear layers in the 8 or 4
+        bits that `quantization` says, for Quire and for others: the files of weights. Tables stay
+        as the checkpoint has them.
+
+        Raises:
+            InvalidRequest: `quantization` isn't int8 or int4, the folder is there already, or the
+                model runs through another library. ModelLoadError: the checkpoint is a GGUF file or
+                quantised already.
+        """
+        quantization = self.config.quantization
+        model = self.core.executor.loaded.model  # type: ignore[attr-defined]
+        if quantization not in BITS or not isinstance(model, NativeDecoder):
+            raise InvalidRequest(
+                "save_quantized is for models that Quire runs natively, loaded with "
+                "quantization='int8' or 'int4'.",
+                param="quantization",
+            )
+        folder = resolve_folder(self.config)
+        if find_gguf(Path(self.config.model)) or "quantization_config" in read_config(folder):
+            raise InvalidRequest(
+                f"{self.config.model} is quantised already: copy it as it is.", param="path"
+            )
+        weights = open_checkpoint(folder, self.config)
+        return save_quantized(weights, model.spec, folder, Path(path), quantization)
 
     def shutdown(self) -> None:
         """Give all memory and threads back; nothing can be asked any more."""

@@ -90,7 +90,7 @@ _NOTES = """
   256 tokens; the engine computes it in float32.
 - What the native decoder doesn't do of a family, `auto` gives to the bridge: OPT-350m (norms after
   the blocks, projected embedding), GPT-2 with scores scaled by layer.
-- **gpt-oss**: unpacked weights only; the published MXFP4 checkpoints are refused as quantised.
+- **gpt-oss**: plain weights, and the published MXFP4 checkpoints.
 - **DeciLM**: layers with fewer KV heads keep each as often as the layer with the most has them.
 
 ## The Transformers bridge

@@ -17,6 +17,7 @@ GROUPS = {
         "sleep_model",
         "wake_model",
         "load_report",
+        "save_quantized",
     ),
     "Adapters": (
         *("load_adapter", "list_adapters", "promote_adapter", "rollback_adapter"),

@@ -51,7 +51,7 @@ COMMANDS = {
         *("set_budget", "list_budgets", "delete_budget", "set_webhook"),
     ),
     "console": ("status", "invite"),
-    "config": ("up", "chat", "gateway", "load_report"),
+    "config": ("up", "chat", "gateway", "load_report", "save_quantized"),
 }
 
 

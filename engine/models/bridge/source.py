@@ -149,10 +149,12 @@ class Source:
             try:
                 if self.dummy:
                     return self._random(options)
+                maker, folder = self._maker, str(self.folder)
                 if self._form is not None:
+                    maker, folder = self._class(), ""
                     options["state_dict"] = plain_tensors(self.folder, self._form, dtype)
-                model, found = self._maker.from_pretrained(
-                    self.folder if self._form is None else None,
+                model, found = maker.from_pretrained(
+                    folder or None,
                     config=self.config,
                     trust_remote_code=self.trust,
                     use_safetensors=True,
@@ -167,6 +169,19 @@ class Source:
         self._check_read(found)
         made: nn.Module = model.eval()
         return made
+
+    def _class(self) -> Any:
+        """The model's own class, which takes tensors instead of a folder."""
+        if self._maker is not AutoModelForCausalLM:
+            return self._maker
+        mapping = AutoModelForCausalLM._model_mapping
+        if type(self.config) not in mapping:
+            raise ModelLoadError(
+                f"{self.folder} brings code of its own, for which quantised checkpoints aren't "
+                "read: take the plain one.",
+                param="model",
+            )
+        return mapping[type(self.config)]
 
     def _random(self, options: dict[str, Any]) -> nn.Module:
         make = getattr(self._maker, "from_config", None) or self._maker._from_config

@@ -1,0 +1,37 @@
+"""`manage.py save_quantized`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from catalog.engine_options import NAMED, given_settings
+from engine.contract.config import add_cli_args
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Write a model in few bits."""
+
+    needs_database = False
+    takes_engine_settings = True
+    help = (
+        "Round a model's linear layers to 8 or 4 bits (--quantization int8 or int4) and write it "
+        "to a new folder as compressed-tensors, which other engines read, too."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """The model, the folder, and the engine's settings."""
+        parser.add_argument("model", metavar="PATH_OR_HUB_ID", help="folder, file or hub id")
+        parser.add_argument("folder", metavar="NEW_FOLDER", help="that is made")
+        add_cli_args(parser, skip=NAMED)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Load, then write."""
+        from engine import LLM
+
+        llm = LLM(options["model"], **{"num_gpu_blocks_override": 8, **given_settings(options)})
+        for file in llm.save_quantized(options["folder"]):
+            self.stdout.write(str(file))
+        llm.llm_engine.shutdown()

@@ -1,0 +1,90 @@
+"""`LLM.save_quantized`: what it writes is what was run, for us and for others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationConfig
+
+from engine import LLM
+from engine.contract.errors import InvalidRequest
+from engine.models.decoder import NativeDecoder
+from engine.models.weights import WeightReader
+from tests.engine.checkpoints.test_formats import GREEDY, PROMPT
+from tests.engine.models import make_model
+
+SMALL = {"dtype": "float32", "num_gpu_blocks_override": 20, "max_model_len": 64}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of whole groups of 128 in all layers."""
+    folder = tmp_path_factory.mktemp("wide")
+    return make_model("llama", folder, hidden_size=128, intermediate_size=256, head_dim=32)
+
+
+def model_of(llm: LLM) -> NativeDecoder:
+    found = llm.apply_model(lambda model: model)[0]
+    assert isinstance(found, NativeDecoder)
+    return found
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_what_is_written_is_what_was_run(
+    quantization: str, source: Path, tmp_path: Path, compiler: None
+) -> None:
+    llm = LLM(str(source), quantization=quantization, **SMALL)
+    files = llm.save_quantized(tmp_path / "saved")
+    assert all(file.is_file() for file in files)
+    again = LLM(str(tmp_path / "saved"), quantization="compressed-tensors", **SMALL)
+    ids = torch.arange(128)
+    for mine, theirs in zip(model_of(llm).weights, model_of(again).weights, strict=True):
+        assert mine.mlp is not None
+        assert theirs.mlp is not None
+        assert torch.equal(mine.attention.qkv.rows(ids), theirs.attention.qkv.rows(ids))
+        assert torch.equal(mine.mlp.down.rows(ids), theirs.mlp.down.rows(ids))
+    layers = [report for report in again.load_report() if "_proj" in report.layer]
+    assert {report.level for report in layers} == {"kept"}
+    size = sum(file.stat().st_size for file in files)
+    assert size < (source / "model.safetensors").stat().st_size / 2
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_the_formats_own_package_reads_the_same(
+    quantization: str, source: Path, tmp_path: Path
+) -> None:
+    llm = LLM(str(source), quantization=quantization, cpu_kernels=False, **SMALL)
+    llm.save_quantized(tmp_path / "saved")
+    raw = json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]
+    config = QuantizationConfig.model_validate(raw)
+    scheme = config.config_groups["group_0"]
+    tensors = WeightReader(tmp_path / "saved").tensors()
+    at = "model.layers.1.mlp.down_proj."
+    parts = {name.removeprefix(at): t for name, t in tensors.items() if name.startswith(at)}
+    compressor: Any = BaseCompressor.get_value_from_registry("pack-quantized")
+    weight = compressor.decompress(dict(parts), scheme)["weight"]
+    mlp = model_of(llm).weights[1].mlp
+    assert mlp is not None
+    torch.testing.assert_close(
+        mlp.down.rows(torch.arange(128)), weight.float(), atol=2e-3, rtol=2e-3
+    )  # its product is float16
+    saved = LLM(str(tmp_path / "saved"), cpu_kernels=False, **SMALL)
+    assert len(saved.generate([PROMPT], GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 6
+
+
+def test_what_cannot_be_saved(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="quantization='int8'"):
+        LLM(str(source), **SMALL).save_quantized(tmp_path / "x")
+    llm = LLM(str(source), quantization="int8", **SMALL)
+    with pytest.raises(InvalidRequest, match="there already"):
+        llm.save_quantized(tmp_path)
+    llm.save_quantized(tmp_path / "once")
+    again = LLM(str(tmp_path / "once"), quantization="int8", **SMALL)
+    with pytest.raises(InvalidRequest, match="quantised already"):
+        again.save_quantized(tmp_path / "twice")
+    assert not (tmp_path / "twice").exists()
