@@ -33,14 +33,9 @@ actions.update_model(actor=COMMAND_LINE, model=model, settings=settings)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    """`manage.py up --replicas 2 --workers 2`.
-
-    Float32 keys and values and unrounded activations: with narrower ones a prompt's computation
-    and its tokens' decoding still differ in a last bit now and then.
-    """
+    """`manage.py up --replicas 2 --workers 2`, with default settings."""
     flags = ("--replicas", "2", "--workers", "2")
-    exact = ("--no-round-activations", "--kv-cache-dtype", "float32")
-    with running(tmp_path_factory.mktemp("pair"), *flags, *exact) as found:
+    with running(tmp_path_factory.mktemp("pair"), *flags) as found:
         wait_for(lambda: [b.state for b in heartbeats(found)] == ["ready"] * 2)
         yield found
 

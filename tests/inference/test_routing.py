@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import random
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Callable
 
 from engine.contract import protocol
 from engine.contract.protocol import EngineStats, Heartbeat, ModelInfo
@@ -142,3 +144,37 @@ def test_a_paused_replica_is_chosen_only_where_there_is_no_other() -> None:
     for number in range(20):
         assert choose([resting, working], prefix_key([number], "t"), 8) is working
     assert choose([resting], b"k", 8) is resting
+
+
+def hit_rate(route: Callable[[bytes], int], prefixes: list[bytes], room: int) -> float:
+    """Part of requests whose prefix is still at the replica that gets them."""
+    held: dict[int, OrderedDict[bytes, None]] = defaultdict(OrderedDict)
+    hits = 0
+    for prefix in prefixes:
+        cache = held[route(prefix)]
+        hits += prefix in cache
+        cache[prefix] = None
+        cache.move_to_end(prefix)
+        while len(cache) > room:
+            cache.popitem(last=False)
+    return hits / len(prefixes)
+
+
+def test_affinity_finds_prefixes_that_random_choice_does_not() -> None:
+    """Four replicas with room for a quarter of 80 prefixes each; one leaves and comes back."""
+    rng = random.Random(1)
+    replicas = [replica(f"r{number}") for number in range(4)]
+    keys = [prefix_key([number] * 70, "tenant") for number in range(80)]
+    asked = [rng.choice(keys) for _ in range(4000)]
+    served = iter(range(len(asked)))
+
+    def by_affinity(key: bytes) -> int:
+        away = 1000 <= next(served) < 1500
+        chosen = choose(replicas[1:] if away else replicas, key, 8)
+        assert chosen is not None
+        return replicas.index(chosen)
+
+    affine = hit_rate(by_affinity, asked, 24)
+    blind = hit_rate(lambda key: rng.randrange(4), asked, 24)
+    assert affine > 0.8
+    assert blind < 0.4
