@@ -1,0 +1,143 @@
+"""What LoRA adapters cost: `python -m engine.bench.lora --model FOLDER`.
+
+Tokens a second of CPU time, by what the rows of a batch go through: adapters turned off; on and
+unused; one of rank 16 on all rows; 10, 100 and 1,000 of rank 8, each row's drawn evenly or by
+Zipf's law, with room for `--resident` of them on the device. Adapters are random and written to a
+folder that goes afterwards; what loading them takes counts. The cases take turns, so that a busy
+machine counts for all of them alike; the median is told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from engine.bench.statistics import percentile, table
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.lora_request import LoRARequest
+from engine.contract.sampling_params import SamplingParams
+from engine.lora.modules import Modules, linears_of
+from engine.models.architectures import decoder_spec, read_config
+from engine.offline.llm import LLM
+
+_PROMPT_TOKENS = 8
+
+
+def write_adapter(folder: Path, model: Path, rank: int, seed: int) -> LoRARequest:
+    """A random adapter of all linear layers, in bfloat16."""
+    made = torch.Generator().manual_seed(seed)
+    modules = Modules(decoder_spec(read_config(model)))
+    tensors = {}
+    for layer in modules.description.layers:
+        for _, linear in linears_of(layer):
+            for part in linear.parts:
+                for name, shape in (("A", (rank, linear.columns)), ("B", (part.rows, rank))):
+                    values = 0.01 * torch.randn(shape, generator=made)
+                    tensors[f"base_model.model.{part.name}.lora_{name}.weight"] = values.bfloat16()
+    folder.mkdir()
+    save_file(tensors, folder / WEIGHTS_FILE)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
+    (folder / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
+    return LoRARequest(folder.name, seed + 1, str(folder))
+
+
+def chosen(
+    adapters: Sequence[LoRARequest], count: int, law: str, seed: int
+) -> list[LoRARequest | None]:
+    """An adapter for each of `count` requests."""
+    if not adapters:
+        return [None] * count
+    weights = [1.0 if law == "uniform" else 1 / (place + 1) for place in range(len(adapters))]
+    return list(random.Random(seed).choices(adapters, weights, k=count))
+
+
+def tokens_per_second(
+    llm: LLM, requests: Sequence[LoRARequest | None], num_tokens: int, seed: int
+) -> float:
+    """Of CPU time, of one batch of random prompts; loads of adapters that aren't there count."""
+    draw, vocab = random.Random(seed), llm.core.facts.vocab_size
+    prompts = [[draw.randrange(vocab) for _ in range(_PROMPT_TOKENS)] for _ in requests]
+    params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
+    started = time.process_time()
+    llm.generate(
+        [{"prompt_token_ids": prompt} for prompt in prompts],
+        params,
+        use_tqdm=False,
+        lora_request=list(requests),
+    )
+    return len(requests) * num_tokens / (time.process_time() - started)
+
+
+def run(model: Path, args: argparse.Namespace, folder: Path) -> dict[str, float]:
+    """Tokens a second of CPU time by case."""
+
+    def llm(**options: object) -> LLM:
+        return LLM(
+            str(model),
+            max_num_seqs=args.batch,
+            skip_tokenizer_init=True,
+            enable_prefix_caching=False,
+            **options,
+        )
+
+    off, on = llm(enable_lora=False), llm(max_loras=args.resident)
+    wide = [write_adapter(folder / "wide", model, 16, 0)]
+    narrow = [
+        write_adapter(folder / str(i), model, 8, 1 + i)
+        for i in range(max(args.adapters, default=0))
+    ]
+    cases: dict[str, tuple[LLM, Sequence[LoRARequest], str]] = {
+        "off": (off, [], ""),
+        "on_unused": (on, [], ""),
+        "one_rank_16": (on, wide, "uniform"),
+    }
+    for count in args.adapters:
+        for law in ("uniform", "zipf"):
+            cases[f"{count}_rank_8_{law}"] = on, narrow[:count], law
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(args.turns + 1):
+        for name, (engine, adapters, law) in cases.items():
+            requests = chosen(adapters, args.requests, law, turn)
+            speed = tokens_per_second(engine, requests, args.tokens, turn)
+            if turn:  # the first is to warm up
+                found[name].append(speed)
+    return {name: percentile(speeds, 50) for name, speeds in found.items()}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m engine.bench.lora", description="What LoRA adapters cost."
+    )
+    parser.add_argument("--model", required=True, type=Path, help="the model's folder")
+    parser.add_argument("--batch", type=int, default=16, help="requests that run at once")
+    parser.add_argument("--requests", type=int, default=64, help="requests of a turn")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each request")
+    parser.add_argument("--turns", type=int, default=5, help="how often each case is run")
+    parser.add_argument(
+        "--adapters", type=int, nargs="*", default=[10, 100, 1000], help="how many of rank 8"
+    )
+    parser.add_argument(
+        "--resident", type=int, default=256, help="adapters that the device has room for"
+    )
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        speeds = run(args.model, args, Path(folder))
+    row: dict[str, float | str] = {}
+    for name, speed in speeds.items():
+        row[f"{name}_tok_s"] = round(speed, 1)
+        row[f"{name}_of_off"] = round(speed / speeds["off"], 3)
+    print(table(row))
+    print(json.dumps(row))
+
+
+if __name__ == "__main__":
+    main()
