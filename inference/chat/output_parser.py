@@ -20,6 +20,7 @@ class ParserPlan:
         parallel: False: calls after the first are left out.
         shows_reasoning: False: reasoning is left out.
         named: the client said which function to call.
+        forced: nothing but calls may come: the beginning of one that was cut off is no text.
         thinking: how reasoning is told in tokens, to count them; None where there can't be any.
     """
 
@@ -28,6 +29,7 @@ class ParserPlan:
     parallel: bool = True
     shows_reasoning: bool = True
     named: bool = False
+    forced: bool = False
     thinking: ThinkingParams | None = None
 
     @property
@@ -50,7 +52,8 @@ class OutputParser:
         parts = self._split(text, ended)
         read = list(self._read(parts))
         if ended and self._tools is not None:
-            read += self._tools.flush()
+            left = self._tools.flush()
+            read += [part for part in left if not (self._plan.forced and part.kind == "content")]
         return joined(part for part in read if self._wanted(part))
 
     def _split(self, text: str, ended: bool) -> list[Part]:

@@ -56,6 +56,7 @@ class ModelParsers:
             shows_reasoning=self.chat.include_reasoning is not False,
             thinking=thinking,
             named=self.chat.named_function is not None,
+            forced=self.chat.forces_calls,
         )
 
     @property

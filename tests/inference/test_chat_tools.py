@@ -222,3 +222,22 @@ async def test_allowed_tools_must_be_among_the_tools(
 ) -> None:
     reply = await served.client.chat(tools=[TOOL, OTHER], tool_choice=choice)
     assert (reply.status, reply.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "weather"}}]
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_beginning_of_a_forced_call_is_no_text(
+    gateway: Gateway, tokenizer: Tokenizer, choice: Any, stream: bool
+) -> None:
+    async with gateway.serving(gateway.scripted(says(tokenizer, "<tool_c"))):
+        reply = await gateway.client.chat(
+            tools=[TOOL], tool_choice=choice, stream=stream, max_tokens=50
+        )
+    if stream:
+        assert assembled(reply.events) == ("", [])
+        return
+    message = reply.json()["choices"][0]["message"]
+    assert not message["content"]
+    assert not message.get("tool_calls")
