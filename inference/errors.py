@@ -157,7 +157,9 @@ def as_quire_error(error: BaseException) -> QuireError:
 def _from_drf(error: drf.APIException) -> QuireError:
     for kind, ours in _DRF_KINDS.items():
         if isinstance(error, kind):
-            return ours(_flat(error.detail))
+            detail = error.detail
+            named = next(iter(detail), None) if isinstance(detail, dict) else None
+            return ours(_flat(detail), param=None if named == "non_field_errors" else named)
     translated = QuireError(_flat(error.detail), code=str(error.default_code))
     translated.status = error.status_code
     if isinstance(error, drf.Throttled):

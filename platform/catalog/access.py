@@ -13,11 +13,12 @@ from catalog.errors import ModelNotFound
 from catalog.events import served_model_changed
 from catalog.models import DesiredState, Replica, ServedModel
 from engine.contract.errors import InvalidRequest
+from tenants.actors import Actor, as_actor, require_operator
 from tenants.authentication import Caller
 from tenants.cached_lookup import CachedLookup
 from tenants.db_threads import in_db_thread
 from tenants.errors import ServiceUnavailable
-from tenants.models import Tenant
+from tenants.models import Tenant, User
 
 __all__ = [
     "ModelCard",
@@ -119,6 +120,12 @@ def access_served_models(tenant: Tenant) -> QuerySet[ServedModel]:
     """Rows of the models for a tenant, loaded or not."""
     allowed = Q(public=True) | Q(tenants=tenant)
     return ServedModel.objects.filter(allowed).distinct()
+
+
+def access_catalog(user: Actor | User) -> QuerySet[ServedModel]:
+    """All models, loaded or not. Raises `PermissionDenied` for all but operators."""
+    require_operator(as_actor(user))
+    return ServedModel.objects.prefetch_related("tenants")
 
 
 def access_replicas(tenant: Tenant) -> QuerySet[Replica]:

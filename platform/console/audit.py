@@ -13,11 +13,13 @@ from django import forms
 from django.contrib.auth.decorators import login_required
 from django.core.paginator import Paginator
 from django.db.models import Q, QuerySet
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from console.streams import download
 from console.tenancy import named_tenant, tenant_context
 from engine.contract.errors import QuireError
 from tenants.access import access_all_audit, access_audit
@@ -71,7 +73,7 @@ class FilterForm(forms.Form):
 @require_safe
 @never_cache
 @login_required
-def audit(request: HttpRequest) -> HttpResponse:
+def audit(request: HttpRequest) -> HttpResponseBase:
     """One of the user's tenants', or with `?all=yes` the installation's; `?format=csv|json`."""
     user: Any = request.user
     form = FilterForm(request.GET)
@@ -91,7 +93,8 @@ def audit(request: HttpRequest) -> HttpResponse:
     wanted = request.GET.get("format")
     if wanted in WRITERS:
         name = "installation" if tenant is None else tenant.slug
-        return _file(rows, wanted, f"audit-{name}.{wanted}")
+        media = {"csv": "text/csv; charset=utf-8", "json": "application/json"}[wanted]
+        return download(request, WRITERS[wanted](rows), f"audit-{name}.{wanted}", media)
     page = Paginator(rows, PAGE).get_page(request.GET.get("page"))
     kept = {k: v for k, v in request.GET.items() if k not in ("page", "format") and v}
     context = {
@@ -124,13 +127,6 @@ def as_record(entry: AuditEntry) -> dict[str, Any]:
         "changes": details.pop("changes", {}),
         "details": details,
     }
-
-
-def _file(rows: QuerySet[AuditEntry], kind: str, name: str) -> StreamingHttpResponse:
-    media = {"csv": "text/csv; charset=utf-8", "json": "application/json"}[kind]
-    response = StreamingHttpResponse(WRITERS[kind](rows), content_type=media)
-    response["Content-Disposition"] = f'attachment; filename="{name}"'
-    return response
 
 
 def _csv(rows: QuerySet[AuditEntry]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from django import forms
 from django.contrib.auth.decorators import login_required
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
@@ -15,8 +16,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from console.identity.recent import recent_authentication_required
+from console.key_limits import LimitsForm
 from console.tenancy import done, first_tenant, named_tenant, tenant_context
 from engine.contract.errors import QuireError
+from metering.actions import set_budget
 from tenants import actions, scopes
 from tenants.access import access_key, access_keys, access_role, access_service_accounts
 from tenants.actors import as_actor
@@ -38,7 +41,7 @@ LIFETIMES = {"": "never", "30": "in 30 days", "90": "in 90 days", "365": "in a y
 OVERLAPS = {"24": "for a day", "168": "for a week", "1": "for an hour", "0": "not any more"}
 
 
-class NewKeyForm(forms.Form):
+class NewKeyForm(LimitsForm):
     """What a new key is for, what it may, and until when."""
 
     name = forms.CharField(
@@ -99,6 +102,7 @@ class NewKeyForm(forms.Form):
             "scopes": data["scopes"],
             "expires_at": until,
             "service_account": self.accounts.get(data["holder"]),
+            **self.limits(),
         }
 
 
@@ -122,12 +126,21 @@ def keys(request: HttpRequest) -> HttpResponse:
         if request.method == "POST" and tenant is not None:
             form = _form(user, tenant, request.POST)
             if form.is_valid():
-                made = actions.create_key(actor=user, tenant=tenant, **form.values())
+                made = _make(user, tenant, form)
                 return done(request, "keys", tenant, made=made.key.pk, secret=made.secret)
     except QuireError as error:
         return _page(request, first_tenant(user), form, error=error)
     kept = take(request) if request.method == "GET" and tenant is not None else {}
     return _page(request, tenant, form, **_told(user, tenant, kept))
+
+
+@transaction.atomic
+def _make(user: User, tenant: Tenant, form: NewKeyForm) -> actions.NewKey:
+    """The key with its budget, or neither."""
+    made = actions.create_key(actor=user, tenant=tenant, **form.values())
+    if (budget := form.budget()) is not None:
+        set_budget(actor=user, tenant=tenant, key=made.key, **budget)
+    return made
 
 
 @require_POST

@@ -2,7 +2,20 @@
 
 from django.urls import include, path
 
-from console import adapters, api, audit, invitation, keys, members, views
+from console import (
+    adapters,
+    api,
+    audit,
+    budgets,
+    invitation,
+    keys,
+    members,
+    prices,
+    tenant_data,
+    usage_page,
+    views,
+    webhook,
+)
 
 urlpatterns = [
     path("", views.playground, name="playground"),
@@ -34,6 +47,22 @@ urlpatterns = [
     ),
     path("console/api/adapters", adapters.figures, name="console-adapters"),
     path("console/audit/", audit.audit, name="audit"),
+    path("console/usage/", usage_page.usage, name="usage"),
+    path("console/budgets/", budgets.budgets, name="budgets"),
+    path("console/budgets/set/", budgets.set_budget, name="set-budget"),
+    path("console/budgets/<int:pk>/delete/", budgets.delete_budget, name="delete-budget"),
+    path("console/prices/", prices.prices, name="prices"),
+    path("console/prices/set/", prices.set_price, name="set-price"),
+    path("console/prices/<int:pk>/delete/", prices.delete_price, name="delete-price"),
+    path("console/webhook/", webhook.webhook, name="webhook"),
+    path("console/webhook/set/", webhook.set_webhook, name="set-webhook"),
+    path("console/webhook/delete/", webhook.delete_webhook, name="delete-webhook"),
+    path("console/webhook/test/", webhook.try_webhook, name="try-webhook"),
+    path("console/webhook/<int:pk>/again/", webhook.send_again, name="send-again"),
+    path("console/data/", tenant_data.data, name="data"),
+    path("console/data/keep/", tenant_data.keep, name="keep-data"),
+    path("console/data/export/", tenant_data.export, name="export-data"),
+    path("console/data/erase/", tenant_data.erase, name="erase-data"),
     path("invitation/<str:token>/", invitation.invitation, name="invitation"),
     path("console/api/models", api.models, name="console-models"),
     path("console/api/overview", api.overview, name="console-overview"),

@@ -68,14 +68,17 @@ def access_budget(user: Actor | User, tenant: Tenant, pk: int) -> Budget:
     return budget
 
 
-def access_webhook(user: Actor | User, tenant: Tenant) -> Webhook | None:
-    """Where the tenant is told, for its admins. Raises `NotFound`, `PermissionDenied`."""
+def access_webhooks(user: Actor | User, tenant: Tenant) -> QuerySet[Webhook]:
+    """Where the tenant is told (none or one), for its admins.
+
+    Raises `NotFound`, `PermissionDenied`.
+    """
     require_role(as_actor(user), tenant, Role.ADMIN)
-    return Webhook.objects.filter(tenant=tenant).first()
+    return Webhook.objects.filter(tenant=tenant).select_related("tenant")
 
 
 def access_deliveries(user: Actor | User, tenant: Tenant) -> QuerySet[WebhookDelivery]:
-    """What its webhook was told, newest first, for admins. Raises as `access_webhook`."""
+    """What its webhook was told, newest first, for admins. Raises as `access_webhooks`."""
     require_role(as_actor(user), tenant, Role.ADMIN)
     return WebhookDelivery.objects.filter(tenant=tenant).select_related("tenant")
 

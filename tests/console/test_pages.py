@@ -9,7 +9,12 @@ from tests.console.conftest import Login
 from tests.console.markup import foreign_addresses, inline_code
 from tests.console.seed import PASSWORD
 
-PAGES = ["/", "/console/", "/console/keys/", "/account/password/"]
+#: Every page of people who are logged in.
+PAGES = [
+    *("/", "/console/", "/console/keys/", "/console/members/", "/console/audit/"),
+    *("/console/usage/", "/console/budgets/", "/console/prices/", "/console/webhook/"),
+    *("/console/data/", "/account/password/", "/account/2fa/", "/account/sessions/"),
+]
 
 
 @pytest.mark.parametrize("path", PAGES)

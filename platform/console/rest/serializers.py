@@ -15,7 +15,6 @@ from tenants.models import (
     Membership,
     Role,
     ServiceAccount,
-    Tenant,
     User,
 )
 
@@ -48,14 +47,6 @@ class PasswordSerializer(serializers.Serializer):
     """Null takes the password away."""
 
     password = serializers.CharField(allow_null=True, write_only=True)
-
-
-class TenantSerializer(serializers.ModelSerializer):
-    """A tenant, to look at."""
-
-    class Meta:
-        model = Tenant
-        fields = ("slug", "name", "active", "created_at")
 
 
 class MemberSerializer(serializers.ModelSerializer):

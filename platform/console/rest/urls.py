@@ -6,7 +6,7 @@ from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.routers import SimpleRouter
 
-from console.rest import adapters, money, views
+from console.rest import adapters, models, money, tenants, views, webhooks
 from console.rest.authentication import ManagementKeyAuthentication
 
 TENANT = r"tenants/(?P<tenant>[a-z0-9-]{1,63})"
@@ -14,13 +14,16 @@ TENANT = r"tenants/(?P<tenant>[a-z0-9-]{1,63})"
 router = SimpleRouter()
 router.register("users", views.Users, "api-users")
 router.register("audit", views.InstallationAudit, "api-installation-audit")
-router.register("tenants", views.Tenants, "api-tenants")
+router.register("models", models.Models, "api-models")
+router.register("tenants", tenants.Tenants, "api-tenants")
 router.register(f"{TENANT}/members", views.Members, "api-members")
 router.register(f"{TENANT}/invitations", views.Invitations, "api-invitations")
 router.register(f"{TENANT}/service-accounts", views.ServiceAccounts, "api-service-accounts")
 router.register(f"{TENANT}/keys", views.Keys, "api-keys")
 router.register("prices", money.Prices, "api-prices")
 router.register(f"{TENANT}/budgets", money.Budgets, "api-budgets")
+router.register(f"{TENANT}/webhooks", webhooks.Webhooks, "api-webhooks")
+router.register(f"{TENANT}/webhook-deliveries", webhooks.Deliveries, "api-deliveries")
 router.register(f"{TENANT}/audit", views.Audit, "api-audit")
 router.register("adapters/uploads", adapters.SharedUploads, "api-shared-uploads")
 router.register("adapters", adapters.SharedAdapters, "api-shared-adapters")

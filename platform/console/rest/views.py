@@ -124,19 +124,6 @@ class Users(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet)
         return Response(status=status.HTTP_204_NO_CONTENT)
 
 
-class Tenants(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
-    """The tenants that one belongs to; all of them for operators."""
-
-    queryset = Tenant.objects.all()
-    serializer_class = shapes.TenantSerializer
-    filterset_fields = ("active",)
-    lookup_field = "slug"
-    lookup_value_regex = r"[a-z0-9-]{1,63}"
-
-    def rows(self) -> QuerySet[Tenant]:
-        return access.access_tenants(self.actor)
-
-
 class Members(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
     """A tenant's people. Admins change them, up to their own role."""
 

@@ -11,6 +11,7 @@ from playwright.sync_api import Page, expect
 
 from tests.console.browser.conftest import DESKTOP, PHONE, Open
 from tests.console.browser.playground import PlaygroundPage
+from tests.console.test_pages import PAGES
 
 #: Each of both at least once; all four would only take longer.
 VIEWS: list[Any] = [
@@ -30,7 +31,7 @@ def problems(page: Page) -> list[str]:
 
 
 @views
-@pytest.mark.parametrize("path", ["/console/", "/console/keys/", "/account/password/", "/nowhere"])
+@pytest.mark.parametrize("path", [*PAGES[1:], "/nowhere"])
 def test_pages(open_page: Open, path: str, view: dict[str, Any]) -> None:
     page = open_page(path, **view)
     expect(page.get_by_role("heading", level=1)).to_be_visible()

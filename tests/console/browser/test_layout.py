@@ -7,6 +7,7 @@ from playwright.sync_api import Page, expect
 
 from tests.console.browser.conftest import PHONE, Open
 from tests.console.browser.playground import PlaygroundPage
+from tests.console.test_pages import PAGES
 
 WIDE_TEXT = (
     "A very long word: " + "x" * 300 + "\n\n```\n" + "y" * 300 + "\n```\n\n"
@@ -42,7 +43,7 @@ def test_no_width_needs_sideways_scrolling(open_page: Open) -> None:
         assert page.locator("#scroller").evaluate(inside) <= 0, width
 
 
-@pytest.mark.parametrize("path", ["/console/", "/account/password/", "/no/such/page"])
+@pytest.mark.parametrize("path", [*PAGES[1:], "/no/such/page"])
 def test_nor_do_the_other_pages(open_page: Open, path: str) -> None:
     page = open_page(path, "root", viewport=PHONE)
     if path == "/console/":

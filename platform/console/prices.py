@@ -1,0 +1,108 @@
+"""The page of prices: what tokens cost, and since when. Operators set them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.contrib.messages import get_messages, success
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from console.deeds import text_of
+from console.identity.recent import recent_authentication_required
+from engine.contract.errors import InvalidRequest, QuireError
+from metering import actions
+from metering.models import Price
+from metering.spending import access_prices
+from tenants.actors import as_actor
+from tenants.errors import NotFound
+
+MOST = 300
+
+
+@require_safe
+@never_cache
+@login_required
+def prices(request: HttpRequest) -> HttpResponse:
+    """All prices, each model's newest first."""
+    return show(request)
+
+
+def show(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
+    """The page, with what was refused."""
+    now = timezone.now()
+    found = list(access_prices()[:MOST])
+    context = {
+        "prices": [(price, _state(price, found, now)) for price in found],
+        "operator": as_actor(request.user).is_operator,
+        "currency": settings.QUIRE["CURRENCY"].upper(),
+        "error": error,
+        "told": [str(message) for message in get_messages(request)],
+    }
+    return render(request, "console/prices.html", context, status=error.status if error else 200)
+
+
+def _state(price: Price, all_prices: list[Price], now: Any) -> str:
+    if price.valid_from > now:
+        return "to come"
+    later = (
+        other
+        for other in all_prices
+        if other.model == price.model and price.valid_from < other.valid_from <= now
+    )
+    return "past" if next(later, None) else "now"
+
+
+@recent_authentication_required
+@require_POST
+@never_cache
+@login_required
+def set_price(request: HttpRequest) -> HttpResponse:
+    """A price from now on, or from a moment (UTC) to come."""
+    try:
+        made = actions.set_price(
+            actor=request.user,
+            model=text_of(request, "model") or "",
+            input_per_million=text_of(request, "input") or "",
+            cached_per_million=text_of(request, "cached"),
+            output_per_million=text_of(request, "output") or "",
+            valid_from=_moment(text_of(request, "valid_from")),
+        )
+    except QuireError as error:
+        return show(request, error)
+    success(request, f"The price is set: {made} UTC.")
+    return redirect("prices")
+
+
+@recent_authentication_required
+@require_POST
+@never_cache
+@login_required
+def delete_price(request: HttpRequest, pk: int) -> HttpResponse:
+    """Take back one that hasn't begun."""
+    try:
+        found = access_prices().filter(pk=pk).first()
+        if found is None:
+            raise NotFound("There is no such price.")
+        actions.delete_price(actor=request.user, price=found)
+    except QuireError as error:
+        return show(request, error)
+    success(request, "The price is taken back.")
+    return redirect("prices")
+
+
+def _moment(text: str | None) -> Any:
+    """What `<input type="datetime-local">` sends, as UTC. Raises `InvalidRequest`."""
+    from datetime import UTC, datetime
+
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC)
+    except ValueError as error:
+        raise InvalidRequest(f"from: {error}", param="valid_from") from error

@@ -1,0 +1,89 @@
+"""The page of a tenant's webhook: where it is, a test event, and the log of what was sent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.contrib.auth.decorators import login_required
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from console.deeds import deed, text_of
+from console.identity.recent import recent_authentication_required
+from console.tenancy import first_tenant, named_tenant, tenant_context
+from engine.contract.errors import QuireError
+from metering import actions
+from metering.spending import access_deliveries, access_delivery, access_webhooks
+from tenants.access import access_role
+from tenants.models import Role, Tenant
+from tenants.shown_once import take
+
+MOST = 100
+
+
+@require_safe
+@never_cache
+@login_required
+def webhook(request: HttpRequest) -> HttpResponse:
+    """For the admins of one of the user's tenants."""
+    try:
+        tenant = named_tenant(request)
+    except QuireError as error:
+        return show(request, None, error=error)
+    kept = take(request) if request.method == "GET" and tenant is not None else {}
+    told = kept if tenant is not None and kept.get("tenant") == tenant.slug else {}
+    return show(request, tenant, told=told)
+
+
+def show(
+    request: HttpRequest,
+    tenant: Tenant | None,
+    *,
+    told: dict[str, Any] | None = None,
+    error: QuireError | None = None,
+) -> HttpResponse:
+    """The page, with what was just done or refused."""
+    user: Any = request.user
+    tenant = tenant or first_tenant(user)
+    context: dict[str, Any] = {**tenant_context(user, tenant), "told": told, "error": error}
+    if tenant is not None and access_role(user, tenant).rank >= Role.ADMIN.rank:
+        context |= {
+            "manages": True,
+            "webhook": access_webhooks(user, tenant).first(),
+            "deliveries": access_deliveries(user, tenant)[:MOST],
+        }
+    return render(request, "console/webhook.html", context, status=error.status if error else 200)
+
+
+@recent_authentication_required
+@deed("webhook", show)
+def set_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+    """Where it is, with a new secret, shown once."""
+    url = text_of(request, "url") or ""
+    made = actions.set_webhook(actor=request.user, tenant=tenant, url=url)
+    return {"secret": made.secret}
+
+
+@recent_authentication_required
+@deed("webhook", show)
+def delete_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+    """Tell nobody any more."""
+    actions.delete_webhook(actor=request.user, tenant=tenant)
+    return {"text": "Nobody is told any more."}
+
+
+@deed("webhook", show)
+def try_webhook(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+    """A test event."""
+    actions.try_webhook(actor=request.user, tenant=tenant)
+    return {"text": "A test event is on its way: reload in a moment to see how it went."}
+
+
+@deed("webhook", show)
+def send_again(request: HttpRequest, tenant: Tenant, pk: int) -> dict[str, Any]:
+    """An event that was given up."""
+    found = access_delivery(request.user, tenant, pk)
+    actions.send_again(actor=request.user, delivery=found)
+    return {"text": "The event is on its way once more."}

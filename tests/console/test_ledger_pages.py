@@ -1,0 +1,311 @@
+"""Usage, budgets, prices, webhook and data: who sees them, and who changes what."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from console.identity import recent
+from metering import actions as money
+from metering import webhooks
+from metering.ledger import insert_records
+from metering.models import Budget, Price, Webhook, WebhookDelivery
+from metering.records import UsageRecord
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.models import ApiKey, AuditEntry, Role, Tenant, User
+from tests.console.conftest import Login
+
+#: ada owns Acme, root is the operator, olga owns a rival tenant, nobody has none.
+ROLES = {"adam": Role.ADMIN, "mia": Role.MEMBER, "vic": Role.VIEWER}
+PAGES = ("usage", "budgets", "webhook", "data")
+
+
+@pytest.fixture
+def acme(rows: None) -> Tenant:
+    found = Tenant.objects.get(slug="acme")
+    for name, role in ROLES.items():
+        user = User.objects.create_user(name, f"{name}@example.org", "a long password")
+        actions.add_member(actor=SYSTEM, tenant=found, user=user, role=role)
+    return found
+
+
+def use(tenant: Tenant, number: int = 0, **fields: Any) -> None:
+    values: dict[str, Any] = {
+        "request_id": f"{tenant}-{number}",
+        "tenant_id": tenant.pk,
+        "endpoint": "chat",
+        "model": "m",
+        "prompt_tokens": 1000,
+        "cached_tokens": 400,
+        "completion_tokens": 50,
+        "cost_nanos": 1_500_000,
+        "status": 200,
+        "duration_ms": 1.0,
+        "started_at": datetime.now(UTC),
+    }
+    insert_records([UsageRecord(**{**values, **fields})])
+
+
+def text_of(client: Client, path: str, **query: Any) -> str:
+    return client.get(path, query).content.decode()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_strangers_tenant_is_not_found(login: Login, acme: Tenant, page: str) -> None:
+    for name in ("olga", "nobody"):
+        answer = login(name).get(f"/console/{page}/?tenant=acme")
+        assert answer.status_code == 404, name
+        assert "Acme" not in answer.content.decode()
+    assert login("nobody").get(f"/console/{page}/").status_code == 200
+
+
+def test_posts_of_strangers_change_nothing(login: Login, acme: Tenant) -> None:
+    client = login("olga")
+    made = money.set_budget(actor=SYSTEM, tenant=acme, period="day", tokens=5)
+    money.set_webhook(actor=SYSTEM, tenant=acme, url="https://x.example/in")
+    for path in ("budgets/set/", f"budgets/{made.pk}/delete/", "webhook/set/", "webhook/delete/"):
+        form = {"tenant": "acme", "period": "day", "tokens": 1, "url": "https://y.example"}
+        assert client.post(f"/console/{path}", form).status_code == 404, path
+    for path in ("webhook/test/", "data/keep/", "data/export/", "data/erase/"):
+        form = {"tenant": "acme", "confirm": "acme", "days": 1}
+        assert client.post(f"/console/{path}", form).status_code == 404, path
+    assert (Budget.objects.count(), Webhook.objects.get().url) == (1, "https://x.example/in")
+    assert Tenant.objects.get(slug="acme").erase_requested_at is None
+
+
+# -- usage ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["ada", "adam", "mia", "vic"])
+def test_members_of_any_role_look_at_usage_in_groups(login: Login, acme: Tenant, name: str) -> None:
+    mia = User.objects.get(username="mia")
+    key = actions.create_key(actor=mia, tenant=acme).key
+    use(acme, 1, key_id=key.pk, adapter="tone")
+    use(acme, 2, user_id=mia.pk)
+    use(Tenant.objects.get(slug="rival"), 3, model="rivals-own")
+    client = login(name)
+    today = datetime.now(UTC).date().isoformat()
+    groups = ["model", "adapter", "user_id", "api_key_id"]
+    text = text_of(client, "/console/usage/", first=today, last=today, by=groups)
+    assert "tone" in text
+    assert ">mia<" in text
+    assert key.public_id in text
+    assert "0.003000000" in text, "the sum"
+    assert "rivals-own" not in text
+
+
+def test_the_file_has_a_line_a_day_and_group(login: Login, acme: Tenant) -> None:
+    for number, model in enumerate(("m", "m", "=cmd")):
+        use(acme, number, model=model)
+    today = datetime.now(UTC).date().isoformat()
+    query = {"first": today, "last": today, "by": "model", "format": "csv"}
+    answer = login("ada").get("/console/usage/", query)
+    assert answer["Content-Type"].startswith("text/csv")
+    assert 'filename="usage-acme.csv"' in answer["Content-Disposition"]
+    lines = list(csv.DictReader(io.StringIO(answer.content.decode())))
+    assert [(line["day"], line["model"], line["requests"], line["cost"]) for line in lines] == [
+        (today, "'=cmd", "1", "0.001500000"),
+        (today, "m", "2", "0.003000000"),
+    ]
+
+
+def test_the_whole_installations_usage_is_the_operators(login: Login, acme: Tenant) -> None:
+    use(acme, 1)
+    use(Tenant.objects.get(slug="rival"), 2)
+    today = datetime.now(UTC).date().isoformat()
+    query = {"all": "yes", "first": today, "last": today, "by": "project_id"}
+    text = text_of(login("root"), "/console/usage/", **query)
+    assert "acme" in text
+    assert "rival" in text
+    assert login("ada").get("/console/usage/", query).status_code == 403
+    own = {**query, "all": "no", "tenant": "acme"}
+    assert "rival" not in text_of(login("ada"), "/console/usage/", **own)
+
+
+@pytest.mark.parametrize(
+    ("first", "last"), [("2026-02-01", "2026-01-01"), ("2020-01-01", "2026-01-01"), ("x", "y")]
+)
+def test_days_that_make_no_sense_are_told(
+    login: Login, acme: Tenant, first: str, last: str
+) -> None:
+    answer = login("ada").get("/console/usage/", {"first": first, "last": last})
+    assert answer.status_code == 200
+    assert "field-error" in answer.content.decode()
+
+
+# -- budgets and prices -----------------------------------------------------------------------
+
+
+def test_admins_set_budgets_of_keys_and_operators_all(login: Login, acme: Tenant) -> None:
+    key = actions.create_key(actor=User.objects.get(username="mia"), tenant=acme).key
+    of_key = {"tenant": "acme", "key": key.pk, "period": "day", "amount": "1.5"}
+    of_all = {"tenant": "acme", "period": "month", "tokens": "1000", "alert_percent": "50"}
+    for name, form, status in (
+        ("mia", of_key, 403),
+        ("vic", of_key, 404),  # not even its name
+        ("adam", of_all, 403),
+        ("adam", of_key, 302),
+        ("root", of_all, 302),
+        ("root", {**of_all, "tokens": "many"}, 400),
+        ("adam", {**of_key, "amount": "-1"}, 400),
+    ):
+        assert login(name).post("/console/budgets/set/", form).status_code == status, name
+    assert {budget.alert_percent for budget in Budget.objects.all()} == {50, 80}
+    seen = text_of(login("mia"), "/console/budgets/", tenant="acme")
+    assert "of 1.500000000" in seen
+    assert "Lift" not in seen
+    assert "of 1,000" in text_of(login("vic"), "/console/budgets/", tenant="acme")
+    pk = Budget.objects.get(api_key=key).pk
+    path = f"/console/budgets/{pk}/delete/"
+    assert login("mia").post(path, {"tenant": "acme"}).status_code == 403
+    assert login("adam").post(path, {"tenant": "acme"}).status_code == 302
+    assert login("root").post(path, {"tenant": "acme"}).status_code == 404
+
+
+def test_prices_are_seen_by_all_and_set_by_operators(login: Login, acme: Tenant) -> None:
+    form = {"model": "m", "input": "0.15", "output": "0.6", "valid_from": ""}
+    assert login("ada").post("/console/prices/set/", form).status_code == 403
+    client = login("root")
+    assert client.post("/console/prices/set/", form).status_code == 302
+    assert "The price is set" in text_of(client, "/console/prices/")
+    later = {**form, "valid_from": "2999-01-01T10:30", "cached": "0.05"}
+    assert client.post("/console/prices/set/", later).status_code == 302
+    assert client.post("/console/prices/set/", {**form, "input": "x"}).status_code == 400
+    assert client.post("/console/prices/set/", {**form, "valid_from": "soon"}).status_code == 400
+    text = text_of(login("vic"), "/console/prices/")
+    assert "2999-01-01 10:30" in text
+    assert "0.15" in text
+    assert "Set a price" not in text
+    begun, coming = Price.objects.order_by("valid_from")
+    assert login("ada").post(f"/console/prices/{coming.pk}/delete/").status_code == 403
+    assert client.post(f"/console/prices/{begun.pk}/delete/").status_code == 409
+    assert client.post(f"/console/prices/{coming.pk}/delete/").status_code == 302
+    assert Price.objects.get() == begun
+
+
+# -- webhook ----------------------------------------------------------------------------------
+
+
+def test_admins_set_try_and_take_away_the_webhook(
+    login: Login, acme: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "post", lambda *_: 500)
+    client, form = login("adam"), {"tenant": "acme", "url": "https://x.example/in"}
+    assert login("mia").post("/console/webhook/set/", form).status_code == 403
+    assert client.post("/console/webhook/set/", form).status_code == 302
+    secret = Webhook.objects.get().secret
+    assert secret in text_of(client, "/console/webhook/", tenant="acme")
+    assert secret not in text_of(client, "/console/webhook/", tenant="acme"), "once"
+    bad = client.post("/console/webhook/set/", {**form, "url": "file:///etc/passwd"})
+    assert bad.status_code == 400
+    assert client.post("/console/webhook/test/", {"tenant": "acme"}).status_code == 302
+    made = WebhookDelivery.objects.get()
+    webhooks.deliver(made.pk)
+    text = text_of(client, "/console/webhook/", tenant="acme")
+    assert made.event_id in text
+    assert ">500<" in text
+    again = f"/console/webhook/{made.pk}/again/"
+    assert client.post(again, {"tenant": "acme"}).status_code == 409, "it still waits"
+    WebhookDelivery.objects.update(next_try_at=None)
+    assert client.post(again, {"tenant": "acme"}).status_code == 302
+    seen = text_of(login("mia"), "/console/webhook/", tenant="acme")
+    assert "x.example" not in seen
+    assert client.post("/console/webhook/delete/", {"tenant": "acme"}).status_code == 302
+    assert not Webhook.objects.exists()
+
+
+# -- data -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adam", "mia", "vic"])
+def test_a_tenants_data_is_its_owners(login: Login, acme: Tenant, name: str) -> None:
+    client = login(name)
+    assert "Download" not in text_of(client, "/console/data/", tenant="acme")
+    form = {"tenant": "acme", "days": "30", "confirm": "acme"}
+    for deed in ("keep", "export", "erase"):
+        assert client.post(f"/console/data/{deed}/", form).status_code == 403, deed
+
+
+def test_an_owner_keeps_takes_along_and_erases(
+    login: Login, acme: Tenant, tmp_path: Path, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FILES_DIR": tmp_path}
+    client = login("ada")
+    use(acme)
+    assert client.post("/console/data/keep/", {"tenant": "acme", "days": "30"}).status_code == 302
+    assert client.post("/console/data/keep/", {"tenant": "acme", "days": "0"}).status_code == 400
+    acme.refresh_from_db()
+    assert acme.keep_content_days == 30
+    answer: Any = client.post("/console/data/export/", {"tenant": "acme"})
+    assert answer["Content-Disposition"] == 'attachment; filename="acme.zip"'
+    with zipfile.ZipFile(io.BytesIO(b"".join(answer.streaming_content))) as archive:
+        assert "usage.jsonl" in archive.namelist()
+    assert AuditEntry.objects.filter(action="tenant.export", actor_label="ada").exists()
+    wrong = client.post("/console/data/erase/", {"tenant": "acme", "confirm": "Acme"})
+    assert wrong.status_code == 400
+    done = client.post("/console/data/erase/", {"tenant": "acme", "confirm": "acme"})
+    assert done["Location"] == "/login/"
+    assert client.get("/console/").status_code == 302, "logged out"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("budgets/set/", "webhook/set/", "webhook/delete/", "prices/set/"),
+        *("data/keep/", "data/export/", "data/erase/"),
+    ],
+)
+def test_changes_ask_for_a_recent_proof(login: Login, acme: Tenant, path: str) -> None:
+    client = login("root")
+    session = client.session
+    session[recent.AT] = time.time() - 3600
+    session.save()
+    answer = client.post(f"/console/{path}", {"tenant": "acme"})
+    assert answer["Location"].startswith("/account/reauthenticate/")
+
+
+# -- the form of keys -------------------------------------------------------------------------
+
+
+def test_a_key_is_made_with_limits_and_spending(login: Login, acme: Tenant) -> None:
+    form = {
+        "tenant": "acme",
+        "name": "narrow",
+        "scopes": ["inference"],
+        "lifetime": "30",
+        "allowed_models": "m, other",
+        "endpoints": "/v1/embeddings",
+        "addresses": "10.0.0.0/8",
+        "requests_per_minute": "7",
+        "max_context_tokens": "100",
+        "spending": "12.5",
+        "spending_period": "week",
+    }
+    assert login("ada").post("/console/keys/", form).status_code == 302
+    key = ApiKey.objects.get(name="narrow")
+    assert (key.allowed_models, key.endpoints) == (["m", "other"], ["/v1/embeddings"])
+    assert (key.addresses, key.requests_per_minute) == (["10.0.0.0/8"], 7)
+    assert (key.max_context_tokens, key.tokens_per_minute) == (100, None)
+    budget = Budget.objects.get(api_key=key)
+    assert (str(budget.amount), budget.period) == ("12.500000000", "week")
+
+
+def test_a_key_whose_limits_are_refused_is_not_made(login: Login, acme: Tenant) -> None:
+    form = {"tenant": "acme", "name": "bad", "scopes": ["inference"], "lifetime": ""}
+    answer = login("ada").post("/console/keys/", {**form, "addresses": "10.0.0.1/8"})
+    assert answer.status_code == 400
+    assert "no address range" in answer.content.decode()
+    wrong = login("ada").post("/console/keys/", {**form, "requests_per_minute": "many"})
+    assert "field-error" in wrong.content.decode()
+    spends = login("mia").post("/console/keys/", {**form, "spending": "1"})
+    assert spends.status_code == 403, "an admin's to set"
+    assert not ApiKey.objects.filter(name="bad").exists()
