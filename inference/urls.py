@@ -4,6 +4,7 @@ from django.urls import path, re_path
 
 from inference.anthropic.views import CountTokensView, MessagesView, UnknownMessagesView
 from inference.batches.views import BatchCancelView, BatchesView, BatchView
+from inference.extras.adapters import LoadAdapterView, UnloadAdapterView
 from inference.extras.generate import GenerateView, InvocationsView
 from inference.extras.operations import (
     LoadView,
@@ -59,6 +60,8 @@ from inference.tokens.views import TokensView
 from inference.web.views import NotFoundView
 
 urlpatterns = [
+    path("v1/load_lora_adapter", LoadAdapterView.as_view()),
+    path("v1/unload_lora_adapter", UnloadAdapterView.as_view()),
     path("v1/models", ModelsView.as_view()),
     path("v1/models/<path:model>", ModelView.as_view()),
     path("v1/chat/completions", StoredCompletionsView.as_view()),

@@ -8,7 +8,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
 from engine.contract.protocol import PAUSE_MODES
-from inference.extras import operations, pause, rpc
+from inference.extras import adapters, operations, pause, rpc
 from inference.openapi import service_answers
 from inference.openapi.operations import READ, WRITE, operation
 
@@ -28,7 +28,15 @@ def told(request: Any = None, *parameters: OpenApiParameter) -> Any:
     )
 
 
+def plain(request: Any) -> Any:
+    """What answers with a sentence."""
+    text = {(200, "text/plain"): OpenApiTypes.STR}
+    return operation("Operator", OpenApiTypes.STR, request=request, statuses=WRITE, extra=text)
+
+
 VIEWS: dict[Any, dict[str, Any]] = {
+    adapters.LoadAdapterView: {"post": plain(adapters.LoadBody)},
+    adapters.UnloadAdapterView: {"post": plain(adapters.UnloadBody)},
     operations.ResetOtherCacheView: {
         "post": operation("Operator", service_answers.Told, statuses=WRITE),
     },

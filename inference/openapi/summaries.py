@@ -92,6 +92,8 @@ SUMMARIES = {
     "post /stop_profile": "End it and write the trace",
     "post /collective_rpc": "Have all replicas run a method",
     "get /tokenizer_info": "What a tokenizer's files say",
+    "post /v1/load_lora_adapter": "Load a LoRA adapter for all tenants",
+    "post /v1/unload_lora_adapter": "Take it away",
     "post /sleep": "Have replicas give their memory back",
     "post /wake_up": "Have them take it again",
     "get /is_sleeping": "Whether any sleeps",

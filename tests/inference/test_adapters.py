@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from adapters import actions as adapter_actions
-from adapters import cards
+from adapters import cards, work
+from adapters.events import version_waits
 from adapters.models import AdapterVersion
 from catalog.models import ServedModel
 from engine.contract import protocol
@@ -17,6 +19,7 @@ from tenants import actions
 from tenants.actors import SYSTEM
 from tenants.db_threads import in_db_thread
 from tenants.models import Tenant
+from tests.adapter_files import adapter_folder
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway, until
 from tests.platform.adapters import checked
@@ -277,3 +280,70 @@ async def test_every_endpoint_answers_through_an_adapter(
     assert reply.status == 200, reply.body
     assert reply.headers["x-quire-adapter"] == version.digest
     assert [each.adapter.digest for each in replica.received if each.adapter] == [version.digest]
+
+
+# -- vLLM's two endpoints -------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def operator(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[AsgiClient]:
+    """A client with an operator's key; a version is checked as soon as it's there."""
+
+    def check(version: AdapterVersion, **_: object) -> None:
+        work.work_on(version.pk)
+
+    version_waits.connect(check, weak=False, dispatch_uid="test")
+    monkeypatch.setattr("inference.extras.adapters.LOOK_S", 0.01)
+    yield await in_db_thread(client_of, gateway.rows.tenant, scopes=["operator", "inference"])
+    version_waits.disconnect(dispatch_uid="test")
+
+
+async def test_vllms_endpoints_load_replace_and_unload(
+    gateway: Gateway, operator: AsgiClient, adapters_here: Any
+) -> None:
+    folder = adapter_folder(adapters_here / "tone")
+    body = {"lora_name": "tone", "lora_path": str(folder)}
+    async with gateway.serving(gateway.fake()):
+        loaded = await operator.post("/v1/load_lora_adapter", body)
+        assert loaded.body == b"Success: LoRA adapter 'tone' added successfully."
+        first = await digest_of(gateway.client, "tone")
+        again = await operator.post("/v1/load_lora_adapter", body)
+        assert again.status == 400
+        assert again.error["message"].endswith("'tone' has already been loaded.")
+        adapter_folder(folder, seed=5)
+        changed = await operator.post("/v1/load_lora_adapter", body)
+        assert f"{first[:12]} goes on being served" in changed.error["message"]
+        assert await digest_of(gateway.client, "tone") == first
+        replaced = await operator.post("/v1/load_lora_adapter", {**body, "load_inplace": True})
+        assert replaced.status == 200
+        assert await digest_of(gateway.client, "tone") != first
+        gone = await operator.post("/v1/unload_lora_adapter", {"lora_name": "tone"})
+        assert gone.body == b"Success: LoRA adapter 'tone' removed successfully."
+        assert (await ask(gateway.client, "tone")).status == 404
+        twice = await operator.post("/v1/unload_lora_adapter", {"lora_name": "tone"})
+        assert (twice.status, twice.error["message"]) == (
+            404,
+            "The lora adapter 'tone' cannot be found.",
+        )
+        back = await operator.post("/v1/load_lora_adapter", body)
+        assert back.status == 200
+
+
+async def test_vllms_endpoints_refuse(
+    gateway: Gateway, operator: AsgiClient, adapters_here: Any, tmp_path: Any
+) -> None:
+    bad = adapter_folder(adapters_here / "bad", says="refuse")
+    outside = adapter_folder(tmp_path / "outside")
+    for body, words in (
+        ({"lora_name": "x"}, "Both 'lora_name' and 'lora_path' must be provided."),
+        ({"lora_name": "x", "lora_path": str(bad)}, "lora_A holds NaN."),
+        ({"lora_name": "x", "lora_path": str(outside)}, "in none of the folders"),
+        ({"lora_name": "x", "lora_path": str(adapters_here / "no")}, "No adapter found"),
+        ({"lora_name": 3, "lora_path": "x"}, "must be a text"),
+        ({"lora_name": "y", "lora_path": str(bad), "load_inplace": "yes"}, "true or false"),
+    ):
+        reply = await operator.post("/v1/load_lora_adapter", body)
+        assert reply.status == 400, body
+        assert words in reply.error["message"]
+    for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+        assert (await gateway.client.post(path, {"lora_name": "x"})).status == 403

@@ -1,0 +1,107 @@
+"""Loading and unloading shared adapters by vLLM's two endpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from adapters import actions
+from adapters.models import PASSED, Adapter, AdapterVersion, VersionState
+from adapters.sources import check_path
+from catalog.models import DesiredState, ServedModel
+from engine.contract.adapters import adapter_digest
+from engine.contract.errors import InvalidRequest
+from tenants.actors import Actor, key_actor
+from tenants.errors import NotFound, PermissionDenied
+from tenants.models import ApiKey
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A version that is to go live. `pk`: its row."""
+
+    pk: int
+
+
+def begin_load(*, key_id: int | None, name: str, path: str, model: str, in_place: bool) -> Loaded:
+    """Store what is at `path` as a version of the shared adapter `name`, to go live when checked.
+
+    Raises: `InvalidRequest` when one of this name is live already, unless `in_place`; what
+    `add_from_folder` raises.
+    """
+    actor, base = _actor(key_id), _base(model)
+    found = check_path(path)
+    digest = adapter_digest(found)
+    rows = Adapter.objects.filter(tenant=None, served_model=base, name=name)
+    adapter = rows.first()
+    live = _live(adapter) if adapter is not None else None
+    if live is not None and not in_place:
+        raise InvalidRequest(_loaded_already(name, live, digest), param="lora_name")
+    known = adapter.versions.filter(digest=digest).first() if adapter is not None else None
+    if known is None:
+        known = actions.add_from_folder(
+            actor=actor, tenant=None, served_model=base, name=name, path=path, promote=True
+        )
+    elif known.state in PASSED:
+        actions.promote(actor=actor, version=known)
+    elif known.state in (VersionState.FAILED, VersionState.RETIRED):
+        known.promote_to = name
+        known.save(update_fields=["promote_to"])
+        actions.check_again(actor=actor, version=known)
+    return Loaded(known.pk)
+
+
+def state_of(loaded: Loaded) -> tuple[str, str]:
+    """A version's state, and why it was refused."""
+    version = AdapterVersion.objects.filter(pk=loaded.pk).first()
+    return ("deleted", "") if version is None else (version.state, version.problem)
+
+
+def unload(*, key_id: int | None, name: str, model: str) -> bool:
+    """Take the shared adapter's names away; whether it was live."""
+    actor = _actor(key_id)
+    rows = Adapter.objects.filter(tenant=None, name=name)
+    rows = rows.filter(served_model__name=model) if model else rows
+    live = [adapter for adapter in rows if _live(adapter) is not None]
+    for adapter in live:
+        actions.take_offline(actor=actor, adapter=adapter)
+    return bool(live)
+
+
+def _live(adapter: Adapter) -> AdapterVersion | None:
+    alias = adapter.aliases.select_related("version").filter(name=adapter.name).first()
+    return alias.version if alias is not None else None
+
+
+def _loaded_already(name: str, live: AdapterVersion, digest: str) -> str:
+    text = f"The lora adapter '{name}' has already been loaded."
+    if live.digest == digest:
+        return text
+    return (
+        f"{text} The files have changed since: {live.digest[:12]} goes on being served. Set "
+        "load_inplace to true to serve what is there now."
+    )
+
+
+def _base(name: str) -> ServedModel:
+    """The model that is named, or the only one that is loaded."""
+    loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
+    if name:
+        found = loaded.filter(name=name).first()
+        if found is None:
+            raise NotFound(f"There is no model {name[:200]!r}.", param="model")
+        return found
+    several = list(loaded[:2])
+    if len(several) != 1:
+        raise InvalidRequest(
+            "Several models are served: name the adapter's base in 'model'.", param="model"
+        )
+    return several[0]
+
+
+def _actor(key_id: int | None) -> Actor:
+    """The operator's key. Raises `PermissionDenied` when it's gone meanwhile."""
+    rows = ApiKey.objects.select_related("tenant", "created_by", "service_account")
+    key = rows.filter(pk=key_id).first()
+    if key is None:
+        raise PermissionDenied("This needs an operator's key.")
+    return key_actor(key)
