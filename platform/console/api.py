@@ -14,7 +14,8 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from catalog.access import access_models, access_replicas, access_served_models
+from adapters.cards import access_models
+from catalog.access import access_replicas, access_served_models
 from catalog.models import DesiredState, Replica, ServedModel
 from console.replicas import live_replicas, model_state, replica_figures
 from console.usage import recent_usage
@@ -56,7 +57,7 @@ def json_view(function: Callable[[HttpRequest], dict[str, Any]]) -> View:
 
 @json_view
 def models(request: HttpRequest) -> dict[str, Any]:
-    """The models that the playground may use as this user, with how each one is.
+    """The models and adapters that the playground may use as this user, with how each one is.
 
     For `?tenant=` one of the user's tenants, or else the first they joined: the answer says which,
     and names them all. Models that are known to embed or score rather than talk are left out.
@@ -69,13 +70,13 @@ def models(request: HttpRequest) -> dict[str, Any]:
     except PermissionDenied:
         return {"models": [], "tenant": None, "tenants": []}
     cards = async_to_sync(access_models)(caller)
-    names = [card.id for card in cards]
+    names = {card.parent or card.id for card in cards}
     rows = Replica.objects.filter(served_model__name__in=names).select_related("served_model")
     states = _states(names, live_replicas(), rows)
     found = [
         {"id": card.id, **state, "max_model_len": card.max_model_len or state["context"]}
         for card in cards
-        for state in [states[card.id]]
+        for state in [states[card.parent or card.id]]
         if GENERATE in (state["tasks"] or [GENERATE])
     ]
     return {"models": found, "tenant": caller.tenant, "tenants": tenants}
