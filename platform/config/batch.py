@@ -51,7 +51,11 @@ class BatchClient:
         headers = {"authorization": f"Bearer {api_key}"}
         limits = httpx.Limits(max_connections=concurrency)
         self._client = httpx.AsyncClient(
-            base_url=url, headers=headers, limits=limits, timeout=None, verify=verify
+            base_url=url,
+            headers=headers,
+            limits=limits,
+            timeout=None,  # noqa: S113 - an answer takes as long as it takes
+            verify=verify,
         )
         self._concurrency = concurrency
 

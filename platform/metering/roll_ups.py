@@ -89,6 +89,6 @@ def _statement(table: str, connection: BaseDatabaseWrapper, rows: int) -> str:
     row = f"({', '.join(['%s'] * (len(_OF) + len(SUMS)))})"
     added = ", ".join(f"{quote(s)} = {name}.{quote(s)} + excluded.{quote(s)}" for s in SUMS)
     return (
-        f"INSERT INTO {name} ({columns}) VALUES {', '.join([row] * rows)} "
+        f"INSERT INTO {name} ({columns}) VALUES {', '.join([row] * rows)} "  # noqa: S608 - our names
         f"ON CONFLICT ({', '.join(map(quote, _OF))}) DO UPDATE SET {added}"
     )

@@ -29,7 +29,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 def url_of(host: str, port: int, *, tls: bool) -> str:
     """What to type into a browser on this machine."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - nothing is bound here
+    shown = everywhere.get(host, f"[{host}]" if ":" in host else host)
     return f"{'https' if tls else 'http'}://{shown}:{port}"
 
 

@@ -26,7 +26,7 @@ class AccountAdapter(DefaultAccountAdapter):
 
     def get_client_ip(self, request: HttpRequest) -> str:
         """The address that the server saw; it reads a proxy's header where it's told to."""
-        return request.META.get("REMOTE_ADDR") or "0.0.0.0"
+        return request.META.get("REMOTE_ADDR") or "0.0.0.0"  # noqa: S104 - nobody's address
 
     def _get_login_attempts_cache_key(self, request: HttpRequest, **credentials: Any) -> str:
         """By name and address, so that nobody locks another person out."""

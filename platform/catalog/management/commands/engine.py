@@ -48,7 +48,7 @@ class Command(QuireCommand):
         )
         self.note(f"Replica {replica_id} of {model.name}; Ctrl-C drains and ends it.")
         os.chdir(settings.BASE_DIR)
-        os.execvp(command[0], command)
+        os.execvp(command[0], command)  # noqa: S606 - our own Python
 
     def _model(self, options: dict[str, Any]) -> ServedModel:
         """The catalogue's row; a new one is marked as nobody's to start."""
