@@ -17,11 +17,13 @@ from engine.models.architectures import decoder_spec
 from engine.models.decoder import NativeDecoder
 from engine.offline.llm import LLM
 from engine.survey.foreign import Foreign, rewrite
+from engine.survey.one_result import differing
 from engine.survey.published import PlainOracle, Published
 from engine.survey.tiny import Oracle, make_checkpoint, prompts, write_tokenizer
 
 LENGTHS = (1, 50, 17, 64, 33, 90)
 OUTPUT = 10
+CUT = 24
 TOLERANCE = 2e-3
 
 Recipe = dict[str, Any] | Foreign | Published
@@ -34,6 +36,7 @@ class Result:
     Attributes:
         architecture: `transformers`' class.
         runner: "native", "bridge" or "" where nothing ran.
+        moved: positions, of `CUT`, whose logits depend on how they are computed; None: didn't run.
         equal: prompts whose tokens are the oracle's, of len(LENGTHS).
         error: largest difference of a prompt's log probabilities.
         reason: why it couldn't be run, "" when it was.
@@ -44,6 +47,7 @@ class Result:
     error: float = 0.0
     reason: str = ""
     runner: str = ""
+    moved: int | None = None
 
     @property
     def passed(self) -> bool:
@@ -57,6 +61,13 @@ class Result:
         if self.passed:
             return f"pass ({found})"
         return self.reason or f"**fails** ({found})"
+
+    @property
+    def one_result(self) -> str:
+        """Likewise, whether bits depend on how a sequence is cut."""
+        if self.moved is None:
+            return "-"
+        return f"no ({self.moved}/{CUT})" if self.moved else "yes"
 
 
 def run_recipe(recipe: Recipe, model_impl: str = "auto") -> Result:
@@ -77,7 +88,9 @@ def run_recipe(recipe: Recipe, model_impl: str = "auto") -> Result:
         longest = max(mixed, key=len)
         largest = _largest_error(llm, longest, oracle.logprobs(longest))
         native = isinstance(in_process(llm.core.executor).loaded.model, NativeDecoder)
-        return Result(architecture, equal, largest, runner="native" if native else "bridge")
+        runner = "native" if native else "bridge"
+        moved = differing(llm, longest, CUT)
+        return Result(architecture, equal, largest, runner=runner, moved=moved)
 
 
 def make(recipe: Recipe, folder: Path) -> tuple[str, Path, Callable[[], Oracle | PlainOracle]]:

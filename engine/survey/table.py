@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from engine.survey.architectures import EXPECTED
-from engine.survey.run import LENGTHS, OUTPUT, TOLERANCE, Result, refusal
+from engine.survey.run import CUT, LENGTHS, OUTPUT, TOLERANCE, Result, refusal
 
 _HEAD = """# Models
 
@@ -37,6 +37,12 @@ the engine with chunked prefill, and compares {output} greedy tokens of each, an
 probabilities of the longest prompt, with `transformers`. A recipe passes when all tokens are equal
 and no log probability is off by more than {tolerance:g}; its largest difference is given.
 
+**One result** says whether a position's logits are the same to the bit however they are computed:
+{cut} positions behind the longest prompt are decoded one by one, and then computed again in chunks
+of several sizes, beside other sequences, with what the prefix cache holds and by two threads.
+"no (5/{cut})": those of 5 positions differed; there a preempted or resumed sequence may go on in
+other words.
+
 Where `transformers` has no class of an architecture, the model is made by one that computes the
 same (`foreign.py`), and its tensors and config.json are rewritten the way the architecture's
 published checkpoints have them; or, where none does, the oracle is written out in plain torch
@@ -50,36 +56,36 @@ from safetensors or [another format](load-formats.md).
 
 {passed} of {total} pass.
 
-| architecture | models | runs on | result |
-|---|---|---|---|
+| architecture | models | runs on | result | one result |
+|---|---|---|---|---|
 """
 _NATIVE = """
 ## Further native architectures
 
-| architecture | recipe | result |
-|---|---|---|
+| architecture | recipe | result | one result |
+|---|---|---|---|
 """
 _BRIDGED = """
 ## Through the Transformers bridge
 
 Architectures without a family of the native decoder.
 
-| architecture | recipe | result |
-|---|---|---|
+| architecture | recipe | result | one result |
+|---|---|---|---|
 """
 _CROSS = """
 Native ones, run by the bridge for comparison (`--model-impl transformers`):
 
-| architecture | recipe | result |
-|---|---|---|
+| architecture | recipe | result | one result |
+|---|---|---|---|
 """
 _REFUSED = """
 ## Refused
 
 What the bridge can't serve says why when it loads.
 
-| architecture | recipe | result |
-|---|---|---|
+| architecture | recipe | result | one result |
+|---|---|---|---|
 """
 _NOTES = """
 ## Notes
@@ -169,6 +175,7 @@ def page(results: dict[str, Result], version: str) -> str:
         shortest=min(LENGTHS),
         longest=max(LENGTHS),
         output=OUTPUT,
+        cut=CUT,
         tolerance=TOLERANCE,
         passed=sum(_passes(name, results) for name in EXPECTED),
         total=len(EXPECTED),
@@ -194,7 +201,8 @@ _SECTIONS: tuple[tuple[str, Callable[[str, Result], bool]], ...] = (
 
 
 def _row(name: str, result: Result) -> str:
-    return f"| {result.architecture} | {name.removesuffix(CROSS_SUFFIX)} | {result.text} |\n"
+    recipe = name.removesuffix(CROSS_SUFFIX)
+    return f"| {result.architecture} | {recipe} | {result.text} | {result.one_result} |\n"
 
 
 def _of(architecture: str, results: dict[str, Result]) -> dict[str, Result]:
@@ -219,4 +227,5 @@ def _expected_row(architecture: str, results: dict[str, Result]) -> str:
         cells = [f"refused: {refusal(architecture)} ({reason})"]
     runners = sorted({result.runner for result in found.values()} - {""})
     runs_on = ", ".join(runners) or "-"
-    return f"| {architecture} | {models} | {runs_on} | {'<br>'.join(cells)} |\n"
+    bits = "<br>".join(result.one_result for result in found.values()) or "-"
+    return f"| {architecture} | {models} | {runs_on} | {'<br>'.join(cells)} | {bits} |\n"
