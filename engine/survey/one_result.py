@@ -100,10 +100,10 @@ def run(llm: LLM, watch: Watch, sequence: Tokens, cut: Cut) -> list[Tokens]:
 
 
 def differing(llm: LLM, prompt: Sequence[int], count: int = 24) -> int:
-    """Positions of `count` generated ones whose logits depend on how they are computed.
+    """Positions whose logits depend on how they are computed, of this sequence and those beside it.
 
-    The tokens behind `prompt` are decoded one by one first, and then known in part, in chunks of
-    several sizes, beside others and with what the cache holds.
+    `count` tokens behind `prompt` are decoded one by one first, and then known in part, in chunks
+    of several sizes, beside others and with what the cache holds.
     """
     watch = Watch()
     start = len(prompt)

@@ -36,7 +36,7 @@ class Result:
     Attributes:
         architecture: `transformers`' class.
         runner: "native", "bridge" or "" where nothing ran.
-        moved: positions, of `CUT`, whose logits depend on how they are computed; None: didn't run.
+        moved: positions whose logits depend on how they are computed; None: didn't run.
         equal: prompts whose tokens are the oracle's, of len(LENGTHS).
         error: largest difference of a prompt's log probabilities.
         reason: why it couldn't be run, "" when it was.
@@ -67,7 +67,7 @@ class Result:
         """Likewise, whether bits depend on how a sequence is cut."""
         if self.moved is None:
             return "-"
-        return f"no ({self.moved}/{CUT})" if self.moved else "yes"
+        return "no" if self.moved else "yes"
 
 
 def run_recipe(recipe: Recipe, model_impl: str = "auto") -> Result:

@@ -39,9 +39,8 @@ and no log probability is off by more than {tolerance:g}; its largest difference
 
 **One result** says whether a position's logits are the same to the bit however they are computed:
 {cut} positions behind the longest prompt are decoded one by one, and then computed again in chunks
-of several sizes, beside other sequences, with what the prefix cache holds and by two threads.
-"no (5/{cut})": those of 5 positions differed; there a preempted or resumed sequence may go on in
-other words.
+of several sizes, beside other sequences, with what the prefix cache holds and by two threads. Where
+it says "no", a preempted or resumed sequence may go on in other words.
 
 Where `transformers` has no class of an architecture, the model is made by one that computes the
 same (`foreign.py`), and its tensors and config.json are rewritten the way the architecture's
