@@ -9,6 +9,7 @@ from engine.contract.errors import QuireError
 from inference.generation import Generation, Increment
 from inference.openai.writer import StreamWriter
 from inference.resuming.position import MAX_OUTPUTS, Position
+from inference.web.streaming import EVENT_STREAM
 
 END = b"\n\n"
 
@@ -20,7 +21,9 @@ def numbered(source: Any, writer: StreamWriter[Any]) -> StreamWriter[Any]:
     """
     generation: Generation = getattr(source, "generation", source)
     outputs = sum(map(len, generation.outputs))
-    return writer if outputs > MAX_OUTPUTS else NumberedWriter(generation, writer)
+    if outputs > MAX_OUTPUTS or writer.content_type != EVENT_STREAM:  # lines have no ids
+        return writer
+    return NumberedWriter(generation, writer)
 
 
 class NumberedWriter(StreamWriter[Any]):
