@@ -84,6 +84,8 @@ class AdapterPool:
         self._refusal = refusal
         self._entries: dict[str, _Entry] = {}
         self._lines: dict[str, deque[Request]] = {}
+        #: For loaded adapters, held back while others wait for room.
+        self._held: list[Request] = []
         self._known: dict[str, AdapterState] = {}
         self._threads: ThreadPoolExecutor | None = None
         self._clock = 0
@@ -107,12 +109,12 @@ class AdapterPool:
     def busy(self) -> bool:
         """Whether `take_ready` may bring something."""
         loading = any(entry.loading is not None for entry in self._entries.values())
-        return bool(self._lines or self._asked) or loading
+        return bool(self._lines or self._held or self._asked) or loading
 
     @property
     def num_waiting(self) -> int:
         """Requests whose adapter isn't there yet."""
-        return sum(map(len, self._lines.values()))
+        return len(self._held) + sum(map(len, self._lines.values()))
 
     def admit(self, request: Request) -> bool:
         """Take a request in; False when it must wait for its adapter.
@@ -123,24 +125,41 @@ class AdapterPool:
         if ref is None:
             return True
         entry = self._entries.get(ref.digest)
-        if entry is not None and entry.loading is None and self._may_overtake():
+        loaded = entry is not None and entry.loading is None
+        if entry is not None and loaded and self._may_overtake():
             self._use(entry, request)
             return True
         if entry is None:
             self._check_size(_file_bytes(ref), ref)
         for sequence in request.sequences:
             sequence.status = Status.WAITING_OUTSIDE
+        if loaded:
+            self._held.append(request)
+            return False
         self._lines.setdefault(ref.digest, deque()).append(request)
         self._begin_loads()
         return False
 
     def _may_overtake(self) -> bool:
         """Whether a request for a loaded adapter needn't wait for others' turns."""
-        if not any(digest not in self._entries for digest in self._lines):
+        if not self._wants_room():
             self._overtaken = 0
             return True
         self._overtaken += 1
         return self._overtaken <= _MOST_OVERTAKING
+
+    def _wants_room(self) -> bool:
+        """Whether requests wait whose adapter isn't even being read yet."""
+        return any(digest not in self._entries for digest in self._lines)
+
+    def _let_go_on(self) -> None:
+        """Those that were held back stand in line again, once nobody waits for room."""
+        if self._wants_room():
+            return
+        for request in self._held:
+            if (ref := request.message.adapter) is not None:
+                self._lines.setdefault(ref.digest, deque()).append(request)
+        self._held.clear()
 
     def take_ready(self, timeout_s: float) -> list[tuple[Request, QuireError | None]]:
         """Requests whose adapter is there now, or why it can't be.
@@ -154,6 +173,7 @@ class AdapterPool:
         for digest, entry in list(self._entries.items()):
             if (load := entry.loading) is not None and load.done():
                 ready += self._loaded(digest, entry, load)
+        self._let_go_on()
         ready += self._serve_lines()
         self._begin_loads()
         return ready
@@ -204,6 +224,8 @@ class AdapterPool:
             return
         if (entry := self._entries.get(ref.digest)) is not None:
             entry.users.discard(request.request_id)
+        if request in self._held:
+            self._held.remove(request)
         line = self._lines.get(ref.digest)
         if line is not None and request in line:
             line.remove(request)

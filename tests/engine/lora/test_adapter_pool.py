@@ -147,9 +147,13 @@ def test_only_so_many_pass_one_that_waits_for_room(
     passing = [request(hot, str(number)) for number in range(5)]
     admitted = [each for each in passing if pool.admit(each)]
     assert len(admitted) == 3
+    assert pool.take_ready(0.0) == []  # the others are held back, not merely late
+    assert pool.num_waiting == 3
     for each in (first, *admitted):
         pool.leave(each)
-    assert settle(pool)[0] is other
+    assert settle(pool) == [other]
+    pool.leave(other)
+    assert settle(pool) == passing[3:]
     pool.close()
 
 
