@@ -65,9 +65,14 @@ def write_tensors(folder: Path, tensors: Shapes, dtype: str, shards: int = 1) ->
 
 def _write_holes(path: Path, tensors: Shapes, dtype: str) -> None:
     kind, itemsize = _NAMES[dtype]
+    _write_kinds(path, {name: (kind, shape, itemsize) for name, shape in tensors.items()})
+
+
+def _write_kinds(path: Path, tensors: dict[str, tuple[str, tuple[int, ...], int]]) -> None:
+    """Tensors of a dtype, a shape, and bytes of an element."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, shape in tensors.items():
+    for name, (kind, shape, itemsize) in tensors.items():
         begin, end = end, end + math.prod(shape) * itemsize
         header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
@@ -75,6 +80,29 @@ def _write_holes(path: Path, tensors: Shapes, dtype: str) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
+
+
+def write_quantized(folder: Path, method: str) -> Path:
+    """The same, its linear layers as "awq" or "fp8" keeps them."""
+    write_checkpoint(folder, "bfloat16")
+    tensors: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    for name, shape in shapes().items():
+        at = name.removesuffix(".weight")
+        if "_proj" not in name:
+            tensors[name] = ("BF16", shape, 2)
+        elif method == "awq":
+            rows, columns = shape
+            tensors[f"{at}.qweight"] = ("I32", (columns, rows // 8), 4)
+            tensors[f"{at}.qzeros"] = ("I32", (columns // 128, rows // 8), 4)
+            tensors[f"{at}.scales"] = ("F16", (columns // 128, rows), 2)
+        else:
+            tensors[name] = ("F8_E4M3", shape, 1)
+            tensors[f"{at}.weight_scale"] = ("F32", (shape[0], 1), 4)
+    _write_kinds(folder / "model.safetensors", tensors)
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": method}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def write_gguf_file(path: Path, kind: Kind, mixed: Kind | None = None) -> Path:

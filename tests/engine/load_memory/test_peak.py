@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 from gguf import GGMLQuantizationType as Kind
 
-from tests.engine.load_memory.checkpoints import write_checkpoint, write_gguf_file
+from tests.engine.load_memory.checkpoints import (
+    write_checkpoint,
+    write_gguf_file,
+    write_quantized,
+)
 
 ROOT = Path(__file__).parents[3]
 SAFETENSORS = {
@@ -30,7 +34,7 @@ LOADS = [
     ("float16", "int8"), ("float32", "auto"), ("float32", "bfloat16"), ("float32", "int4"),
     ("shards", "auto"), ("shards", "float32"), ("shards", "int8"), ("tied", "auto"),
     ("tied", "float32"), ("tied", "int4"), *((name, "auto") for name in GGUF), ("F16", "float32"),
-    ("Q8_0", "int4"),
+    ("Q8_0", "int4"), ("awq", "auto"), ("fp8", "auto"), ("fp8", "int8"),
 ]  # fmt: skip
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -41,6 +45,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], 
     folder = tmp_path_factory.mktemp("checkpoints")
     models = {name: write_checkpoint(folder / name, **how) for name, how in SAFETENSORS.items()}
     models |= {name: write_gguf_file(folder / f"{name}.gguf", *how) for name, how in GGUF.items()}
+    models |= {name: write_quantized(folder / name, name) for name in ("awq", "fp8")}
     named = [part for model, weights in LOADS for part in (str(models[model]), weights)]
     command = [sys.executable, "-m", "tests.engine.load_memory.measure", *named]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)

@@ -55,6 +55,17 @@ def test_integers_as_a_checkpoint_has_them(bits, group, minima):
     check(layer, torch.randn(5, 3 * group), meant, layer.bias, 0.012 if bits == 8 else 0.0)
 
 
+def test_zero_points_become_minima_of_float16():
+    values = torch.randint(0, 16, (20, 96), dtype=torch.int8)
+    scales, zeros = (torch.rand(20, 3) / 16).half(), torch.randint(0, 16, (20, 3))
+    layer = OPS.IntegerLinear(values, scales, bits=4, zeros=zeros)
+    meant = dequantize(values, scales, None, 4, zeros)
+    largest = float(scales.max()) * 15
+    torch.testing.assert_close(
+        layer.rows(torch.arange(20)), meant, atol=largest * 2**-11, rtol=1e-6
+    )
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_pieces_make_the_same_layer(quantization):
     weight, x = torch.randn(96, 64), torch.randn(3, 64)
