@@ -155,7 +155,7 @@ def test_shared_adapters_are_seen_by_all_and_changed_by_operators(world: World) 
 
 
 @pytest.mark.parametrize("name", ["a:b", "", "-a", "a b", "a\n", "x" * 101, "../up"])
-def test_bad_names_are_refused(world: World, name: str) -> None:
+def test_fault_19_bad_names_are_refused(world: World, name: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         added(world.owner, world.acme, served(), name=name)
     assert caught.value.param == "name"
