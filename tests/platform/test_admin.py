@@ -75,7 +75,7 @@ def test_every_model_has_a_page_and_each_page_opens(site: Client, world: World) 
 def test_what_operators_come_for_comes_first(site: Client) -> None:
     page = site.get("/admin/")
     labels = [app["app_label"] for app in page.context["app_list"]]
-    assert labels[:4] == ["tenants", "catalog", "metering", "storage"]
+    assert labels[:5] == ["tenants", "catalog", "adapters", "metering", "storage"]
     assert {"Groups of staff"} <= {app["name"] for app in page.context["app_list"]}
 
 
@@ -252,6 +252,7 @@ def test_a_model_is_added_loaded_changed_and_unloaded(
         "source": folder,
         "settings": '{"max_model_len": 64}',
         "num_replicas": "1",
+        "num_spares": "0",
         "node": "",
         "managed": "on",
         "tenants": [world.acme.pk],
