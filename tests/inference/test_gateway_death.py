@@ -123,7 +123,7 @@ def test_fault_49_a_killed_gateways_streams_go_on_at_another_and_are_billed_righ
 ) -> None:
     flags = ("--token-delay", "0.05", "--vocab-size", "512", "--low", "10", "--high", "90")
     with (
-        live.instance(short_tmp) as of,
+        live.instance(short_tmp / "death") as of,
         live.replica(of, "tests.fakes.fake_replica", *flags),
         live.gateway(of, "uvicorn") as (port_a, first),
         live.gateway(of, "uvicorn") as (port_b, _),
