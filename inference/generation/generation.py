@@ -184,7 +184,9 @@ class Generation:
         return self._unfinished == 0
 
     async def next(self, wait_s: float | None = None) -> list[Increment]:
-        """The next increments, at most one an output; [] after `wait_s` seconds without any.
+        """The next increments, at most one an output; [] after `wait_s` seconds without tokens.
+
+        [] too where the tokens that came have nothing to show yet, such as half a character.
 
         Raises: what the engine or the gateway refuses or fails with. The generation is released.
         """

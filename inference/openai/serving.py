@@ -130,9 +130,10 @@ async def stream_events(
                 yield chunk
                 written_at = time.monotonic()
             news = await source.next(heartbeat_s)
-            chunk = writer.write(news) if news else writer.heartbeat
+            chunk = writer.write(news) if news else b""
+            # Often tokens come, but none that the client sees: pieces of a character or a stop.
             if not chunk and heartbeat_s and time.monotonic() - written_at >= heartbeat_s:
-                chunk = writer.heartbeat  # tokens come, but none that the client sees
+                chunk = writer.heartbeat
         yield LastChunk(chunk + writer.end())
     except Exception as error:
         # The status line is long gone: the error is the stream's last event, without a [DONE].

@@ -10,7 +10,9 @@ from engine.contract.errors import QuireError
 from inference.errors import encode_error
 from inference.web.streaming import EVENT_STREAM
 
-HEARTBEAT = b": keep-alive\n\n"
+#: A comment, and no blank line: behind an event with an id, OpenAI's and Anthropic's clients take
+#: a blank line for an event without data, and fail on it.
+HEARTBEAT = b": keep-alive\n"
 DONE = b"data: [DONE]\n\n"
 
 N = TypeVar("N")

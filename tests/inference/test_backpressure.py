@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
+
+import anthropic._streaming
+import openai._streaming
 
 from engine.text import Tokenizer, render_chat
 from tests.inference.asgi_client import chat_body, parse_events
 from tests.inference.conftest import Gateway, made_tokens, until
+from tests.inference.scripted import byte_by_byte
 
 CHAT = "/v1/chat/completions"
 TOKENS = 1000
@@ -51,7 +56,26 @@ async def test_a_silent_engine_is_bridged_by_heartbeats(gateway: Gateway, settin
             ),
             gateway.client.post("/v1/responses", {"model": "fake", "input": "x", "stream": True}),
         )
-    assert chat.body.count(b": keep-alive\n\n") >= 2
-    assert response.body.count(b": keep-alive\n\n") >= 2
+    assert chat.body.count(b": keep-alive\n") >= 2
+    assert response.body.count(b": keep-alive\n") >= 2
     assert message.body.count(b"event: ping\n") >= 3
     assert chat.events[-1] == "[DONE]"
+    # The SDKs find an event with data in all that they take for one.
+    read = openai._streaming.SSEDecoder().iter_bytes
+    answer = [event.data for event in read(iter([chat.body]))]
+    assert [json.loads(data) for data in answer[:-1]] == chat.events[:-1]
+    assert all(json.loads(event.data) for event in read(iter([response.body])))
+    read_message = anthropic._streaming.SSEDecoder().iter_bytes
+    assert all(json.loads(event.data) for event in read_message(iter([message.body])))
+
+
+async def test_tokens_that_show_nothing_yet_are_no_silence(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    script = byte_by_byte(tokenizer, "🙂" * 5)
+    async with gateway.serving(gateway.scripted(script, token_delay=0.005)):
+        reply = await gateway.client.chat(stream=True)
+    assert b": keep-alive" not in reply.body
+    assert (
+        "".join(e["choices"][0]["delta"].get("content", "") for e in reply.events[:-1]) == "🙂" * 5
+    )

@@ -78,8 +78,9 @@ def events(reply: Reply) -> list[tuple[str, str]]:
     """(id, the rest) of each event."""
     found = []
     for block in reply.body.decode().split("\n\n")[:-1]:
+        block = block.removeprefix(": keep-alive\n")
         first, _, rest = block.partition("\n")
-        if block.startswith((":", "event: ping")):  # nothing but life
+        if block.startswith("event: ping"):  # nothing but life
             continue
         assert first.startswith("id: "), block
         found.append((first[4:], rest))
