@@ -210,6 +210,15 @@ class KVCacheCoordinator(ABC):
         for manager in self.managers:
             manager.forget(seq_id, cached, num_tokens // self.block_size)
 
+    def shares(self, seq_id: int, num_tokens: int) -> bool:
+        """Whether others use a sequence's blocks from token `num_tokens` on, too."""
+        first = num_tokens // self.block_size
+        return any(
+            block.ref_count > 1
+            for manager in self.managers
+            for block in manager.tables.get(seq_id, [])[first:]
+        )
+
     def forget_all(self, hashes: BlockHashes) -> None:
         """Uncache all that a sequence, now without blocks, has offered to the cache."""
         for block_hash in hashes.values:

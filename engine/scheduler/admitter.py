@@ -91,6 +91,8 @@ class Admitter:
             other = self._scheduler.quota_of(victim)
             if victim.request.priority < head.request.priority:
                 return False
+            if self._scheduler.lends(draft, victim):
+                continue
             if other.running > seats * quotas.fraction(other):
                 self._scheduler.take_from(draft, victim)
                 return True
@@ -124,7 +126,7 @@ class Admitter:
         if quotas.excess(quota, quota.used + self._lacking) > 1:
             return False
         while self._lacks(head, quota):
-            victim = self._scheduler.victim(quota, over_share=True, spares_first=True)
+            victim = self._scheduler.victim(quota, draft, over_share=True, spares_first=True)
             if victim is None or victim.request.priority < head.request.priority:
                 return False
             self._scheduler.take_from(draft, victim)

@@ -297,8 +297,11 @@ class Scheduler:
         return begun
 
     def go_on(self, draft: StepBuilder, sequence: Sequence) -> None:
-        """Deal to a prompt that has begun what there is room for, unless it gave its blocks."""
-        if sequence.status is not Status.RUNNING:
+        """Deal to a prompt that has begun what there is room for, unless it gave its blocks.
+
+        One that gave them and was started again has its tokens of this step already.
+        """
+        if sequence.status is not Status.RUNNING or sequence in draft.scheduled:
             return
         pending = sequence.num_tokens + sequence.num_placeholders - sequence.num_computed_tokens
         count = self.prefill_share(draft, pending)
@@ -312,7 +315,7 @@ class Scheduler:
         quota = self.quota_of(sequence)
         self.kv.trim(seq_id, quota, computed)
         while not self.kv.can_allocate(seq_id, quota, computed, count):
-            victim = self._victim_for(sequence, count)
+            victim = self._victim_for(draft, sequence, count)
             if victim is sequence and self.refuse_for_good(sequence, count):
                 return index
             index -= self.running.index(victim) < index
@@ -344,21 +347,23 @@ class Scheduler:
         """Uncache a running sequence's blocks from a token on: their content never came."""
         self.kv.forget(sequence.seq_id, sequence.block_hashes, num_tokens)
 
-    def _victim_for(self, sequence: Sequence, count: int) -> Sequence:
+    def _victim_for(self, draft: StepBuilder, sequence: Sequence, count: int) -> Sequence:
         """Whom to preempt so that a sequence can grow; itself when nobody else gives."""
         quota = self.quota_of(sequence)
         needed = self.kv.needed(sequence.seq_id, sequence.num_computed_tokens, count)
-        return self.victim(quota, own_only=quota.used + needed > quota.maximum) or sequence
+        own_only = quota.used + needed > quota.maximum
+        return self.victim(quota, draft, own_only=own_only) or sequence
 
     def victim(
         self,
         taker: TenantQuota,
+        draft: StepBuilder | None = None,
         *,
         own_only: bool = False,
         over_share: bool = False,
         spares_first: bool = False,
     ) -> Sequence | None:
-        """Whom to preempt for a tenant."""
+        """Whom to preempt for a tenant, while a step is being dealt or before."""
         return choose_victim(
             self.running,
             self.kv.quotas,
@@ -367,7 +372,17 @@ class Scheduler:
             own_only=own_only,
             over_share=over_share,
             spares_first=spares_first,
+            lends=lambda sequence: draft is not None and self.lends(draft, sequence),
         )
+
+    def lends(self, draft: StepBuilder, sequence: Sequence) -> bool:
+        """Whether another one, started in this step, reads what the sequence computes in it.
+
+        Then it can't be taken out of the step any more: what the other one reads would never come.
+        """
+        count = draft.dealt(sequence) if draft.plan.new else 0
+        first = sequence.num_computed_tokens - count
+        return count > 0 and self.kv.shares(sequence.seq_id, first)
 
     def refuse_for_good(self, sequence: Sequence, count: int, prefix: Tables | None = None) -> bool:
         """End a sequence whose next `count` tokens wouldn't fit if it were the only one: its

@@ -89,6 +89,12 @@ class StepBuilder:
         sequence.flight.num_steps -= 1
         return count
 
+    def dealt(self, sequence: Sequence) -> int:
+        """Tokens of a sequence that the step computes, 0 if none."""
+        if sequence not in self.scheduled:
+            return 0
+        return self.plan.num_scheduled[self.scheduled.index(sequence)]
+
     def starts(self, sequence: Sequence) -> bool:
         """Whether the worker doesn't know a sequence yet."""
         return any(each.seq_id == sequence.seq_id for each in self.plan.new)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as List
 
 from engine.kv_cache.block import TenantQuota
@@ -18,6 +19,7 @@ def choose_victim(
     own_only: bool = False,
     over_share: bool = False,
     spares_first: bool = False,
+    lends: Callable[[Sequence], bool] = lambda sequence: False,
 ) -> Sequence | None:
     """The running sequence to preempt so that a tenant gets blocks.
 
@@ -34,6 +36,7 @@ def choose_victim(
         own_only: the tenant is at its maximum, so that only its own blocks help.
         over_share: only others who are over their share give, the first that runs too.
         spares_first: it never gives.
+        lends: whether others rely in this step on what a sequence computes; it can't give then.
 
     Returns None when nobody can give.
     """
@@ -50,6 +53,8 @@ def choose_victim(
         quota = quotas.of(name)
         own = quota is taker
         if (own and over_share) or (own_only and not own):
+            continue
+        if lends(sequence):
             continue
         seen.add(name)
         excess = quotas.excess(quota, quota.used)

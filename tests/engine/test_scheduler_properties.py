@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine.kv_cache import ContentKey
@@ -150,6 +150,11 @@ class Chaos:
     caching=st.booleans(),
     chunked=st.booleans(),
 )
+# One that gave its blocks and was started again in the same step was dealt tokens twice.
+@example(100001, (0, 5), True, "fair", True, True)
+@example(100317, (), True, "fair", True, True)
+# One was taken out of a step in which another one, just started, read what it was to compute.
+@example(100305, (0, 5), False, "fair", True, True)
 def test_nobody_reads_anothers_kv_and_all_blocks_come_back(
     seed: int, windows: tuple[int, ...], quotas: bool, policy: str, caching: bool, chunked: bool
 ) -> None:
