@@ -53,7 +53,7 @@ def test_alone_together_and_cached(family: str, case: Cases) -> None:
 def test_preempted_and_in_chunks_while_blocks_leave_the_window(family: str, case: Cases) -> None:
     expected = case(family)
     groups = len(GROUPS[family])
-    llm = make(expected, num_gpu_blocks_override=14 + 16 * groups, max_num_batched_tokens=16)
+    llm = make(expected, num_gpu_blocks_override=10 + 14 * groups, max_num_batched_tokens=16)
     freed = 0
     free = llm.core.scheduler.kv.pool.free
 
