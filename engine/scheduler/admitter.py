@@ -12,6 +12,9 @@ from engine.scheduler.step_builder import StepBuilder
 if TYPE_CHECKING:
     from engine.scheduler.scheduler import Scheduler
 
+#: Preemptions after which no claim takes a sequence's blocks or seat any more.
+_MOST_CLAIMS = 3
+
 
 class Admitter:
     """Deals prompt tokens, for a scheduler whose queue, running list and pool it shares."""
@@ -91,7 +94,7 @@ class Admitter:
             other = self._scheduler.quota_of(victim)
             if victim.request.priority < head.request.priority:
                 return False
-            if self._scheduler.lends(draft, victim):
+            if self._scheduler.lends(draft, victim) or _gave_often(victim):
                 continue
             if other.running > seats * quotas.fraction(other):
                 self._scheduler.take_from(draft, victim)
@@ -128,6 +131,8 @@ class Admitter:
         while self._lacks(head, quota):
             victim = self._scheduler.victim(quota, draft, over_share=True, spares_first=True)
             if victim is None or victim.request.priority < head.request.priority:
+                return False
+            if _gave_often(victim):
                 return False
             self._scheduler.take_from(draft, victim)
         return True
@@ -224,3 +229,8 @@ class Admitter:
         sequence.num_computed_tokens = computed
         self._scheduler.quota_of(sequence).running += 1
         self._running.append(sequence)
+
+
+def _gave_often(sequence: Sequence) -> bool:
+    """Whether claims leave it alone by now: else two could preempt each other for ever."""
+    return sequence.flight.num_preemptions >= _MOST_CLAIMS
