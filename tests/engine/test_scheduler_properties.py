@@ -155,6 +155,9 @@ class Chaos:
 @example(100317, (), True, "fair", True, True)
 # One was taken out of a step in which another one, just started, read what it was to compute.
 @example(100305, (0, 5), False, "fair", True, True)
+# Those that started and were preempted again left the first that runs no tokens, for ever.
+@example(600886, (), True, "fair", True, True)
+@example(500482, (0, 5), True, "fair", True, False)
 def test_nobody_reads_anothers_kv_and_all_blocks_come_back(
     seed: int, windows: tuple[int, ...], quotas: bool, policy: str, caching: bool, chunked: bool
 ) -> None:
