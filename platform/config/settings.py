@@ -186,6 +186,7 @@ TEMPLATES = [
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
                 "console.identity.context.mail",
+                "console.frame.frame",
             ]
         },
     }

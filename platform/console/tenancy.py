@@ -16,11 +16,25 @@ from tenants.shown_once import keep
 MOST_TENANTS = 500
 
 
+#: Of the session: the tenant that was looked at last. Other pages open with it.
+LOOKED_AT = "tenant"
+
+
 def named_tenant(request: HttpRequest) -> Tenant | None:
-    """The tenant that is named, else the user's first. Raises `NotFound` for a stranger's."""
+    """The tenant that is named, else the one looked at last, else the user's first.
+
+    Raises `NotFound` for a stranger's.
+    """
     user: Any = request.user
     named = request.POST.get("tenant") or request.GET.get("tenant")
-    return access_tenant(user, named) if named else first_tenant(user)
+    last = request.session.get(LOOKED_AT)
+    if not named:
+        kept = access_tenants(user).filter(active=True, slug=last).first() if last else None
+        return kept or first_tenant(user)
+    tenant = access_tenant(user, named)
+    if last != tenant.slug:
+        request.session[LOOKED_AT] = tenant.slug
+    return tenant
 
 
 def first_tenant(user: User) -> Tenant | None:

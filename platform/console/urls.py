@@ -1,29 +1,27 @@
-"""The console's pages, and the JSON that they ask for."""
+"""The console's pages, what they do, and the JSON that they ask for.
+
+A page itself is registered in `console.pages`.
+"""
 
 from django.urls import include, path
 
 from console import (
     adapters,
     api,
-    audit,
     budgets,
     invitation,
     keys,
     members,
     prices,
     tenant_data,
-    usage_page,
-    views,
     webhook,
 )
+from console.pages import routes
 
 urlpatterns = [
-    path("", views.playground, name="playground"),
-    path("console/", views.overview, name="overview"),
-    path("console/keys/", keys.keys, name="keys"),
+    *routes(),
     path("console/keys/<int:pk>/rotate/", keys.rotate, name="rotate-key"),
     path("console/keys/<int:pk>/revoke/", keys.revoke, name="revoke-key"),
-    path("console/members/", members.members, name="members"),
     path("console/members/invite/", members.invite, name="invite"),
     path("console/members/<int:pk>/role/", members.change_role, name="change-role"),
     path("console/members/<int:pk>/remove/", members.remove, name="remove-member"),
@@ -32,7 +30,6 @@ urlpatterns = [
     path(
         "console/service-accounts/<int:pk>/retire/", members.retire_account, name="retire-account"
     ),
-    path("console/adapters/", adapters.adapters, name="adapters"),
     path("console/adapters/fetch/", adapters.fetch, name="fetch-adapter"),
     path("console/adapters/<int:pk>/", adapters.adapter, name="adapter"),
     path("console/adapters/<int:pk>/promote/", adapters.promote, name="promote-adapter"),
@@ -46,20 +43,14 @@ urlpatterns = [
         name="adapter-version",
     ),
     path("console/api/adapters", adapters.figures, name="console-adapters"),
-    path("console/audit/", audit.audit, name="audit"),
-    path("console/usage/", usage_page.usage, name="usage"),
-    path("console/budgets/", budgets.budgets, name="budgets"),
     path("console/budgets/set/", budgets.set_budget, name="set-budget"),
     path("console/budgets/<int:pk>/delete/", budgets.delete_budget, name="delete-budget"),
-    path("console/prices/", prices.prices, name="prices"),
     path("console/prices/set/", prices.set_price, name="set-price"),
     path("console/prices/<int:pk>/delete/", prices.delete_price, name="delete-price"),
-    path("console/webhook/", webhook.webhook, name="webhook"),
     path("console/webhook/set/", webhook.set_webhook, name="set-webhook"),
     path("console/webhook/delete/", webhook.delete_webhook, name="delete-webhook"),
     path("console/webhook/test/", webhook.try_webhook, name="try-webhook"),
     path("console/webhook/<int:pk>/again/", webhook.send_again, name="send-again"),
-    path("console/data/", tenant_data.data, name="data"),
     path("console/data/keep/", tenant_data.keep, name="keep-data"),
     path("console/data/export/", tenant_data.export, name="export-data"),
     path("console/data/erase/", tenant_data.erase, name="erase-data"),

@@ -1,4 +1,4 @@
-"""`{% icon "send" %}`: one of the pictures of `icons.svg`."""
+"""Pieces of pages: `{% icon "send" %}`, `{% empty "key" "No key yet" %}…{% endempty %}`."""
 
 from django import template
 from django.templatetags.static import static
@@ -10,8 +10,16 @@ register = template.Library()
 
 @register.simple_tag
 def icon(name: str) -> SafeString:
-    """Decoration only: whatever it's in needs a name of its own."""
+    """One of the pictures of `icons.svg`. Decoration only: whatever it's in needs its own name."""
     sprite = static("console/icons.svg")
     return format_html(
         '<svg class="icon" aria-hidden="true"><use href="{}#{}"></use></svg>', sprite, name
+    )
+
+
+@register.simple_block_tag
+def empty(content: SafeString, picture: str, title: str) -> SafeString:
+    """What stands where nothing is yet: what would be there, and how it gets there."""
+    return format_html(
+        '<div class="empty">{}<h3>{}</h3><p>{}</p></div>', icon(picture), title, content
     )

@@ -87,9 +87,21 @@ def test_a_long_tenant_does_not_widen_the_page_of_keys_on_a_phone(open_page: Ope
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_account_menu_leads_to_the_keys_on_a_phone(open_page: Open) -> None:
+def test_the_menu_leads_to_the_keys_on_a_phone(open_page: Open) -> None:
     page = open_page("/", viewport=PHONE)
-    page.locator("[data-menu] > summary").click()
-    page.locator(".reader-menu").get_by_role("link", name="API keys").click()
+    page.get_by_role("button", name="Menu").click()
+    ways = page.get_by_role("navigation", name="Main")
+    expect(ways).to_be_visible()
+    assert problems(page) == []
+    ways.get_by_role("link", name="API keys").click()
     expect(page.get_by_role("heading", level=1, name="API keys")).to_be_visible()
+    expect(page.get_by_role("navigation", name="Main")).to_be_hidden()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_escape_closes_the_menu_and_gives_the_focus_back(open_page: Open) -> None:
+    page = open_page("/console/keys/", viewport=PHONE)
+    page.get_by_role("button", name="Menu").click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("navigation", name="Main")).to_be_hidden()
+    expect(page.get_by_role("button", name="Menu")).to_be_focused()

@@ -1,0 +1,17 @@
+"""What the frame around every page shows: the navigation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.http import HttpRequest
+
+from console.pages import navigation
+
+
+def frame(request: HttpRequest) -> dict[str, Any]:
+    """Context of every template: `sections` of the navigation, for people who are logged in."""
+    user = getattr(request, "user", None)
+    if user is None or not user.is_authenticated:
+        return {}
+    return {"sections": lambda: navigation(user, request.path)}

@@ -1,0 +1,92 @@
+"""One navigation: whom it shows what, and the register of pages behind it."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from django.urls import resolve, reverse
+
+import console.pages
+from console.pages import SECTIONS, Page, Who, navigation, pages
+from tenants.models import User
+from tests.console.conftest import Login
+
+
+def titles(html: str) -> list[str]:
+    """The entries that a page shows."""
+    inside = html.split('aria-label="Main"', 1)[1].split("</nav>", 1)[0]
+    return re.findall(r"</svg>([^<]+)</a>", inside)
+
+
+def test_every_page_that_is_built_is_found_under_its_address() -> None:
+    for page in pages():
+        if page.built:
+            assert reverse(page.name) == f"/{page.address}"
+            assert resolve(f"/{page.address}").view_name == page.name
+
+
+def test_names_and_addresses_are_each_ones_own() -> None:
+    found = list(pages())
+    assert len({page.name for page in found}) == len(found)
+    assert len({page.address for page in found}) == len(found)
+
+
+def test_a_page_that_is_not_built_has_no_entry(rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    unbuilt = Page("unbuilt", "console/unbuilt/", "Unbuilt", "list")
+    monkeypatch.setattr(console.pages, "SECTIONS", {**SECTIONS, "More": (unbuilt,)})
+    root = User.objects.get(username="root")
+    assert "More" not in [section["title"] for section in navigation(root, "/")]
+
+
+def test_operators_and_staff_see_what_is_theirs_and_others_do_not(login: Login) -> None:
+    ada = titles(login("ada").get("/console/").content.decode())
+    root = titles(login("root").get("/console/").content.decode())
+    theirs = {page.title for page in pages() if page.who is not Who.EVERYBODY and page.built}
+    assert theirs <= set(root)
+    assert not theirs & set(ada)
+    assert set(ada) == set(root) - theirs
+
+
+@pytest.mark.parametrize(
+    ("path", "title"),
+    [
+        ("/", "Playground"),
+        ("/console/", "Overview"),
+        ("/console/keys/", "API keys"),
+        ("/console/adapters/", "Adapters"),
+    ],
+)
+def test_the_page_one_is_on_is_marked_and_no_other(login: Login, path: str, title: str) -> None:
+    html = login("ada").get(path).content.decode()
+    marked = re.findall(r'aria-current="page"[^>]*>.*?</svg>([^<]+)</a>', html)
+    assert marked == [title]
+
+
+def test_what_lies_below_a_page_marks_it_too(rows: None) -> None:
+    entries = navigation(User.objects.get(username="ada"), "/console/adapters/7/")
+    current = [e["page"].name for s in entries for e in s["entries"] if e["current"]]
+    assert current == ["adapters"]
+
+
+def test_nobody_logged_in_sees_no_navigation(client: object, login: Login) -> None:
+    from django.test import Client
+
+    assert 'aria-label="Main"' not in Client().get("/login/").content.decode()
+
+
+def test_a_tenant_that_was_chosen_stays_chosen_on_other_pages(login: Login) -> None:
+    root = login("root")
+    assert root.get("/console/members/").context["tenant"].slug == "acme"
+    root.get("/console/keys/?tenant=rival")
+    assert root.get("/console/members/").context["tenant"].slug == "rival"
+
+
+def test_a_strangers_tenant_is_not_kept(login: Login) -> None:
+    ada = login("ada")
+    ada.get("/console/keys/?tenant=rival")
+    assert ada.get("/console/members/").context["tenant"].slug == "acme"
+    session = ada.session
+    session["tenant"] = "rival"  # one that they belonged to once
+    session.save()
+    assert ada.get("/console/members/").context["tenant"].slug == "acme"
