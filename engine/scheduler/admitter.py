@@ -12,8 +12,8 @@ from engine.scheduler.step_builder import StepBuilder
 if TYPE_CHECKING:
     from engine.scheduler.scheduler import Scheduler
 
-#: Preemptions after which no claim takes a sequence's blocks or seat any more.
-_MOST_CLAIMS = 3
+#: Steps with preemptions that the first that runs may be left out of before it goes ahead of all.
+_PATIENCE = 8
 
 
 class Admitter:
@@ -30,6 +30,8 @@ class Admitter:
         self._lacking = 0
         #: Whether nothing more may begin in this step.
         self._closed = False
+        #: Steps with preemptions that the first that runs got no tokens of, since it last did.
+        self._passed_over = 0
 
     def deal_prompts(self, draft: StepBuilder, begun: list[Sequence]) -> None:
         """Prompt tokens while they last, to whoever's turn it is, begun or not.
@@ -43,12 +45,17 @@ class Admitter:
         After a preemption nothing new starts: it would take the blocks that were just freed for
         those who have waited longer. Except for a tenant within its share that gave nothing.
 
+        Where others keep being started and preempted, the first that runs gets its turn after a
+        while: it ends one day, and so does the going round.
+
         Args:
             draft: the step.
             begun: running sequences with prompt left, in the order of `running`; it's used up.
         """
         self._closed = False
         waiting = self._waiting
+        if self._passed_over >= _PATIENCE and begun and begun[0] is self._running[0]:
+            self._scheduler.go_on(draft, begun.pop(0))
         while draft.budget > 0:
             head = self._startable(draft)
             if begun:
@@ -60,6 +67,16 @@ class Admitter:
                 break
             self._closed = not self._start(draft, head)
         waiting.release()
+        self._note_progress(draft)
+
+    def _note_progress(self, draft: StepBuilder) -> None:
+        """Count the steps in which others are preempted and the first that runs gets nothing."""
+        if not draft.preempted and not self._passed_over:
+            return
+        if not self._running or draft.dealt(self._running[0]):
+            self._passed_over = 0
+        elif draft.preempted:
+            self._passed_over += 1
 
     def _startable(self, draft: StepBuilder) -> Sequence | None:
         """The waiting sequence that is next, if anything may start."""
@@ -94,7 +111,7 @@ class Admitter:
             other = self._scheduler.quota_of(victim)
             if victim.request.priority < head.request.priority:
                 return False
-            if self._scheduler.lends(draft, victim) or _gave_often(victim):
+            if self._scheduler.lends(draft, victim):
                 continue
             if other.running > seats * quotas.fraction(other):
                 self._scheduler.take_from(draft, victim)
@@ -131,8 +148,6 @@ class Admitter:
         while self._lacks(head, quota):
             victim = self._scheduler.victim(quota, draft, over_share=True, spares_first=True)
             if victim is None or victim.request.priority < head.request.priority:
-                return False
-            if _gave_often(victim):
                 return False
             self._scheduler.take_from(draft, victim)
         return True
@@ -229,8 +244,3 @@ class Admitter:
         sequence.num_computed_tokens = computed
         self._scheduler.quota_of(sequence).running += 1
         self._running.append(sequence)
-
-
-def _gave_often(sequence: Sequence) -> bool:
-    """Whether claims leave it alone by now: else two could preempt each other for ever."""
-    return sequence.flight.num_preemptions >= _MOST_CLAIMS
