@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from kernels.interface import KernelSet
-    from kernels.layers import ActivationSpec
+from kernels.layers import ActivationSpec
 
 Activation = Callable[[Tensor], Tensor]
+
+
+class GatedKernels(Protocol):
+    """The gated activations that each set of kernels has: [T, 2I] -> [T, I]."""
+
+    def silu_and_mul(self, x: Tensor) -> Tensor:
+        """SiLU of the first half, times the second."""
+
+    def gelu_and_mul(self, x: Tensor, *, approximate: str = "none") -> Tensor:
+        """GELU of the first half, times the second. `approximate`: as torch's."""
 
 
 def activation(name: str) -> Activation:
@@ -20,7 +28,7 @@ def activation(name: str) -> Activation:
     return _PLAIN[name]
 
 
-def gated_activation(ops: KernelSet, spec: ActivationSpec) -> Activation:
+def gated_activation(ops: GatedKernels, spec: ActivationSpec) -> Activation:
     """[T, 2I] -> [T, I]: the first half activated, times the second.
 
     Raises KeyError for one that isn't known.

@@ -5,16 +5,11 @@ What runs where a set has nothing faster, and what the faster ones are compared 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from kernels.activations import ACTIVATIONS, gated_activation
+from kernels.activations import ACTIVATIONS, GatedKernels, gated_activation
 from kernels.layers import ExpertLayers, LinearLayer, MixtureOfExperts
-
-if TYPE_CHECKING:
-    from kernels.interface import KernelSet
 
 
 def check_experts(experts: ExpertLayers) -> None:
@@ -43,7 +38,7 @@ def bytes_read(experts: ExpertLayers) -> int:
 class ExpertsOneByOne(MixtureOfExperts):
     """Tokens are sorted by expert, so that each expert that is hit runs once on its own rows."""
 
-    def __init__(self, ops: KernelSet, experts: ExpertLayers) -> None:
+    def __init__(self, ops: GatedKernels, experts: ExpertLayers) -> None:
         """Raises ValueError for what doesn't fit together."""
         check_experts(experts)
         self._experts, self._act = experts, gated_activation(ops, experts.activation)

@@ -6,16 +6,14 @@ the rest beside the model's vocabulary and context (`check_against_model`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.contract.checks import integer, is_unicode, number, token_ids
 from engine.contract.errors import ContextLengthExceeded, InvalidRequest
 from engine.contract.repetition import RepetitionDetectionParams
+from engine.contract.sampling_fields import SamplingFields
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.contract.thinking import ThinkingParams
-
-if TYPE_CHECKING:
-    from engine.contract.sampling_params import SamplingParams
 
 MAX_N = 128
 MAX_STOP = 64
@@ -38,7 +36,7 @@ _FLAGS = (
 )
 
 
-def check_values(params: SamplingParams) -> None:
+def check_values(params: SamplingFields) -> None:
     """Raise `InvalidRequest` for a value, or values together, that no model can be asked for."""
     _check_counts(params)
     _check_numbers(params)
@@ -54,7 +52,7 @@ def check_values(params: SamplingParams) -> None:
 
 
 def check_against_model(
-    params: SamplingParams,
+    params: SamplingFields,
     *,
     vocab_size: int,
     num_prompt_tokens: int,
@@ -104,7 +102,7 @@ def check_context(num_prompt_tokens: int, max_tokens: int | None, max_model_len:
         )
 
 
-def _check_counts(params: SamplingParams) -> None:
+def _check_counts(params: SamplingFields) -> None:
     integer("n", params.n, 1, MAX_N)
     if params.best_of is not None:
         integer("best_of", params.best_of, 1, MAX_N)
@@ -135,7 +133,7 @@ def _check_counts(params: SamplingParams) -> None:
     integer("top_k", params.top_k, -1)
 
 
-def _check_numbers(params: SamplingParams) -> None:
+def _check_numbers(params: SamplingFields) -> None:
     number("presence_penalty", params.presence_penalty, -2.0, 2.0)
     number("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     number("repetition_penalty", params.repetition_penalty, 0.0, 2.0, low_open=True)
@@ -144,14 +142,14 @@ def _check_numbers(params: SamplingParams) -> None:
     number("min_p", params.min_p, 0.0, 1.0)
 
 
-def _check_stops(params: SamplingParams) -> None:
+def _check_stops(params: SamplingFields) -> None:
     _check_strings(params, "stop", MAX_STOP)
     _check_strings(params, "bad_words", MAX_BAD_WORDS)
     if params.stop and not params.detokenize:
         raise InvalidRequest("stop strings need detokenize=True.", param="stop")
 
 
-def _check_strings(params: SamplingParams, name: str, limit: int) -> None:
+def _check_strings(params: SamplingFields, name: str, limit: int) -> None:
     strings = getattr(params, name)
     if strings is None:
         return
@@ -166,7 +164,7 @@ def _check_strings(params: SamplingParams, name: str, limit: int) -> None:
             raise InvalidRequest(f"{name} holds a lone surrogate.", param=name)
 
 
-def _check_token_lists(params: SamplingParams) -> None:
+def _check_token_lists(params: SamplingFields) -> None:
     if params.stop_token_ids is not None:
         token_ids("stop_token_ids", params.stop_token_ids, MAX_STOP_TOKEN_IDS)
     if params.allowed_token_ids is not None:
@@ -180,7 +178,7 @@ def _check_token_lists(params: SamplingParams) -> None:
         _check_logit_bias(params.logit_bias)
 
 
-def _check_logprob_token_ids(params: SamplingParams) -> None:
+def _check_logprob_token_ids(params: SamplingFields) -> None:
     name, wanted = "logprob_token_ids", params.logprob_token_ids
     if wanted is None:
         return
@@ -220,7 +218,7 @@ def _check_logit_bias(biases: Any) -> None:
         number("logit_bias", bias, -100.0, 100.0)
 
 
-def _check_processors(params: SamplingParams) -> None:
+def _check_processors(params: SamplingFields) -> None:
     functions = params.logits_processors
     if functions is None:
         return
@@ -230,7 +228,7 @@ def _check_processors(params: SamplingParams) -> None:
         )
 
 
-def _check_structured_outputs(params: SamplingParams) -> None:
+def _check_structured_outputs(params: SamplingFields) -> None:
     given = params.structured_outputs
     if given is not None and not isinstance(given, StructuredOutputsParams):
         raise InvalidRequest(
@@ -240,7 +238,7 @@ def _check_structured_outputs(params: SamplingParams) -> None:
         raise InvalidRequest("thinking must be a ThinkingParams.", param="thinking")
 
 
-def _check_repetition_detection(params: SamplingParams) -> None:
+def _check_repetition_detection(params: SamplingFields) -> None:
     given = params.repetition_detection
     if given is not None and not isinstance(given, RepetitionDetectionParams):
         raise InvalidRequest(
@@ -249,7 +247,7 @@ def _check_repetition_detection(params: SamplingParams) -> None:
         )
 
 
-def _check_beams(params: SamplingParams) -> None:
+def _check_beams(params: SamplingFields) -> None:
     number("length_penalty", params.length_penalty, -MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
     if not isinstance(params.early_stopping, bool) and params.early_stopping != "never":
         raise InvalidRequest(

@@ -23,7 +23,7 @@ from engine.contract.sampling_checks import (
     check_context,
     check_values,
 )
-from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.contract.sampling_fields import GREEDY_EPS, SamplingFields
 from engine.contract.thinking import ThinkingParams
 
 __all__ = [
@@ -38,86 +38,13 @@ __all__ = [
     "check_context",
 ]
 
-GREEDY_EPS = 1e-5
 
-
-class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """How to choose the tokens of a request.
-
-    Attributes (range; meaning):
-        n: [1, 128]; how many outputs to return.
-        best_of: None or [n, 128]; how many to generate, the best n by cumulative log probability
-            return. With use_beam_search the beam width.
-        presence_penalty, frequency_penalty: [-2, 2]; on tokens of the output so far.
-        repetition_penalty: (0, 2]; on tokens of prompt and output, > 1 discourages.
-        temperature: [0, 100]; below 1e-5 is greedy.
-        top_p: (0, 1]. top_k: -1 or 0 for all, else >= 1. min_p: [0, 1].
-        seed: None or [-2**63, 2**63); with a seed the tokens don't depend on the rest of the batch.
-            -1 is none; another negative one stands for itself plus 2**63.
-        stop: strings that end the output and aren't part of it (see include_stop_str_in_output).
-        stop_token_ids: token ids that end the output.
-        bad_words: strings (or token-id lists, see bad_words_token_ids) never generated.
-        ignore_eos: go on after EOS.
-        max_tokens: None (up to the context) or >= 1, cut to what the prompt leaves of the context.
-        min_tokens: >= 0, before EOS or stop ids.
-        logprobs: None or [0, max_logprobs]; that many top ones beside the sampled token's.
-        logprob_token_ids: up to 128 tokens whose log probabilities come in place of the top ones';
-            `logprobs`, if it's given, is their number.
-        prompt_logprobs: the same for prompt tokens.
-        detokenize, skip_special_tokens, spaces_between_special_tokens: of the text.
-        truncate_prompt_tokens: None or >= 1; keep only the last k prompt tokens. -1: what the
-            context holds beside max_tokens.
-        use_beam_search: search for the n likeliest outputs with `beam_width` beams instead of
-            drawing tokens; seed and the filters don't matter then.
-        length_penalty: [-10, 10]; a beam's score is its log probability over its length to this.
-        early_stopping: when a search ends that has as many finished outputs as beams. True: at
-            once; False: when the best beam, ending now, couldn't better them; "never": when no beam
-            could within max_tokens.
-        repetition_detection: end an output that repeats itself (finish reason "repetition").
-        logit_bias: {token id: [-100, 100]}. allowed_token_ids: only these may be generated.
-        structured_outputs: what the output must look like (a schema, a regex, choices, a grammar).
-        thinking: how to tell the model's reasoning: `structured_outputs` begin after it, and it may
-            have a budget of tokens.
-        logits_processors: offline only, callables on (generated ids, logits).
+class SamplingParams(SamplingFields, omit_defaults=True, forbid_unknown_fields=True):
+    """How to choose the tokens of a request: see `SamplingFields`, whose values are checked here.
 
     Raises:
         InvalidRequest: with `param` the field's name.
     """
-
-    n: int = 1
-    best_of: int | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = -1
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    truncate_prompt_tokens: int | None = None
-    include_stop_str_in_output: bool = False
-    logit_bias: dict[int, float] | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words_token_ids: list[list[int]] | None = None
-    structured_outputs: StructuredOutputsParams | None = None
-    logits_processors: Any = None
-    use_beam_search: bool = False
-    length_penalty: float = 1.0
-    early_stopping: bool | str = False
-    repetition_detection: RepetitionDetectionParams | None = None
-    thinking: ThinkingParams | None = None
-    logprob_token_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -130,32 +57,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         if self.seed is not None and self.seed < 0:
             self.seed = None if self.seed == -1 else self.seed & MAX_SEED
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature < GREEDY_EPS
-
-    @property
-    def num_sequences(self) -> int:
-        """How many outputs the engine sends for this request."""
-        return self.n if self.use_beam_search else self.best_of or self.n
-
-    @property
-    def num_running(self) -> int:
-        """How many sequences run in the engine for this request, at most."""
-        return self.beam_width if self.use_beam_search else self.num_sequences
-
-    @property
-    def beam_width(self) -> int:
-        """How many beams a search keeps."""
-        return self.best_of or self.n
-
-    def prompt_limit(self, max_model_len: int) -> int | None:
-        """`truncate_prompt_tokens` resolved: the most prompt tokens to keep, None for all."""
-        if self.truncate_prompt_tokens != -1:
-            return self.truncate_prompt_tokens
-        return max(1, max_model_len - (self.max_tokens or 1))
-
     def check_against_model(
         self, *, vocab_size: int, num_prompt_tokens: int, max_model_len: int, max_logprobs: int
     ) -> None:
@@ -167,11 +68,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
             max_model_len=max_model_len,
             max_logprobs=max_logprobs,
         )
-
-    def output_budget(self, num_prompt_tokens: int, max_model_len: int) -> int:
-        """The most tokens that may still be generated for a prompt of this length."""
-        room = max_model_len - num_prompt_tokens
-        return room if self.max_tokens is None else min(self.max_tokens, room)
 
     def update_from_generation_config(
         self, generation_config: dict[str, Any], model_eos_token_id: int | None = None

@@ -8,10 +8,14 @@ from typing import Any
 
 import msgspec
 from django.http.response import HttpResponseBase
+from django.urls import get_resolver
 
 from inference.openapi.summaries import summarise
 from inference.ops import version
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
+
+#: By name: they lead here.
+_URLS = "inference.urls"
 
 
 def is_described(pattern: Any) -> bool:
@@ -24,12 +28,11 @@ def document() -> dict[str, Any]:
     """The OpenAPI document of this gateway, as plain JSON. Takes about a second, once."""
     from drf_spectacular.generators import SchemaGenerator
 
-    from inference import urls
     from inference.openapi import extensions  # noqa: F401 - registers by being imported
     from inference.openapi.describe import describe
 
     describe()
-    patterns = [pattern for pattern in urls.urlpatterns if is_described(pattern)]
+    patterns = [pattern for pattern in get_resolver(_URLS).url_patterns if is_described(pattern)]
     made: dict[str, Any] = SchemaGenerator(patterns=patterns).get_schema(request=None, public=True)
     made["info"]["version"] = version()
     summarise(made)

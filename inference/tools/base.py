@@ -5,30 +5,18 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from inference.parsing.call_object import CallObject
 from inference.parsing.json_scan import ValueScanner
 from inference.parsing.literals import first_of, may_begin
 from inference.parsing.machine import StateMachine
 from inference.parsing.parts import Part
+from inference.tools.function import ToolFunction
 from inference.tools.layout import Layout
 
 #: What stands between a call's opening and its arguments is shorter, or it is no call.
 MAX_HEADER = 256
-
-
-@dataclass(frozen=True)
-class ToolFunction:
-    """A function that the model may call. `parameters`: its JSON schema, {} for none.
-
-    `strict`: calls must follow the schema even where the model chooses freely.
-    """
-
-    name: str
-    parameters: dict[str, Any] = field(default_factory=dict)
-    strict: bool = False
 
 
 class ToolParser(StateMachine):

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from inference.parsing.literals import may_begin
-from inference.tools.base import ToolFunction, ToolParser
+from inference.tools.base import ToolParser
+from inference.tools.function import ToolFunction
 from inference.tools.gemma_values import ValueEnd, read_value
 from inference.tools.layout import Layout, checked_key, literal, quoted, text_until
 from inference.tools.schema_values import as_json, kinds_of, property_schema

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from inference.tools.base import ToolFunction, ToolParser
+from inference.tools.base import ToolParser
+from inference.tools.function import ToolFunction
 from inference.tools.layout import Layout, json_arguments, literal
 
 CALLS_BEGIN, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

@@ -6,13 +6,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from engine.contract.errors import InvalidRequest
 from inference.parsing.literals import first_of
-
-if TYPE_CHECKING:
-    from inference.tools.base import ToolFunction
+from inference.tools.function import ToolFunction
 
 #: Calls in one answer that a grammar allows: a weak model would go on for ever.
 MAX_PARALLEL_CALLS = 16

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from inference.tools.base import ToolFunction, ToolParser
+from inference.tools.base import ToolParser
+from inference.tools.function import ToolFunction
 from inference.tools.layout import Layout, checked_key, quoted
 from inference.tools.pythonic_values import LiteralScanner, python_as_json
 from inference.tools.schema_values import kinds_of, property_schema

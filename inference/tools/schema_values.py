@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from inference.tools.base import ToolFunction
+from inference.tools.function import ToolFunction
 
 #: Spellings of types that schemas made by hand use.
 _ALIASES = {

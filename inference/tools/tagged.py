@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from inference.parsing.literals import first_of, may_begin
-from inference.tools.base import ToolFunction, ToolParser
+from inference.tools.base import ToolParser
+from inference.tools.function import ToolFunction
 from inference.tools.layout import checked_key, literal, quoted, text_until
 from inference.tools.schema_values import as_json, is_text, loose_json, property_schema
 
