@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -63,6 +63,31 @@ class StepChoice:
     seeds: Tensor
 
 
+class BoundStep(ABC):
+    """Steps of the same sequences, as `CompiledStep.over` bound them.
+
+    Both ways to run one raise ValueError, and change nothing, where a row doesn't decode: its
+    tokens but one are computed, and there is room in the tables for one more behind its drafts.
+    """
+
+    @abstractmethod
+    def __call__(self) -> list[int]:
+        """One token a row. Those of the rows that the step chooses for; -1 where the logits are no
+        numbers to choose by.
+        """
+
+    @abstractmethod
+    def verify(self, drafts: Sequence[int], logits: Tensor | None = None) -> list[list[int]]:
+        """The same with `drafts[i]` drafts of row i, which lie behind its newest token in the
+        tables: they are computed in the same step, and hold as far as they are what is chosen.
+
+        Returns the tokens of each row that the step chooses for: one more than its drafts that
+        held, none where the logits of the first are no numbers to choose by. `logits` [tokens of
+        the other rows, vocab] gets theirs, and of their counts only that of computed tokens goes
+        on, by all of them.
+        """
+
+
 class CompiledStep(ABC):
     """Steps over some tables."""
 
@@ -73,15 +98,11 @@ class CompiledStep(ABC):
         choice: StepChoice | None,
         logits: Tensor | None = None,
         adapters: Sequence[TableUse] = (),
-    ) -> Callable[[], list[int]]:
-        """What runs a step of the sequences in `rows`, int64 [n], as often as it is called.
+    ) -> BoundStep:
+        """What runs steps of the sequences in `rows`, int64 [n], as often as it is asked.
 
         Of the last m rows no token is chosen: `logits`, float32 [m, vocab], gets their logits, and
         the caller chooses, writes the token and counts it. None: m is 0. For the n - m others,
-        choice None means that each takes its likeliest token. A call gives their new tokens, -1
-        where the logits are no numbers to choose by. Tokens and counts are moved on in the tables.
-        `adapters` name places in `rows`, as for `KernelSet.add_lora`.
-
-        It raises ValueError, and changes nothing, where a row doesn't decode: its tokens but one
-        are computed, and there is room in the tables for one more.
+        choice None means that each takes its likeliest token. Tokens and counts are moved on in
+        the tables. `adapters` name places in `rows`, as for `KernelSet.add_lora`.
         """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -13,11 +12,11 @@ from engine.models.adapters import AdapterWeights
 from engine.sampling.sampler import NOT_FINITE, Sampler
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.batch import RunningBatch, Sampled
+from engine.worker.batch import Drafted, RunningBatch, Sampled
 from engine.worker.collect import collect, masked_rows
 from engine.worker.grammar_inbox import GrammarInbox
 from kernels.lora import TableUse
-from kernels.steps import CompiledStep, StepTables
+from kernels.steps import BoundStep, CompiledStep, StepTables
 
 #: Logits that a step may make; a larger one has less to gain, and they stay in memory.
 MOST_LOGITS = 1 << 23
@@ -67,22 +66,25 @@ class DecodeSteps:
         self._sampled: list[int] = []
         self._sampled_states: list[SequenceSampling] = []
         self._sampled_rows = np.zeros(0, dtype=np.int64)
+        self._rows: list[int] = []
         self._logits = torch.empty(0)
-        self._run: Callable[[], list[int]] | None = None
+        self._run: BoundStep | None = None
 
     def run(self, plan: StepPlan) -> StepResult | None:
         """The step's result; None when it must be run as any other. The batch has the plan's
         changes.
         """
         fresh = plan.new or plan.appended or plan.seq_ids != self._seq_ids or not self._left
-        other = plan.num_scheduled != self._ones or plan.awaits_masks != self._masked
-        if fresh or other:
+        if fresh or plan.awaits_masks != self._masked:
             self._look(plan)
-        if self._run is None:
+        if self._run is None or not self._decodes(plan):
             return None
         self._left -= 1
-        token_ids = self._run()
         result = StepResult.empty(len(plan.seq_ids))
+        if plan.drafts:
+            self._verify(plan, self._run, result)
+            return result
+        token_ids = self._run()
         for index, state, token_id in zip(self._chosen, self._states, token_ids, strict=True):
             if token_id >= 0:
                 result.token_ids[index].append(token_id)
@@ -90,25 +92,82 @@ class DecodeSteps:
             else:
                 result.errors[plan.seq_ids[index]] = NOT_FINITE
         if self._sampled:
-            self._sample(plan, result)
+            sampled = Sampled(
+                sampled=self._sampled,
+                states=self._sampled_states,
+                targets=self._batch.targets(self._sampled_rows),
+            )
+            self._sample(plan, sampled, self._logits, result)
         return result
 
-    def _sample(self, plan: StepPlan, result: StepResult) -> None:
-        """Sample from the logits that the call left."""
+    def _verify(self, plan: StepPlan, run: BoundStep, result: StepResult) -> None:
+        """A step in which rows have drafts."""
+        order = self._chosen + self._sampled
+        drafts = [plan.drafts.get(plan.seq_ids[index], []) for index in order]
+        batch = self._batch
+        for row, own in zip(self._rows, drafts, strict=True):
+            if own:
+                known = batch.num_tokens[row]
+                batch.tokens[row, known : known + len(own)] = own
+        counts, chosen = [len(own) for own in drafts], len(self._chosen)
+        left = sum(counts[chosen:]) + len(self._sampled)
+        logits = torch.empty((left, self._vocab_size)) if left else None
+        found = run.verify(counts, logits)
+        for index, state, token_ids in zip(self._chosen, self._states, found, strict=True):
+            if token_ids:
+                result.token_ids[index] = token_ids
+                state.output_token_ids += token_ids
+            else:
+                result.errors[plan.seq_ids[index]] = NOT_FINITE
+        if logits is not None:
+            sampled, places = self._drafted(drafts[chosen:])
+            self._sample(plan, sampled, logits[places], result)
+
+    def _drafted(self, drafts: list[list[int]]) -> tuple[Sampled, list[int]]:
+        """What is sampled from the logits that a step left of rows with `drafts`, and where in
+        these what it begins with stands: each row's own, and then those behind drafts.
+        """
+        own: list[int] = []
+        behind: list[int] = []
+        states, drafted = list(self._sampled_states), []
+        at, first = 0, len(drafts)
+        for index, row, state, tokens in zip(
+            self._sampled, self._sampled_rows.tolist(), self._sampled_states, drafts, strict=True
+        ):
+            own.append(at)
+            at += 1 + len(tokens)
+            if tokens:
+                behind += range(at - len(tokens), at)
+                states += state.after(tokens)
+                drafted.append(Drafted(index, row, tokens, first))
+                first += len(tokens)
         sampled = Sampled(
             sampled=self._sampled,
-            states=self._sampled_states,
+            states=states,
             targets=self._batch.targets(self._sampled_rows),
+            drafted=drafted,
         )
+        return sampled, own + behind
+
+    def _sample(
+        self, plan: StepPlan, sampled: Sampled, logits: torch.Tensor, result: StepResult
+    ) -> None:
+        """Sample from the logits that the call left."""
         mask = masked_rows(plan, sampled, self._masks)
-        output = self._sampler.sample(self._logits, sampled.states, mask)
+        output = self._sampler.sample(logits, sampled.states, mask)
         collect(self._batch, plan, sampled, output, result)
+
+    def _decodes(self, plan: StepPlan) -> bool:
+        """Whether each of the sequences looked at decodes in this step, and there is room."""
+        if not plan.drafts:
+            return plan.num_scheduled == self._ones
+        return plan.num_decodes == len(plan.seq_ids) and plan.num_tokens <= self._most
 
     def _look(self, plan: StepPlan) -> None:
         """Find out whether the step is one of these, and prepare those that follow."""
         self._seq_ids, self._run = [], None
         count = len(plan.seq_ids)
-        if plan.drafts or not 0 < count <= self._most or plan.num_decodes < count:
+        if not 0 < count <= self._most or plan.num_decodes < count:
             return
         batch = self._batch
         rows = np.array([batch.row_of[seq_id] for seq_id in plan.seq_ids])
@@ -128,6 +187,7 @@ class DecodeSteps:
         self._logits = torch.empty((len(self._sampled), self._vocab_size))
         choice = self._sampler.step_choice(self._states, self._vocab_size)
         order = rows[self._chosen + self._sampled]
+        self._rows = order.tolist()
         self._run = self._step.over(
             torch.from_numpy(order),
             choice,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from kernels.cpu.library import Library, check
 from kernels.cpu.lora import LoraGroups
 from kernels.cpu.threads import num_threads
 from kernels.lora import TableUse
-from kernels.steps import CompiledStep, StepChoice, StepEnds, StepTables
+from kernels.steps import BoundStep, CompiledStep, StepChoice, StepEnds, StepTables
 
 
 class CpuStep(CompiledStep):
@@ -40,8 +40,8 @@ class CpuStep(CompiledStep):
         )
         if not handle:
             raise MemoryError("no memory for the description of a step")
-        self._handle, self._run = handle, library.step_run
-        self._vocab_size = ends.head.out_features
+        self.handle, self.run = handle, library.step_run
+        self.vocab_size = ends.head.out_features
         weakref.finalize(self, library.step_free, handle).atexit = False  # as of layers
 
     def over(
@@ -50,31 +50,76 @@ class CpuStep(CompiledStep):
         choice: StepChoice | None,
         logits: Tensor | None = None,
         adapters: Sequence[TableUse] = (),
-    ) -> Callable[[], list[int]]:
+    ) -> BoundStep:
         """See `CompiledStep.over`."""
-        count = len(rows)
+        return CpuBoundStep(self, rows, choice, logits, LoraGroups(adapters))
+
+
+class CpuBoundStep(BoundStep):
+    """See `BoundStep`. Keeps the tensors that it points to."""
+
+    def __init__(
+        self,
+        step: CpuStep,
+        rows: Tensor,
+        choice: StepChoice | None,
+        logits: Tensor | None,
+        adapters: LoraGroups,
+    ) -> None:
+        count, self._vocab_size = len(rows), step.vocab_size
         check_dense("rows", rows, (count,), torch.int64)
-        chosen, open_rows = count, None
+        chosen = count if logits is None else count - len(logits)
         if logits is not None:
             check_dense("logits", logits, (len(logits), self._vocab_size), torch.float32)
-            chosen, open_rows = count - len(logits), logits.data_ptr()
         if chosen < 0:
             raise ValueError("logits must have at most as many rows as the step")
         described = None if choice is None else ctypes.byref(_choice(choice, chosen))
-        out = (ctypes.c_int64 * chosen)()
-        groups = LoraGroups(adapters)
-        run, kept = self._run, (self, rows, choice, logits, groups)
-        args = (
-            self._handle, rows.data_ptr(), count, chosen, described, out, open_rows, groups.table,
-            groups.count,
-        )  # fmt: skip
+        self._kept = (step, rows, choice, logits, adapters)
+        self._run, self._count, self._chosen = step.run, count, chosen
+        self._out = (ctypes.c_int64 * chosen)()
+        self._result = _result(self._out, None, logits)
+        self._rows = (step.handle, rows.data_ptr())
+        self._rest = (count, chosen, described)
+        self._adapters = (adapters.table, adapters.count)
+        self._args = (*self._rows, None, *self._rest, ctypes.byref(self._result), *self._adapters)
 
-        def step(kept: object = kept) -> list[int]:
-            if status := run(*args, num_threads()):
-                check(status)
-            return out[:]
+    def __call__(self) -> list[int]:
+        """See the base."""
+        if status := self._run(*self._args, num_threads()):
+            check(status)
+        return self._out[:]
 
-        return step
+    def verify(self, drafts: Sequence[int], logits: Tensor | None = None) -> list[list[int]]:
+        """See the base."""
+        counts = (ctypes.c_int64 * self._count)(*drafts)
+        drawn = sum(drafts[: self._chosen]) + self._chosen
+        left = sum(drafts) + self._count - drawn
+        if len(drafts) != self._count or (left and (logits is None or len(logits) != left)):
+            raise ValueError(f"drafts of {self._count} rows, and logits of {left} tokens")
+        if logits is not None:
+            check_dense("logits", logits, (left, self._vocab_size), torch.float32)
+        out, got = (ctypes.c_int64 * drawn)(), (ctypes.c_int64 * self._chosen)()
+        result = ctypes.byref(_result(out, got, logits))
+        args = (*self._rows, counts, *self._rest, result, *self._adapters)
+        if status := self._run(*args, num_threads()):
+            check(status)
+        found, at = [], 0
+        for row, count in enumerate(got):
+            found.append(out[at : at + count])
+            at += 1 + drafts[row]
+        return found
+
+
+def _result(
+    out: ctypes.Array[ctypes.c_int64],
+    got: ctypes.Array[ctypes.c_int64] | None,
+    logits: Tensor | None,
+) -> c.StepResult:
+    return c.StepResult(
+        out=ctypes.addressof(out),
+        got=None if got is None else ctypes.addressof(got),
+        open=None if logits is None else logits.data_ptr(),
+    )
 
 
 def _ends(decoder: int, hidden: int, ends: StepEnds) -> c.StepEnds:

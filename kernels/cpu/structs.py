@@ -150,6 +150,12 @@ class StepChoice(ctypes.Structure):
     _fields_ = [(name, P) for name in ("temperature", "top_k", "top_p", "min_p", "seeds")]
 
 
+class StepResult(ctypes.Structure):
+    """Declared in step.h."""
+
+    _fields_ = [(name, P) for name in ("out", "got", "open")]
+
+
 class LoraPart(ctypes.Structure):
     """Declared in lora.h."""
 
@@ -193,8 +199,8 @@ class LoraUse(ctypes.Structure):
 
 STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Activation, Norm, HeadNorm, AttentionArgs, RopeArgs, Experts, DecoderShape, DecoderLayer,
-    DecoderGroup, StepEnds, StepTables, StepChoice, LoraPart, LoraLinear, LoraLayer, LoraGroup,
-    LoraUse,
+    DecoderGroup, StepEnds, StepTables, StepChoice, StepResult, LoraPart, LoraLinear, LoraLayer,
+    LoraGroup, LoraUse,
 )  # fmt: skip
 
 

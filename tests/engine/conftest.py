@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from engine.speculative import drafter
+from engine.speculative.step_costs import StepCosts
 from kernels.cpu import CpuKernels, CpuKernelsUnavailable
 from tests.engine.models import Oracle, make_model
+from tests.engine.speculative.seer import Seer
 from tests.engine.wire import WireExecutor
 
 
@@ -34,6 +38,17 @@ def compiler() -> None:
         CpuKernels()
     except CpuKernelsUnavailable as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ngram` gives the drafts of a `Seer`, as if wider steps were free whatever this machine
+    measures.
+    """
+    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    monkeypatch.setitem(drafter.PROPOSERS, "ngram", Seer)
+    Seer.said, Seer.rng = {}, random.Random(7)
 
 
 @pytest.fixture(scope="session")

@@ -133,17 +133,97 @@ def test_a_row_is_the_same_alone(compiled: KernelSet, threads: int) -> None:
     ]
 
 
+def draws(seeds: np.ndarray, rows: int = len(ROWS)) -> StepChoice:
+    """The first rows' choice: random numbers, one of them greedy."""
+    return StepChoice(
+        torch.tensor([1.0, 0.0, 2.0, 0.7])[:rows],
+        torch.tensor([VOCAB, VOCAB, 30, VOCAB])[:rows],
+        torch.tensor([1.0, 1.0, 1.0, 0.95]).double()[:rows],
+        torch.tensor([0.0, 0.0, 0.0, 0.01]).double()[:rows],
+        torch.from_numpy(seeds.view(np.int64))[:rows],
+    )
+
+
+SEEDS = np.array([2**64 - 1, 5, 2**63 + 12345, 2**40], dtype=np.uint64)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("chosen", [4, 2, 0])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
+    compiled: KernelSet, threads: int, groups: int, chosen: int, greedy: bool
+) -> None:
+    """Rows with 5, 0, 3 and 7 drafts, of which 5, 0, 1 and 0 hold."""
+    torch.manual_seed(6)
+    model = Model(compiled, groups, logit_scale=0.1)
+    tables = model.tables
+    drafts, hold = [5, 0, 3, 7], [5, 0, 1, 0]
+    choice = None if greedy else draws(SEEDS)
+    before = [cache.clone() for cache in model.caches]
+    said: list[list[int]] = []
+    logits: list[Tensor] = []
+    for at, row in enumerate(ROWS):
+        own = None if choice is None else StepChoice(*(x[at : at + 1] for x in slots(choice)))
+        run, tokens = model.step.over(torch.tensor([row]), own), []
+        for _ in range(1 + hold[at]):
+            logits.append(model.logits([row]))
+            tokens += run()
+        said.append(tokens)
+    written = [cache.clone() for cache in model.caches]
+    for cache, old in zip(model.caches, before, strict=True):
+        cache.copy_(old)
+    tables.num_tokens.copy_(torch.tensor(LENGTHS))
+    tables.num_computed.copy_(torch.tensor(LENGTHS) - 1)
+    for at, row in enumerate(ROWS):
+        wrong = [(token + 1) % VOCAB for token in [*said[at], *[0] * 8]]
+        guessed = [*said[at][: hold[at]], *wrong[hold[at] :]][: drafts[at]]
+        tables.tokens[row, LENGTHS[row] : LENGTHS[row] + drafts[at]] = torch.tensor(guessed).int()
+    left = sum(drafts[chosen:]) + len(ROWS) - chosen
+    opened = torch.full((left, VOCAB), torch.nan)
+    some = choice if choice is None else StepChoice(*(x[:chosen] for x in slots(choice)))
+    bound = model.step.over(torch.tensor(ROWS), some, torch.empty(len(ROWS) - chosen, VOCAB))
+    assert bound.verify(drafts, opened) == said[:chosen]
+    place, known = 0, sum(1 + count for count in hold[:chosen])
+    for at, row in enumerate(ROWS):
+        done = LENGTHS[row] + (hold[at] if at < chosen else drafts[at])
+        assert tables.num_computed[row] == done
+        if at < chosen:
+            assert tables.num_tokens[row] == done + 1
+            assert tables.tokens[row, LENGTHS[row] : done + 1].tolist() == said[at]
+            continue
+        assert tables.num_tokens[row] == LENGTHS[row]
+        for step in range(1 + hold[at]):
+            assert torch.equal(opened[place + step], logits[known + step][0])
+        place, known = place + 1 + drafts[at], known + 1 + hold[at]
+    for index, (cache, expected) in enumerate(zip(model.caches, written, strict=True)):
+        table = tables.block_tables[index // 2 % groups]  # keys and values of a layer
+        for at, row in enumerate(ROWS):
+            held = torch.arange(LENGTHS[row] + hold[at])
+            blocks, places = table[row, held // BLOCK_SIZE].long(), held % BLOCK_SIZE
+            assert torch.equal(cache[blocks, :, places], expected[blocks, :, places])
+
+
+def slots(choice: StepChoice) -> list[Tensor]:
+    return [getattr(choice, field.name) for field in dataclasses.fields(choice)]
+
+
+def test_drafts_beyond_the_tables_are_refused(compiled: KernelSet) -> None:
+    model = Model(compiled)
+    bound = model.step.over(torch.tensor(ROWS), None)
+    before = [tensor.clone() for tensor in (*model.caches, *dataclasses.astuple(model.tables))]
+    for drafts in ([LONGEST - LENGTHS[4], 0, 0, 0], [0, -1, 0, 0], [0, 2**20, 0, 0]):
+        with pytest.raises(ValueError, match="query"):
+            bound.verify(drafts)
+    with pytest.raises(ValueError, match="drafts of 4 rows"):
+        bound.verify([0, 0])
+    after = [*model.caches, *dataclasses.astuple(model.tables)]
+    assert all(map(torch.equal, before, after))
+
+
 def test_it_draws_with_the_samplers_numbers(compiled: KernelSet, threads: int) -> None:
     torch.manual_seed(3)
     model = Model(compiled, logit_scale=0.02)
-    seeds = np.array([2**64 - 1, 5, 2**63 + 12345, 2**40], dtype=np.uint64)
-    choice = StepChoice(
-        torch.tensor([1.0, 0.0, 2.0, 0.7]),
-        torch.tensor([VOCAB, VOCAB, 30, VOCAB]),
-        torch.tensor([1.0, 1.0, 1.0, 0.95]).double(),
-        torch.tensor([0.0, 0.0, 0.0, 0.01]).double(),
-        torch.from_numpy(seeds.view(np.int64)),
-    )
+    seeds, choice = SEEDS, draws(SEEDS)
     run = model.step.over(torch.tensor(ROWS), choice)
     for _ in range(3):
         generated = (model.tables.num_tokens - model.tables.num_prompt)[ROWS].numpy()

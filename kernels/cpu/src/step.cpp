@@ -1,7 +1,8 @@
 // A step in which every sequence decodes, in one call: from the running batch's tables to the next
-// tokens, which are written there. In between nothing returns to Python, whose code and data the
+// tokens, which are written there, drafts checked on the way. In between nothing returns to Python, whose code and data the
 // weights have pushed out of the caches by then.
 #include <algorithm>
+#include <vector>
 
 #include "step.h"
 
@@ -28,54 +29,99 @@ double uniform_of(uint64_t seed, uint64_t position) {
   return static_cast<double>((c0 >> 5) << 26 | c1 >> 6) * 0x1p-53;
 }
 
+// The sequences of a step. Behind its newest token each has drafts in the table of tokens, which are
+// computed with it.
+struct Rows {
+  const int64_t* rows;    // [count], in the tables
+  const int64_t* drafts;  // [count], or null: none
+  int64_t count;
+  int64_t tokens_of(int64_t i) const { return drafts ? 1 + drafts[i] : 1; }
+  int64_t tokens(int64_t to) const {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < to; i++) sum += tokens_of(i);
+    return sum;
+  }
+};
+
 // What the layers read of the batch, gathered from the tables.
 struct Inputs {
+  int64_t tokens;
   int64_t width;             // blocks of the longest sequence
-  int64_t *positions, *ids;  // [count]
-  int64_t* slots;            // [num_groups, count]
+  int64_t *positions, *ids;  // [tokens]
+  int64_t* slots;            // [num_groups, tokens]
   int32_t* tables;           // [num_groups, count, width]
   int32_t *seq_lens, *starts;  // [count], [count + 1]
 };
 
-int check_rows(const Step& step, const int64_t* rows, int64_t count) {
+int check_rows(const Step& step, const Rows& all) {
   const StepTables& t = step.tables;
   const int64_t size = step.ends.decoder->shape.block_size;
-  for (int64_t i = 0; i < count; i++) {
-    if (rows[i] < 0 || rows[i] >= t.num_rows) return kBadRow;
-    const int64_t position = t.num_computed[rows[i]];
-    const bool decodes = position >= 0 && position + 1 == t.num_tokens[rows[i]];
-    const bool fits = position + 1 < t.token_stride && position / size < t.table_stride;
-    if (!decodes || !fits) return kBadSequence;
-    const int64_t learned = position + step.ends.position_offset;
+  for (int64_t i = 0; i < all.count; i++) {
+    const int64_t row = all.rows[i], tokens = all.tokens_of(i);
+    if (row < 0 || row >= t.num_rows) return kBadRow;
+    const int64_t position = t.num_computed[row];
+    const bool decodes = position >= 0 && position + 1 == t.num_tokens[row];
+    if (!decodes || tokens < 1 || tokens >= t.token_stride) return kBadSequence;
+    const int64_t last = position + tokens - 1;
+    if (last + 1 >= t.token_stride || last / size >= t.table_stride) return kBadSequence;
+    const int64_t learned = last + step.ends.position_offset;
     if (step.ends.positions && learned >= step.ends.num_positions) return kBadPosition;
   }
   return kOk;
 }
 
-int64_t widest(const Step& step, const int64_t* rows, int64_t count) {
+int64_t widest(const Step& step, const Rows& all) {
   int64_t longest = 0;
-  for (int64_t i = 0; i < count; i++)
-    longest = std::max(longest, step.tables.num_computed[rows[i]]);
+  for (int64_t i = 0; i < all.count; i++)
+    longest = std::max(longest, step.tables.num_computed[all.rows[i]] + all.tokens_of(i) - 1);
   return longest / step.ends.decoder->shape.block_size + 1;
 }
 
-void gather(const Step& step, const int64_t* rows, int64_t count, const Inputs& in) {
+void gather(const Step& step, const Rows& all, const Inputs& in) {
   const StepTables& t = step.tables;
   const int64_t size = step.ends.decoder->shape.block_size;
   in.starts[0] = 0;
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t row = rows[i], position = t.num_computed[row];
-    in.positions[i] = position;
-    in.ids[i] = t.tokens[row * t.token_stride + position];
-    in.seq_lens[i] = static_cast<int32_t>(position + 1);
-    in.starts[i + 1] = static_cast<int32_t>(i + 1);
+  for (int64_t i = 0; i < all.count; i++) {
+    const int64_t row = all.rows[i], first = t.num_computed[row], tokens = all.tokens_of(i);
+    const int64_t start = in.starts[i];
+    in.starts[i + 1] = static_cast<int32_t>(start + tokens);
+    in.seq_lens[i] = static_cast<int32_t>(first + tokens);
+    for (int64_t j = 0; j < tokens; j++) {
+      in.positions[start + j] = first + j;
+      in.ids[start + j] = t.tokens[row * t.token_stride + first + j];
+    }
     for (int64_t g = 0; g < t.num_groups; g++) {
       const int32_t* table = t.block_tables + (g * t.num_rows + row) * t.table_stride;
-      in.slots[g * count + i] = table[position / size] * size + position % size;
-      std::copy(table, table + in.width, in.tables + (g * count + i) * in.width);
+      for (int64_t j = 0; j < tokens; j++) {
+        const int64_t position = first + j;
+        in.slots[g * in.tokens + start + j] = table[position / size] * size + position % size;
+      }
+      std::copy(table, table + in.width, in.tables + (g * all.count + i) * in.width);
     }
   }
 }
+
+// Adapters name rows; here they are by tokens.
+struct Adapters {
+  std::vector<LoraGroup> groups;
+  std::vector<int64_t> tokens;
+
+  int spread(const LoraGroup* given, int64_t count, const Rows& all, const int32_t* starts) {
+    std::vector<int64_t> first;
+    for (int64_t g = 0; g < count; g++) {
+      first.push_back(static_cast<int64_t>(tokens.size()));
+      for (int64_t i = 0; i < given[g].count; i++) {
+        const int64_t row = given[g].rows[i];
+        if (row < 0 || row >= all.count) return kBadRow;
+        for (int64_t t = starts[row]; t < starts[row + 1]; t++) tokens.push_back(t);
+      }
+    }
+    first.push_back(static_cast<int64_t>(tokens.size()));
+    for (int64_t g = 0; g < count; g++)
+      groups.push_back({given[g].layers, tokens.data() + first[g], first[g + 1] - first[g]});
+    return kOk;
+  }
+};
 
 void scale(float* x, int64_t count, float by) {
   if (by == 1.0f) return;
@@ -96,74 +142,105 @@ int embed(const StepEnds& ends, const Inputs& in, int64_t count, float* x, int t
   return kOk;
 }
 
-int choose(const Step& step, const int64_t* rows, int64_t count, const float* logits,
-           const StepChoice* how, double* uniforms, int64_t* out, int threads) {
-  const int64_t vocab = step.ends.head->n;
-  if (!how) return choose_likeliest(out, logits, count, vocab, threads);
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t row = rows[i];
-    uniforms[i] =
-        uniform_of(how->seeds[i], step.tables.num_tokens[row] - step.tables.num_prompt[row]);
+// What the draws of a step's first `chosen` rows go by, a place a token.
+struct Settings {
+  float* temperature;
+  int64_t* top_k;
+  double *top_p, *min_p, *uniforms;
+
+  Sampling fill(const StepTables& t, const Rows& all, int64_t chosen, const StepChoice& how) const {
+    for (int64_t i = 0, at = 0; i < chosen; i++) {
+      const int64_t generated = t.num_tokens[all.rows[i]] - t.num_prompt[all.rows[i]];
+      for (int64_t j = 0; j < all.tokens_of(i); j++, at++) {
+        temperature[at] = how.temperature[i], top_k[at] = how.top_k[i];
+        top_p[at] = how.top_p[i], min_p[at] = how.min_p[i];
+        uniforms[at] = uniform_of(how.seeds[i], generated + j);
+      }
+    }
+    return {temperature, top_k, top_p, min_p, uniforms};
   }
-  const Sampling sampling{how->temperature, how->top_k, how->top_p, how->min_p, uniforms};
-  return choose_sampled(out, logits, count, vocab, sampling, threads);
+};
+
+// Drafts that held: each is what was drawn in its place, and something can be drawn behind it.
+int64_t held(const int32_t* drafts, int64_t count, const int64_t* out) {
+  int64_t found = 0;
+  while (found < count && out[found] == drafts[found] && out[found + 1] >= 0) found++;
+  return found;
 }
 
 // A row whose logits are broken keeps its token; whoever asked for it is told by -1. The rows behind
-// the first `chosen` get theirs from the caller.
-void advance(const StepTables& t, const int64_t* rows, int64_t count, const int64_t* out,
-             int64_t chosen) {
-  for (int64_t i = 0; i < count; i++) {
-    const int64_t row = rows[i], at = t.num_tokens[row];
-    t.num_computed[row] = at;
-    if (i >= chosen) continue;
-    t.num_tokens[row]++;
-    if (out[i] >= 0) t.tokens[row * t.token_stride + at] = static_cast<int32_t>(out[i]);
+// the first `chosen` get theirs from the caller, who also takes back what drafts left of them.
+void advance(const StepTables& t, const Rows& all, int64_t chosen, const int64_t* out,
+             int64_t* got) {
+  for (int64_t i = 0; i < all.count; i++) {
+    const int64_t row = all.rows[i], at = t.num_tokens[row], count = all.tokens_of(i);
+    if (i >= chosen) {
+      t.num_computed[row] = at + count - 1;
+      continue;
+    }
+    int32_t* next = t.tokens + row * t.token_stride + at;
+    const int64_t more = out[0] < 0 ? 0 : held(next, count - 1, out);
+    if (out[0] >= 0) next[more] = static_cast<int32_t>(out[more]);
+    t.num_computed[row] = at + more;
+    t.num_tokens[row] = at + more + 1;
+    if (got) got[i] = out[0] < 0 ? 0 : 1 + more;
+    out += count;
   }
 }
 
-int run_step(const Step& step, const int64_t* rows, int64_t count, int64_t chosen,
-             const StepChoice* how, int64_t* out, float* open, const LoraGroup* adapters,
-             int64_t num_adapters, int threads) {
+int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice* how,
+             const StepResult& result, const LoraGroup* adapters, int64_t num_adapters,
+             int threads) {
   const StepEnds& ends = step.ends;
-  const int64_t groups = step.tables.num_groups;
+  const int64_t groups = step.tables.num_groups, count = all.count;
   const int64_t hidden = ends.decoder->shape.hidden, vocab = ends.head->n;
-  if (const int wrong = check_rows(step, rows, count)) return wrong;
-  const int64_t width = widest(step, rows, count);
-  Inputs in{width};
+  if (const int wrong = check_rows(step, all)) return wrong;
+  const int64_t tokens = all.tokens(count), drawn = all.tokens(chosen);
+  Inputs in{tokens, widest(step, all)};
+  Settings settings;
   DecoderGroup* group;
-  double* uniforms;
   float *residual, *x, *logits;
   Layout layout;
-  layout.add(&in.positions, count);
-  layout.add(&in.ids, count);
-  layout.add(&in.slots, groups * count);
-  layout.add(&in.tables, groups * count * width);
+  layout.add(&in.positions, tokens);
+  layout.add(&in.ids, tokens);
+  layout.add(&in.slots, groups * tokens);
+  layout.add(&in.tables, groups * count * in.width);
   layout.add(&in.seq_lens, count);
   layout.add(&in.starts, count + 1);
   layout.add(&group, groups);
-  layout.add(&uniforms, count);
-  layout.add(&residual, count * hidden);
-  layout.add(&x, count * hidden);
-  layout.add(&logits, chosen ? count * vocab : 0);
+  layout.add(&settings.temperature, drawn);
+  layout.add(&settings.top_k, drawn);
+  layout.add(&settings.top_p, drawn);
+  layout.add(&settings.min_p, drawn);
+  layout.add(&settings.uniforms, drawn);
+  layout.add(&residual, tokens * hidden);
+  layout.add(&x, tokens * hidden);
+  layout.add(&logits, chosen ? tokens * vocab : 0);
   layout.take(Scratch::kStep);
-  if (!chosen) logits = open;  // all of them are the caller's
-  gather(step, rows, count, in);
+  if (!chosen) logits = result.open;  // all of them are the caller's
+  gather(step, all, in);
   for (int64_t g = 0; g < groups; g++)
-    group[g] = DecoderGroup{in.slots + g * count, in.tables + g * count * width, width};
-  int wrong = embed(ends, in, count, residual, threads);
-  const DecoderBatch batch{count,     in.positions, group,   groups, in.seq_lens,
+    group[g] = DecoderGroup{in.slots + g * tokens, in.tables + g * count * in.width, in.width};
+  Adapters spread;
+  if (num_adapters && all.drafts) {
+    if (const int wrong = spread.spread(adapters, num_adapters, all, in.starts)) return wrong;
+    adapters = spread.groups.data();
+  }
+  int wrong = embed(ends, in, tokens, residual, threads);
+  const DecoderBatch batch{tokens,    in.positions, group,   groups, in.seq_lens,
                            in.starts, count,        nullptr, -1,     adapters,
                            num_adapters};
   if (!wrong) wrong = run_decoder(*ends.decoder, batch, residual, x, threads);
-  if (!wrong) wrong = linear(*ends.head, logits, x, hidden, count, kF32, threads);
+  if (!wrong) wrong = linear(*ends.head, logits, x, hidden, tokens, kF32, threads);
   if (wrong) return wrong;
-  scale(logits, count * vocab, ends.logit_scale);
-  if (chosen) {
-    std::copy(logits + chosen * vocab, logits + count * vocab, open);
-    wrong = choose(step, rows, chosen, logits, how, uniforms, out, threads);
+  scale(logits, tokens * vocab, ends.logit_scale);
+  if (chosen) std::copy(logits + drawn * vocab, logits + tokens * vocab, result.open);
+  if (chosen && !how) wrong = choose_likeliest(result.out, logits, drawn, vocab, threads);
+  if (chosen && how) {
+    const Sampling sampling = settings.fill(step.tables, all, chosen, *how);
+    wrong = choose_sampled(result.out, logits, drawn, vocab, sampling, threads);
   }
-  if (!wrong) advance(step.tables, rows, count, out, chosen);
+  if (!wrong) advance(step.tables, all, chosen, result.out, result.got);
   return wrong;
 }
 
@@ -178,14 +255,17 @@ extern "C" void* quire_step_new(const StepEnds* ends, const StepTables* tables) 
 
 extern "C" void quire_step_free(void* step) { delete static_cast<Step*>(step); }
 
-// out [chosen]: the next token of each of the first `chosen` rows, or -1 where its logits are no
-// numbers to choose by; choice: null for the likeliest of each. Their counts go on by one token. Of
-// the other rows, `open` [count - chosen, vocab] gets the logits, and only what is computed goes on.
-extern "C" int quire_step_run(const void* step, const int64_t* rows, int64_t count, int64_t chosen,
-                              const StepChoice* choice, int64_t* out, float* open,
-                              const LoraGroup* adapters, int64_t num_adapters, int threads) {
+// Row i has drafts[i] drafts behind its newest token; drafts null: none has any. Of each of its tokens
+// result.out gets the one that follows, or -1 where its logits are no numbers to choose by; choice:
+// null for the likeliest of each. Drafts that are what follows hold, and counts go on by those and
+// one token more. Of the rows behind the first `chosen`, result.open gets the logits of each token,
+// and only what is computed goes on.
+extern "C" int quire_step_run(const void* step, const int64_t* rows, const int64_t* drafts,
+                              int64_t count, int64_t chosen, const StepChoice* choice,
+                              const StepResult* result, const LoraGroup* adapters,
+                              int64_t num_adapters, int threads) {
   return guarded([&] {
-    return run_step(*static_cast<const Step*>(step), rows, count, chosen, choice, out, open,
-                    adapters, num_adapters, threads);
+    return run_step(*static_cast<const Step*>(step), Rows{rows, drafts, count}, chosen, choice,
+                    *result, adapters, num_adapters, threads);
   });
 }

@@ -31,4 +31,11 @@ struct StepChoice {
   const uint64_t* seeds;
 };
 
+// What a step gives.
+struct StepResult {
+  int64_t* out;  // by token of the rows that it chooses for: the next one, or -1
+  int64_t* got;  // by row: how many tokens it got; or null
+  float* open;   // by token of the other rows: its logits
+};
+
 }  // namespace quire

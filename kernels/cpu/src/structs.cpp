@@ -228,6 +228,13 @@ void list_step_choice(Listing& listing) {
   QUIRE_FIELD(seeds);
 }
 
+void list_step_result(Listing& listing) {
+  QUIRE_OPEN(StepResult);
+  QUIRE_FIELD(out);
+  QUIRE_FIELD(got);
+  QUIRE_FIELD(open);
+}
+
 void list_lora_part(Listing& listing) {
   QUIRE_OPEN(LoraPart);
   QUIRE_FIELD(b);
@@ -287,6 +294,7 @@ std::string list_all() {
   list_step_ends(listing);
   list_step_tables(listing);
   list_step_choice(listing);
+  list_step_result(listing);
   list_lora_part(listing);
   list_lora_linear(listing);
   list_lora_layer(listing);

@@ -11,6 +11,7 @@ import torch
 from engine import LLM, LoRARequest, SamplingParams
 from engine.contract.adapters import WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
+from tests.engine.speculative.seer import Seer
 
 from .adapters import pirate, write_adapter
 from .peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
@@ -57,6 +58,22 @@ def test_batches_that_mix_adapters_with_the_base_give_pefts_tokens(
     got = generate(llm, [(prompt, asked[name]) for prompt, name in wanted])
     assert got == PeftOracle(model, some).greedy_all(wanted, COUNT)
     assert len(llm.core.adapters.states()) == count
+
+
+@pytest.mark.usefixtures("always_drafts")
+def test_rows_with_drafts_go_through_their_own_adapters(
+    model: Path, adapters: dict[str, Path]
+) -> None:
+    asked = requests(dict(list(adapters.items())[:3]))
+    wanted = [
+        (prompt, asked[name])
+        for prompt, name in zip(prompts(5), [None, "a2", "a0", None, "a1"], strict=True)
+    ]
+    expected = generate(serve(model), wanted)
+    Seer.said = {tuple(prompt): [said] for (prompt, _), said in zip(wanted, expected, strict=True)}
+    drafting = serve(model, speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    assert generate(drafting, wanted) == expected
+    assert drafting.core.stats.spec_decode_num_accepted_tokens_total > 5
 
 
 def test_log_probabilities_have_the_same_bits_alone_and_among_others(

@@ -13,13 +13,11 @@ from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError
 from engine.contract.outputs import RequestOutput
 from engine.contract.protocol import EngineRequest
-from engine.contract.speculative import SpeculativeConfig
 from engine.contract.structured_outputs import StructuredOutputsParams
-from engine.scheduler import Sequence
-from engine.speculative import drafter
-from engine.speculative.proposers import Proposer
-from engine.speculative.step_costs import StepCosts
+from engine.scheduler import StepPlan, StepResult
+from engine.worker.decode import DecodeSteps
 from tests.engine.models import VOCAB
+from tests.engine.speculative.seer import Seer
 
 Folder = Callable[[str], Path]
 MIXED = {
@@ -50,38 +48,7 @@ MIXED = {
 }  # fmt: skip
 
 
-class Seer(Proposer):
-    """Knows what the sequences will say, and sometimes lies."""
-
-    said: dict[tuple[int, ...], list[list[int]]]
-    rng: random.Random
-
-    def __init__(self, config: SpeculativeConfig) -> None:
-        pass
-
-    def propose(self, sequence: Sequence, count: int) -> list[int]:
-        tokens = sequence.token_ids
-        prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
-        for text in self.said.get(tuple(prompt), []):
-            if text[: len(output)] == output:
-                drafts = text[len(output) : len(output) + count]
-                return [
-                    self.rng.randrange(4, VOCAB) if self.rng.random() < 0.15 else draft
-                    for draft in drafts
-                ]
-        return [self.rng.randrange(4, VOCAB) for _ in range(count)]
-
-    def forget(self, sequence: Sequence) -> None:
-        pass
-
-
-@pytest.fixture(autouse=True)
-def always_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if wider steps were free, whatever this machine measures."""
-    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
-    monkeypatch.setattr(StepCosts, "widest", 10**6)
-    monkeypatch.setitem(drafter.PROPOSERS, "ngram", Seer)
-    Seer.said, Seer.rng = {}, random.Random(7)
+pytestmark = pytest.mark.usefixtures("always_drafts")
 
 
 def make(folder: Path, **settings: Any) -> LLM:
@@ -128,13 +95,42 @@ def test_every_way_of_choosing_gives_the_same_with_drafts(
                 for old, new in zip(before.logprobs or [], after.logprobs or [], strict=True):
                     assert old.keys() == new.keys()
                     for token_id, score in old.items():
-                        assert new[token_id].logprob == pytest.approx(score.logprob, abs=1e-4)
+                        assert new[token_id].logprob == score.logprob
     stats = llm.core.stats
     assert stats.spec_decode_num_accepted_tokens_total > 100
     assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
     by_place = stats.spec_decode_num_accepted_tokens_per_pos_total
     assert sum(by_place) == stats.spec_decode_num_accepted_tokens_total
     assert by_place == sorted(by_place, reverse=True)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_steps_with_drafts_run_in_one_call(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bool] = []
+    inner = DecodeSteps.run
+
+    def spy(self: DecodeSteps, plan: StepPlan) -> StepResult | None:
+        result = inner(self, plan)
+        if plan.drafts and plan.num_decodes == len(plan.seq_ids):
+            taken.append(result is not None)
+        return result
+
+    folder = model_folder("llama")
+    for dtype in ("float32", "bfloat16", "float16", "int8"):
+        asked = prompts(random.Random(dtype))
+        plain = run(make(folder, kv_cache_dtype=dtype), asked)
+        Seer.said = {
+            tuple(one): [list(each.token_ids) for each in out.outputs]
+            for one, out in zip(asked, plain, strict=True)
+        }
+        llm = make(folder, kv_cache_dtype=dtype, speculative_config={"method": "ngram"})
+        with monkeypatch.context() as patch:
+            patch.setattr(DecodeSteps, "run", spy)
+            assert texts(run(llm, asked)) == texts(plain), dtype
+    assert len(taken) > 8
+    assert all(taken)
 
 
 def test_preempted_rows_with_drafts_say_the_same(model_folder: Folder) -> None:

@@ -1,0 +1,35 @@
+"""Drafts of somebody who knows what will be said."""
+
+from __future__ import annotations
+
+import random
+
+from engine.contract.speculative import SpeculativeConfig
+from engine.scheduler import Sequence
+from engine.speculative.proposers import Proposer
+from tests.engine.models import VOCAB
+
+
+class Seer(Proposer):
+    """Knows what the sequences will say, and sometimes lies."""
+
+    said: dict[tuple[int, ...], list[list[int]]]
+    rng: random.Random
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        pass
+
+    def propose(self, sequence: Sequence, count: int) -> list[int]:
+        tokens = sequence.token_ids
+        prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
+        for text in self.said.get(tuple(prompt), []):
+            if text[: len(output)] == output:
+                drafts = text[len(output) : len(output) + count]
+                return [
+                    self.rng.randrange(4, VOCAB) if self.rng.random() < 0.15 else draft
+                    for draft in drafts
+                ]
+        return [self.rng.randrange(4, VOCAB) for _ in range(count)]
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
