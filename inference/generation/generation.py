@@ -20,6 +20,7 @@ from inference.generation.job import Job
 from inference.generation.output import Increment, OutputState
 from inference.generation.usage import Usage
 from inference.metrics import recorder
+from inference.metrics.history import history
 from inference.resuming.position import MAX_OUTPUTS, Position, asked_position
 from inference.resuming.takeover import Taken, request_print, settle_later, take_over_stream
 from inference.tracing import generation_span
@@ -175,7 +176,7 @@ class Generation:
                 stream=job.stream,
             )
         except QuireError as error:
-            recorder.refused(job.caller.tenant, job.served.base, error)
+            recorder.refused(job, error)
             raise
 
     @property
@@ -247,12 +248,13 @@ class Generation:
 
     def _time(self, num_tokens: int) -> None:
         now = time.perf_counter()
+        history.tokens(self.job, num_tokens)
         if self.first_token_at is None:
             self.first_token_at = now
             recorder.first_token(self.job, self._submission.replica_id, now - self.job.received)
         elif num_tokens:
             recorder.token_gap(
-                self.job.served.base,
+                self.job,
                 self._submission.replica_id,
                 now - self._last_token_at,
                 num_tokens,

@@ -9,6 +9,8 @@ import time
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from history.buckets import add_counts
+from inference.metrics.history import history
 from inference.metrics.labels import bounded, prune
 from inference.metrics.processes import EVERY_S, own_families, publish
 from inference.metrics.recorder import recorder
@@ -27,8 +29,8 @@ def metrics_key(prefix: str) -> str:
 
 async def flush(redis: Redis, prefix: str) -> None:
     """Write what is new. Raises redis.RedisError; then it is kept for the next time."""
-    increments = recorder.take()
-    if not increments:
+    increments, counts = recorder.take(), history.take()
+    if not increments and not counts:
         return
     key = metrics_key(prefix)
     try:
@@ -36,9 +38,12 @@ async def flush(redis: Redis, prefix: str) -> None:
         pipeline = redis.pipeline(transaction=True)
         for field, amount in counted.items():
             pipeline.hincrbyfloat(key, field, amount)
+        if counts:
+            add_counts(pipeline, counts, time.time(), prefix)
         await pipeline.execute()
     except RedisError:
         recorder.give_back(increments)
+        history.give_back(counts)
         raise
 
 

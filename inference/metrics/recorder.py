@@ -7,6 +7,7 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING
 
 from inference.metrics.definitions import FAMILIES, NONE
+from inference.metrics.history import history
 
 if TYPE_CHECKING:
     from engine.contract.errors import QuireError
@@ -63,15 +64,17 @@ class Recorder:
         series = (name, labels)
         self._counters[series] = self._counters.get(series, 0) + amount
 
-    def token_gap(self, model: str, engine: str, seconds: float, num_tokens: int) -> None:
+    def token_gap(self, job: Job, engine: str, seconds: float, num_tokens: int) -> None:
         """So many tokens of an output have come, so long after those before."""
-        labels, each = (model, engine), seconds / num_tokens
+        labels, each = (job.served.base, engine), seconds / num_tokens
+        history.gap(job, seconds, num_tokens)
         self.observe("vllm:inter_token_latency_seconds", labels, each, num_tokens)
         self.observe("vllm:time_per_output_token_seconds", labels, each, num_tokens)
 
     def first_token(self, job: Job, engine: str, seconds: float) -> None:
         """A request's first token has come."""
         model = job.served.base
+        history.first_token(job, seconds)
         self.observe("vllm:time_to_first_token_seconds", (model, engine), seconds)
         tenant = (job.caller.tenant, model)
         self.observe("quire:tenant_time_to_first_token_seconds", tenant, seconds)
@@ -109,6 +112,7 @@ class Recorder:
             each = decode_s / (longest - 1)
             self.observe("vllm:request_time_per_output_token_seconds", labels, each)
         self._tenant_ended(job.caller.tenant, model, usage, reason)
+        history.ended(job, usage, reason)
 
     def _tenant_ended(self, tenant: str, model: str, usage: Usage, reason: str) -> None:
         labels = (tenant, model)
@@ -117,9 +121,11 @@ class Recorder:
         self.count("quire:tenant_cached_tokens", labels, usage.cached_tokens)
         self.count("quire:tenant_generation_tokens", labels, usage.completion_tokens)
 
-    def refused(self, tenant: str, model: str, error: QuireError) -> None:
+    def refused(self, job: Job, error: QuireError) -> None:
         """Limits or budgets refused a request."""
-        self.count("quire:tenant_refusals", (tenant, model, error.code))
+        labels = (job.caller.tenant, job.served.base, error.code)
+        self.count("quire:tenant_refusals", labels)
+        history.refused(job)
 
     def http(
         self,

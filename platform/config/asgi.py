@@ -16,6 +16,7 @@ django_application = get_asgi_application()
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 
+from console.live.routing import websocket_urlpatterns as console_websockets
 from inference.asgi import http_application
 from inference.asgi import lifespan as gateway_lifespan
 from inference.routing import websocket_urlpatterns
@@ -44,7 +45,7 @@ application = ProtocolTypeRouter(
         "http": http_application(django_application),
         # Consumers check the origin themselves: they close with a code that their page understands,
         # where Channels' own validator refuses the handshake without a word.
-        "websocket": AuthMiddlewareStack(URLRouter(websocket_urlpatterns)),
+        "websocket": AuthMiddlewareStack(URLRouter([*websocket_urlpatterns, *console_websockets])),
         "lifespan": lifespan,
     }
 )

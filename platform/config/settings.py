@@ -130,6 +130,7 @@ INSTALLED_APPS = [
     "metering",
     "storage",
     "adapters",
+    "history",
     "inference",
     "console",
 ]

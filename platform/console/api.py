@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -16,12 +14,12 @@ from django.views.decorators.http import require_safe
 
 from adapters.cards import access_models
 from catalog.access import access_replicas, access_served_models
-from catalog.models import DesiredState, Replica, ServedModel
-from console.replicas import live_replicas, model_state, replica_figures
+from catalog.models import Replica, ServedModel
+from console.overview.now import snapshot, states_of
+from console.replicas import live_replicas
 from console.usage import recent_usage
 from engine.contract.errors import QuireError
 from engine.contract.pooling_params import GENERATE
-from engine.contract.protocol import Heartbeat
 from inference.errors import error_response
 from tenants.access import access_tenants
 from tenants.actors import as_actor
@@ -72,7 +70,7 @@ def models(request: HttpRequest) -> dict[str, Any]:
     cards = async_to_sync(access_models)(caller)
     names = {card.parent or card.id for card in cards}
     rows = Replica.objects.filter(served_model__name__in=names).select_related("served_model")
-    states = _states(names, live_replicas(), rows)
+    states = states_of(names, live_replicas(), rows)
     found = [
         {"id": card.id, **state, "max_model_len": card.max_model_len or state["context"]}
         for card in cards
@@ -88,16 +86,7 @@ def overview(request: HttpRequest) -> dict[str, Any]:
     user = request.user
     operator = as_actor(user).is_operator
     served, rows = _visible(user, operator)
-    names = {model.name for model in served}
-    beats = live_replicas()
-    if not operator:
-        beats = [beat for beat in beats if beat.model.name in names]
-    states = _states(names, beats, rows)
-    return {
-        "at": time.time(),
-        "models": [_model(model, states[model.name]) for model in served],
-        "replicas": [replica_figures(beat, operator=operator) for beat in beats],
-    }
+    return snapshot(served, rows, operator=operator)
 
 
 @json_view
@@ -121,23 +110,3 @@ def _visible(user: User, operator: bool) -> tuple[list[ServedModel], list[Replic
         served = served | access_served_models(tenant)
         rows = rows | access_replicas(tenant)
     return list(served.distinct()), list(rows.distinct())
-
-
-def _states(
-    names: Iterable[str], beats: Iterable[Heartbeat], rows: Iterable[Replica]
-) -> dict[str, dict[str, Any]]:
-    """`model_state` by model name."""
-    by_name: dict[str, list[Heartbeat]] = defaultdict(list)
-    for beat in beats:
-        by_name[beat.model.name].append(beat)
-    rows_by_name: dict[str, list[Replica]] = defaultdict(list)
-    for row in rows:
-        rows_by_name[row.served_model.name].append(row)
-    return {name: model_state(by_name[name], rows_by_name[name]) for name in names}
-
-
-def _model(model: ServedModel, state: dict[str, Any]) -> dict[str, Any]:
-    loaded = model.desired_state == DesiredState.LOADED
-    if not loaded and state["state"] == "offline":
-        state = {**state, "state": "unloaded"}
-    return {"id": model.name, **state, "max_model_len": model.max_model_len or state["context"]}

@@ -1,0 +1,161 @@
+"""`ConsoleConsumer`: the pages' WebSocket, `/ws/console/`. docs/console.md has its frames."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from channels.db import database_sync_to_async
+from channels.generic.websocket import AsyncWebsocketConsumer
+
+from console.live.hub import Key, hub, rights
+from console.live.topics import access_topic
+from engine.contract.errors import InvalidRequest, QuireError
+from inference.consumers import BAD_MESSAGES, FOREIGN_ORIGIN, NOT_LOGGED_IN
+from inference.errors import envelope
+from inference.playground.access import origin_allowed, user_of_session
+from inference.playground.watch import watch
+from inference.web.json_body import parse_object
+from tenants.sessions import see_session
+
+MAX_FRAME_CHARS = 1 << 14
+MAX_DEPTH = 8
+MAX_TOPICS = 32
+MAX_BAD_FRAMES = 5
+_encode = msgspec.json.Encoder().encode
+Wanted = list[tuple[str, str | None]]
+
+
+class ConsoleConsumer(AsyncWebsocketConsumer):
+    """One browser. What isn't sent yet is the newest of each subscription, and no more."""
+
+    # The hub hears the layer, once for all sockets of the process.
+    channel_layer_alias = "none"
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._user: Any = None
+        self._bad_frames = 0
+        #: What the page calls each key.
+        self._names: dict[Key, list[str | None]] = {}
+        self._pending: dict[Key, Any] = {}
+        self._waiting = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Accept, and close at once with a code that the page understands if it's refused."""
+        await self.accept()
+        if not origin_allowed(dict(self.scope["headers"])):
+            await self.close(FOREIGN_ORIGIN)
+            return
+        session = self.scope.get("session")
+        self._user = await user_of_session(session.session_key if session is not None else None)
+        if self._user is None:
+            await self.close(NOT_LOGGED_IN)
+            return
+        watch.add(see_session(session.session_key, self._user), self._ended)
+        self._writer = asyncio.create_task(self._write())
+
+    async def disconnect(self, code: int) -> None:
+        """Hear no more."""
+        watch.remove(self._ended)
+        self._drop()
+        if self._writer is not None:
+            self._writer.cancel()
+
+    async def _ended(self) -> None:
+        """The session was ended elsewhere, or a right to something that is open was lost."""
+        self._user = None
+        self._drop()
+        await self.close(NOT_LOGGED_IN)
+
+    def _drop(self) -> None:
+        rights.hold(self._ended, 0, set())
+        for key in self._names:
+            hub.remove(key, self._sink)
+        self._names, self._pending = {}, {}
+
+    async def receive(self, text_data: str | None = None, bytes_data: bytes | None = None) -> None:
+        """One frame."""
+        if text_data is None or len(text_data) > MAX_FRAME_CHARS:
+            await self.close(BAD_MESSAGES)
+            return
+        if self._user is None:
+            return  # refused already: the close is on its way
+        try:
+            message = parse_object(text_data.encode("utf-8", "surrogatepass"), MAX_DEPTH)
+            if message.get("type") == "ping":
+                await self._send({"type": "pong"})
+            elif message.get("type") == "want":
+                await self._want(_wanted(message))
+            else:
+                raise InvalidRequest("type must be 'want' or 'ping'.", param="type")
+        except QuireError as error:
+            self._bad_frames += 1
+            await self._send({"type": "error", **envelope(error)})
+            if self._bad_frames >= MAX_BAD_FRAMES:
+                await self.close(BAD_MESSAGES)
+
+    async def _want(self, wanted: Wanted) -> None:
+        """From now on exactly these."""
+        found: dict[Key, Any] = {}
+        names: dict[Key, list[str | None]] = {}
+        for name, tenant in wanted:
+            try:
+                topic, tenant_id = await database_sync_to_async(access_topic)(
+                    self._user, name, tenant
+                )
+            except QuireError as error:
+                refused = {"type": "refused", "topic": name, "tenant": tenant}
+                await self._send({**refused, **envelope(error)})
+                continue
+            found[name, tenant_id] = topic
+            names.setdefault((name, tenant_id), []).append(tenant)
+        if self._user is None:
+            return  # ended meanwhile
+        old = set(self._names)
+        self._names = names
+        for key in old - set(found):
+            hub.remove(key, self._sink)
+            self._pending.pop(key, None)
+        for key in set(found) - old:
+            hub.add(found[key], key[1], self._sink)
+        # What everybody may have asks for no right.
+        held = {key[1] for key in found if found[key].audience.value != "everybody"}
+        rights.hold(self._ended, self._user.pk, held)
+
+    def _sink(self, key: Key, data: Any) -> None:
+        self._pending[key] = data
+        self._waiting.set()
+
+    async def _write(self) -> None:
+        """Send the newest. While a slow reader takes one frame, newer ones replace each other."""
+        while True:
+            await self._waiting.wait()
+            self._waiting.clear()
+            while self._pending:
+                key = next(iter(self._pending))
+                data = self._pending.pop(key)
+                for tenant in self._names.get(key, ()):
+                    frame = {"type": "data", "topic": key[0], "tenant": tenant, "data": data}
+                    await self._send(frame)
+
+    async def _send(self, frame: dict[str, Any]) -> None:
+        await self.send(text_data=_encode(frame).decode())
+
+
+def _wanted(message: dict[str, Any]) -> Wanted:
+    """Pairs of a topic and a tenant's slug, or None for all. Raises `InvalidRequest`."""
+    topics = message.get("topics")
+    if not isinstance(topics, list) or len(topics) > MAX_TOPICS:
+        raise InvalidRequest(f"topics must be a list of {MAX_TOPICS} at most.", param="topics")
+    found: Wanted = []
+    for each in topics:
+        if not isinstance(each, list) or len(each) != 2:
+            raise InvalidRequest("A topic is a pair of its name and a tenant.", param="topics")
+        name, tenant = each
+        if not isinstance(name, str) or not isinstance(tenant, str | None):
+            raise InvalidRequest("A topic's name and tenant are words.", param="topics")
+        found.append((name, tenant))
+    return found

@@ -1,0 +1,150 @@
+"""`Hub`: what a process's sockets have subscribed to, asked and heard once for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import redis
+from channels.layers import get_channel_layer
+from django.db import DatabaseError, InterfaceError
+from django.utils.module_loading import import_string
+
+from console.live.topics import Topic
+from engine.contract.errors import QuireError
+from tenants.db_threads import in_db_thread
+from tenants.live import group_of
+from tenants.models import Membership, User
+
+logger = logging.getLogger(__name__)
+#: Topic and id of the tenant.
+Key = tuple[str, int]
+Sink = Callable[[Key, Any], None]
+LOOK_EVERY_S = 1.0
+AGAIN_AFTER_S = 5.0
+_plain = msgspec.json.Encoder(order="deterministic").encode
+
+
+class Hub:
+    """Sinks by key. A key's task and its group of the layer live as long as it has a sink."""
+
+    def __init__(self) -> None:
+        self._sinks: dict[Key, set[Sink]] = {}
+        self._tasks: dict[Key, asyncio.Task[None]] = {}
+        self._last: dict[Key, Any] = {}
+
+    def add(self, topic: Topic, tenant_id: int, sink: Sink) -> None:
+        """Give the sink what is known now, and all news."""
+        key = (topic.name, tenant_id)
+        self._sinks.setdefault(key, set()).add(sink)
+        if key in self._last:
+            sink(key, self._last[key])
+        task = self._tasks.get(key)
+        loop = asyncio.get_running_loop()
+        if task is None or task.done() or task.get_loop() is not loop:
+            self._tasks[key] = loop.create_task(self._follow(topic, key))
+
+    def remove(self, key: Key, sink: Sink) -> None:
+        """No more of this."""
+        sinks = self._sinks.get(key, set())
+        sinks.discard(sink)
+        if not sinks:
+            self._sinks.pop(key, None)
+            self._last.pop(key, None)
+            if task := self._tasks.pop(key, None):
+                task.cancel()
+
+    def _tell(self, key: Key, data: Any) -> None:
+        for sink in tuple(self._sinks.get(key, ())):
+            sink(key, data)
+
+    async def _follow(self, topic: Topic, key: Key) -> None:
+        following = [self._ask(topic, key)] if topic.read else [self._hear(key)]
+        await asyncio.gather(*following)
+
+    async def _hear(self, key: Key) -> None:
+        """What other processes tell. While the layer is away, nothing comes."""
+        layer: Any = get_channel_layer()
+        while True:
+            channel = await layer.new_channel()
+            try:
+                await layer.group_add(group_of(*key), channel)
+                while True:
+                    message = await layer.receive(channel)
+                    self._tell(key, message["data"])
+            except (redis.RedisError, OSError) as error:
+                logger.warning("no news of %s: %s", key[0], error)
+                await asyncio.sleep(AGAIN_AFTER_S)
+            finally:
+                with suppress(redis.RedisError, OSError):
+                    await layer.group_discard(group_of(*key), channel)
+
+    async def _ask(self, topic: Topic, key: Key) -> None:
+        """What is so now, again and again, told when it changed."""
+        read, before = import_string(topic.read), b""
+        while True:
+            try:
+                data = await in_db_thread(read, key[1])
+            except (QuireError, redis.RedisError, DatabaseError, InterfaceError) as error:
+                logger.debug("%s can't be read: %s", topic.name, error)
+                data = {"unknown": True}
+            now = _plain(data)
+            if now != before:
+                before, self._last[key] = now, data
+                self._tell(key, data)
+            await asyncio.sleep(topic.every_s)
+
+
+class RightsWatch:
+    """Looks once a second whether people still have the rights that their pages hang on."""
+
+    def __init__(self) -> None:
+        self._held: dict[Callable[[], Awaitable[None]], tuple[int, set[int]]] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def hold(self, lost: Callable[[], Awaitable[None]], user_id: int, tenants: set[int]) -> None:
+        """Call `lost` when one of the tenants (0: all of them) isn't the user's any more."""
+        if not tenants:
+            self._held.pop(lost, None)
+            return
+        self._held[lost] = (user_id, tenants)
+        loop = asyncio.get_running_loop()
+        if self._task is None or self._task.done() or self._task.get_loop() is not loop:
+            self._task = loop.create_task(self._look())
+
+    async def _look(self) -> None:
+        while self._held:
+            await asyncio.sleep(LOOK_EVERY_S)
+            try:
+                allowed = await in_db_thread(_rights, {user for user, _ in self._held.values()})
+            except (DatabaseError, InterfaceError) as error:
+                logger.warning("rights of open sockets can't be looked at: %s", error)
+                continue
+            lost = [
+                call
+                for call, (user, tenants) in self._held.items()
+                if 0 not in allowed[user] and tenants - allowed[user]
+            ]
+            for call in lost:
+                self._held.pop(call, None)
+            await asyncio.gather(*(call() for call in lost), return_exceptions=True)
+
+
+def _rights(users: set[int]) -> dict[int, set[int]]:
+    """The tenants of each; 0 among them for operators."""
+    found: dict[int, set[int]] = {user: set() for user in users}
+    active = User.objects.filter(pk__in=users, is_active=True)
+    for pk in active.filter(is_superuser=True).values_list("pk", flat=True):
+        found[pk].add(0)
+    rows = Membership.objects.filter(user__in=active).values_list("user_id", "tenant_id")
+    for user, tenant in rows:
+        found[user].add(tenant)
+    return found
+
+
+hub = Hub()
+rights = RightsWatch()

@@ -1,0 +1,10 @@
+"""WebSocket routes of the pages, for `config.asgi`."""
+
+from django.urls import path
+
+from console.live.consumer import ConsoleConsumer
+
+#: Where `static/console/js/live/` connects to.
+SOCKET_PATH = "/ws/console/"
+
+websocket_urlpatterns = [path(SOCKET_PATH.lstrip("/"), ConsoleConsumer.as_asgi())]

@@ -1,0 +1,1 @@
+"""The overview: what happens now, and what happened."""

@@ -1,0 +1,17 @@
+"""The app of what the installation did: its traffic and its pools over time."""
+
+from django.apps import AppConfig
+
+
+class HistoryConfig(AppConfig):
+    """Traffic by tenant, model and adapter, and pools by model: from 10 seconds to 90 days."""
+
+    name = "history"
+    verbose_name = "History"
+
+    def ready(self) -> None:
+        """Name what is kept of tenants."""
+        from history.models import TrafficSample
+        from tenants.holdings import of_tenant, register
+
+        register(of_tenant("traffic", TrafficSample))

@@ -1,0 +1,32 @@
+"""Celery's tasks of this app."""
+
+from __future__ import annotations
+
+import logging
+
+from celery import shared_task
+
+from history.widths import FINEST
+from history.write import forget_old, write_history
+from metering.redis_clients import sync_client
+from tenants.live import publish
+
+logger = logging.getLogger(__name__)
+
+
+@shared_task(name="history.write", ignore_result=True, acks_late=False)
+def write() -> None:
+    """Write down what is over, and tell pages that are open."""
+    client = sync_client()
+    try:
+        if starts := write_history(client):
+            publish("history", {"until": starts[-1] + FINEST})
+    finally:
+        client.close()
+
+
+@shared_task(name="history.forget", ignore_result=True, acks_late=False)
+def forget() -> None:
+    """Remove what is kept no longer."""
+    if removed := forget_old():
+        logger.debug("removed %d old samples", removed)

@@ -1,0 +1,148 @@
+"""Writing history down: buckets that are over, pools as they are, wider buckets from finer ones.
+
+Any number of workers may do it at once or again: a row that is there stays as it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+import redis
+from django.conf import settings
+from django.db import router
+from django.db.models import Max, Model, QuerySet
+
+from catalog.heartbeats import known_replicas, read_heartbeats
+from engine.contract.protocol import Heartbeat
+from history.buckets import FIRST_TOKEN, GAP, GRACE_S, bucket_key, index_key, read_counts
+from history.models import SUMS, PoolSample, TrafficSample
+from history.spread import add
+from history.widths import FINEST, KEPT, start_of
+
+ROWS = 500
+GAUGES = ("replicas", "running", "waiting", "blocks", "active_blocks", "cached_blocks")
+Key = tuple[int, str, str]
+
+
+def write_history(client: redis.Redis, now: float | None = None) -> list[int]:
+    """Write all that is over and not yet written. Returns the starts of new buckets.
+
+    Raises: redis.RedisError, DatabaseError; then the next time takes it up.
+    """
+    now = time.time() if now is None else now
+    prefix = settings.QUIRE["KEY_PREFIX"]
+    over = client.zrangebyscore(index_key(prefix), "-inf", now - FINEST - GRACE_S)
+    starts = [int(each) for each in over]
+    for start in starts:
+        key = bucket_key(start, prefix)
+        _insert(TrafficSample, _samples(start, client.hgetall(key)))
+        client.zrem(index_key(prefix), str(start))
+        client.delete(key)
+    beats = read_heartbeats(client, prefix, sorted(known_replicas(client, prefix))).values()
+    _insert(PoolSample, _pools(start_of(now, FINEST), beats))
+    for finer, wider in pairwise(KEPT):
+        _widen(finer, wider, now)
+    return starts
+
+
+def forget_old(now: float | None = None) -> int:
+    """Remove what is older than its width is kept, and return how many rows that were."""
+    now = time.time() if now is None else now
+    removed = 0
+    for model in (TrafficSample, PoolSample):
+        for width, kept in KEPT.items():
+            old = model._default_manager.filter(width=width, start__lt=int(now) - kept)
+            removed += old._raw_delete(router.db_for_write(model))
+    return removed
+
+
+def _insert(model: type[Model], rows: Iterable[Model]) -> None:
+    model._default_manager.bulk_create(rows, batch_size=ROWS, ignore_conflicts=True)
+
+
+def _samples(start: int, fields: dict[bytes, bytes]) -> list[TrafficSample]:
+    """A bucket's rows: each series, and by model what all tenants together did."""
+    rows: dict[Key, TrafficSample] = {}
+    for (tenant, model, adapter), counts in read_counts(fields).items():
+        for key in {(tenant, model, adapter), (0, model, "")}:
+            _count(_row(rows, FINEST, start, key), counts)
+    return list(rows.values())
+
+
+def _row(rows: dict[Key, TrafficSample], width: int, start: int, key: Key) -> TrafficSample:
+    if key not in rows:
+        tenant, model, adapter = key
+        rows[key] = TrafficSample(
+            width=width, start=start, tenant_id=tenant, model=model, adapter=adapter
+        )
+    return rows[key]
+
+
+def _count(row: TrafficSample, counts: dict[str, int]) -> None:
+    for what, count in counts.items():
+        if what in SUMS:
+            setattr(row, what, getattr(row, what) + count)
+        elif what.startswith((FIRST_TOKEN, GAP)):
+            spread = row.first_token if what[0] == FIRST_TOKEN else row.gaps
+            spread[what[1:]] = spread.get(what[1:], 0) + count
+
+
+def _pools(start: int, beats: Iterable[Heartbeat]) -> list[PoolSample]:
+    rows: dict[str, PoolSample] = {}
+    for beat in beats:
+        name, stats = beat.model.name, beat.stats
+        row = rows.setdefault(name, PoolSample(width=FINEST, start=start, model=name))
+        active = stats.num_blocks - stats.num_free_blocks
+        row.replicas += 1
+        row.running += stats.num_requests_running
+        row.waiting += stats.num_requests_waiting
+        row.blocks += stats.num_blocks
+        row.active_blocks += active
+        # Of the cached ones some are in use too; those aren't only cache.
+        row.cached_blocks += min(max(0, stats.num_cached_blocks - active), stats.num_free_blocks)
+    return list(rows.values())
+
+
+def _widen(finer: int, wider: int, now: float) -> None:
+    """Make the wider buckets that are over and aren't there."""
+    end = start_of(now - FINEST - GRACE_S, wider)
+    for model, make in ((TrafficSample, _widen_traffic), (PoolSample, _widen_pools)):
+        last = model._default_manager.filter(width=wider).aggregate(Max("start"))["start__max"]
+        rows = model._default_manager.filter(width=finer, start__lt=end)
+        if last is not None:
+            rows = rows.filter(start__gte=last + wider)
+        _insert(model, make(rows, wider))
+
+
+def _widen_traffic(rows: QuerySet[Any], wider: int) -> Iterable[TrafficSample]:
+    found: dict[int, dict[Key, TrafficSample]] = defaultdict(dict)
+    for row in rows.iterator(chunk_size=ROWS):
+        start = start_of(row.start, wider)
+        into = _row(found[start], wider, start, (row.tenant_id, row.model, row.adapter))
+        for name in SUMS:
+            setattr(into, name, getattr(into, name) + getattr(row, name))
+        for name in ("first_token", "gaps"):
+            spread: dict[int, int] = {}
+            add(spread, getattr(into, name))
+            add(spread, getattr(row, name))
+            setattr(into, name, spread)
+    return [sample for samples in found.values() for sample in samples.values()]
+
+
+def _widen_pools(rows: QuerySet[Any], wider: int) -> Iterable[PoolSample]:
+    found: dict[tuple[int, str], list[Any]] = defaultdict(list)
+    for row in rows.iterator(chunk_size=ROWS):
+        found[start_of(row.start, wider), row.model].append(row)
+    return [
+        PoolSample(
+            width=wider,
+            start=start,
+            model=model,
+            **{name: sum(getattr(r, name) for r in each) / len(each) for name in GAUGES},
+        )
+        for (start, model), each in found.items()
+    ]

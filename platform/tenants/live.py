@@ -1,0 +1,40 @@
+"""Telling pages that are open, from any process: over Channels' layer to every gateway.
+
+`console.live` says which topics there are and who may have them. What is told is for looking at:
+nobody keeps it for a page that isn't there.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import redis
+from asgiref.sync import async_to_sync
+from channels.layers import get_channel_layer
+
+logger = logging.getLogger(__name__)
+#: The tenant of what is told to whoever may have the topic at all.
+ALL = 0
+
+
+def group_of(topic: str, tenant_id: int = ALL) -> str:
+    """The layer's group of a topic, for one tenant or all."""
+    return f"live.{topic}.{tenant_id}"
+
+
+async def apublish(topic: str, data: dict[str, Any], *, tenant_id: int = ALL) -> None:
+    """Tell all who have the topic open; of a tenant's, its members and operators who see all.
+
+    `data` is small and plain. A layer that is away costs the news, nothing else.
+    """
+    layer: Any = get_channel_layer()
+    try:
+        for each in {tenant_id, ALL}:
+            message = {"type": "live", "topic": topic, "tenant_id": each, "data": data}
+            await layer.group_send(group_of(topic, each), message)
+    except (redis.RedisError, OSError) as error:
+        logger.debug("%s isn't told: %s", topic, error)
+
+
+publish = async_to_sync(apublish)

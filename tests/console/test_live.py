@@ -1,0 +1,196 @@
+"""The console's socket: who gets in, which topics they may have, and that what they lose ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib import import_module
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.auth import AuthMiddlewareStack
+from channels.routing import URLRouter
+from channels.testing import WebsocketCommunicator
+from django.conf import settings as django_settings
+from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_KEY
+
+from console.live.consumer import MAX_TOPICS, ConsoleConsumer
+from console.live.hub import hub
+from console.live.routing import SOCKET_PATH, websocket_urlpatterns
+from console.live.topics import TOPICS, Audience, Topic
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.live import apublish
+from tenants.models import Membership, Role, Tenant, User
+from tests.console.rows import make_rows
+
+APP = AuthMiddlewareStack(URLRouter(websocket_urlpatterns))
+pytestmark = pytest.mark.usefixtures("live_rows")
+
+
+@pytest.fixture
+def live_rows(
+    committed: None, live_redis: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = settings.CHANNEL_LAYERS["default"]
+    config = {**layer["CONFIG"], "hosts": [live_redis]}
+    settings.CHANNEL_LAYERS = {"default": {**layer, "CONFIG": config}}
+    make_rows()
+    viewer = User.objects.create_user("vera", "vera@example.org", "a quiet page of ink")
+    acme = Tenant.objects.get(slug="acme")
+    actions.add_member(actor=SYSTEM, tenant=acme, user=viewer, role=Role.VIEWER)
+    monkeypatch.setitem(TOPICS, "spoken", Topic("spoken", Audience.TENANT))
+    monkeypatch.setitem(TOPICS, "inside", Topic("inside", Audience.OPERATORS))
+
+
+def session_of(name: str) -> str:
+    user = User.objects.get(username=name)
+    store = import_module(django_settings.SESSION_ENGINE).SessionStore()
+    store[SESSION_KEY] = str(user.pk)
+    store[BACKEND_SESSION_KEY] = "django.contrib.auth.backends.ModelBackend"
+    store[HASH_SESSION_KEY] = user.get_session_auth_hash()
+    store.create()
+    return str(store.session_key)
+
+
+@asynccontextmanager
+async def socket(
+    name: str | None, origin: str = "http://localhost:8000"
+) -> AsyncIterator[WebsocketCommunicator]:
+    headers = [(b"host", b"localhost:8000"), (b"origin", origin.encode())]
+    if name is not None:
+        session = await sync_to_async(session_of)(name)
+        cookie = f"{django_settings.SESSION_COOKIE_NAME}={session}"
+        headers.append((b"cookie", cookie.encode()))
+    page = WebsocketCommunicator(APP, SOCKET_PATH, headers=headers)
+    accepted, _ = await page.connect(timeout=5)
+    assert accepted
+    yield page
+    await page.disconnect(timeout=5)
+
+
+async def closed_with(page: WebsocketCommunicator) -> int:
+    while True:
+        message = await page.receive_output(timeout=5)
+        if message["type"] == "websocket.close":
+            return int(message["code"])
+
+
+async def want(page: WebsocketCommunicator, *topics: list[str | None]) -> list[dict[str, Any]]:
+    """Subscribe; what comes until that's done."""
+    await page.send_json_to({"type": "want", "topics": list(topics)})
+    await page.send_json_to({"type": "ping"})
+    frames = [await page.receive_json_from(timeout=5)]
+    while frames[-1]["type"] != "pong":
+        frames.append(await page.receive_json_from(timeout=5))
+    return frames[:-1]
+
+
+async def told(page: WebsocketCommunicator, tenant: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Publish until it comes: joining a group takes the layer a moment."""
+    pk = (await Tenant.objects.aget(slug=tenant)).pk
+    for _ in range(50):
+        await apublish("spoken", data, tenant_id=pk)
+        if not await page.receive_nothing(timeout=0.1):
+            return dict(await page.receive_json_from())
+    raise AssertionError("Nothing came.")
+
+
+async def test_nobody_is_let_in() -> None:
+    async with socket(None) as page:
+        assert await closed_with(page) == 4401
+
+
+async def test_fault_38_a_page_of_another_origin_is_refused() -> None:
+    async with socket("ada", "https://evil.example") as page:
+        assert await closed_with(page) == 4403
+
+
+@pytest.mark.parametrize("name", ["ada", "vera"])
+async def test_members_hear_their_tenant_and_no_other(name: str) -> None:
+    async with socket(name) as page:
+        assert await want(page, ["spoken", "acme"]) == []
+        rival = (await Tenant.objects.aget(slug="rival")).pk
+        await apublish("spoken", {"of": "rival"}, tenant_id=rival)
+        frame = await told(page, "acme", {"of": "acme"})
+        data = {"of": "acme"}
+        assert frame == {"type": "data", "topic": "spoken", "tenant": "acme", "data": data}
+
+
+@pytest.mark.parametrize(
+    ("name", "topic", "code"),
+    [
+        ("ada", ["spoken", "rival"], "not_found"),
+        ("nobody", ["spoken", "acme"], "not_found"),
+        ("ada", ["spoken", None], "permission_denied"),
+        ("ada", ["inside", None], "permission_denied"),
+        ("root", ["nonsense", None], "not_found"),
+    ],
+)
+async def test_fault_23_what_is_not_ones_own_is_refused_and_the_socket_stays(
+    name: str, topic: list[str | None], code: str
+) -> None:
+    async with socket(name) as page:
+        (refused,) = await want(page, topic)
+        assert (refused["type"], refused["topic"]) == ("refused", topic[0])
+        assert refused["error"]["code"] == code
+        assert hub._sinks == {}
+
+
+async def test_operators_hear_all_tenants_at_once() -> None:
+    async with socket("root") as page:
+        await want(page, ["spoken", None])
+        assert (await told(page, "rival", {"n": 1}))["data"] == {"n": 1}
+
+
+async def test_what_is_so_now_is_asked_once_for_all_who_look() -> None:
+    async with socket("ada") as one, socket("vera") as two:
+        await one.send_json_to({"type": "want", "topics": [["now", "acme"]]})
+        data = (await one.receive_json_from(timeout=5))["data"]
+        assert "acme-private" in {model["id"] for model in data["models"]}
+        assert "rival-private" not in str(data)
+        await two.send_json_to({"type": "want", "topics": [["now", "acme"]]})
+        assert (await two.receive_json_from(timeout=5))["data"]["models"] == data["models"]
+        assert len(hub._tasks) == 1
+    assert hub._tasks == {}
+
+
+async def test_fault_43_a_deactivated_persons_socket_ends() -> None:
+    async with socket("ada") as page:
+        await want(page, ["spoken", "acme"])
+        await User.objects.filter(username="ada").aupdate(is_active=False)
+        assert await closed_with(page) == 4401
+
+
+async def test_fault_43_who_leaves_a_tenant_hears_it_no_more() -> None:
+    async with socket("ada") as page:
+        await want(page, ["spoken", "acme"])
+        await Membership.objects.filter(user__username="ada").adelete()
+        assert await closed_with(page) == 4401
+    assert hub._sinks == {}
+
+
+async def test_fault_43_an_operator_who_is_one_no_more_sees_all_no_more() -> None:
+    async with socket("root") as page:
+        await want(page, ["spoken", None])
+        await User.objects.filter(username="root").aupdate(is_superuser=False)
+        assert await closed_with(page) == 4401
+
+
+@pytest.mark.parametrize(
+    "topics", ["all", [["now"]], [["now", 1]], [[None, "acme"]], [["now", "a"]] * (MAX_TOPICS + 1)]
+)
+async def test_what_is_no_wish_is_refused(topics: Any) -> None:
+    async with socket("ada") as page:
+        await page.send_json_to({"type": "want", "topics": topics})
+        frame = await page.receive_json_from(timeout=5)
+        assert (frame["type"], frame["error"]["param"]) == ("error", "topics")
+
+
+async def test_fault_26_a_reader_that_stands_still_holds_the_newest_alone() -> None:
+    consumer = ConsoleConsumer()
+    consumer._names = {("spoken", 1): ["acme"]}
+    for number in range(10_000):
+        consumer._sink(("spoken", 1), {"n": number})
+    assert consumer._pending == {("spoken", 1): {"n": 9_999}}

@@ -1,0 +1,155 @@
+"""History: from what gateways count to the points of a page."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import redis
+
+from catalog.heartbeats import known_replicas
+from engine.contract import protocol
+from history.buckets import FIRST_TOKEN, GAP, GRACE_S, add_counts, bucket_key, index_key
+from history.models import PoolSample, TrafficSample
+from history.read import MOST_GROUPS, Wanted, grouped, percentiles, points, pools, traffic
+from history.spread import LAST, percentile, place_of
+from history.widths import FINEST, KEPT, RANGES
+from history.write import forget_old, write_history
+from tests.console.beats import heartbeat
+
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
+#: On the beginning of a bucket of every width.
+NOW = 1_800_000_000 // 7200 * 7200
+
+
+@pytest.fixture
+def client(live_redis: str) -> Any:
+    found = redis.Redis.from_url(live_redis)
+    yield found
+    found.close()
+
+
+def counted(client: Any, prefix: str, at: float, tenant: int = 7, **counts: int) -> None:
+    """What a gateway adds."""
+    pipeline = client.pipeline()
+    series = (tenant, "quill", "")
+    add_counts(pipeline, {(series, name): n for name, n in counts.items()}, at, prefix)
+    pipeline.execute()
+
+
+def test_gateways_add_up_and_a_bucket_is_written_once(client: Any, key_prefix: str) -> None:
+    for at in (NOW, NOW + 3, NOW + 9.9):
+        counted(client, key_prefix, at, requests=1, prompt_tokens=10, **{f"{FIRST_TOKEN}20": 1})
+    assert write_history(client, NOW + FINEST + GRACE_S - 1) == []
+    saved = client.hgetall(bucket_key(NOW, key_prefix))
+    assert write_history(client, NOW + FINEST + GRACE_S + 1) == [NOW]
+    # A worker that died between the database and Redis: another writes the same again.
+    client.hset(bucket_key(NOW, key_prefix), mapping=saved)
+    client.zadd(index_key(key_prefix), {str(NOW): NOW})
+    write_history(client, NOW + 2 * FINEST)
+    rows = TrafficSample.objects.filter(width=FINEST).order_by("tenant_id")
+    assert [(r.tenant_id, r.requests, r.prompt_tokens) for r in rows] == [(0, 3, 30), (7, 3, 30)]
+    assert rows[0].first_token == {"20": 3}
+    assert client.exists(bucket_key(NOW, key_prefix)) == 0
+
+
+def test_tenants_add_up_to_the_installations_line(client: Any, key_prefix: str) -> None:
+    counted(client, key_prefix, NOW, tenant=7, requests=2, errors=1)
+    counted(client, key_prefix, NOW, tenant=8, requests=3, refused=4)
+    write_history(client, NOW + 25)
+    at = points(RANGES["5m"], NOW + 25)
+    whole = traffic(Wanted(range=RANGES["5m"]), at)
+    one = traffic(Wanted(range=RANGES["5m"], tenants=[8]), at)
+    assert (sum(whole.sums["requests"]), sum(whole.sums["errors"])) == (5, 1)
+    assert (sum(one.sums["requests"]), sum(one.sums["refused"])) == (3, 4)
+    assert whole.sums["requests"][at.index(NOW)] == 5
+    by_tenant = grouped(Wanted(range=RANGES["5m"]), "tenant_id", at)
+    assert {tenant: sum(line["requests"]) for tenant, line in by_tenant.items()} == {7: 2, 8: 3}
+
+
+@pytest.mark.parametrize("name", list(RANGES))
+def test_every_range_tells_the_same_sums_whatever_is_wide_already(
+    client: Any, key_prefix: str, name: str
+) -> None:
+    wanted = RANGES[name]
+    now = NOW
+    begin = now - min(wanted.seconds, 1700)
+    for at in range(begin, now, 50):
+        counted(client, key_prefix, at, requests=1, **{f"{GAP}{at % 7}": 2})
+        write_history(client, at + FINEST + GRACE_S + 1)
+    write_history(client, now + FINEST + GRACE_S + 1)
+    line = traffic(Wanted(range=wanted), points(wanted, now + 25))
+    seen = sum(line.sums["requests"])
+    expected = len([at for at in range(begin, now, 50) if at >= points(wanted, now + 25)[0]])
+    assert seen == expected
+    assert sum(sum(each.values()) for each in line.gaps) == 2 * expected
+
+
+def test_pools_tell_cache_from_use_and_from_nothing(client: Any, key_prefix: str) -> None:
+    stats = {"num_blocks": 100, "num_free_blocks": 70, "num_cached_blocks": 80}
+    stats |= {"num_requests_running": 3, "num_requests_waiting": 2}
+    for name in ("one", "two"):
+        beat = heartbeat(name, "quill", stats=stats)
+        client.sadd(protocol.replicas_key(key_prefix), name)
+        client.set(protocol.replica_key(name, key_prefix), protocol.encode(beat))
+    assert len(known_replicas(client, key_prefix)) == 2
+    write_history(client, NOW)
+    found = pools(Wanted(range=RANGES["5m"]), points(RANGES["5m"], NOW + 25))
+    last = {name: values[-1] for name, values in found.items()}
+    # 30 of each are in use; 80 are cached, of which 50 by nobody else.
+    assert last == {
+        "replicas": 2,
+        "running": 6,
+        "waiting": 4,
+        "blocks": 200,
+        "active_blocks": 60,
+        "cached_blocks": 100,
+    }
+    assert found["blocks"][0] is None
+
+
+def test_what_is_old_goes_width_by_width(client: Any, key_prefix: str) -> None:
+    counted(client, key_prefix, NOW, requests=1)
+    write_history(client, NOW + 3 * 7200)
+    widths = {row.width for row in TrafficSample.objects.all()}
+    assert widths == set(KEPT)
+    forget_old(NOW + KEPT[10] + 1)
+    assert {row.width for row in TrafficSample.objects.all()} == {60, 600, 7200}
+    forget_old(NOW + KEPT[7200] + 1)
+    assert not TrafficSample.objects.exists()
+    assert not PoolSample.objects.exists()
+
+
+def test_many_groups_are_bounded(client: Any, key_prefix: str) -> None:
+    for tenant in range(1, MOST_GROUPS + 5):
+        counted(client, key_prefix, NOW, tenant=tenant, requests=tenant)
+    write_history(client, NOW + 25)
+    found = grouped(Wanted(range=RANGES["5m"]), "tenant_id", points(RANGES["5m"], NOW + 25))
+    assert len(found) == MOST_GROUPS + 1
+    assert sum(found[None]["requests"]) == 1 + 2 + 3 + 4
+
+
+def test_redis_keeps_a_bounded_time_while_no_worker_writes(client: Any, key_prefix: str) -> None:
+    counted(client, key_prefix, NOW, requests=1)
+    assert 0 < client.ttl(bucket_key(NOW, key_prefix)) <= KEPT[FINEST]
+    assert json.loads(next(iter(client.hgetall(bucket_key(NOW, key_prefix))))) == [
+        *(7, "quill", "", "requests")
+    ]
+
+
+def test_percentiles_of_merged_spreads_are_near_the_true_ones() -> None:
+    durations = [0.0007 * 1.01**n for n in range(1000)]
+    spread: dict[int, int] = {}
+    for each in durations:
+        spread[place_of(each)] = spread.get(place_of(each), 0) + 1
+    for fraction in (0.5, 0.95, 0.99):
+        true = durations[int(fraction * len(durations))]
+        assert percentile(spread, fraction) == pytest.approx(true, rel=0.1)
+    assert percentile({}, 0.5) is None
+    assert percentiles([{}])["p50"] == [None]
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 1e-9, 1e9])
+def test_odd_durations_have_a_place(seconds: float) -> None:
+    assert 0 <= place_of(seconds) <= LAST
