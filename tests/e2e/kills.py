@@ -49,6 +49,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "stop": {"ignore_eos": True, "stop": ["zqx zqx", "\n\n\n\n\n\n"]},
     "penalties": {"ignore_eos": True, "frequency_penalty": 0.3, "repetition_penalty": 1.1},
     "usage": {"ignore_eos": True, "stream_options": {"continuous_usage_stats": True}},
+    # The prompt has opened the reasoning; the budget closes it.
+    "reasoning": {
+        "ignore_eos": True,
+        "messages": [
+            {"role": "user", "content": "Tell me a story."},
+            {"role": "assistant", "content": "<think>\nLet me think"},
+        ],
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+        "thinking_token_budget": 40,
+    },
 }
 
 
@@ -57,6 +68,7 @@ class Choice:
     """One choice, put together from its chunks."""
 
     text: str = ""
+    reasoning: str = ""
     calls: dict[int, list[str]] = field(default_factory=dict)
     tokens: list[str] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -65,19 +77,27 @@ class Choice:
 
 @dataclass
 class Answer:
-    """One stream's end. `same` is what must not depend on any fault."""
+    """One stream's end. `same` is what must not depend on any fault.
+
+    Attributes:
+        cached: every count of cached prompt tokens that it was told: one, whatever was resumed.
+    """
 
     choices: dict[int, Choice] = field(default_factory=dict)
     usage: dict[str, Any] = field(default_factory=dict)
     ended: bool = False
     id: str = ""
+    cached: set[int] = field(default_factory=set)
 
     def take(self, chunk: dict[str, Any]) -> None:
         self.id = chunk["id"]
-        self.usage = chunk.get("usage") or self.usage
+        if usage := chunk.get("usage"):
+            self.usage = usage
+            self.cached.add((usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0))
         for part in chunk["choices"]:
             choice = self.choices.setdefault(part["index"], Choice())
             choice.text += part["delta"].get("content") or ""
+            choice.reasoning += part["delta"].get("reasoning") or ""
             for call in part["delta"].get("tool_calls") or ():
                 known = choice.calls.setdefault(call["index"], ["", ""])
                 known[0] += call["function"].get("name") or ""
@@ -92,21 +112,28 @@ class Answer:
         used = {name: self.usage[name] for name in ("prompt_tokens", "completion_tokens")}
         return {
             "choices": {
-                index: (choice.text, choice.calls, choice.tokens, choice.finish_reason)
+                index: (
+                    *(choice.text, choice.reasoning, choice.calls),
+                    *(choice.tokens, choice.logprobs, choice.finish_reason),
+                )
                 for index, choice in self.choices.items()
             },
             "usage": used | {"numerics_changed": self.usage.get("numerics_changed", False)},
+            "reasoning_tokens": (self.usage.get("completion_tokens_details") or {}).get(
+                "reasoning_tokens"
+            ),
             "ended": self.ended,
         }
 
 
 def bodies(product: Product, count: int, max_tokens: int) -> list[dict[str, Any]]:
-    """Requests of all kinds in turn, greedy ones and seeded ones."""
+    """Requests of all kinds in turn, every second one greedy, the others seeded."""
     kinds = list(KINDS)
     made = []
     for number in range(count):
-        kind = kinds[number % len(kinds)]
-        greedy = (number // len(kinds)) % 2 == 0
+        turn, place = divmod(number, len(kinds))
+        kind = kinds[place]
+        greedy = (place + turn) % 2 == 0
         made.append(
             {
                 "model": product.model,
@@ -119,6 +146,12 @@ def bodies(product: Product, count: int, max_tokens: int) -> list[dict[str, Any]
             }
         )
     return made
+
+
+def stop_within(text: str, size: int = 16) -> str:
+    """A piece of a text that stands there once, behind its first half if there is such a one."""
+    places = [*range(len(text) // 2, len(text) - size), *range(len(text) // 2)]
+    return next(text[at : at + size] for at in places if text.find(text[at : at + size]) == at)
 
 
 async def ask(
@@ -134,7 +167,7 @@ async def ask(
     async with client.stream("POST", url, json=body, headers=headers) as response:
         assert response.status_code == 200, await response.aread()
         async for line in response.aiter_lines():
-            assert "error" not in line[:20], line
+            assert '"error"' not in line[:20], line
             if line == "data: [DONE]":
                 answer.ended = True
             elif line.startswith("data: "):
@@ -170,7 +203,10 @@ class Killer:
 
     def __init__(self, product: Product, kills: int, chunks: int, seed: int) -> None:
         self._product, self._rng = product, random.Random(seed)
-        self._at = sorted(self._rng.uniform(0.05, 0.9) * chunks for _ in range(kills))
+        mean = 0.9 * chunks / kills
+        # Not one right after the other: whoever kills three in a row before a token came of them
+        # is taken for the reason of their deaths.
+        self._gaps = [self._rng.uniform(0.2, 1.8) * mean for _ in range(kills)]
         self._seen = 0
         self.killed = Counter[str]()
 
@@ -180,7 +216,8 @@ class Killer:
 
     async def run(self) -> None:
         """Until all kills are done."""
-        for at in self._at:
+        for gap in self._gaps:
+            at = self._seen + gap
             await until(lambda at=at: self._seen >= at)
             await self._kill()
 

@@ -1,0 +1,1 @@
+"""Pairs break, not features: every two features together, and the page that says how they go."""

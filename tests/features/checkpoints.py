@@ -1,0 +1,75 @@
+"""Tiny random checkpoints and an adapter, made once."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adapter_digest
+from engine.survey.bridged import STATEFUL
+from engine.survey.tiny import make_checkpoint
+from tests.engine.models import make_model, make_tokenizer
+
+RANK, ALPHA = 8, 12
+TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
+
+
+class Checkpoints:
+    """Folders by what a model is: "llama", "qwen2-window" (every second layer has a window) or
+    "lfm2" (every second one keeps a state); `adapter` gives one that changes what is said, and
+    `merged` the model that has it inside.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.plain = functools.cache(self._plain)
+        self.adapter = functools.cache(self._adapter)
+        self.merged = functools.cache(self._merged)
+
+    def _plain(self, kind: str) -> Path:
+        folder = self._folder / kind
+        if kind in STATEFUL:
+            make_checkpoint(STATEFUL[kind], folder)
+            make_tokenizer().save_pretrained(folder)
+            return folder
+        return make_model(kind, folder, num_hidden_layers=2)
+
+    def _adapter(self, kind: str) -> AdapterRef:
+        folder = self._folder / f"{kind}-adapter"
+        folder.mkdir()
+        made = torch.Generator().manual_seed(4)
+        tensors = {}
+        for name, weight in load_file(self.plain(kind) / "model.safetensors").items():
+            if _is_target(name):
+                rows, columns = weight.shape
+                prefix = f"base_model.model.{name.removesuffix('.weight')}"
+                down, up = (RANK, columns), (rows, RANK)
+                tensors[f"{prefix}.lora_A.weight"] = torch.randn(down, generator=made) * 0.15
+                tensors[f"{prefix}.lora_B.weight"] = torch.randn(up, generator=made) * 0.15
+        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": [*TARGETS]}
+        (folder / CONFIG_FILE).write_text(json.dumps(config))
+        save_file(tensors, folder / WEIGHTS_FILE)
+        return AdapterRef(digest=adapter_digest(folder), name="a", path=str(folder))
+
+    def _merged(self, kind: str) -> Path:
+        folder = self._folder / f"{kind}-merged"
+        shutil.copytree(self.plain(kind), folder)
+        delta = load_file(Path(self.adapter(kind).path) / WEIGHTS_FILE)
+        weights = load_file(folder / "model.safetensors")
+        for name in weights:
+            if _is_target(name):
+                prefix = f"base_model.model.{name.removesuffix('.weight')}"
+                up, down = delta[f"{prefix}.lora_B.weight"], delta[f"{prefix}.lora_A.weight"]
+                weights[name] = weights[name] + (ALPHA / RANK) * up @ down
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        return folder
+
+
+def _is_target(name: str) -> bool:
+    module, _, kind = name.rpartition(".")
+    return kind == "weight" and module.rpartition(".")[2] in TARGETS

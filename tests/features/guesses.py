@@ -1,0 +1,57 @@
+"""Drafts that mostly hold: whoever guesses knows what will be said, and sometimes lies."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
+
+from engine.contract.speculative import SpeculativeConfig
+from engine.scheduler import Sequence
+from engine.speculative import drafter
+from engine.speculative.proposers import Proposer
+from engine.speculative.step_costs import StepCosts
+from tests.engine.models import VOCAB
+from tests.features.workload import Outputs
+
+
+class Guesses(Proposer):
+    """The only source of drafts while `guessing`."""
+
+    _said: dict[int, list[list[int]]] = {}
+    _rng = random.Random(7)
+
+    def __init__(self, config: SpeculativeConfig | None = None) -> None:
+        pass
+
+    def know(self, outputs: Outputs) -> None:
+        """What requests get without drafts."""
+        said: dict[int, list[list[int]]] = {}
+        for (number, _), output in outputs.items():
+            said.setdefault(number, []).append(output.tokens)
+        type(self)._said = said
+
+    def propose(self, sequence: Sequence, count: int) -> list[int]:
+        number = int(sequence.request.request_id.rpartition("-")[2])
+        had = sequence.token_ids[sequence.num_prompt_tokens :]
+        rng = self._rng
+        for text in self._said.get(number, []):
+            if text[: len(had)] == had:
+                drafts = text[len(had) : len(had) + count]
+                return [rng.randrange(4, VOCAB) if rng.random() < 0.15 else d for d in drafts]
+        return [rng.randrange(4, VOCAB) for _ in range(count)]
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+
+@contextmanager
+def guessing() -> Iterator[Guesses]:
+    """As if wider steps were free, whatever this machine measures."""
+    with (
+        mock.patch.object(StepCosts, "note"),
+        mock.patch.object(StepCosts, "widest", 10**6),
+        mock.patch.dict(drafter.PROPOSERS, {"ngram": Guesses}),
+    ):
+        yield Guesses()

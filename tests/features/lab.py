@@ -1,0 +1,242 @@
+"""Runs the same requests with any set of features: engines by their settings, and what befalls
+them meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from engine.contract.config import EngineConfig
+from engine.contract.protocol import EngineRequest, TokenDelta
+from engine.core.engine_core import EngineCore
+from tests.features.checkpoints import Checkpoints
+from tests.features.guesses import Guesses
+from tests.features.workload import LENGTHS, Features, Output, Outputs, request
+
+BLOCK = 4
+BLOCKS = 600
+#: What a feature sets.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "prefix cache": {"enable_prefix_caching": True},
+    "chunks": {"max_num_batched_tokens": 24},
+    "quantised weights": {"quantization": "int8"},
+    "narrow caches": {"kv_cache_dtype": "int8"},
+    "bridge": {"model_impl": "transformers"},
+    "pooling": {"runner": "pooling"},
+    "sleep": {"enable_sleep_mode": True},
+    "async scheduling": {"async_scheduling": True},
+    "speculation": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}},
+}
+#: Tokens that all have together when something befalls them.
+SLEEPS_AT, KILLED_AT = 20, 45
+_PREEMPTING = (0.8, 0.6, 0.45, 0.3)
+
+
+class Died(Exception):
+    """A request ended with an error."""
+
+
+@dataclass(slots=True)
+class Run:
+    """What came of a run.
+
+    Attributes:
+        cores: the engines, in the order in which they were used.
+        resumed: requests that went on in another engine, with tokens or before the first.
+        slept: requests that were under way when the engine slept.
+        taken: all blocks were taken from all sequences once.
+        most_blocks: in use at a time, of the pool that was used most.
+    """
+
+    features: Features
+    cores: list[EngineCore]
+    outputs: Outputs = field(default_factory=dict)
+    resumed: list[str] = field(default_factory=list)
+    slept: list[str] = field(default_factory=list)
+    most_blocks: int = 0
+    taken: bool = False
+    num_preemptions: int = 0
+    hits: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """That all outputs have together."""
+        return sum(len(output.tokens) for output in self.outputs.values())
+
+    def take(self, delta: TokenDelta) -> None:
+        """A delta of one of its requests. Raises `Died`."""
+        if delta.error is not None:
+            raise Died(delta.error.message)
+        number = int(delta.request_id.rpartition("-")[2])
+        self.outputs.setdefault((number, delta.index), Output()).take(delta)
+
+
+class Lab:
+    """Engines and results are made once.
+
+    Args:
+        folder: for checkpoints.
+    """
+
+    def __init__(self, folder: Path, guesses: Guesses) -> None:
+        self.checkpoints = Checkpoints(folder)
+        self._guesses = guesses
+        self._ids = itertools.count()
+        self._cores: dict[str, EngineCore] = {}
+        self.result = functools.cache(self._result)
+
+    # -- engines ------------------------------------------------------------------------------
+
+    def kind(self, features: Features) -> str:
+        """Which checkpoint a run is with."""
+        if "states" in features:
+            return "lfm2"
+        return "qwen2-window" if "windows" in features else "llama"
+
+    def core(self, features: Features, number: int = 0, **changes: Any) -> EngineCore:
+        """The engine of these features; another `number` is another replica."""
+        settings: dict[str, Any] = {
+            "model": str(self.checkpoints.plain(self.kind(features))), "dtype": "float32",
+            "served_model_name": "tiny", "max_model_len": 256, "block_size": BLOCK,
+            "num_gpu_blocks_override": BLOCKS, "enable_prefix_caching": False, "num_threads": 1,
+            "max_num_seqs": 10,
+        }  # fmt: skip
+        for feature in sorted(features & SETTINGS.keys()):
+            settings |= SETTINGS[feature]
+        settings |= changes
+        key = json.dumps([settings, number], sort_keys=True)
+        if key not in self._cores:
+            self._cores[key] = EngineCore(EngineConfig(**settings))
+            gc.freeze()  # an engine that sleeps collects what it can, again and again
+        return self._cores[key]
+
+    # -- runs ---------------------------------------------------------------------------------
+
+    def _result(self, features: Features) -> Run:
+        """All requests with these features. Raises `QuireError` where the product refuses them."""
+        if "preemption" not in features:
+            return self.run(features)
+        if "pooling" in features:  # prompts don't grow: it takes an operator, and chunks
+            return self.run(features, max_num_batched_tokens=24)
+        most = self.result(features - {"preemption"}).most_blocks
+        needed = max(_most_tokens(each) for each in self.requests(features)) // BLOCK + 2
+        for part in _PREEMPTING:
+            run = self.run(features, num_gpu_blocks_override=max(needed, int(part * most)))
+            if run.num_preemptions:
+                break
+        return run
+
+    def run(
+        self, features: Features, requests: list[EngineRequest] | None = None, **changes: Any
+    ) -> Run:
+        """Those requests, or the workload's, with what befalls the features' engines."""
+        replicas = 2 if features & {"failover", "several replicas"} else 1
+        cores = [self.core(features, number, **changes) for number in range(replicas)]
+        if "speculation" in features:
+            self._guesses.know(self.result(features - {"speculation"}).outputs)
+        for core in cores:
+            core.reset_prefix_cache()
+        for _ in range(2 if "prefix cache" in features else 1):
+            run = self._once(features, cores, requests or self.requests(features))
+        for core in cores:
+            core.check_integrity()
+            assert core.scheduler.kv.pool.num_free == core.scheduler.kv.pool.num_blocks
+        return run
+
+    def requests(self, features: Features) -> list[EngineRequest]:
+        """The workload."""
+        wanted = "adapters" in features
+        adapter = self.checkpoints.adapter(self.kind(features)) if wanted else None
+        return [request(number, features, adapter) for number in range(len(LENGTHS))]
+
+    def _once(
+        self, features: Features, cores: list[EngineCore], requests: list[EngineRequest]
+    ) -> Run:
+        """The requests, once."""
+        attempt = next(self._ids)
+        asked = [
+            msgspec.structs.replace(each, request_id=f"{attempt}.{each.request_id}")
+            for each in requests
+        ]
+        run = Run(features, cores)
+        before = [core.scheduler.num_preemptions for core in cores]
+        hits = sum(_hits(core) for core in cores)
+        several = "several replicas" in features
+        for place, each in enumerate(asked):
+            cores[place % len(cores) if several else 0].add_request(each)
+        for _ in self._steps(run, cores):
+            if {"preemption", "pooling"} <= features and not run.taken and run.most_blocks:
+                run.taken = True
+                cores[0].scheduler.preempt_all()
+            if "sleep" in features and not run.slept and self._due(run, SLEEPS_AT):
+                self._sleep(run, cores[0])
+            if "failover" in features and not run.resumed and self._due(run, KILLED_AT):
+                self._kill(run, asked)
+        run.num_preemptions = sum(
+            core.scheduler.num_preemptions - was for core, was in zip(cores, before, strict=True)
+        )
+        run.hits = sum(_hits(core) for core in cores) - hits
+        return run
+
+    def _steps(self, run: Run, cores: list[EngineCore]) -> Iterator[None]:
+        """Before each step of all engines."""
+        while any(core.has_work for core in cores):
+            yield
+            for core in cores:
+                if core.has_work:
+                    for delta in core.step():
+                        run.take(delta)
+                    pool = core.scheduler.kv.pool
+                    run.most_blocks = max(run.most_blocks, pool.num_blocks - pool.num_free)
+
+    def _due(self, run: Run, tokens: int) -> bool:
+        """Whether it's time; vectors come without tokens before them."""
+        return run.num_tokens >= tokens or "pooling" in run.features or "beams" in run.features
+
+    def _sleep(self, run: Run, core: EngineCore) -> None:
+        run.slept = [*core.requests]
+        for delta in core.sleep(1):
+            run.take(delta)
+        core.wake_up()
+
+    def _kill(self, run: Run, asked: list[EngineRequest]) -> None:
+        """The first engine is gone; the other goes on with what clients have."""
+        first, second = run.cores
+        for each in asked:
+            if each.request_id in first.requests:
+                first.abort(each.request_id)
+                second.add_request(self._rest(run, each))
+                run.resumed.append(each.request_id)
+
+    def _rest(self, run: Run, asked: EngineRequest) -> EngineRequest:
+        """As a gateway asks for it: the prompt and the tokens so far."""
+        number = int(asked.request_id.rpartition("-")[2])
+        count = 1 if asked.sampling.use_beam_search else asked.sampling.num_sequences
+        had = [run.outputs.get((number, index), Output()) for index in range(count)]
+        if not any(output.tokens for output in had):
+            return asked
+        return msgspec.structs.replace(
+            asked,
+            resume_token_ids=[list(output.tokens) for output in had],
+            skip_indices=[index for index, output in enumerate(had) if output.finish_reason],
+        )
+
+
+def _most_tokens(asked: EngineRequest) -> int:
+    """Of one of its sequences."""
+    output = 0 if asked.pooling is not None else asked.sampling.max_tokens or 0
+    return len(asked.prompt_token_ids) + output
+
+
+def _hits(core: EngineCore) -> int:
+    """Prompt tokens that were found in the prefix cache so far."""
+    return core.snapshot().prefix_cache_hits_total

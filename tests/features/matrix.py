@@ -1,0 +1,63 @@
+"""The features, and what becomes of two of them together."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from engine.contract.errors import QuireError
+from tests.features.at_work import AT_WORK
+from tests.features.lab import Lab, Run
+from tests.features.laws import LAWS, same
+from tests.features.workload import Features
+
+NAMES = (
+    *("prefix cache", "chunks", "preemption", "failover", "grammar", "tools", "reasoning"),
+    *("logprobs", "n > 1", "beams", "token caps", "quantised weights", "narrow caches", "windows"),
+    *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
+    "speculation",
+)
+PAIRS = tuple(itertools.combinations(NAMES, 2))
+#: What can't meet, though nobody refuses it.
+NEVER = {frozenset({"windows", "states"}): "no architecture that runs here has both"}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a pair went: it passes, or a reason why it can't be had."""
+
+    reason: str = ""
+
+
+def outcome(lab: Lab, first: str, second: str) -> Outcome:
+    """Run the two together. Raises `AssertionError` where they break each other."""
+    features = frozenset({first, second})
+    if features in NEVER:
+        return Outcome(NEVER[features])
+    try:
+        run = lab.result(features)
+    except QuireError as error:
+        return Outcome(error.message.split(" Known:")[0])
+    if reason := _not_at_work(run, features):
+        return Outcome(reason)
+    transparent = features & AT_WORK.keys()
+    if transparent:
+        without = lab.result(features - transparent)
+        assert without.outputs.keys() == run.outputs.keys()
+        for key, output in without.outputs.items():
+            assert same(features, run.outputs[key], output), key
+    for feature in sorted(features & LAWS.keys()):
+        LAWS[feature](lab, run)
+    return Outcome()
+
+
+def _not_at_work(run: Run, features: Features) -> str:
+    """Why a feature did nothing, in the engine's own words. Raises where it has none."""
+    for feature in sorted(features & AT_WORK.keys()):
+        if AT_WORK[feature](run):
+            continue
+        reasons = {output.flight.cold_reason for output in run.outputs.values()}
+        if feature == "prefix cache" and reasons == {"caching_off"}:
+            return "nothing is cached (the flight record's `cold_reason` is `caching_off`)"
+        raise AssertionError(f"{feature} did nothing")
+    return ""

@@ -1,0 +1,22 @@
+"""Each pair of features goes as docs/features.md says."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.features import page
+from tests.features.lab import Lab
+from tests.features.matrix import PAIRS, Outcome, outcome
+
+SAID = page.stated(page.PATH.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(("first", "second"), PAIRS)
+def test_pair(first: str, second: str, lab: Lab) -> None:
+    assert outcome(lab, first, second) == SAID[first, second]
+
+
+def test_the_page_is_made_from_outcomes_alone() -> None:
+    assert page.text(SAID) == page.PATH.read_text(encoding="utf-8")
+    worse = page.text({**SAID, PAIRS[0]: Outcome("They quarrel.")})
+    assert page.stated(worse) == {**SAID, PAIRS[0]: Outcome("They quarrel.")}

@@ -1,0 +1,136 @@
+"""The requests of a run, and what came of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.contract.adapters import AdapterRef
+from engine.contract.pooling_params import PoolingParams
+from engine.contract.protocol import EngineRequest, FlightRecord, TokenDelta, TokenLogprobs
+from engine.contract.sampling_params import SamplingParams, ThinkingParams
+from engine.contract.structured_outputs import StructuredOutputsParams
+from inference.tools import ToolFunction
+from inference.tools.hermes import HermesParser
+from tests.engine.models import VOCAB
+
+Features = frozenset[str]
+
+#: Prompts, of which every second one asks for what a run is about. The others are beside it.
+LENGTHS = (40, 33, 26, 60, 47, 18)
+TOKENS, FORM, CALL = 24, 70, 130
+CAP = 17
+#: Of the last a second output's seed can be asked for by a request of its own, of others the third.
+SEEDS = {2: 2, 3: 3, 4: 7 << 60, 5: 5}
+CLOSE, BUDGET = [40, 41], 6
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "blue"]}, "size": {"enum": [1, 22, 333]}},
+    "required": ["color", "size"],
+    "additionalProperties": False,
+}
+FUNCTION = ToolFunction("paint", SCHEMA, strict=True)
+#: What only a model that generates can be asked for.
+OF_TEXT = frozenset({"grammar", "tools", "reasoning", "logprobs", "n > 1", "beams", "token caps"})
+
+
+@dataclass(slots=True)
+class Output:
+    """One output of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    total: float | None = None
+    pooled: bytes | None = None
+    flight: FlightRecord = field(default_factory=FlightRecord)
+
+    def take(self, delta: TokenDelta) -> None:
+        """Its next delta."""
+        assert delta.start == len(self.tokens) or not delta.token_ids
+        self.tokens += delta.token_ids
+        self.logprobs += delta.logprobs or []
+        self.finish_reason, self.stop_reason = delta.finish_reason, delta.stop_reason
+        self.total, self.pooled = delta.cumulative_logprob, delta.pooled
+        self.flight = delta.flight or self.flight
+
+    @property
+    def words(self) -> tuple[object, ...]:
+        """What a client reads."""
+        return self.tokens, self.finish_reason, self.stop_reason
+
+    @property
+    def bits(self) -> tuple[object, ...]:
+        """The same with all numbers."""
+        return *self.words, self.logprobs, self.total, self.pooled
+
+
+#: Outputs by the number of the request and their own.
+Outputs = dict[tuple[int, int], Output]
+
+
+def asks(number: int) -> bool:
+    """Whether a request asks for what the run is about."""
+    return number % 2 == 0
+
+
+def prompt_of(number: int) -> list[int]:
+    """Every third prompt begins as the first does."""
+    rng, stem = random.Random(number), random.Random(100)
+    shared = [stem.randrange(50, VOCAB) for _ in range(16)] if number % 3 == 0 else []
+    return shared + [rng.randrange(50, VOCAB) for _ in range(LENGTHS[number] - len(shared))]
+
+
+def params_of(number: int, features: Features) -> SamplingParams:
+    """The first two requests are greedy, the others drawn with a seed."""
+    chosen: dict[str, Any] = {"temperature": 0} if number < 2 else {"seed": SEEDS[number]}
+    options = {"max_tokens": TOKENS, "ignore_eos": True, **chosen}
+    if asks(number):
+        options |= _asked(features)
+    return SamplingParams(**options)
+
+
+def _asked(features: Features) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if form := _form(features):
+        longest = CALL if "tools" in features else FORM
+        options |= {"structured_outputs": form, "max_tokens": longest, "ignore_eos": False}
+    if "reasoning" in features:
+        options["thinking"] = ThinkingParams(end=[CLOSE], budget=BUDGET)
+    if "logprobs" in features:
+        options["logprobs"] = 3
+    if "n > 1" in features:
+        options["n"] = 3
+    if "beams" in features:
+        searches = {"use_beam_search": True, "best_of": 4, "temperature": 0, "seed": None}
+        options |= searches | {"n": options.get("n", 2)}
+    return options
+
+
+def _form(features: Features) -> StructuredOutputsParams | None:
+    """As a gateway asks for it: an answer by schema, calls, or either."""
+    if "tools" in features:
+        answer = {"answer": SCHEMA} if "grammar" in features else {}
+        grammar = HermesParser.layout.grammar([FUNCTION], {}, parallel=False, **answer)
+        return StructuredOutputsParams(grammar=grammar)
+    if "grammar" in features:
+        return StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
+    return None
+
+
+def request(
+    number: int, features: Features, adapter: AdapterRef | None, run: str = "r"
+) -> EngineRequest:
+    """One request of a run."""
+    pools = "pooling" in features and not features & OF_TEXT
+    return EngineRequest(
+        request_id=f"{run}-{number}",
+        gateway_id="",
+        prompt_token_ids=prompt_of(number),
+        sampling=SamplingParams() if pools else params_of(number, features),
+        pooling=PoolingParams(task="embed") if pools else None,
+        adapter=adapter if asks(number) else None,
+        token_cap=CAP if "token caps" in features and asks(number) else None,
+    )
