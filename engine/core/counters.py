@@ -111,8 +111,7 @@ class EngineCounters:
         """Start the totals anew."""
         self._histograms = Histograms(*_OF_REQUESTS_AND_STEPS)
         self.stats = EngineStats(num_blocks=self._scheduler.kv.pool.num_blocks)
-        self._scheduler.num_preemptions = 0
-        self._scheduler.kv.num_query_tokens = self._scheduler.kv.num_hit_tokens = 0
+        self._scheduler.reset_counts()
 
     def snapshot(self, num_waiting_outside: int) -> EngineStats:
         """Load and totals as of now."""

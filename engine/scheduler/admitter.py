@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-from engine.kv_cache import TenantQuota
+from engine.contract.config import EngineConfig
+from engine.kv_cache import KVCacheCoordinator, TenantQuota
+from engine.scheduler.limits import StepLimits
+from engine.scheduler.queue import WaitingQueue
+from engine.scheduler.running import RunningSet
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.step_builder import StepBuilder
-
-if TYPE_CHECKING:
-    from engine.scheduler.scheduler import Scheduler
 
 #: Steps with preemptions that the first that runs may be left out of before it goes ahead of all.
 _PATIENCE = 8
 
 
 class Admitter:
-    """Deals prompt tokens, for a scheduler whose queue, running list and pool it shares."""
+    """Deals prompt tokens, of a scheduler whose parts it's given."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._kv, self._waiting = scheduler.kv, scheduler.waiting
-        self._running = scheduler.running
-        self._config = scheduler.config
+    def __init__(
+        self,
+        config: EngineConfig,
+        kv: KVCacheCoordinator,
+        waiting: WaitingQueue,
+        runs: RunningSet,
+        limits: StepLimits,
+    ) -> None:
+        self._config, self._kv, self._waiting, self._runs = config, kv, waiting, runs
+        self._running, self._limits = runs.sequences, limits
         #: Seats that tenants over their share leave to others.
-        self._kept = scheduler.config.kept_seats
+        self._kept = config.kept_seats
         #: Blocks that the last sequence would have taken that had to wait for blocks.
         self._lacking = 0
         #: Whether nothing more may begin in this step.
@@ -55,13 +60,13 @@ class Admitter:
         self._closed = False
         waiting = self._waiting
         if self._passed_over >= _PATIENCE and begun and begun[0] is self._running[0]:
-            self._scheduler.go_on(draft, begun.pop(0))
+            self._go_on(draft, begun.pop(0))
         while draft.budget > 0:
             head = self._startable(draft)
             if begun:
                 at = waiting.next_begun(begun)
                 if head is None or not waiting.precedes(head, begun[at]):
-                    self._scheduler.go_on(draft, begun.pop(at))
+                    self._go_on(draft, begun.pop(at))
                     continue
             if head is None:
                 break
@@ -78,11 +83,23 @@ class Admitter:
         elif draft.preempted:
             self._passed_over += 1
 
+    def _go_on(self, draft: StepBuilder, sequence: Sequence) -> None:
+        """Deal to a prompt that has begun what there is room for, unless it gave its blocks.
+
+        One that gave them and was started again has its tokens of this step already.
+        """
+        if sequence.status is not Status.RUNNING or sequence in draft.scheduled:
+            return
+        pending = sequence.num_tokens + sequence.num_placeholders - sequence.num_computed_tokens
+        count = self._limits.piece(draft, pending)
+        if count:
+            self._runs.grow(draft, self._running.index(sequence), count)
+
     def _startable(self, draft: StepBuilder) -> Sequence | None:
         """The waiting sequence that is next, if anything may start."""
         waiting = self._waiting
         while not self._closed and (head := waiting.peek()) is not None and not head.isolated:
-            quota = self._scheduler.quota_of(head)
+            quota = self._runs.quota_of(head)
             if draft.preempted and not self._gave_nothing(draft, quota):
                 return None
             if not self._full or self._claim_seat(draft, head, quota):
@@ -108,19 +125,19 @@ class Admitter:
         if not self._waiting.fair or quota.running >= few:
             return False
         for victim in reversed(self._running[1:]):
-            other = self._scheduler.quota_of(victim)
+            other = self._runs.quota_of(victim)
             if victim.request.priority < head.request.priority:
                 return False
-            if self._scheduler.lends(draft, victim):
+            if self._runs.lends(draft, victim):
                 continue
             if other.running > seats * quotas.fraction(other):
-                self._scheduler.take_from(draft, victim)
+                self._runs.take_from(draft, victim)
                 return True
         return False
 
     def _start(self, draft: StepBuilder, head: Sequence) -> bool:
         """Start the queue's head or pass over its tenant; False: nothing more may start."""
-        quota = self._scheduler.quota_of(head)
+        quota = self._runs.quota_of(head)
         if head.request.priority >= 0 and self._leaves_seats(quota):
             self._waiting.hold(quota.name)
             return True
@@ -146,18 +163,18 @@ class Admitter:
         if quotas.excess(quota, quota.used + self._lacking) > 1:
             return False
         while self._lacks(head, quota):
-            victim = self._scheduler.victim(quota, draft, over_share=True, spares_first=True)
+            victim = self._runs.victim(quota, draft, over_share=True, spares_first=True)
             if victim is None or victim.request.priority < head.request.priority:
                 return False
-            self._scheduler.take_from(draft, victim)
+            self._runs.take_from(draft, victim)
         return True
 
     def _lacks(self, head: Sequence, quota: TenantQuota) -> bool:
         """Whether there aren't enough blocks for the head's first piece."""
-        kv, scheduler = self._kv, self._scheduler
-        prefix = scheduler.find_cached_prefix(head)
+        kv = self._kv
+        prefix = self._runs.find_cached_prefix(head)
         computed = len(prefix[0]) * kv.block_size
-        count = min(head.num_tokens - computed, scheduler.most_at_once)
+        count = min(head.num_tokens - computed, self._limits.most_at_once)
         return not kv.can_allocate(head.seq_id, quota, computed, count, prefix)
 
     @property
@@ -184,21 +201,21 @@ class Admitter:
 
         They did so before it was reserved: no allocation dips into a reserve.
         """
-        kv, scheduler = self._kv, self._scheduler
+        kv = self._kv
         for quota in kv.quotas.unbacked(kv.pool.num_free):
             head = self._waiting.head_of(quota.name)
             if head is None:
                 continue
-            prefix = scheduler.find_cached_prefix(head)
+            prefix = self._runs.find_cached_prefix(head)
             computed = len(prefix[0]) * kv.block_size
-            count = min(head.num_tokens - computed, scheduler.most_at_once)
+            count = min(head.num_tokens - computed, self._limits.most_at_once)
             if kv.needed(head.seq_id, computed, count, prefix) > quota.unused_reserve:
                 continue
             while not kv.can_allocate(head.seq_id, quota, computed, count, prefix):
-                victim = scheduler.victim(quota, over_share=True)
+                victim = self._runs.victim(quota, over_share=True)
                 if victim is None:
                     break
-                scheduler.preempt(victim)
+                self._runs.preempt(victim)
 
     def admit(self, draft: StepBuilder, sequence: Sequence) -> int:
         """Start the head of a tenant's line; the tokens dealt to it, 0 if it can't start."""
@@ -207,15 +224,15 @@ class Admitter:
         if sequence.num_placeholders:
             # Preempted while a step runs that samples its next token: it must come first.
             return 0
-        prefix = self._scheduler.find_cached_prefix(sequence)
+        prefix = self._runs.find_cached_prefix(sequence)
         computed = len(prefix[0]) * kv.block_size
         wanted = sequence.num_tokens - computed
-        count = self._scheduler.prefill_share(draft, wanted)
+        count = self._limits.piece(draft, wanted)
         if count == 0 or (count < wanted and not self._config.enable_chunked_prefill):
             return 0
-        quota = self._scheduler.quota_of(sequence)
+        quota = self._runs.quota_of(sequence)
         if not kv.can_allocate(seq_id, quota, computed, count, prefix):
-            if not self._scheduler.refuse_for_good(sequence, count, prefix):
+            if not self._runs.refuse_for_good(sequence, count, prefix):
                 self._lacking = kv.needed(seq_id, computed, count, prefix)
             return 0
         tokens, hashes = sequence.token_ids, sequence.block_hashes
@@ -240,7 +257,5 @@ class Admitter:
             sequence.num_prompt_counted = sequence.num_cached_tokens
             self._kv.num_query_tokens += sequence.num_tokens
             self._kv.num_hit_tokens += computed
-        sequence.status = Status.RUNNING
         sequence.num_computed_tokens = computed
-        self._scheduler.quota_of(sequence).running += 1
-        self._running.append(sequence)
+        self._runs.join(sequence)

@@ -48,7 +48,7 @@ class PrefillPace:
 
     def _set(self) -> None:
         most = max(LEAST_TOKENS, int(self._limit / self.seconds_per_token))
-        self._scheduler.share = replace(self._scheduler.share, most=most)
+        self._scheduler.limits.share = replace(self._scheduler.limits.share, most=most)
 
 
 def _moved(average: float, value: float) -> float:

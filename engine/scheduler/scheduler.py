@@ -10,15 +10,16 @@ from __future__ import annotations
 from engine.contract.config import EngineConfig
 from engine.contract.errors import KVPoolTooSmall
 from engine.contract.protocol import EngineRequest
-from engine.kv_cache import KVLayout, Tables, TenantQuota, make_coordinator
+from engine.kv_cache import KVLayout, TenantQuota, make_coordinator
 from engine.scheduler.admitter import Admitter
 from engine.scheduler.drafts import DraftSource
+from engine.scheduler.limits import StepLimits
 from engine.scheduler.plan import StepPlan, decodes
 from engine.scheduler.policies import make_queue
 from engine.scheduler.prefill_share import PrefillShare
+from engine.scheduler.running import RunningSet
 from engine.scheduler.sequence import Sequence, Status
 from engine.scheduler.step_builder import StepBuilder
-from engine.scheduler.victims import choose_victim
 
 
 class Scheduler:
@@ -41,51 +42,56 @@ class Scheduler:
         when nobody asks.
         """
         self.config = config
-        self.token_budget = token_budget
         self.max_num_seqs = config.max_num_seqs
-        self.chunk_limit = config.long_prefill_token_threshold or token_budget
-        self.share = prefill_share or PrefillShare(token_budget)
+        self.limits = StepLimits(
+            token_budget,
+            chunk=config.long_prefill_token_threshold or token_budget,
+            chunked=config.enable_chunked_prefill,
+            share=prefill_share or PrefillShare(token_budget),
+        )
         self.kv = make_coordinator(
             layout, num_blocks, config.block_size, config.enable_prefix_caching
         )
         #: The longest sequence that can ever run.
-        self.capacity_tokens = self.kv.capacity(num_blocks, self.most_at_once, max_model_len)
+        self.capacity_tokens = self.kv.capacity(num_blocks, self.limits.most_at_once, max_model_len)
         if max_model_len:
-            longest = self.kv.most_blocks(max_model_len, self.most_at_once)
+            longest = self.kv.most_blocks(max_model_len, self.limits.most_at_once)
             self.kv.quotas.shared = min(num_blocks, longest)
         self.waiting = make_queue(config)
-        self.running: list[Sequence] = []
+        by_priority = config.scheduling_policy != "fcfs"
+        self._runs = RunningSet(self.kv, self.waiting, by_priority)
+        self.running = self._runs.sequences
         #: Who guesses at coming tokens, if anybody does.
         self.drafts: DraftSource | None = None
-        self._admitter = Admitter(self)
+        self._admitter = Admitter(config, self.kv, self.waiting, self._runs, self.limits)
         self._max_model_len = max_model_len
-        self.num_preemptions = 0
-        self._refused: list[tuple[Sequence, KVPoolTooSmall]] = []
-        self._removed: list[int] = []
         #: Steps that were scheduled so far.
         self.num_steps = 0
         self._appended: list[tuple[int, int]] = []
 
-    @property
-    def most_at_once(self) -> int:
-        """Most tokens of one sequence in one step."""
-        if self.config.enable_chunked_prefill:
-            return min(self.token_budget, self.chunk_limit)
-        return self.token_budget
-
     def concurrency(self, num_tokens: int) -> float:
         """How many sequences of so many tokens the pool holds at once."""
-        return self.kv.pool.num_blocks / self.kv.most_blocks(num_tokens, self.most_at_once)
+        return self.kv.pool.num_blocks / self.kv.most_blocks(num_tokens, self.limits.most_at_once)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a running sequence gave all of its blocks."""
+        return self._runs.num_preemptions
+
+    def reset_counts(self) -> None:
+        """Count preemptions and prefix hits anew."""
+        self._runs.num_preemptions = 0
+        self.kv.num_query_tokens = self.kv.num_hit_tokens = 0
 
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self.running or len(self.waiting) or self._removed)
+        return bool(self.running or len(self.waiting) or self._runs.removed)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         self.note_tenant(sequence.request.message).sequences += 1
-        cached = len(self.find_cached_prefix(sequence)[0]) * self.kv.block_size
+        cached = len(self._runs.find_cached_prefix(sequence)[0]) * self.kv.block_size
         self.waiting.push(sequence, cached)
 
     def note_tenant(self, message: EngineRequest) -> TenantQuota:
@@ -100,22 +106,11 @@ class Scheduler:
     def capacity_of(self, message: EngineRequest) -> int:
         """The longest sequence, in tokens, that the request's tenant can ever run as of now."""
         blocks = self.kv.quotas.limit(self.note_tenant(message))
-        return self.kv.capacity(blocks, self.most_at_once, self._max_model_len)
+        return self.kv.capacity(blocks, self.limits.most_at_once, self._max_model_len)
 
     def quota_of(self, sequence: Sequence) -> TenantQuota:
         """Who pays for the sequence's blocks."""
-        return self.kv.quotas.of(sequence.request.message.tenant)
-
-    def find_cached_prefix(self, sequence: Sequence) -> Tables:
-        """The cached blocks that a sequence's tokens begin with, if it may use any."""
-        if not sequence.reads_cache:
-            return self.kv.no_prefix()
-        return self.kv.find_cached_prefix(sequence.token_ids, sequence.block_hashes)
-
-    def take_refused(self) -> list[tuple[Sequence, KVPoolTooSmall]]:
-        """Sequences that ended because their tenant's limit can't hold them any more."""
-        refused, self._refused = self._refused, []
-        return refused
+        return self._runs.quota_of(sequence)
 
     def schedule(self) -> tuple[StepPlan, list[Sequence]]:
         """Deal one step's budget.
@@ -126,14 +121,14 @@ class Scheduler:
         self.num_steps += 1
         if self.kv.quotas.reserving:
             self._admitter.claim_reserves()
-        draft = StepBuilder(self.num_steps, self.token_budget, self._prefill_tokens())
+        draft = StepBuilder(self.num_steps, self.limits.token_budget, self._prefill_tokens())
         head = self.waiting.peek()
         alone = head is not None and head.isolated and self._admitter.admit(draft, head)
         if not alone:
             self._admitter.deal_prompts(draft, self._schedule_decodes(draft))
         if self.drafts is not None and draft.budget > 0:
             self._add_drafts(draft, self.drafts)
-        draft.plan.removed, self._removed = self._removed, []
+        draft.plan.removed = self._runs.take_removed()
         draft.plan.appended, self._appended = self._appended, []
         return draft.plan, draft.scheduled
 
@@ -152,7 +147,7 @@ class Scheduler:
             drafts = found.get(sequence.seq_id)
             if not drafts:
                 continue
-            seq_id, quota = sequence.seq_id, self.quota_of(sequence)
+            seq_id, quota = sequence.seq_id, self._runs.quota_of(sequence)
             computed, count = sequence.num_computed_tokens - 1, 1 + len(drafts)
             if self.kv.can_allocate(seq_id, quota, computed, count):
                 if fresh := self.kv.allocate(seq_id, quota, computed, count):
@@ -194,7 +189,7 @@ class Scheduler:
     def restart(self, sequence: Sequence) -> None:
         """A sequence got other tokens altogether: it begins anew, ahead of those that never ran."""
         if sequence.status is Status.RUNNING:
-            self._take_off(sequence)
+            self._runs.take_off(sequence)
         if sequence.status is not Status.PREEMPTED:
             sequence.status = Status.PREEMPTED
             self.waiting.push_back(sequence)
@@ -205,7 +200,7 @@ class Scheduler:
         One that is queued stays so; it can be parked once it runs.
         """
         if sequence.status is Status.RUNNING:
-            self._take_off(sequence)
+            self._runs.take_off(sequence)
             sequence.status = Status.PARKED
 
     def park_idle(self) -> bool:
@@ -221,22 +216,11 @@ class Scheduler:
 
     def finish(self, sequence: Sequence, reason: str, stop_reason: int | None = None) -> None:
         """Take a sequence out wherever it stands and free its blocks at once."""
-        if sequence.finished:
-            return
-        was_running = sequence.status is Status.RUNNING
-        unknown = sequence.status is Status.WAITING_OUTSIDE
-        parked = sequence.status is Status.PARKED
-        sequence.status = Status.FINISHED
-        sequence.finish_reason = reason
-        sequence.stop_reason = stop_reason
-        if was_running:
-            self._leave(sequence)
-        elif not unknown and not parked:
-            self.waiting.discard(sequence)
-        quota = self.quota_of(sequence)
-        if not unknown:
-            quota.sequences -= 1
-        self.kv.free(sequence.seq_id, quota)
+        self._runs.finish(sequence, reason, stop_reason)
+
+    def take_refused(self) -> list[tuple[Sequence, KVPoolTooSmall]]:
+        """Sequences that ended because their tenant's limit can't hold them any more."""
+        return self._runs.take_refused()
 
     def undo(self, *steps: tuple[StepPlan, list[Sequence]]) -> None:
         """Take back a step that failed, and those after it that were planned already: nothing that
@@ -252,9 +236,9 @@ class Scheduler:
         for sequence, count in reversed(counts.items()):
             sequence.num_placeholders = 0
             if sequence.status is Status.RUNNING:
-                self._forget(sequence, sequence.num_computed_tokens - count)
+                self._runs.forget(sequence, sequence.num_computed_tokens - count)
                 sequence.isolated = True
-                self.preempt(sequence)
+                self._runs.preempt(sequence)
             else:
                 # It left while its step was being run, and its blocks may be anyone's by now.
                 self.kv.forget_all(sequence.block_hashes)
@@ -293,145 +277,23 @@ class Scheduler:
                     begun.append(sequence)
                 index += 1
                 continue
-            index = self._grow(draft, index, 1)
+            index = self._runs.grow(draft, index, 1)
         return begun
-
-    def go_on(self, draft: StepBuilder, sequence: Sequence) -> None:
-        """Deal to a prompt that has begun what there is room for, unless it gave its blocks.
-
-        One that gave them and was started again has its tokens of this step already.
-        """
-        if sequence.status is not Status.RUNNING or sequence in draft.scheduled:
-            return
-        pending = sequence.num_tokens + sequence.num_placeholders - sequence.num_computed_tokens
-        count = self.prefill_share(draft, pending)
-        if count:
-            self._grow(draft, self.running.index(sequence), count)
-
-    def _grow(self, draft: StepBuilder, index: int, count: int) -> int:
-        """Deal to a running sequence that may need blocks; the index of the one after it."""
-        sequence = self.running[index]
-        seq_id, computed = sequence.seq_id, sequence.num_computed_tokens
-        quota = self.quota_of(sequence)
-        self.kv.trim(seq_id, quota, computed)
-        while not self.kv.can_allocate(seq_id, quota, computed, count):
-            victim = self._victim_for(draft, sequence, count)
-            if victim is sequence and self.refuse_for_good(sequence, count):
-                return index
-            index -= self.running.index(victim) < index
-            self.take_from(draft, victim)
-            if victim is sequence:
-                return index
-        fresh = self.kv.allocate(seq_id, quota, computed, count)
-        self.kv.cache_full_blocks(
-            seq_id, sequence.token_ids, sequence.block_hashes, computed + count
-        )
-        if fresh:
-            draft.grow(sequence, fresh)
-        draft.deal(sequence, count)
-        if not decodes(count):
-            self.waiting.charge_prompt(sequence, count)
-        return index + 1
-
-    def take_from(self, draft: StepBuilder, victim: Sequence) -> None:
-        """Preempt a sequence, which this step may hold already."""
-        starts = draft.starts(victim)
-        if draft.take_back(victim):
-            self._forget(victim, victim.num_computed_tokens)
-        draft.preempted.add(victim.request.message.tenant)
-        self.preempt(victim)
-        if starts:
-            self._removed.pop()  # the worker hasn't heard of it
-
-    def _forget(self, sequence: Sequence, num_tokens: int) -> None:
-        """Uncache a running sequence's blocks from a token on: their content never came."""
-        self.kv.forget(sequence.seq_id, sequence.block_hashes, num_tokens)
-
-    def _victim_for(self, draft: StepBuilder, sequence: Sequence, count: int) -> Sequence:
-        """Whom to preempt so that a sequence can grow; itself when nobody else gives."""
-        quota = self.quota_of(sequence)
-        needed = self.kv.needed(sequence.seq_id, sequence.num_computed_tokens, count)
-        own_only = quota.used + needed > quota.maximum
-        return self.victim(quota, draft, own_only=own_only) or sequence
-
-    def victim(
-        self,
-        taker: TenantQuota,
-        draft: StepBuilder | None = None,
-        *,
-        own_only: bool = False,
-        over_share: bool = False,
-        spares_first: bool = False,
-    ) -> Sequence | None:
-        """Whom to preempt for a tenant, while a step is being dealt or before."""
-        return choose_victim(
-            self.running,
-            self.kv.quotas,
-            taker,
-            by_priority=self.config.scheduling_policy != "fcfs",
-            own_only=own_only,
-            over_share=over_share,
-            spares_first=spares_first,
-            lends=lambda sequence: draft is not None and self.lends(draft, sequence),
-        )
-
-    def lends(self, draft: StepBuilder, sequence: Sequence) -> bool:
-        """Whether another one, started in this step, reads what the sequence computes in it.
-
-        Then it can't be taken out of the step any more: what the other one reads would never come.
-        """
-        count = draft.dealt(sequence) if draft.plan.new else 0
-        first = sequence.num_computed_tokens - count
-        return count > 0 and self.kv.shares(sequence.seq_id, first)
-
-    def refuse_for_good(self, sequence: Sequence, count: int, prefix: Tables | None = None) -> bool:
-        """End a sequence whose next `count` tokens wouldn't fit if it were the only one: its
-        tenant's limit shrank.
-        """
-        limit = self.kv.quotas.limit(self.quota_of(sequence))
-        computed = sequence.num_computed_tokens
-        if prefix is not None:
-            computed = len(prefix[0]) * self.kv.block_size
-        if self.kv.total(sequence.seq_id, computed, count, prefix) <= limit:
-            return False
-        error = KVPoolTooSmall(
-            f"The request needs more than the {limit} KV blocks that its tenant may use.",
-            param="max_tokens",
-        )
-        self.finish(sequence, "error")
-        self._refused.append((sequence, error))
-        return True
 
     def preempt(self, sequence: Sequence) -> None:
         """Free a running sequence's blocks and queue it again; its tokens are recomputed later."""
-        self._take_off(sequence)
-        sequence.status = Status.PREEMPTED
-        sequence.flight.num_preemptions += 1
-        self.num_preemptions += 1
-        self.waiting.push_back(sequence)
+        self._runs.preempt(sequence)
 
     def preempt_all(self) -> None:
         """Free all blocks: what runs is queued again, in its order."""
         for sequence in reversed(list(self.running)):
-            self.preempt(sequence)
-
-    def _take_off(self, sequence: Sequence) -> None:
-        """Free a running sequence's blocks; the worker forgets it."""
-        self._leave(sequence)
-        self.kv.free(sequence.seq_id, self.quota_of(sequence))
-        sequence.num_computed_tokens = 0
-
-    def _leave(self, sequence: Sequence) -> None:
-        """Take a sequence off the running list; the worker is told."""
-        self.running.remove(sequence)
-        self.quota_of(sequence).running -= 1
-        self._removed.append(sequence.seq_id)
+            self._runs.preempt(sequence)
 
     def _prefill_tokens(self) -> int:
         """Prompt tokens that this step may hold: the budget, unless a sequence decodes in it."""
-        share = self.share
-        if not share.full_at and share.most >= self.token_budget:  # no bound: nothing to count
-            return self.token_budget
+        share, budget = self.limits.share, self.limits.token_budget
+        if not share.full_at and share.most >= budget:  # no bound: nothing to count
+            return budget
         num_decodes, pending = 0, 0
         for sequence in self.running:
             left = len(sequence.token_ids) + sequence.num_placeholders
@@ -441,12 +303,5 @@ class Scheduler:
             else:
                 pending += left
         if not num_decodes:
-            return self.token_budget
-        return min(share.of(num_decodes, pending + self.waiting.num_tokens), self.token_budget)
-
-    def prefill_share(self, draft: StepBuilder, wanted: int) -> int:
-        """Tokens of a prompt that may be computed in this step."""
-        if not self.config.enable_chunked_prefill:
-            return min(wanted, draft.budget)
-        most = min(wanted, draft.budget, self.chunk_limit)
-        return min(most, self.share.chunk(wanted, draft.prefill_left))
+            return budget
+        return min(share.of(num_decodes, pending + self.waiting.num_tokens), budget)

@@ -59,5 +59,5 @@ def _describe(core: EngineCore) -> None:
             facts.max_model_len,
             scheduler.concurrency(facts.max_model_len),
             capacity.token_budget,
-            min(scheduler.share.most, capacity.token_budget),
+            min(scheduler.limits.share.most, capacity.token_budget),
         )

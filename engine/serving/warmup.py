@@ -42,7 +42,7 @@ def warm_up(core: EngineCore) -> None:
         seconds = _seconds_per_token(core, room - 1)
         full_at = _FULL_SHARE_AT if is_on("prefill-by-load") else 0
         least = _LEAST_TOKENS if is_on("prefill-least") else 1
-        core.scheduler.share = PrefillShare(1, full_at, least)
+        core.scheduler.limits.share = PrefillShare(1, full_at, least)
         core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES)
     core.reset_prefix_cache()
     core.scheduler.kv.quotas.forget_idle()

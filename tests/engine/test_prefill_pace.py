@@ -33,14 +33,14 @@ def test_the_most_becomes_what_is_computed_in_the_limit(at_first: float) -> None
     for _ in range(150):
         pace.note(plan(64), 0.01 + 64 * 0.0005)
     assert pace.seconds_per_token == pytest.approx(0.0005, rel=0.02)
-    assert pace._scheduler.share.most == pytest.approx(200, rel=0.03)
-    assert pace._scheduler.share.full_at == 32
+    assert pace._scheduler.limits.share.most == pytest.approx(200, rel=0.03)
+    assert pace._scheduler.limits.share.full_at == 32
 
 
 def test_one_step_that_was_held_up_changes_little() -> None:
     pace = paced(0.0005)
     pace.note(plan(64), 30.0)
-    assert pace._scheduler.share.most > 180
+    assert pace._scheduler.limits.share.most > 180
 
 
 def test_a_few_tokens_say_nothing() -> None:
@@ -50,4 +50,4 @@ def test_a_few_tokens_say_nothing() -> None:
 
 
 def test_a_slow_machine_keeps_the_least() -> None:
-    assert paced(1.0)._scheduler.share.most == 32
+    assert paced(1.0)._scheduler.limits.share.most == 32

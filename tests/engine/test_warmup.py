@@ -24,8 +24,8 @@ def test_prompts_beside_decodes_are_bounded_by_what_prompts_take_here(
     model_folder: Callable[[str], Path],
 ) -> None:
     core = started(model_folder("llama"))
-    assert core.scheduler.share.most >= 32
-    assert (core.scheduler.share.full_at, core.scheduler.share.least) == (64, 72)
+    assert core.scheduler.limits.share.most >= 32
+    assert (core.scheduler.limits.share.full_at, core.scheduler.limits.share.least) == (64, 72)
     assert core.stats.steps_total == 0
     assert core.scheduler.kv.pool.num_cached == 0
     core.check_integrity()
@@ -35,7 +35,7 @@ def test_slow_prompts_get_the_least_share(
     model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.serving.warmup._SECONDS_BESIDE_DECODES", 1e-9)
-    assert started(model_folder("llama")).scheduler.share.most == 32
+    assert started(model_folder("llama")).scheduler.limits.share.most == 32
 
 
 @pytest.mark.parametrize(("told", "most"), [(7, 7), (0, 512)])
@@ -43,7 +43,7 @@ def test_a_number_that_was_given_stays(
     told: int, most: int, model_folder: Callable[[str], Path]
 ) -> None:
     core = started(model_folder("llama"), prefill_tokens_beside_decodes=told)
-    assert (core.scheduler.share.most, core.scheduler.share.full_at) == (most, 0)
+    assert (core.scheduler.limits.share.most, core.scheduler.limits.share.full_at) == (most, 0)
 
 
 def test_a_model_with_room_for_a_few_tokens_starts(model_folder: Callable[[str], Path]) -> None:
