@@ -10,6 +10,10 @@ Torch-free. MessagePack; no pickle crosses a process. Layout in Redis, all keys 
     {prefix}:news                            channel: `ReplicaNews` of one that is ready or dead
     {prefix}:inbox:{replica_id}              stream read by the consumer group `engine`, field `m`:
                                              one `InboxMessage`
+    {prefix}:log:{replica_id}                stream: the last lines that its process wrote,
+                                             kept by its supervisor
+    {prefix}:layers:{replica_id}             what became of each layer's weights at its last
+                                             load: a JSON list of `LayerInfo`
     {prefix}:outbox:{gateway_id}             stream, field `m`: one `OutboxBatch` a step
 
 An inbox entry that holds an `EngineRequest` is acknowledged and deleted only after the request's
@@ -75,6 +79,16 @@ def news_key(prefix: str = KEY_PREFIX) -> str:
 def inbox_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
     """Key of a replica's inbox stream."""
     return f"{prefix}:inbox:{replica_id}"
+
+
+def log_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of the last lines that a replica wrote."""
+    return f"{prefix}:log:{replica_id}"
+
+
+def layers_key(replica_id: str, prefix: str = KEY_PREFIX) -> str:
+    """Key of what became of a replica's layers at its last load."""
+    return f"{prefix}:layers:{replica_id}"
 
 
 def outbox_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:

@@ -8,6 +8,7 @@ import msgspec
 
 from engine.contract.adapters import AdapterState
 from engine.contract.histograms import Histogram
+from engine.contract.loading import LoadPhase
 from engine.contract.numerics import Numerics
 
 
@@ -29,6 +30,16 @@ class PoolingInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
     prompt: str = ""
     similarity: str = "cosine"
     token_types: bool = False
+
+
+class LayerInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
+    """What became of one layer's weights at load; words as in `WeightsInfo`."""
+
+    layer: str
+    format: str
+    level: str
+    nbytes: int
+    error: float = 0.0
 
 
 class WeightsInfo(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -147,6 +158,7 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     sleeps, 1 or 2; 0 is awake.
     `numerics`: what decides its tokens' bits; None while that isn't known.
     `spare`: it takes requests only while no other replica of its model does.
+    `loading`: what it's doing while it loads; `load_progress` is the part of its layers.
     """
 
     replica_id: str
@@ -166,3 +178,4 @@ class Heartbeat(msgspec.Struct, omit_defaults=True, kw_only=True):
     adapters: list[AdapterState] = msgspec.field(default_factory=list)
     process: ProcessStats = msgspec.field(default_factory=ProcessStats)
     sleep_level: int = 0
+    loading: LoadPhase | None = None

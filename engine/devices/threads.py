@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from engine.contract.cgroup import usable_cpus
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.devices.cgroup import usable_cpus
 from kernels import KernelSet
 
 _own_count: int | None = None

@@ -11,6 +11,7 @@ import torch
 from engine.contract.adapters import AdapterRef
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
+from engine.contract.loading import CACHE, KERNELS, READING, note
 from engine.contract.protocol import KV_CACHE, WEIGHTS
 from engine.devices.device import CacheNeed, RunnerParts
 from engine.devices.find import make_device
@@ -68,6 +69,7 @@ class InProcessExecutor:
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
+        note(KERNELS)
         self.device = make_device(config)
         self._attachments, self._masks = Attachments(), GrammarInbox()
         self._adapters = AdapterStore(_adapter_limits(config))
@@ -79,6 +81,7 @@ class InProcessExecutor:
 
     def load(self, progress: Callable[[int, int], None]) -> ModelFacts:
         """See `Executor`."""
+        note(READING)
         self.device.use_threads_to_load()
         self.loaded = load_model(self._config, self.device.kernels, progress)
         self._kv_dtype = _KV_DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
@@ -94,6 +97,7 @@ class InProcessExecutor:
 
     def allocate_cache(self) -> None:
         """See `Executor`."""
+        note(CACHE)
         config, layout = self._config, self.capacity.layout
         self.loaded.model.allocate_kv(
             self.capacity.num_blocks, config.block_size, self._kv_dtype, layout

@@ -14,6 +14,7 @@ import torch
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.contract.io_processor import io_processor
+from engine.model_loader.hub import download
 from engine.model_loader.implementation import Built, Order, build_model, refuse_unknown
 from engine.models.architectures import read_config
 from engine.models.decoder import NativeDecoder
@@ -195,26 +196,7 @@ def resolve_folder(config: EngineConfig) -> Path:
         raise ModelLoadError(f"There is no file {config.model}.", param="model")
     if folder.is_absolute() or config.model.count("/") != 1 or config.model.startswith("."):
         raise ModelLoadError(f"There is no folder {config.model}.", param="model")
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-    if config.load_format in ("pt", "npcache"):
-        patterns += ["*.bin", "*.pt", "*.pth"]
-    patterns += ["*.tensors"] if config.load_format == "tensorizer" else []
-    patterns += ["*.py"] if config.trust_remote_code else []
-    try:
-        path = snapshot_download(
-            config.model,
-            revision=config.revision,
-            cache_dir=config.download_dir,
-            allow_patterns=patterns,
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ModelLoadError(
-            f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
-        ) from error
-    return Path(path)
+    return download(config)
 
 
 def _refuse_custom_code(raw: dict[str, Any], config: EngineConfig, folder: Path) -> None:

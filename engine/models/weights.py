@@ -14,6 +14,7 @@ from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
 from engine.models.mapped import MappedFile
+from engine.models.read_tally import ReadTally
 from engine.quantization.matrix import DenseMatrix, Matrix
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -55,6 +56,7 @@ class WeightReader:
         self._metadata: dict[str, str] = {}
         for path in _shards(self.folder) if files is None else files:
             self._open(path)
+        self._tally = ReadTally(sum(_size(entry) for _, entry in self._places.values()))
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -84,6 +86,7 @@ class WeightReader:
                 param="model",
             )
         self._read.add(name)
+        self._tally.add(name, _size(entry))
         return file.tensor(entry["at"], dtype, shape)
 
     def numbers(self, name: str) -> Tensor | None:
@@ -129,6 +132,7 @@ class WeightReader:
                 f"{file.path}: {name!r} is kept as {entry['dtype']}, which isn't supported.",
                 param="model",
             )
+        self._tally.add(name, _size(entry))
         return file.tensor(entry["at"], dtype, tuple(entry["shape"]))
 
     def mark_read(self, names: Iterable[str]) -> None:
@@ -185,6 +189,12 @@ class WeightReader:
             entry["at"] = 8 + length + entry["data_offsets"][0]
             self._places[name] = file, entry
         self._metadata |= header.get("__metadata__") or {}
+
+
+def _size(entry: Mapping[str, Any]) -> int:
+    """Bytes of a tensor, by its header."""
+    first, last = entry["data_offsets"]
+    return int(last) - int(first)
 
 
 def unscaled(where: object, name: str, dtype: object) -> ModelLoadError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -10,23 +11,27 @@ from collections.abc import Callable
 from tqdm import tqdm
 
 from engine.contract.config import EngineConfig
+from engine.contract.loading import WARM_UP, note
 from engine.core.engine_core import EngineCore
 from engine.serving.warmup import warm_up
 
 log = logging.getLogger("engine.serving")
 
 
-def load_core(config: EngineConfig, note: Callable[[float], None]) -> EngineCore:
-    """The engine; `note` is called with the loaded part of its weights, up to 1, now and then."""
+def load_core(config: EngineConfig, told: Callable[[float], None]) -> EngineCore:
+    """The engine; `told` is called with the loaded part of its weights, up to 1, now and then."""
     started = time.perf_counter()
-    with tqdm(desc="Loading weights", unit="layer", disable=None, file=sys.stderr) as bar:
+    # A supervisor whose terminal this ends up on says so; else tqdm looks for itself.
+    hidden = False if os.environ.get("QUIRE_TERMINAL") else None
+    with tqdm(desc="Loading weights", unit="layer", disable=hidden, file=sys.stderr) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
             bar.update(done - bar.n)
-            note(done / total)
+            told(done / total)
 
         core = EngineCore(config, progress)
+    note(WARM_UP)
     warm_up(core)
     _describe(core)
     log.info("Ready after %.2f s", time.perf_counter() - started)

@@ -22,6 +22,7 @@ import redis
 from engine.contract import protocol
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault, QuireError
+from engine.contract.loading import LoadPhase, watched
 from engine.contract.numerics import Numerics
 from engine.contract.protocol import (
     AbortRequest,
@@ -38,6 +39,7 @@ from engine.serving.arguments import parse_args
 from engine.serving.fence import Fence, FencedOff
 from engine.serving.heartbeat import HeartbeatWriter
 from engine.serving.inbox import InboxReader
+from engine.serving.layers import publish_layers
 from engine.serving.load import load_core
 from engine.serving.log import configure_logging
 from engine.serving.model_info import model_info
@@ -77,9 +79,11 @@ class EngineService:
         self.detail = ""
         self.progress = 0.0
         self.progress_at = time.time()
+        self.loading: LoadPhase | None = None
         self.core: EngineCore | None = None
         self.numerics: Numerics | None = None
         self.draining = False
+        self._redis, self._prefix = client, prefix
         fence = Fence(client, prefix, replica_id, self.incarnation)
         inbox = protocol.inbox_key(replica_id, prefix)
         self._reader = InboxReader(client, inbox, self.incarnation, fence)
@@ -111,6 +115,7 @@ class EngineService:
             self._heart.stop(self.replica_id, forget=False)
             return 1
         self.numerics = numerics_of(self.config, self.core)
+        publish_layers(self._redis, self.replica_id, self._prefix, self.core)
         self.state = "ready"
         self._writer.start()
         self._reader.start()
@@ -141,7 +146,13 @@ class EngineService:
         def progress(part: float) -> None:
             self.progress, self.progress_at = part, time.time()
 
-        return load_core(self.config, progress)
+        def watch(phase: LoadPhase) -> None:
+            self.loading, self.progress_at = phase, time.time()
+
+        with watched(watch):
+            core = load_core(self.config, progress)
+        self.loading = None
+        return core
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -333,6 +344,7 @@ class EngineService:
             numerics=self.numerics,
             spare=self.spare,
             adapters=core.adapters.states() if core else [],
+            loading=self.loading,
         )
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.contract import cgroup
 from engine.contract.config import EngineConfig
-from engine.devices import cgroup
 from engine.devices import host_memory as memory
 from engine.devices import threads as engine_threads
 from engine.devices.threads import Threads

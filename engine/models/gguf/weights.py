@@ -15,6 +15,7 @@ from engine.models.gguf.names import expert_of, gguf_name
 from engine.models.gguf.parts import GGUFFiles
 from engine.models.gguf.reader import TensorInfo
 from engine.models.heap import trim_heap
+from engine.models.read_tally import ReadTally
 from engine.quantization.matrix import Matrix
 
 #: Of the tokenizer and of rotary embedding, which config.json has.
@@ -35,6 +36,7 @@ class GGUFWeights:
         self._heads = heads_of(header)
         self._read: set[str] = set()
         self._releases = 0
+        self._tally = ReadTally(sum(info.nbytes for info in self._tensors.values()))
 
     def __contains__(self, name: str) -> bool:
         whole, _ = expert_of(name)
@@ -75,6 +77,7 @@ class GGUFWeights:
         if len(shape) == 1 and types.BLOCKS[info.kind].values > 1:
             raise ModelLoadError(f"{self.path}: {stored!r} is quantised.", param="model")
         self._read.add(stored)
+        self._tally.add(stored if expert is None else f"{stored} {expert}", info.nbytes)
         return GGUFMatrix(self._files.file_of(stored), info, as_rows, self._order(name, shape[0]))
 
     def _one_expert(self, info: TensorInfo, expert: int) -> TensorInfo:

@@ -1,0 +1,81 @@
+"""A model from the hub: downloaded with progress, and on from where a cut left it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.fakes.hub import Hub
+
+Folder = Callable[[str], Path]
+MIB = 1 << 20
+#: In a process of its own: the hub's library reads its address when it's imported.
+DOWNLOAD = """
+import sys
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ModelLoadError
+from engine.contract.loading import watched
+from engine.model_loader.hub import download
+told = []
+try:
+    with watched(told.append):
+        folder = download(EngineConfig(model=sys.argv[1]))
+except ModelLoadError as error:
+    print("refused:", error.message)
+    raise SystemExit(3)
+print(folder)
+print(told[-1].phase, told[-1].done, told[-1].total)
+"""
+
+
+def download(hub: Hub, cache: Path, name: str = "someone/tiny") -> subprocess.CompletedProcess[str]:
+    env = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_CACHE": str(cache),
+        "HF_HUB_DISABLE_XET": "1",
+    }
+    return subprocess.run(
+        [sys.executable, "-c", DOWNLOAD, name],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_download_that_broke_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    weights = os.urandom(24 * MIB)
+    (folder / "model.safetensors").write_bytes(weights)
+    with Hub("someone/tiny", folder, cut_after=15 * MIB, cuts=1) as hub:
+        done = download(hub, tmp_path / "cache")
+        if done.returncode:  # its library tried no more: the next start of a replica does
+            done = download(hub, tmp_path / "cache")
+        assert done.returncode == 0, done.stderr[-2000:]
+        ranges = [range for _, path, range in hub.asked if path.endswith(".safetensors") and range]
+    assert ranges, hub.asked
+    assert all(int(range.removeprefix("bytes=").rstrip("-")) >= MIB for range in ranges)
+    found, told = done.stdout.splitlines()
+    assert (Path(found) / "model.safetensors").read_bytes() == weights
+    phase, read, total = told.split()
+    assert phase == "downloading"
+    assert read == total == str(len(weights) + 2)
+
+
+def test_one_that_is_not_there_is_refused_by_its_name(model_folder: Folder, tmp_path: Path) -> None:
+    with Hub("someone/tiny", model_folder("llama")) as hub:
+        done = download(hub, tmp_path, "someone/else")
+    assert done.returncode == 3
+    assert "someone/else is no folder here and couldn't be downloaded" in done.stdout
+
+
+def test_what_is_in_the_cache_needs_no_hub(model_folder: Folder, tmp_path: Path) -> None:
+    with Hub("someone/tiny", model_folder("llama")) as hub:
+        assert download(hub, tmp_path).returncode == 0
+    assert download(hub, tmp_path).returncode == 0

@@ -1,0 +1,41 @@
+"""What a model that loads tells of itself: its phases, and how much of its weights it has read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine.contract import loading
+from engine.contract.config import EngineConfig
+from engine.contract.loading import CACHE, KERNELS, READING, WARM_UP, LoadPhase, watched
+from engine.serving.load import load_core
+
+Folder = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("more", [{}, {"quantization": "int8"}], ids=["plain", "int8"])
+def test_phases_come_in_order_and_every_byte_is_counted(
+    model_folder: Folder, more: dict[str, str]
+) -> None:
+    told: list[LoadPhase] = []
+    folder = model_folder("llama")
+    with watched(told.append):
+        core = load_core(EngineConfig(model=str(folder), num_gpu_blocks_override=8, **more), print)
+    core.shutdown()
+    phases = list(dict.fromkeys(each.phase for each in told))
+    assert phases == [KERNELS, READING, CACHE, WARM_UP]
+    read = [each for each in told if each.phase == READING and each.total]
+    assert [each.done for each in read] == sorted(each.done for each in read)
+    assert read[0].done == 0
+    assert read[-1].done == read[-1].total
+    assert 0 < read[-1].total <= (folder / "model.safetensors").stat().st_size
+
+
+def test_nobody_is_told_afterwards() -> None:
+    told: list[LoadPhase] = []
+    with watched(told.append):
+        loading.note(KERNELS)
+    loading.note(READING)
+    assert [each.phase for each in told] == [KERNELS]

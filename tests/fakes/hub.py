@@ -1,0 +1,110 @@
+"""A hub of models on this machine: the part of its HTTP interface that downloads need.
+
+`cut_after`: a body that is longer is cut off there, until `cuts` of them were; so a download breaks
+as it does when a line does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+COMMIT = "c" * 40
+
+
+class Hub:
+    """Serves one repository from a folder. `asked`: (method, path, Range) of each request."""
+
+    def __init__(self, repository: str, folder: Path, *, cut_after: int = 0, cuts: int = 0) -> None:
+        self.repository, self.folder = repository, folder
+        self.cut_after, self.cuts = cut_after, cuts
+        self.asked: list[tuple[str, str, str]] = []
+        handler = type("Handler", (_Handler,), {"hub": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __enter__(self) -> Hub:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def files(self) -> list[Path]:
+        """What it holds."""
+        return sorted(path for path in self.folder.iterdir() if path.is_file())
+
+
+class _Handler(BaseHTTPRequestHandler):
+    hub: ClassVar[Hub]
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent."""
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        hub, path = self.hub, self.path.partition("?")[0]
+        hub.asked.append((self.command, path, self.headers.get("Range", "")))
+        if path in (f"/api/models/{hub.repository}", f"/api/models/{hub.repository}/revision/main"):
+            siblings = [{"rfilename": each.name} for each in hub.files()]
+            self._json({"id": hub.repository, "sha": COMMIT, "siblings": siblings})
+        elif path == f"/api/models/{hub.repository}/tree/{COMMIT}":
+            self._json([_entry(each) for each in hub.files()])
+        elif found := re.fullmatch(rf"/{hub.repository}/resolve/[^/]+/([^/]+)", path):
+            self._file(hub.folder / found[1], body=body)
+        else:
+            self._json({"error": "Repository not found"}, 404)
+
+    def _json(self, value: Any, status: int = 200) -> None:
+        data = json.dumps(value).encode()
+        self.send_response(status)
+        if status == 404:
+            self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _file(self, path: Path, *, body: bool) -> None:
+        if not path.is_file():
+            self._json({"error": "Entry not found"}, 404)
+            return
+        data = path.read_bytes()
+        first = 0
+        if given := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
+            first = int(given[1])
+        rest = data[first:]
+        self.send_response(206 if first else 200)
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(rest)))
+        if first:
+            self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        if not body:
+            return
+        if self.hub.cuts and 0 < self.hub.cut_after < len(rest):
+            self.hub.cuts -= 1
+            self.wfile.write(rest[: self.hub.cut_after])
+            self.close_connection = True
+            return
+        self.wfile.write(rest)
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    data = path.read_bytes()
+    oid = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+    return {"type": "file", "path": path.name, "size": len(data), "oid": oid}
