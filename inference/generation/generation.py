@@ -362,6 +362,7 @@ class Generation:
                 stream=job.stream,
                 adapter=used.name if used is not None else "",
                 adapter_digest=used.digest if used is not None else "",
+                in_place_of=job.served.in_place_of,
             ),
             self.admission,
         )

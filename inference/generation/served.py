@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import time
 from dataclasses import dataclass
 from functools import cached_property
 
-from adapters.cards import access_target
-from catalog.access import ModelCard
+from adapters.cards import Target, access_target
+from catalog.access import ModelCard, ModelNotFound
+from catalog.idling import wake
 from engine.contract.adapters import AdapterRef
 from engine.contract.errors import EngineSleeping, EngineUnavailable
 from engine.contract.pooling_params import GENERATE, check_task
@@ -19,6 +22,9 @@ from inference.rendering.tokenizers import tokenizers
 from metering.adapters import AdapterUse
 from tenants.authentication import Caller
 
+#: How long a request waits for a model that had let go of its replicas: a large one takes minutes.
+WAKE_WAIT_S, WAKE_LOOK_S = 300.0, 0.1
+
 
 @dataclass(frozen=True)
 class Served:
@@ -28,6 +34,7 @@ class Served:
         card: what the client may know. info: what the replicas say. tokenizer: the model's own.
         adapter: what the request goes through, chosen once: whatever becomes of its name, the
             request ends on the content that it began with. use: the same for the ledger.
+        in_place_of: the model that was asked for, while it's down; "" when it answers itself.
     """
 
     card: ModelCard
@@ -35,6 +42,7 @@ class Served:
     tokenizer: Tokenizer
     adapter: AdapterRef | None = None
     use: AdapterUse | None = None
+    in_place_of: str = ""
 
     @property
     def name(self) -> str:
@@ -77,9 +85,14 @@ async def find_served(
         EngineSleeping: its replicas sleep (503). EngineUnavailable: there are none (503).
     """
     target = await access_target(caller, name)
-    base = target.base.id
     client = get_engine_client()
     await client.start()
+    instead = ""
+    if not _is_up(target) and target.base.wakes:
+        await _wake(target.base.id)
+    if task is not None and not _is_up(target):
+        target, instead = await _instead_of(caller, target)
+    base = target.base.id
     info = client.fleet.model(base)
     if info is None:
         raise EngineUnavailable(client.fleet.why_unavailable(base))
@@ -88,9 +101,45 @@ async def find_served(
         check_task(target.card.id, info.tasks, task)
     tokenizer = await tokenizers.get(info.path, info.chat_template)
     if target.adapter is None:
-        return Served(target.card, info, tokenizer)
+        return Served(target.card, info, tokenizer, in_place_of=instead)
     chosen = target.adapter.choose(_whose(caller, sticky))
     return Served(target.card, info, tokenizer, chosen, target.adapter.use_of(chosen))
+
+
+def _is_up(target: Target) -> bool:
+    """Whether a replica of its model takes requests."""
+    return any(each.ready for each in get_engine_client().fleet.of_model(target.base.id))
+
+
+async def _wake(name: str) -> None:
+    """Have a model back that let go of its replicas, and wait for the first of them.
+
+    Raises `EngineUnavailable` when none comes in time; of one that has failed its caller tells.
+    """
+    fleet, began = get_engine_client().fleet, time.monotonic()
+    if not await wake(name):
+        return
+    while time.monotonic() - began < WAKE_WAIT_S:
+        states = [each.heartbeat.state for each in fleet.of_model(name)]
+        if any(each.ready for each in fleet.of_model(name)) or "failed" in states:
+            return
+        await asyncio.sleep(WAKE_LOOK_S)
+    raise EngineUnavailable(f"The model '{name}' was unloaded and isn't back yet. Try again soon.")
+
+
+async def _instead_of(caller: Caller, target: Target) -> tuple[Target, str]:
+    """The first of a model's fallbacks that the caller may use and that answers, and the model's
+    name; the target itself and "" where there's none. Adapters have no substitute.
+    """
+    if target.adapter is None:
+        for name in target.base.fallbacks:
+            try:
+                other = await access_target(caller, name)
+            except ModelNotFound:
+                continue
+            if _is_up(other):
+                return other, target.base.id
+    return target, ""
 
 
 def _whose(caller: Caller, sticky: str) -> str:

@@ -151,13 +151,15 @@ async def collect(source: Source[N], take: Callable[[N], None]) -> None:
 
 
 def add_headers(response: HttpResponseBase, source: Admitted, ignored: list[str]) -> None:
-    """`x-ratelimit-*` as OpenAI has them, the digest of the adapter that answers, and the fields
-    that were not understood.
+    """`x-ratelimit-*` as OpenAI has them, the digest of the adapter that answers, the model in
+    whose place another one does, and the fields that were not understood.
     """
     for name, value in rate_limit_headers(source.admission).items():
         response[name] = value
     if (adapter := source.job.served.adapter) is not None:
         response["x-quire-adapter"] = adapter.digest
+    if source.job.served.in_place_of:
+        response["x-quire-in-place-of"] = source.job.served.in_place_of
     name_ignored(response, ignored)
 
 

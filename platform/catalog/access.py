@@ -42,7 +42,8 @@ class ModelCard:
 
     `max_model_len` is None until a replica has said it. `alias_of`: the model that this is another
     name of, "" for a model's own. `parent`: the base model of an adapter, "" for a model; `digest`:
-    the adapter's content that answers now.
+    the adapter's content that answers now. `fallbacks`: models that answer while it's down.
+    `wakes`: it may have unloaded itself, and comes back with a request.
     """
 
     id: str
@@ -53,6 +54,8 @@ class ModelCard:
     alias_of: str = ""
     parent: str = ""
     digest: str = ""
+    fallbacks: tuple[str, ...] = ()
+    wakes: bool = False
 
 
 Cards = dict[str, ModelCard]
@@ -109,7 +112,7 @@ def _only(cards: Cards) -> ModelCard:
 
 
 async def served_model_names() -> list[str]:
-    """Names of all models that shall be loaded, whoever may use them: for health, not for callers.
+    """Names of all models that shall run now, whoever may use them: for health, not for callers.
 
     Raises: `ServiceUnavailable` (503) when the database is away and nothing was known lately.
     """
@@ -154,7 +157,7 @@ async def _remembered(cache: CachedLookup[Any, T], name: object, read: Callable[
 
 
 def _read_names() -> list[str]:
-    loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
+    loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
     try:
         return list(loaded.values_list("name", flat=True))
     except (DatabaseError, InterfaceError) as error:
@@ -181,6 +184,8 @@ def _cards_of(model: ServedModel) -> list[ModelCard]:
         owned_by="quire",
         root=model.name,
         max_model_len=model.max_model_len,
+        fallbacks=tuple(model.fallbacks),
+        wakes=model.managed and model.idle_minutes > 0,
     )
     return [card, *(replace(card, id=name, alias_of=model.name) for name in model.aliases)]
 

@@ -31,6 +31,7 @@ ALIVE = (
 SEEN_WITHIN_S = 30.0
 CHANGEABLE = frozenset(
     {"source", "settings", "num_replicas", "num_spares", "node", "managed", "public", "aliases"}
+    | {"fallbacks", "idle_minutes"}
 )
 
 
@@ -51,7 +52,8 @@ def load_model(
     Args:
         source: a folder or a hub id. May be left out for a model in the catalogue.
         settings: `EngineConfig`'s, without `model` and `served_model_name`. None: as they were.
-        columns: `num_replicas`, `num_spares`, `node`, `managed`, `public`, `aliases`.
+        columns: `num_replicas`, `num_spares`, `node`, `managed`, `public`, `aliases`,
+            `fallbacks`, `idle_minutes`.
     Raises: `PermissionDenied`, `InvalidRequest` with `param`, `Conflict`.
     """
     actor = as_actor(actor)
@@ -68,7 +70,7 @@ def load_model(
         model = ServedModel(name=name)
     else:
         _refuse_while_in_use(model)
-    changed(model, {**changes, "desired_state": DesiredState.LOADED})
+    changed(model, {**changes, "desired_state": DesiredState.LOADED, "idle_since": None})
     save_valid(model)  # the unique name lets one of two first loads win
     record(
         actor=actor,
@@ -89,8 +91,8 @@ def unload_model(*, actor: Actor | User, model: ServedModel) -> ServedModel:
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
     if model.desired_state == DesiredState.UNLOADED:
         raise Conflict(f"{model.name} is not loaded.")
-    model.desired_state = DesiredState.UNLOADED
-    model.save(update_fields=["desired_state", "changed_at"])
+    model.desired_state, model.idle_since = DesiredState.UNLOADED, None
+    model.save(update_fields=["desired_state", "idle_since", "changed_at"])
     record(actor=actor, action="model.unload", target=model)
     _announce(model)
     return model
@@ -142,6 +144,9 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
     if model.desired_state == DesiredState.LOADED:
         raise Conflict(f"{model.name} is loaded: unload it first.")
     _refuse_while_in_use(model)
+    for other in ServedModel.objects.exclude(pk=model.pk).only("name", "fallbacks"):
+        if model.name in other.fallbacks:
+            raise Conflict(f"{model.name} answers in the place of {other.name}: change that first.")
     record(actor=actor, action="model.delete", target=model, source=model.source)
     transaction.on_commit(partial(served_model_changed.send, ServedModel, served_model=model))
     model.delete()

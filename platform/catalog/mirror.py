@@ -31,6 +31,7 @@ class Sighting:
     host: str = ""
     incarnation: str = ""
     restarts: int = 0
+    last_exit: str = ""
 
     @classmethod
     def of_heartbeat(cls, beat: Heartbeat, served_model_id: int) -> "Sighting":
@@ -79,6 +80,7 @@ def _write(row: Replica | None, sighting: Sighting) -> None:
         "host": sighting.host,
         "incarnation": sighting.incarnation,
         "restarts": sighting.restarts,
+        "last_exit": sighting.last_exit,
     }
     if row is None:
         row = Replica(replica_id=sighting.replica_id, last_seen=None)

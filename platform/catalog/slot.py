@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 from catalog.mirror import state_of
 from catalog.models import ReplicaState
 from catalog.processes import ManagedProcess, spawn
+from catalog.replica_log import ReplicaLog
 from engine.contract.protocol import Heartbeat
 
 logger = logging.getLogger(__name__)
@@ -48,6 +50,7 @@ class Slot:
     Args:
         command: its process; another command for the same replica id is another slot.
         served_model_id: its row in the catalogue.
+        log: keeps the end of what it writes; None: it writes to our own standard error alone.
     """
 
     def __init__(
@@ -59,13 +62,15 @@ class Slot:
         drain_seconds: float,
         cwd: str | None = None,
         clock: Callable[[], float] = time.monotonic,
+        log: ReplicaLog | None = None,
     ) -> None:
         self.replica_id, self.served_model_id = replica_id, served_model_id
         self.command, self.cwd = list(command), cwd
         self.process: ManagedProcess | None = None
         self.last_pid = 0
         self.restarts = self.failures = 0
-        self.exit_detail = ""
+        self.exit_detail = self.last_exit = ""
+        self._log, self._killed_because = log, ""
         self.ready_since: float | None = None
         self._clock, self._drain_seconds = clock, drain_seconds
         self._next_start = clock()
@@ -90,18 +95,38 @@ class Slot:
         if occupied:
             self.exit_detail = "another process serves under this replica id"
             return
-        self.process = spawn(
-            self.command,
-            name=self.replica_id,
-            cwd=self.cwd,
-            # Streams survive a killed engine; one that nobody supervises would hold the memory.
-            death_signal=signal.SIGKILL,
-        )
+        self.process = self._spawn()
         if self.last_pid:
             self.restarts += 1
         self.last_pid = self.process.pid
         self.exit_detail, self.ready_since = "", None
         logger.info("replica %s starts as process %d", self.replica_id, self.last_pid)
+
+    def _spawn(self) -> ManagedProcess:
+        """Its process, whose standard error goes through the log where there is one."""
+        ours, its = os.pipe() if self._log is not None else (None, None)
+        try:
+            process = spawn(
+                self.command,
+                name=self.replica_id,
+                cwd=self.cwd,
+                # Behind a pipe it can't see that a person looks on.
+                env={"QUIRE_TERMINAL": "1"} if its is not None and os.isatty(2) else None,
+                stderr=its,
+                # Streams survive a killed engine; one that nobody supervises would hold the memory.
+                death_signal=signal.SIGKILL,
+            )
+        except BaseException:
+            if ours is not None:
+                os.close(ours)
+            raise
+        finally:
+            if its is not None:
+                os.close(its)
+        if self._log is not None and ours is not None:
+            self._log.say(f"process {process.pid} starts")
+            self._log.pump(ours)
+        return process
 
     def drain(self) -> None:
         """Ask the process to finish what it does and end."""
@@ -135,8 +160,7 @@ class Slot:
         now = self._clock()
         self._stopped_since = now if self._stopped_since is None else self._stopped_since
         if now - self._stopped_since >= STOPPED_AFTER_S:
-            logger.error("replica %s was stopped by a signal; killed", self.replica_id)
-            self.process.kill()
+            self._kill_because("was frozen by a signal and killed")
 
     def kill(self) -> None:
         """End the process and its group now."""
@@ -173,8 +197,7 @@ class Slot:
             return
         stalled = now - heartbeat.progress_at
         if heartbeat.state == "ready" and stalled > STALLED_AFTER_S:
-            logger.error("replica %s stands still for %.0f s; killed", self.replica_id, stalled)
-            self.process.kill()
+            self._kill_because(f"stood still for {stalled:.0f} s and was killed")
 
     def kill_if_silent(self, heartbeat: Heartbeat | None) -> None:
         """End a process that served and of which nothing is heard any more; it starts anew.
@@ -186,7 +209,13 @@ class Slot:
         if at != self._beat_at or self.process is None or self.ready_since is None:
             self._beat_at, self._beaten = at, now
         elif now - self._beaten > SILENT_AFTER_S and not self.stopping:
-            logger.error("replica %s is silent; killed", self.replica_id)
+            self._kill_because(f"was silent for {SILENT_AFTER_S:.0f} s and was killed")
+
+    def _kill_because(self, reason: str) -> None:
+        """End a sick process and its group; the reason goes before what its exit status says."""
+        logger.error("replica %s %s", self.replica_id, reason)
+        self._killed_because = reason
+        if self.process is not None:
             self.process.kill()
 
     def excuse(self) -> None:
@@ -195,7 +224,7 @@ class Slot:
 
     def note_failure(self, detail: str) -> None:
         """Keep what a replica said of its own failure."""
-        self.exit_detail = detail
+        self.exit_detail = self.last_exit = detail
 
     def _note_death(self, status: int) -> None:
         healthy = (
@@ -204,7 +233,8 @@ class Slot:
         self.failures = 0 if healthy else self.failures + 1
         wait = backoff(self.failures)
         self._next_start = self._clock() + wait
-        self.exit_detail = f"the replica {describe_exit(status)}"
-        logger.warning(
-            "replica %s %s; it starts again in %.1f s", self.replica_id, describe_exit(status), wait
-        )
+        ended, self._killed_because = self._killed_because or describe_exit(status), ""
+        self.exit_detail = self.last_exit = f"the replica {ended}"
+        if self._log is not None:
+            self._log.say(f"{self.exit_detail}; it starts again in {wait:.1f} s")
+        logger.warning("replica %s %s; it starts again in %.1f s", self.replica_id, ended, wait)

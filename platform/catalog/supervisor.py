@@ -20,8 +20,10 @@ from django.db.models import Q
 from catalog import deaths
 from catalog.engine_command import replica_command
 from catalog.heartbeats import known_replicas, read_heartbeats
+from catalog.idling import IdleWatch, let_go
 from catalog.mirror import Sighting, mirror
 from catalog.models import DesiredState, ReplicaState, ServedModel
+from catalog.replica_log import ReplicaLog
 from catalog.slot import Slot
 from engine.contract.protocol import Heartbeat
 from tenants.commands import sentence
@@ -66,6 +68,8 @@ class Supervisor:
         self.slots: dict[str, Slot] = {}
         self._wanted: dict[str, Slot] = {}
         self._unmanaged: dict[str, int] = {}
+        self._may_idle: list[ServedModel] = []
+        self._idle = IdleWatch()
         self._beats: dict[str, Heartbeat] = {}
         self._redis = redis.Redis.from_url(
             self.redis_url, socket_timeout=5, socket_connect_timeout=5
@@ -84,6 +88,7 @@ class Supervisor:
         try:
             self._read_wishes()
             self._read_heartbeats()
+            self._let_go_of_idle()
             self._reconcile()
             self._write_rows()
             self._troubled = ""
@@ -117,11 +122,13 @@ class Supervisor:
 
     def _read_wishes(self) -> None:
         """What the catalogue wants on this node."""
-        loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED)
+        loaded = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
         self._unmanaged = dict(loaded.filter(managed=False).values_list("name", "pk"))
         here = loaded.filter(Q(node="") | Q(node=self.node), managed=True)
         self._wanted = {}
+        self._may_idle = []
         for model in here:
+            self._may_idle += [model] if model.idle_minutes else []
             for index in range(model.num_replicas + model.num_spares):
                 spare = index >= model.num_replicas
                 slot = self._slot(model, replica_id_of(model, index, self.node), spare=spare)
@@ -143,13 +150,21 @@ class Supervisor:
             command,
             drain_seconds=self.drain_seconds,
             cwd=str(settings.BASE_DIR),
+            log=ReplicaLog(self._redis, self.prefix, replica_id),
         )
 
     def _read_heartbeats(self) -> None:
         ids = set(self.slots) | set(self._wanted)
-        if self._unmanaged:
+        if self._unmanaged or self._may_idle:  # a model's replicas on other nodes count, too
             ids |= known_replicas(self._redis, self.prefix)
         self._beats = read_heartbeats(self._redis, self.prefix, sorted(ids))
+
+    def _let_go_of_idle(self) -> None:
+        """Models that nobody asked for so long that they shall end; the next look drains them."""
+        for model in self._may_idle:
+            idle = self._idle.idle_seconds(model.name, self._beats.values())
+            if idle >= 60 * model.idle_minutes and let_go(model):
+                logger.info("%s has had nothing to do for %.0f s; it ends.", model.name, idle)
 
     def _reconcile(self) -> None:
         """Drain what isn't wanted (any more, or not like this), start what is."""
@@ -225,6 +240,7 @@ class Supervisor:
             host=self.node,
             incarnation=beat.incarnation if beat and slot.process else "",
             restarts=slot.restarts,
+            last_exit=slot.last_exit,
         )
 
     def _say_goodbye(self) -> None:

@@ -304,7 +304,7 @@ if _headers != ["*"]:
     CORS_ALLOW_HEADERS = [header.lower() for header in _headers]
 CORS_EXPOSE_HEADERS = [
     *("x-request-id", "request-id", "openai-processing-ms", "retry-after", "retry-after-ms"),
-    *("x-quire-ignored-fields", "x-quire-adapter", "idempotent-replayed"),
+    *("x-quire-ignored-fields", "x-quire-adapter", "x-quire-in-place-of", "idempotent-replayed"),
     *(
         f"x-ratelimit-{what}-{kind}"
         for what in ("limit", "remaining", "reset")

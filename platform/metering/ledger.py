@@ -20,7 +20,7 @@ _FIELDS = (
     *("request_id", "tenant", "api_key", "user", "endpoint", "model"),
     *("prompt_tokens", "cached_tokens", "completion_tokens", "cost_nanos", "finish_reason"),
     *("status", "started_at", "ttft_ms", "duration_ms", "stream", "recorded_at"),
-    *("adapter", "adapter_digest"),
+    *("adapter", "adapter_digest", "in_place_of"),
 )
 
 
@@ -84,4 +84,5 @@ def _row(record: UsageRecord, connection: BaseDatabaseWrapper, now: Any) -> tupl
         now,
         record.adapter,
         record.adapter_digest,
+        record.in_place_of,
     )

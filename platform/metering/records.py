@@ -8,7 +8,7 @@ import msgspec
 
 MAX_COUNT = 2**62
 _TEXT_LIMITS = {"request_id": 200, "endpoint": 100, "model": 200, "finish_reason": 40}
-_TEXT_LIMITS |= {"adapter": 100, "adapter_digest": 64}
+_TEXT_LIMITS |= {"adapter": 100, "adapter_digest": 64, "in_place_of": 200}
 
 
 class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -23,6 +23,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         started_at: when the request arrived, a datetime or seconds since the epoch.
         cost_nanos: in 1e-9 of the currency.
         adapter, adapter_digest: what it went through, of `model`; "" for the model alone.
+        in_place_of: the model that was asked for, which was down; "" when it answered itself.
         ttft_ms: milliseconds to the first token, None when there was none. duration_ms: to the end.
     Raises: ValueError for a count out of range or an empty `request_id`.
     """
@@ -45,6 +46,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     cost_nanos: int = 0
     adapter: str = ""
     adapter_digest: str = ""
+    in_place_of: str = ""
 
     def __post_init__(self) -> None:
         if not self.request_id:

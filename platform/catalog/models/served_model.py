@@ -50,6 +50,18 @@ class ServedModel(models.Model):
     aliases = models.JSONField(
         default=list, blank=True, help_text="Other names that clients may send, a JSON list."
     )
+    fallbacks = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Models that answer in its place while no replica of it serves, in this order.",
+    )
+    idle_minutes = models.PositiveIntegerField(
+        default=0,
+        validators=[MaxValueValidator(60 * 24 * 30)],
+        help_text="Its replicas end when nobody has asked for so long, and start again with the "
+        "next request. 0: they stay.",
+    )
+    idle_since = models.DateTimeField(null=True, blank=True, editable=False)
     source = models.CharField(max_length=1000, help_text="A folder, or an id on the hub.")
     settings = models.JSONField(
         default=dict,
@@ -93,6 +105,7 @@ class ServedModel(models.Model):
     def clean(self) -> None:
         """Check names and engine settings. A validator would miss `[]`, which counts as empty."""
         self._check_aliases()
+        self._check_fallbacks()
         try:
             check_engine_settings(self.settings)
         except ValidationError as error:
@@ -117,6 +130,17 @@ class ServedModel(models.Model):
                 raise ValidationError(
                     {"aliases": f"{min(taken)} is a name of the model {other.name}."}
                 )
+
+    def _check_fallbacks(self) -> None:
+        """Raise ValidationError unless these are other models of the catalogue."""
+        given = self.fallbacks
+        if not isinstance(given, list) or any(not isinstance(name, str) for name in given):
+            raise ValidationError({"fallbacks": "Must be a list of models' names."})
+        if self.name in given or len(set(given)) != len(given):
+            raise ValidationError({"fallbacks": "Each must be another model, named once."})
+        known = set(ServedModel.objects.filter(name__in=given).values_list("name", flat=True))
+        if unknown := [name for name in given if name not in known]:
+            raise ValidationError({"fallbacks": f"There is no model {unknown[0]!r}."})
 
     @property
     def engine_settings(self) -> dict[str, Any]:

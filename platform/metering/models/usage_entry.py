@@ -40,6 +40,12 @@ class UsageEntry(models.Model):
     adapter_digest = models.CharField(
         max_length=64, blank=True, default="", help_text="Sha256 of the content that answered."
     )
+    in_place_of = models.CharField(
+        max_length=200,
+        blank=True,
+        default="",
+        help_text="The model that was asked for, and was down.",
+    )
     prompt_tokens = models.PositiveBigIntegerField()
     cached_tokens = models.PositiveBigIntegerField(
         help_text="Prompt tokens that came from the prefix cache; part of the prompt tokens."

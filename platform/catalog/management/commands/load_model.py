@@ -46,6 +46,24 @@ class Command(QuireCommand):
             metavar="NAME",
             help="serve it to this tenant alone; may be given several times",
         )
+        parser.add_argument(
+            "--alias",
+            action="append",
+            metavar="NAME",
+            help="another name that clients may send; may be given several times",
+        )
+        parser.add_argument(
+            "--fallback",
+            action="append",
+            metavar="MODEL",
+            help="a model that answers while this one is down; may be given several times",
+        )
+        parser.add_argument(
+            "--idle-minutes",
+            type=int,
+            metavar="N",
+            help="end its replicas when nobody has asked for so long, until somebody does",
+        )
         parser.add_argument("--wait", action="store_true", help="return when it can be asked")
         parser.add_argument(
             "--timeout", type=float, default=600, metavar="S", help="of --wait (default: 600)"
@@ -67,6 +85,9 @@ class Command(QuireCommand):
                 num_replicas=options["replicas"],
                 num_spares=options["spares"],
                 node=options["node"],
+                aliases=options["alias"],
+                fallbacks=options["fallback"],
+                idle_minutes=options["idle_minutes"],
             )
             if tenants:
                 actions.share_model(actor=COMMAND_LINE, model=model, tenants=tenants, public=False)

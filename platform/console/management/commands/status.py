@@ -30,11 +30,8 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Print it; raise `CommandError` if something is wrong."""
-        models = list(
-            ServedModel.objects.filter(desired_state=DesiredState.LOADED).prefetch_related(
-                "replicas"
-            )
-        )
+        wanted = ServedModel.objects.filter(desired_state=DesiredState.LOADED, idle_since=None)
+        models = list(wanted.prefetch_related("replicas"))
         beats = live_replicas()
         client = sync_client()
         try:

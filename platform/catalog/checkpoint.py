@@ -1,0 +1,222 @@
+"""What a checkpoint is, from `config.json` and the headers of its weights: no weight is read.
+
+Torch-free and quick: a gateway asks it while somebody looks at a page.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.text.files import parse_object, read_text
+
+#: Of a safetensors header: the format's own limit.
+MOST_HEADER = 100_000_000
+MOST_SHARDS = 2000
+#: Bits of an element, by safetensors' names.
+BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16}
+BITS |= {"I8": 8, "U8": 8, "BOOL": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8}
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a decoder's KV cache.
+
+    Attributes:
+        windows: each layer's sliding window in tokens, 0 for all; as many as there are layers.
+        context: the longest the checkpoint is made for, 0 where it doesn't say.
+    """
+
+    layers: int
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int, ...]
+    context: int
+
+    @property
+    def values_per_token(self) -> int:
+        """Numbers of a token in the KV cache, over all layers."""
+        return 2 * self.layers * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What can be known of a model without loading it.
+
+    Attributes:
+        format: "safetensors" or "GGUF".
+        parameters: numbers of the weights as they are stored; packed ones count as stored.
+        nbytes: of the weights. dtypes: bytes by type of number.
+        matrix_values, table_values: floats in matrices that `--quantization` rounds: of layers, and
+            of the embedding and the output layer.
+        dtype: that most of the floats have, "" where there are none.
+        quantization: how it was quantised ("awq", "gptq" ...), "" for plain weights.
+        shape: None where config.json doesn't tell.
+    """
+
+    architecture: str
+    format: str
+    nbytes: int
+    files: int
+    parameters: int = 0
+    dtypes: Mapping[str, int] = field(default_factory=dict)
+    matrix_values: int = 0
+    table_values: int = 0
+    dtype: str = ""
+    quantization: str = ""
+    shape: Shape | None = None
+
+
+def read_checkpoint(folder: Path) -> Checkpoint:
+    """Of a model folder or a GGUF file. Raises `InvalidRequest` (`source`) for what is neither."""
+    try:
+        if gguf := _gguf_files(folder):
+            size = sum(path.stat().st_size for path in gguf)
+            return Checkpoint("", "GGUF", size, len(gguf), quantization="gguf")
+        config = parse_object(read_text(folder / "config.json"), folder / "config.json")
+        return _of_safetensors(folder, config)
+    except (ModelLoadError, OSError) as error:
+        told = error.message if isinstance(error, ModelLoadError) else str(error)
+        raise InvalidRequest(told, param="source") from error
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """The first that config.json names."""
+    names = config.get("architectures")
+    return str(names[0])[:200] if isinstance(names, list) and names else ""
+
+
+def quantization_of(config: Mapping[str, Any]) -> str:
+    """How the checkpoint was quantised, by config.json."""
+    found = config.get("quantization_config") or config.get("compression_config") or {}
+    return str(found.get("quant_method", ""))[:40] if isinstance(found, dict) else ""
+
+
+def shape_of(config: Mapping[str, Any]) -> Shape | None:
+    """The KV cache's shape, in the words of the families that the native decoder runs."""
+    text = config.get("text_config")
+    found = {**config, **text} if isinstance(text, dict) else dict(config)
+    try:
+        layers = _whole(found, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        heads = _whole(found, "num_attention_heads", "n_head", "n_heads", "num_heads")
+        hidden = _whole(found, "hidden_size", "n_embd", "d_model")
+        kv_heads = _whole(found, "num_key_value_heads", "num_kv_heads", default=heads)
+        if found.get("multi_query") and not found.get("new_decoder_architecture"):
+            kv_heads = 1
+        head_dim = _whole(found, "head_dim", "kv_channels", default=hidden // heads)
+        context = _whole(
+            found, "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", default=0
+        )
+        windows = _windows(found, layers)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    return Shape(layers, kv_heads, head_dim, windows, context)
+
+
+def _whole(found: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+    for name in names:
+        value = found.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 31:
+            return value
+    if default is None:
+        raise KeyError(names[0])
+    return default
+
+
+def _windows(found: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    window = found.get("sliding_window")
+    full = (0,) * layers
+    if not isinstance(window, int) or window <= 0 or found.get("use_sliding_window") is False:
+        return full
+    types = found.get("layer_types")
+    if isinstance(types, list) and len(types) == layers:
+        return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+    if found.get("use_sliding_window"):
+        first = int(found.get("max_window_layers", layers))
+        return tuple(window if layer >= first else 0 for layer in range(layers))
+    pattern = found.get("sliding_window_pattern")
+    if isinstance(pattern, int) and pattern > 0:
+        return tuple(0 if (layer + 1) % pattern == 0 else window for layer in range(layers))
+    return (window,) * layers
+
+
+def _gguf_files(path: Path) -> list[Path]:
+    if path.suffix == ".gguf" and path.is_file():
+        first, found, _ = path.name.partition("-00001-of-")
+        return sorted(path.parent.glob(f"{first}-*-of-*.gguf")) if found else [path]
+    if (path / "config.json").exists():
+        return []
+    return sorted(path.glob("*.gguf"))
+
+
+def _of_safetensors(folder: Path, config: dict[str, Any]) -> Checkpoint:
+    paths = _shards(folder)
+    dtypes: Counter[str] = Counter()
+    values = tables = matrices = 0
+    for path in paths:
+        for name, entry in _tensors(path):
+            count, dtype = math.prod(entry["shape"]), str(entry["dtype"])
+            first, last = entry["data_offsets"]
+            dtypes[dtype] += last - first
+            values += count
+            if dtype in FLOATS and len(entry["shape"]) > 1:
+                table = any(word in name for word in ("embed", "wte", "lm_head", "output."))
+                tables, matrices = tables + count * table, matrices + count * (not table)
+    floats = [(size, name) for name, size in dtypes.items() if name in FLOATS]
+    return Checkpoint(
+        architecture_of(config),
+        "safetensors",
+        sum(dtypes.values()),
+        len(paths),
+        parameters=values,
+        dtypes=dict(dtypes.most_common()),
+        matrix_values=matrices,
+        table_values=tables,
+        dtype=max(floats)[1] if floats else "",
+        quantization=quantization_of(config),
+        shape=shape_of(config),
+    )
+
+
+def _shards(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.exists():
+        found = [folder / "model.safetensors"]
+    else:
+        mapping = parse_object(read_text(index), index).get("weight_map")
+        names = {str(name) for name in mapping.values()} if isinstance(mapping, dict) else set()
+        # A name that leads out of the folder is none of its files.
+        found = [folder / name for name in sorted(names) if Path(name).name == name]
+    there = [path for path in found[:MOST_SHARDS] if path.is_file()]
+    if not there or len(there) < len(found):
+        raise InvalidRequest(f"{folder} lacks its weights in safetensors.", param="source")
+    return there
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and header of each tensor. Raises `InvalidRequest` for a header that is none."""
+    wrong = InvalidRequest(f"{path} is no sound safetensors file.", param="source")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(MOST_HEADER, size):
+            raise wrong
+        try:
+            header = json.loads(file.read(length))
+            for name, entry in header.items():
+                if name == "__metadata__":
+                    continue
+                first, last = entry["data_offsets"]
+                sound = all(isinstance(n, int) and n >= 0 for n in (*entry["shape"], first, last))
+                if not sound or not first <= last <= size or entry["dtype"] not in BITS:
+                    raise wrong
+                yield name, entry
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise wrong from error

@@ -1,0 +1,124 @@
+"""What a replica writes to its standard error: shown where it always was, and its tail kept in
+Redis, so that an operator reads it in the console, whichever node the replica ran on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from engine.contract import protocol
+
+#: Lines of one replica that are kept, and for how long after the last one.
+MOST_LINES = 2000
+KEPT_S = 7 * 24 * 3600
+#: Of one line. A traceback's longest are far below.
+MOST_CHARS = 4000
+FLUSH_S = 0.25
+FIELD = b"t"
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line. `id`: its place, to read on from; `at`: seconds since the epoch."""
+
+    id: str
+    at: float
+    text: str
+
+
+class ReplicaLog:
+    """The end of one replica's output in Redis; threads may share it."""
+
+    def __init__(self, client: redis.Redis, prefix: str, replica_id: str) -> None:
+        self._redis, self._key = client, protocol.log_key(replica_id, prefix)
+        self._waiting: deque[str] = deque(maxlen=MOST_LINES)
+        self._lock = threading.Lock()
+
+    def say(self, text: str) -> None:
+        """A line of the supervisor's own."""
+        self.add(f"-- {text}")
+        self.flush()
+
+    def add(self, line: str) -> None:
+        """A line, which the next `flush` writes."""
+        with self._lock:
+            self._waiting.append(line[:MOST_CHARS])
+
+    def flush(self) -> None:
+        """Write what waits. Where Redis is away it waits on, the last `MOST_LINES` of it."""
+        with self._lock:
+            lines = list(self._waiting)
+            self._waiting.clear()
+        if not lines:
+            return
+        try:
+            with self._redis.pipeline(transaction=False) as pipe:
+                for line in lines:
+                    fields: Any = {FIELD: line.encode("utf-8", "replace")}
+                    pipe.xadd(self._key, fields, maxlen=MOST_LINES, approximate=True)
+                pipe.expire(self._key, KEPT_S)
+                pipe.execute()
+        except (redis.RedisError, OSError):
+            with self._lock:
+                self._waiting.extendleft(reversed(lines))
+
+    def pump(self, fd: int) -> None:
+        """Have a thread copy a process's output until its end, and then close it."""
+        threading.Thread(target=self._pump, args=(fd,), name="replica-log", daemon=True).start()
+
+    def _pump(self, fd: int) -> None:
+        rest = b""
+        try:
+            while True:
+                if select.select([fd], [], [], FLUSH_S)[0]:
+                    data = os.read(fd, 1 << 16)
+                    if not data:
+                        break
+                    _show(data)
+                    *lines, rest = (rest + data).split(b"\n")
+                    # A bar rewrites its line; what it says last is enough.
+                    rest = rest.rpartition(b"\r")[2][-4 * MOST_CHARS :]
+                    for line in lines:
+                        self.add(_text(line))
+                self.flush()
+        finally:
+            os.close(fd)
+            if rest:
+                self.add(_text(rest))
+            self.flush()
+
+
+def _show(data: bytes) -> None:
+    """To our own standard error. That it is closed or full is no reason to stop a replica."""
+    with contextlib.suppress(OSError):
+        while data:
+            data = data[os.write(2, data) :]
+
+
+def _text(line: bytes) -> str:
+    return line.rstrip(b"\r").rpartition(b"\r")[2].decode("utf-8", "replace")
+
+
+def read_log(
+    client: redis.Redis, prefix: str, replica_id: str, *, after: str = "", most: int = MOST_LINES
+) -> list[LogLine]:
+    """The newest lines, oldest first; with `after` those behind that one. Raises redis.RedisError
+    (also for an `after` that is no place in a log).
+    """
+    key = protocol.log_key(replica_id, prefix)
+    found: Any = client.xrevrange(key, min=f"({after}" if after else "-", count=most)
+    return [_line(entry_id, fields) for entry_id, fields in reversed(found)]
+
+
+def _line(entry_id: bytes, fields: dict[bytes, bytes]) -> LogLine:
+    name = entry_id.decode()
+    text = fields.get(FIELD, b"").decode("utf-8", "replace")
+    return LogLine(name, int(name.partition("-")[0]) / 1000, text)

@@ -1,0 +1,148 @@
+"""What a model needs before it's loaded, and whether this machine has it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from catalog.checkpoint import BITS, Checkpoint
+from engine.contract.config import EngineConfig
+from engine.contract.host_memory import available_memory
+
+#: Bits of a weight that is rounded while it loads, its scales included; tables keep eight.
+ROUNDED_BITS = {"int8": 8.125, "int4": 4.5}
+TABLE_BITS = 8.125
+#: Loading takes at most so much of the weights' final size: docs/quantization.md.
+PEAK = 1.15
+#: A replica's process with nothing in it: Python, torch, the kernels.
+PROCESS_BYTES = 600 << 20
+#: By default the KV cache gets this part of what is free, and no more than so much.
+KV_PART, MOST_KV_BYTES = 4, 4 << 30
+_KV_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "half": 16, "float": 32, "int8": 8}
+_KV_BITS |= {"fp8": 8, "fp8_e4m3": 8, "fp8_e5m2": 8, "F32": 32, "F16": 16, "BF16": 16, "F64": 64}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes, estimated.
+
+    Attributes:
+        weights: once they are loaded. kv_per_token: over all layers, None where it isn't known.
+        context, sequences: what was asked for; kv: of so many sequences of such a length.
+        kv_pool: what the settings give the KV cache; None: what `kv` says.
+        full_sequences: of the context that fit the pool, None where that isn't known.
+        total: with the process itself, and the peak while it loads.
+        available: on the host that was asked; fits: whether that is enough.
+    """
+
+    weights: int
+    kv_per_token: int | None
+    context: int
+    sequences: int
+    kv: int
+    kv_pool: int
+    full_sequences: float | None
+    total: int
+    available: int
+    host: str
+
+    @property
+    def fits(self) -> bool:
+        """On this machine, as it is now."""
+        return self.total <= self.available
+
+
+def need_of(
+    found: Checkpoint, settings: Mapping[str, Any], *, sequences: int = 1, context: int = 0
+) -> Need:
+    """What a replica of this checkpoint takes with these settings.
+
+    Args:
+        settings: `EngineConfig`'s; those that don't matter here aren't looked at.
+        context: tokens of each sequence; 0: the longest that is served.
+    """
+    config = EngineConfig.from_mapping(dict(settings))
+    weights = weight_bytes(found, config)
+    shape, free = found.shape, available_memory()
+    longest = config.max_model_len or (shape.context if shape else 0)
+    context = min(context, longest) if context and longest else context or longest
+    per_token = None if shape is None else kv_bytes_per_token(found, config)
+    kv = 0 if per_token is None else sequences * sequence_bytes(found, config, context)
+    pool = _pool(config, per_token, free)
+    full = None
+    if per_token is not None and context:
+        full = pool / max(1, sequence_bytes(found, config, context))
+    return Need(
+        weights=weights,
+        kv_per_token=per_token,
+        context=context,
+        sequences=sequences,
+        kv=kv,
+        kv_pool=pool,
+        full_sequences=full,
+        total=max(int(weights * PEAK), weights + max(kv, _told_pool(config, per_token)))
+        + PROCESS_BYTES,
+        available=free,
+        host=socket.gethostname(),
+    )
+
+
+def weight_bytes(found: Checkpoint, config: EngineConfig) -> int:
+    """Of the weights in memory: rounded, or in another type than the checkpoint's."""
+    floats = found.matrix_values + found.table_values
+    if not floats or found.quantization:
+        return found.nbytes  # packed already, or of a form that nothing is known of
+    own = BITS.get(found.dtype, 16)
+    rest = found.nbytes - floats * own // 8
+    bits = ROUNDED_BITS.get(config.quantization or "")
+    if bits is not None:
+        return int(found.matrix_values * bits / 8 + found.table_values * TABLE_BITS / 8) + rest
+    wanted = _KV_BITS.get(config.dtype, own)
+    return floats * wanted // 8 + rest
+
+
+def kv_bytes_per_token(found: Checkpoint, config: EngineConfig) -> int:
+    """Of one token over all layers; 8-bit integers have a scale for each head."""
+    shape = found.shape
+    if shape is None:
+        return 0
+    model_dtype = found.dtype if config.dtype == "auto" else config.dtype
+    name = model_dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+    size = shape.values_per_token * _KV_BITS.get(name, 16) // 8
+    return size + shape.values_per_token // shape.head_dim * 4 if name == "int8" else size
+
+
+def sequence_bytes(found: Checkpoint, config: EngineConfig, tokens: int) -> int:
+    """The KV cache of one sequence: whole blocks, and no more than a window where there is one."""
+    shape, block = found.shape, config.block_size
+    if shape is None or not tokens:
+        return 0
+    per_layer = kv_bytes_per_token(found, config) / shape.layers
+    whole = -(-tokens // block)
+    hybrid = not (config.disable_hybrid_kv_cache_manager or config.disable_sliding_window)
+    blocks = sum(
+        whole if not window or not hybrid else min(whole, -(-window // block) + 1)
+        for window in shape.windows
+    )
+    return int(blocks * block * per_layer)
+
+
+def _told_pool(config: EngineConfig, per_token: int | None) -> int:
+    """What the settings set aside for the KV cache, 0 where they leave it to the engine."""
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override * config.block_size * (per_token or 0)
+    if config.cpu_kvcache_space is not None:
+        return int(config.cpu_kvcache_space * (1 << 30))
+    return 0
+
+
+def _pool(config: EngineConfig, per_token: int | None, free: int) -> int:
+    return _told_pool(config, per_token) or min(free // KV_PART, MOST_KV_BYTES)
+
+
+def total_memory() -> int:
+    """Of this machine, in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,101 @@
+"""The end of a replica's output: kept in Redis, bounded, and shown where it always was."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import pytest
+import redis
+
+from catalog.models import ReplicaState
+from catalog.replica_log import MOST_CHARS, MOST_LINES, LogLine, ReplicaLog, read_log
+from catalog.slot import Slot
+
+PREFIX = "log-test"
+
+
+@pytest.fixture
+def client(redis_url: str) -> Any:
+    client: Any = redis.Redis.from_url(redis_url)
+    client.delete(f"{PREFIX}:log:r")
+    yield client
+    client.delete(f"{PREFIX}:log:r")
+    client.close()
+
+
+def run(client: Any, code: str) -> Slot:
+    """A slot whose process has ended."""
+    slot = Slot(
+        "r",
+        1,
+        [sys.executable, "-c", code],
+        drain_seconds=1.0,
+        log=ReplicaLog(client, PREFIX, "r"),
+    )
+    slot.start_if_due(occupied=False)
+    assert slot.process is not None
+    assert slot.process.wait(20) is not None
+    slot.check()
+    return slot
+
+
+def lines(client: Any, until: str) -> list[LogLine]:
+    """The log, once it has this text."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        found = read_log(client, PREFIX, "r")
+        if any(until in line.text for line in found):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{until!r} never came: {[line.text for line in found]}")
+
+
+def test_a_crash_leaves_its_traceback_and_its_reason(
+    client: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slot = run(client, "import sys; sys.stderr.write('begun\\n'); raise RuntimeError('no ink')")
+    texts = [line.text for line in lines(client, "no ink")]
+    assert "begun" in texts
+    assert any("Traceback" in text for text in texts)
+    assert texts[0].startswith("-- process ")
+    assert "-- the replica exited with status 1; it starts again in 0.5 s" in [
+        line.text for line in lines(client, "starts again")
+    ]
+    assert slot.state(None) == (ReplicaState.FAILED, "the replica exited with status 1")
+    assert slot.last_exit == "the replica exited with status 1"
+    assert "no ink" in capfd.readouterr().err
+
+
+def test_a_flood_without_line_ends_is_bounded(client: Any) -> None:
+    code = "import sys; sys.stderr.write('x' * 1_000_000 + 'end'); sys.stderr.write('\\nlast\\n')"
+    run(client, code)
+    found = lines(client, "last")
+    assert max(len(line.text) for line in found) <= MOST_CHARS
+
+
+def test_many_lines_keep_the_newest_and_a_bar_its_last_word(client: Any) -> None:
+    code = (
+        "import sys\nfor n in range(5000): print(f'line {n}', file=sys.stderr)\n"
+        "print('10 %\\r50 %\\r100 %', file=sys.stderr)"
+    )
+    run(client, code)
+    found = lines(client, "100 %")
+    assert len(found) <= MOST_LINES + 200  # Redis trims whole nodes
+    assert "line 4999" in [line.text for line in found]
+    assert "line 0" not in [line.text for line in found]
+    assert "100 %" in [line.text for line in found]
+    behind = read_log(client, PREFIX, "r", after=found[-2].id)
+    assert [line.id for line in behind] == [found[-1].id]
+
+
+def test_without_redis_the_lines_wait() -> None:
+    away: Any = redis.Redis(port=1, socket_connect_timeout=0.1)
+    log = ReplicaLog(away, PREFIX, "r")
+    for number in range(MOST_LINES + 10):
+        log.add(str(number))
+    log.flush()
+    log.flush()
+    assert list(log._waiting)[-1] == str(MOST_LINES + 9)
+    assert len(log._waiting) == MOST_LINES

@@ -1,0 +1,125 @@
+"""What a model needs, told before it's loaded: held against what the engine takes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catalog.checkpoint import Checkpoint, Shape, read_checkpoint, shape_of
+from catalog.sizing import kv_bytes_per_token, need_of, sequence_bytes, weight_bytes
+from engine.contract.config import EngineConfig
+from engine.contract.errors import InvalidRequest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "demo" / "model"
+#: What the engine says of a model, from a process that loads it with each of the settings.
+LOADED = """
+import json, sys
+from engine import LLM
+for given in json.loads(sys.argv[2]):
+    llm = LLM(sys.argv[1], num_gpu_blocks_override=64, **given)
+    core = llm.llm_engine.core
+    print("told", json.dumps({
+        "kv": core.capacity.kv_bytes_per_token,
+        "weights": sum(each.nbytes for each in core.facts.load_report),
+        "architecture": core.facts.architecture,
+    }))
+    llm.llm_engine.shutdown()
+"""
+GIVEN: list[dict[str, Any]] = [{}, {"quantization": "int4", "kv_cache_dtype": "int8"}]
+
+
+def test_the_estimate_is_what_the_engine_takes() -> None:
+    command = [sys.executable, "-c", LOADED, str(DEMO), json.dumps(GIVEN)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=True
+    )
+    told = [json.loads(line[5:]) for line in done.stdout.splitlines() if line.startswith("told ")]
+    found = read_checkpoint(DEMO)
+    assert len(told) == len(GIVEN)
+    for given, taken in zip(GIVEN, told, strict=True):
+        config = EngineConfig.from_mapping(given)
+        assert found.architecture == taken["architecture"] == "LlamaForCausalLM"
+        assert kv_bytes_per_token(found, config) == taken["kv"]
+        assert weight_bytes(found, config) == pytest.approx(taken["weights"], rel=0.06)
+
+
+PLAIN = {"num_hidden_layers": 3, "num_attention_heads": 4, "hidden_size": 64}
+
+
+@pytest.mark.parametrize(
+    ("more", "windows", "kv_heads", "head_dim"),
+    [
+        ({"num_key_value_heads": 2}, (0, 0, 0), 2, 16),
+        ({"sliding_window": 24, "head_dim": 32}, (24, 24, 24), 4, 32),
+        (
+            {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 1},
+            (0, 16, 16),
+            4,
+            16,
+        ),
+        ({"sliding_window": 16, "use_sliding_window": False}, (0, 0, 0), 4, 16),
+        ({"multi_query": True}, (0, 0, 0), 1, 16),
+        ({"text_config": {"head_dim": 8}}, (0, 0, 0), 4, 8),
+    ],
+)
+def test_windows_and_heads_are_those_of_the_family(
+    more: dict[str, Any], windows: tuple[int, ...], kv_heads: int, head_dim: int
+) -> None:
+    shape = shape_of({**PLAIN, **more})
+    assert shape is not None
+    assert (shape.windows, shape.kv_heads, shape.head_dim) == (windows, kv_heads, head_dim)
+
+
+def test_windows_bound_what_a_long_sequence_takes() -> None:
+    shape = Shape(layers=2, kv_heads=1, head_dim=8, windows=(0, 64), context=4096)
+    found = Checkpoint("X", "safetensors", 1000, 1, dtype="F32", shape=shape)
+    config = EngineConfig()
+    layer = 2 * 8 * 4
+    assert kv_bytes_per_token(found, config) == 2 * layer
+    assert sequence_bytes(found, config, 1024) == (1024 + 64 + 16) * layer
+    assert sequence_bytes(found, config, 10) == 2 * 16 * layer
+
+
+def test_what_does_not_fit_is_said_so() -> None:
+    small = Checkpoint("X", "safetensors", 10 << 20, 1)
+    huge = Checkpoint("X", "safetensors", 1 << 50, 1)
+    assert need_of(small, {}).fits
+    assert not need_of(huge, {}).fits
+    assert need_of(huge, {}).kv_per_token is None
+
+
+def test_a_config_that_says_nothing_has_no_shape() -> None:
+    assert shape_of({}) is None
+    assert shape_of({"num_hidden_layers": "many", "num_attention_heads": 0}) is None
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        b"",
+        b"\xff" * 8,
+        (9).to_bytes(8, "little") + b"[1, 2, 3]",
+        (60).to_bytes(8, "little")
+        + b'{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,999999]}}',
+    ],
+    ids=["empty", "endless", "list", "outside"],
+)
+def test_unsound_weights_are_refused(tmp_path: Path, weights: bytes) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (tmp_path / "model.safetensors").write_bytes(weights)
+    with pytest.raises(InvalidRequest, match="no sound safetensors"):
+        read_checkpoint(tmp_path)
+
+
+def test_an_index_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    index = {"weight_map": {"a": "../../etc/passwd"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InvalidRequest, match="lacks its weights"):
+        read_checkpoint(tmp_path)
