@@ -63,7 +63,14 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
         Page("fairness", "console/fairness/", "Fairness", "scales"),
     ),
     "Serve": (
-        Page("models", "console/models/", "Models", "cube"),
+        Page(
+            "models",
+            "console/models/",
+            "Models",
+            "cube",
+            "console.models_page.views.models",
+            "console.models_page.urls",
+        ),
         Page("adapters", "console/adapters/", "Adapters", "layers", "console.adapters.adapters"),
         Page("batches", "console/batches/", "Batches", "stack"),
         Page("files", "console/files/", "Files", "file"),

@@ -24,14 +24,14 @@ _FROM_ROW = {
 
 
 @lru_cache(maxsize=4)
-def _client(url: str) -> redis.Redis:
+def client_of(url: str) -> redis.Redis:
     """A client whose connections threads share."""
     return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
 
 
 def live_replicas() -> list[Heartbeat]:
     """Every replica with a heartbeat, by id. Raises redis.RedisError."""
-    client, prefix = _client(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
+    client, prefix = client_of(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
     beats = read_heartbeats(client, prefix, sorted(known_replicas(client, prefix)))
     return list(beats.values())
 

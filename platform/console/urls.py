@@ -16,6 +16,7 @@ from console import (
     tenant_data,
     webhook,
 )
+from console.models_page import views as models_page
 from console.pages import routes
 
 urlpatterns = [
@@ -55,6 +56,9 @@ urlpatterns = [
     path("console/data/export/", tenant_data.export, name="export-data"),
     path("console/data/erase/", tenant_data.erase, name="erase-data"),
     path("invitation/<str:token>/", invitation.invitation, name="invitation"),
+    path("console/api/model-states", models_page.states, name="console-model-states"),
+    path("console/api/model", models_page.progress, name="console-model"),
+    path("console/api/replica-log", models_page.log, name="console-log"),
     path("console/api/models", api.models, name="console-models"),
     path("console/api/overview", api.overview, name="console-overview"),
     path("console/api/usage", api.usage, name="console-usage"),

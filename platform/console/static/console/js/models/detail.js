@@ -1,0 +1,114 @@
+/** One model: its replicas' phases as they load, and their logs as they are written. */
+
+import { el } from "../lib/dom.js";
+import { percent } from "../lib/format.js";
+import { Poll } from "../lib/poll.js";
+
+const page = document.querySelector("[data-model-page]");
+/** Lines of a log that are shown; older ones are dropped. */
+const MOST_LINES = 2000;
+
+const bytes = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
+
+function size(value) {
+  const units = ["B", "KB", "MB", "GB", "TB"];
+  let unit = 0;
+  let left = value;
+  while (left >= 1024 && unit < units.length - 1) {
+    left /= 1024;
+    unit += 1;
+  }
+  return `${bytes.format(left)} ${units[unit]}`;
+}
+
+function phaseText({ phase, bytes_done: done, bytes_total: total }) {
+  return total ? `${phase}: ${size(done)} of ${size(total)}` : phase;
+}
+
+function part(sheet, name) {
+  return sheet.querySelector(`[data-part="${name}"]`);
+}
+
+function put(node, text) {
+  node.textContent = text;
+  node.hidden = !text;
+}
+
+function showReplica(sheet, replica) {
+  const state = part(sheet, "state");
+  state.textContent = replica.state;
+  state.dataset.state = replica.state;
+  put(part(sheet, "phase"), replica.state === "loading" ? phaseText(replica) : "");
+  put(part(sheet, "detail"), replica.detail);
+  const bar = part(sheet, "bar");
+  bar.hidden = replica.state !== "loading";
+  const share = replica.bytes_total ? replica.bytes_done / replica.bytes_total : 0;
+  bar.value = Math.round(100 * share);
+  bar.setAttribute("aria-valuetext", phaseText(replica) || percent(share));
+}
+
+/** A change that alters what can be done is a page of its own. */
+const steady = new Set(["ready", "sleeping", "unloaded", "offline", "idle", "failed"]);
+let before = page?.querySelector("[data-state-of]").dataset.state;
+
+function busy() {
+  const open = document.querySelector("details[open]");
+  const at = document.activeElement;
+  return open || (at && at.matches("input, select, textarea"));
+}
+
+function show(model) {
+  const state = page.querySelector("[data-state-of]");
+  state.textContent = model.state;
+  state.dataset.state = model.state;
+  const replicas = model.detail ?? [];
+  let missing = false;
+  for (const replica of replicas) {
+    const sheet = document.querySelector(`[data-replica="${CSS.escape(replica.id)}"]`);
+    if (sheet) showReplica(sheet, replica);
+    else missing = true;
+  }
+  const settled = model.state !== before && steady.has(model.state);
+  if ((missing || settled) && !busy()) location.replace(location.href);
+}
+
+if (page) {
+  const wait = ({ state }) => (state === "loading" ? 500 : 2000);
+  new Poll(page.dataset.modelPage, wait, { data: show, loggedOut: () => location.reload() }).now();
+}
+
+const clock = new Intl.DateTimeFormat("en", { timeStyle: "medium", hourCycle: "h23" });
+
+for (const place of document.querySelectorAll("[data-log-of]")) {
+  const lines = place.querySelector("pre");
+  let last = "";
+  let poll = null;
+  const take = ({ lines: found }) => {
+    const atEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
+    if (!last) lines.replaceChildren(...(found.length ? [] : ["Nothing was written yet."]));
+    for (const { id, at, text } of found) {
+      if (!last) lines.replaceChildren();
+      last = id;
+      const time = el("span", { class: "log-at" }, clock.format(new Date(at * 1000)));
+      lines.append(el("span", { class: "log-line" }, time, ` ${text}\n`));
+    }
+    while (lines.childElementCount > MOST_LINES) lines.firstElementChild.remove();
+    if (atEnd) lines.scrollTop = lines.scrollHeight;
+  };
+  const address = () => {
+    const url = new URL(page.dataset.log, location.href);
+    url.searchParams.set("replica", place.dataset.logOf);
+    if (last) url.searchParams.set("after", last);
+    return url.href;
+  };
+  place.addEventListener("toggle", () => {
+    if (!place.open || poll) return;
+    const wait = () => (place.open ? 1000 : 30_000);
+    poll = new Poll(address, wait, {
+      data: take,
+      failed: (message) => last || lines.replaceChildren(message),
+      loggedOut: () => location.reload(),
+    });
+    poll.now();
+  });
+}

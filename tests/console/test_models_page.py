@@ -1,0 +1,224 @@
+"""The pages of models: who sees what, and what an operator does there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.test import Client
+
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
+from catalog.replica_log import ReplicaLog
+from engine.contract.loading import LoadPhase
+from tenants.models import AuditEntry, Membership, Tenant, User
+from tests.console.beats import heartbeat
+from tests.console.conftest import Beat, Login
+
+DEMO = str(Path(__file__).resolve().parents[2] / "demo" / "model")
+
+
+@pytest.fixture
+def quill(rows: None) -> ServedModel:
+    """Of the demo model's folder, so that something can be known of it."""
+    model = ServedModel.objects.get(name="quill")
+    model.source, model.managed = DEMO, True
+    model.save()
+    return model
+
+
+def private(name: str = "acme-private") -> ServedModel:
+    return ServedModel.objects.get(name=name)
+
+
+def member(name: str, role: str) -> None:
+    user = User.objects.create_user(name, f"{name}@example.org", "x")
+    Membership.objects.create(user=user, tenant=Tenant.objects.get(slug="acme"), role=role)
+
+
+def form(**more: Any) -> dict[str, Any]:
+    plain = {"source": DEMO, "num_replicas": "1", "num_spares": "0", "idle_minutes": "0"}
+    return {**plain, "public": "on", "managed": "on", **more}
+
+
+@pytest.mark.parametrize("role", ["owner", "admin", "member", "viewer"])
+def test_a_tenants_people_see_their_models_and_no_more(
+    login: Login, quill: ServedModel, role: str
+) -> None:
+    if role != "owner":
+        member(role, role)
+    client = login("ada" if role == "owner" else role)
+    text = client.get("/console/models/").content.decode()
+    assert "acme-private" in text
+    assert "rival-private" not in text
+    assert DEMO not in text
+    page = client.get(f"/console/models/{quill.pk}/")
+    assert page.status_code == 200
+    for hidden in (DEMO, "Drain and stop", "Replicas<", "What it needs", "data-log-of"):
+        assert hidden not in page.content.decode()
+    assert client.get(f"/console/models/{private('rival-private').pk}/").status_code == 404
+    assert client.get("/console/models/add/").status_code == 403
+    assert client.get(f"/console/models/{quill.pk}/settings/").status_code == 403
+    log = client.get(f"/console/api/replica-log?model={quill.pk}&replica=quill-0")
+    assert log.status_code == 403
+    assert "detail" not in client.get(f"/console/api/model?model={quill.pk}").json()
+    names = {each["name"] for each in client.get("/console/api/model-states").json()["models"]}
+    assert names == {"quill", "acme-private", "shelved"}
+
+
+DEEDS = ("load", "unload", "sleep", "wake", "restart", "delete", "settings")
+
+
+@pytest.mark.parametrize("deed", DEEDS)
+def test_only_operators_do_anything(login: Login, quill: ServedModel, deed: str) -> None:
+    before = ServedModel.objects.values().get(pk=quill.pk)
+    assert login("ada").post(f"/console/models/{quill.pk}/{deed}/", form()).status_code == 403
+    stranger = login("ada").post(f"/console/models/{private('rival-private').pk}/{deed}/", form())
+    assert stranger.status_code in (403, 404)
+    assert login("nobody").post(f"/console/models/{private().pk}/{deed}/").status_code in (403, 404)
+    assert ServedModel.objects.values().get(pk=quill.pk) == before
+
+
+def test_an_outsider_sees_a_sentence(login: Login) -> None:
+    assert "No model yet" in login("nobody").get("/console/models/").content.decode()
+
+
+def test_what_it_needs_is_worked_out_before_it_is_loaded(login: Login, quill: ServedModel) -> None:
+    root = login("root")
+    page = root.get(f"/console/models/{quill.pk}/?sequences=4&context=1000").content.decode()
+    assert "LlamaForCausalLM" in page
+    assert "KV cache of 4 sequences of 1,000 tokens" in page
+    assert "It fits." in page
+    wrong = root.get(f"/console/models/{quill.pk}/?sequences=none").content.decode()
+    assert "sequences must be a whole number" in wrong
+
+
+def test_a_model_is_looked_at_then_loaded(login: Login, rows: None) -> None:
+    root = login("root")
+    sent = form(name="tiny", aliases="small smaller", fallbacks=["quill"], idle_minutes="30")
+    sent |= {"s.max_model_len": "512", "s.quantization": "int8"}
+    looked = root.post("/console/models/add/", {**sent, "look": "1"})
+    assert "About" not in looked.content.decode()
+    assert "What it would need" in looked.content.decode()
+    assert not ServedModel.objects.filter(name="tiny").exists()
+    done = root.post("/console/models/add/", sent)
+    made = ServedModel.objects.get(name="tiny")
+    assert done["Location"] == f"/console/models/{made.pk}/"
+    assert made.settings == {"max_model_len": 512, "quantization": "int8"}
+    assert (made.aliases, made.fallbacks) == (["small", "smaller"], ["quill"])
+    assert (made.idle_minutes, made.desired_state) == (30, DesiredState.LOADED)
+    assert AuditEntry.objects.get(action="model.load", target_id=made.pk).actor_label == "root"
+    again = root.post("/console/models/add/", sent)
+    assert again.status_code == 400
+    assert "a model of this name already" in again.content.decode()
+
+
+def test_what_is_wrong_stands_at_its_field_and_what_was_typed_stays(
+    login: Login, rows: None
+) -> None:
+    sent = form(name="bad name", source="/no/such/folder", num_replicas="x")
+    sent |= {"s.block_size": "17", "s.hf_overrides.key": "a", "s.hf_overrides.value": "1"}
+    page = login("root").post("/console/models/add/", sent)
+    text = page.content.decode()
+    assert page.status_code == 400
+    assert "block_size must be one of" in text
+    assert "Replicas must be a whole number up to 64." in text
+    assert 'value="/no/such/folder"' in text
+    sent |= {"num_replicas": "1", "s.block_size": "16"}
+    assert "There is no folder" in login("root").post("/console/models/add/", sent).content.decode()
+    sent["source"] = DEMO
+    assert (
+        "Letters, digits and" in login("root").post("/console/models/add/", sent).content.decode()
+    )
+    assert not ServedModel.objects.filter(name="bad name").exists()
+
+
+def test_settings_are_changed_and_shared_at_once(login: Login, quill: ServedModel) -> None:
+    root = login("root")
+    acme = Tenant.objects.get(slug="acme")
+    sent = form(tenants=[str(acme.pk)], **{"s.seed": "7"})
+    del sent["public"]
+    assert root.post(f"/console/models/{quill.pk}/settings/", sent).status_code == 302
+    quill.refresh_from_db()
+    assert quill.settings == {"seed": 7}
+    assert not quill.public
+    assert list(quill.tenants.all()) == [acme]
+    actions = set(AuditEntry.objects.values_list("action", flat=True))
+    assert {"model.update", "model.share"} <= actions
+
+
+def test_a_fallback_must_be_another_model_and_stays_while_it_is_one(
+    login: Login, quill: ServedModel
+) -> None:
+    root = login("root")
+    shelved = ServedModel.objects.get(name="shelved")
+    for given, told in ((["nothing"], "There is no model"), (["quill"], "must be another model")):
+        page = root.post(f"/console/models/{quill.pk}/settings/", form(fallbacks=given))
+        assert told in page.content.decode()
+    root.post(f"/console/models/{quill.pk}/settings/", form(fallbacks=["shelved"]))
+    refused = root.post(f"/console/models/{shelved.pk}/delete/")
+    assert refused.status_code == 409
+    assert "answers in the place of quill" in refused.content.decode()
+
+
+def test_load_stop_and_delete(login: Login, quill: ServedModel) -> None:
+    root = login("root")
+    path = f"/console/models/{quill.pk}"
+    assert "is loaded: unload it first" in root.post(f"{path}/delete/").content.decode()
+    root.post(f"{path}/unload/")
+    assert "drains" in root.get(f"{path}/").content.decode()
+    root.post(f"{path}/load/")
+    assert "is being loaded already" in root.post(f"{path}/load/").content.decode()
+    root.post(f"{path}/unload/")
+    assert root.post(f"{path}/delete/")["Location"] == "/console/models/"
+    assert not ServedModel.objects.filter(pk=quill.pk).exists()
+
+
+def test_a_load_is_told_in_phases_and_bytes(login: Login, quill: ServedModel, beat: Beat) -> None:
+    phase = LoadPhase(phase="reading", done=50, total=200)
+    beat(heartbeat("quill-0", state="loading", load_progress=0.2, loading=phase))
+    found = login("root").get(f"/console/api/model?model={quill.pk}").json()
+    assert found["state"] == "loading"
+    (replica,) = found["detail"]
+    assert replica["phase"] == "Reading and converting weights"
+    assert (replica["bytes_done"], replica["bytes_total"]) == (50, 200)
+
+
+def test_why_a_replica_ended_is_told(login: Login, quill: ServedModel) -> None:
+    Replica.objects.create(
+        served_model=quill,
+        replica_id="quill-1",
+        state=ReplicaState.FAILED,
+        detail="there isn't enough memory",
+        last_exit="the replica was killed by SIGKILL",
+        restarts=3,
+    )
+    page = login("root").get(f"/console/models/{quill.pk}/").content.decode()
+    assert "there isn&#x27;t enough memory" in page
+    assert "Started anew 3 times: the replica was killed by SIGKILL." in page
+    assert "enough memory" in login("root").get("/console/models/").content.decode()
+    assert "enough memory" not in login("ada").get("/console/models/").content.decode()
+
+
+def test_the_log_goes_on_from_a_line(
+    login: Login, quill: ServedModel, live_redis: str, key_prefix: str
+) -> None:
+    Replica.objects.create(served_model=quill, replica_id="quill-log")
+    client: Any = redis.Redis.from_url(live_redis)
+    log = ReplicaLog(client, key_prefix, "quill-log")
+    log.say("one")
+    log.say("<b>two</b>")
+    root: Client = login("root")
+    address = f"/console/api/replica-log?model={quill.pk}&replica=quill-log"
+    first = root.get(address).json()["lines"]
+    assert [line["text"] for line in first] == ["-- one", "-- <b>two</b>"]
+    log.say("three")
+    rest = root.get(f"{address}&after={first[-1]['id']}").json()["lines"]
+    assert [line["text"] for line in rest] == ["-- three"]
+    assert root.get(f"{address}&after=;DROP").status_code == 400
+    other = ServedModel.objects.get(name="shelved")
+    assert (
+        root.get(f"/console/api/replica-log?model={other.pk}&replica=quill-log").status_code == 404
+    )
+    client.close()

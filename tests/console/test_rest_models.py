@@ -1,0 +1,67 @@
+"""Models by the management API: what the console's pages do, for programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from catalog.models import Replica, ServedModel
+from tests.console.conftest import Beat, Login
+
+DEMO = str(Path(__file__).resolve().parents[2] / "demo" / "model")
+
+
+@pytest.fixture
+def quill(rows: None) -> ServedModel:
+    model = ServedModel.objects.get(name="quill")
+    model.source = DEMO
+    model.save()
+    return model
+
+
+def test_what_it_needs_its_replicas_and_their_logs(
+    login: Login, quill: ServedModel, beat: Beat
+) -> None:
+    Replica.objects.create(served_model=quill, replica_id="q-0", last_exit="was killed")
+    root = login("root")
+    need = root.get(f"/api/models/{quill.pk}/need/?sequences=2&context=100").json()
+    assert need["fits"] is True
+    assert need["kv"] == 2 * 112 * need["kv_per_token"]  # whole blocks
+    assert root.get(f"/api/models/{quill.pk}/need/?sequences=0").status_code == 400
+    shelved = ServedModel.objects.get(name="shelved")
+    assert root.get(f"/api/models/{shelved.pk}/need/").status_code == 404
+    (replica,) = root.get(f"/api/models/{quill.pk}/replicas/").json()
+    assert (replica["id"], replica["last_exit"]) == ("q-0", "was killed")
+    assert root.get(f"/api/models/{quill.pk}/log/?replica=q-0").json() == []
+    assert root.get(f"/api/models/{quill.pk}/log/?replica=other").status_code == 404
+
+
+def test_fallbacks_and_idle_minutes_are_set(login: Login, quill: ServedModel) -> None:
+    path = f"/api/models/{quill.pk}/"
+    body = {"fallbacks": ["shelved"], "idle_minutes": 15}
+    saved = login("root").patch(path, body, content_type="application/json").json()
+    assert (saved["fallbacks"], saved["idle_minutes"]) == (["shelved"], 15)
+    wrong = login("root").patch(path, {"fallbacks": ["no"]}, content_type="application/json")
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "fallbacks")
+
+
+@pytest.mark.parametrize("deed", ["sleep", "wake", "restart", "need", "replicas", "log"])
+def test_tenants_may_not(login: Login, quill: ServedModel, deed: str) -> None:
+    path = f"/api/models/{quill.pk}/{deed}/"
+    ada = login("ada")
+    answer = (
+        ada.get(path)
+        if deed in ("need", "replicas", "log")
+        else ada.post(path, {}, "application/json")
+    )
+    assert answer.status_code == 403
+
+
+def test_a_restart_names_its_replica(login: Login, quill: ServedModel) -> None:
+    root = login("root")
+    answer = root.post(f"/api/models/{quill.pk}/restart/", {"replica": "no"}, "application/json")
+    assert answer.status_code == 404
+    Replica.objects.create(served_model=quill, replica_id="q-0", state="loading")
+    answer = root.post(f"/api/models/{quill.pk}/restart/", {"replica": "q-0"}, "application/json")
+    assert answer.status_code == 409
