@@ -18,6 +18,8 @@ from engine.serving.fence import UNLESS_TAKEN, FencedOff
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+#: Steps that are written together at most.
+_MOST_STEPS = 256
 #: KEYS: the owner, the inbox, an outbox a batch. ARGV: incarnation, the consumer group, the most
 #: entries of an outbox, its expiry, the batches in the order of their outboxes, then the inbox
 #: entries that are done.
@@ -48,13 +50,25 @@ class StepOutput:
     batches: dict[str, OutboxBatch] = field(default_factory=dict)
     done: list[bytes] = field(default_factory=list)
 
+    def extend(self, later: StepOutput) -> None:
+        """Take in what a later step writes."""
+        for gateway_id, batch in later.batches.items():
+            mine = self.batches.setdefault(gateway_id, batch)
+            if mine is not batch:
+                mine.step = batch.step
+                mine.deltas.extend(batch.deltas)
+                mine.replies.extend(batch.replies)
+        self.done += later.done
+
 
 class OutboxWriter(threading.Thread):
     """Writes `StepOutput`s in order, each in one script: outputs first, then the acks.
 
     So an inbox entry is gone only when its last output is written. While Redis is away, or out of
-    memory, everything waits here. Ends with `FencedOff` when another process serves under the
-    replica's id: what a woken sleeper still has would be other tokens than its successor's.
+    memory, everything waits here. What has come while a script ran goes into the next one together:
+    a Redis that answers more slowly than the engine steps would fall behind for ever. Ends with
+    `FencedOff` when another process serves under the replica's id: what a woken sleeper still
+    has would be other tokens than its successor's.
     """
 
     def __init__(self, client: redis.Redis, prefix: str, replica_id: str, incarnation: str) -> None:
@@ -65,6 +79,7 @@ class OutboxWriter(threading.Thread):
         self._replica_id, self._incarnation = replica_id, incarnation
         self._script = client.register_script(_WRITE)
         self._queue: queue.SimpleQueue[StepOutput | None] = queue.SimpleQueue()
+        self._closing = False
 
     def put(self, output: StepOutput) -> None:
         """Queue a step's output; returns at once."""
@@ -76,9 +91,22 @@ class OutboxWriter(threading.Thread):
         self.join(timeout)
 
     def run(self) -> None:
-        while (output := self._queue.get()) is not None:
+        while (output := self._next()) is not None:
             while not self._write(output):
                 time.sleep(_RETRY_S)
+
+    def _next(self) -> StepOutput | None:
+        """All that waits, as one; None at the end."""
+        output = None if self._closing else self._queue.get()
+        for _ in range(_MOST_STEPS):
+            if output is None or self._queue.empty():
+                break
+            later = self._queue.get()
+            if later is None:
+                self._closing = True
+                break
+            output.extend(later)
+        return output
 
     def _write(self, output: StepOutput) -> bool:
         """All of it or nothing; False when Redis couldn't be reached or refused it."""

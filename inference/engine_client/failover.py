@@ -144,7 +144,9 @@ class Supervisor:
         for flight in self._client.flights:
             if flight.placed:
                 replica = self._client.fleet.get(flight.replica_id)
-                reason = _lost(flight, replica) or self._unread(flight) or self._silent(flight)
+                reason = _lost(flight, replica)
+                if not reason and (reason := self._unread(flight) or self._silent(flight)):
+                    flight.excuse()  # it may well have been slow: that's no request's fault
                 if reason:
                     lost[flight.replica_id, reason] += 1
                     self._client.orphan(flight, reason)

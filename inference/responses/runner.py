@@ -68,10 +68,25 @@ class _Run:
                 await self._tell([*events, end])
 
     async def _answer(self) -> ResponseAnswer | None:
-        """All of it but its end; None when it was cancelled meanwhile."""
+        """All of it but its end; None when it was cancelled meanwhile.
+
+        Where its replicas were away for too long it's made once more: with its seed it's the same.
+        """
+        deadline = time.monotonic() + WAIT_S
+        while True:
+            try:
+                return await self._made()
+            except QuireError as error:
+                wait = _wait_for(error)
+                if wait is None or time.monotonic() + wait > deadline:
+                    raise
+                await asyncio.sleep(wait)
+
+    async def _made(self) -> ResponseAnswer | None:
         row = self._row
         told = await self._kept.take_over() if self._kept else []
         request = parse_request(row.request)
+        request.stream = False  # events are told from here; no gateway's client reads a stream
         if request.seed is None:
             # Whichever worker makes it, and however often: the same tokens.
             digest = hashlib.sha256(row.public_id.encode()).digest()
@@ -96,10 +111,10 @@ class _Run:
             try:
                 return await start_turn(caller, request, time.perf_counter())
             except QuireError as error:
-                wait = getattr(error, "retry_after", None) or 1.0
-                if error.status not in (429, 503) or time.monotonic() + wait > deadline:
+                wait = _wait_for(error)
+                if wait is None or time.monotonic() + wait > deadline:
                     raise
-                await asyncio.sleep(min(wait, MAX_PAUSE_S))
+                await asyncio.sleep(wait)
         return None
 
     async def _collect(self, turn: ChatTurn, answer: ResponseAnswer) -> bool:
@@ -125,3 +140,10 @@ class _Run:
     async def _tell(self, events: list[Event]) -> None:
         if self._kept:
             await self._kept.add(events)
+
+
+def _wait_for(error: QuireError) -> float | None:
+    """Seconds until it's worth another try; None: never."""
+    if error.status not in (429, 503):
+        return None
+    return min(getattr(error, "retry_after", None) or 1.0, MAX_PAUSE_S)

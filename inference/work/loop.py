@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import socket
 import threading
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
@@ -17,6 +16,7 @@ from inference.engine_client import close_engine_client
 from inference.generation import background
 from metering.keeper import start_keeper
 from metering.redis_clients import close_redis_link
+from storage.actions import owner_of
 from tenants.db_threads import in_db_thread
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ class WorkLoop:
         limits: dict[str, int],
         waiting: Mapping[str, Callable[[], list[str]]] | None = None,
     ) -> None:
-        self.owner = f"{socket.gethostname()[:20]}-{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        self.owner = owner_of(os.getpid()) + uuid.uuid4().hex[:12]
         self._runners, self._limits = runners, limits
         self._waiting = waiting or {}
         self._looking: dict[str, asyncio.Task[None]] = {}

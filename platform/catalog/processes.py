@@ -117,12 +117,12 @@ def spawn(
         stderr=stderr,
         start_new_session=True,
         pass_fds=tuple(pass_fds),
-        preexec_fn=_die_with_parent(death_signal),
+        preexec_fn=die_with_parent(death_signal),
     )
     return ManagedProcess(name, popen)
 
 
-def _die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
+def die_with_parent(number: signal.Signals) -> Callable[[], None] | None:
     """What the child runs between fork and exec, where the kernel offers it."""
     if _libc is None:
         return None

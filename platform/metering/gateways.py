@@ -57,11 +57,15 @@ class OpenRequest(msgspec.Struct, kw_only=True):
         return [f"{self.request_id}-{number}" for number in range(len(self.prompts))]
 
     def record(self, counts: dict[str, int], now: float) -> UsageRecord:
-        """Its usage. `counts`: the engine's id -> output tokens; without one it didn't begin."""
+        """Its usage. `counts`: the engine's id -> output tokens; without one it didn't begin.
+
+        An answer in one piece never left its gateway: nothing of it is billed, and who asks again
+        pays once.
+        """
         ran = [
             (tokens, counts[name])
             for tokens, name in zip(self.prompts, self.names(), strict=True)
-            if name in counts
+            if name in counts and self.stream
         ]
         prompt, completion = sum(p for p, _ in ran), sum(c for _, c in ran)
         return UsageRecord(

@@ -209,6 +209,21 @@ async def test_fault_49_a_killed_gateways_requests_are_billed_without_any_limit_
     assert (row.request_id, row.prompt_tokens, row.completion_tokens) == ("r", 10, 7)
 
 
+async def test_fault_49_a_killed_gateways_whole_answers_reached_nobody_and_cost_nothing(
+    world: World,
+) -> None:
+    of = await in_db_thread(budget, world, tokens=1000)
+    await enter(caller(world), 10, 500, "r", outbox="gone")
+    client = sync_client()
+    client.rename(open_key(GATEWAY), open_key("dead"))
+    client.hset(key("progress:gone"), "r/0", 7)
+    assert await in_db_thread(bury, client, "dead") == 1
+    assert ((await state(of)).tokens, (await state(of)).held_tokens) == (0, 0)
+    await in_db_thread(drain_once, client)
+    row = await in_db_thread(UsageEntry.objects.get)
+    assert (row.prompt_tokens, row.completion_tokens, row.status) == (0, 0, 499)
+
+
 async def test_fault_49_a_request_that_was_taken_over_is_settled_by_its_taker_alone(
     world: World,
 ) -> None:

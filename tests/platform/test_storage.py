@@ -163,6 +163,16 @@ def test_a_lease_runs_out_or_is_given_back(acme: Caller) -> None:
     assert actions.start_batch(row=row, total=1).status == BatchStatus.CANCELLING
 
 
+def test_what_a_dead_process_held_is_free_at_once(acme: Caller) -> None:
+    dead, alive = batch_of(acme), batch_of(acme)
+    for made, process in ((dead, 17), (alive, 170)):
+        owner = f"{actions.owner_of(process)}x"
+        assert actions.claim_batch(public_id=made.public_id, owner=owner, seconds=30)
+    assert unclaimed_batches() == []
+    assert actions.release_leases_of_dead(process=17) == 1
+    assert unclaimed_batches() == [dead.public_id]
+
+
 def test_a_conversation_goes_back_to_its_beginning(acme: Caller) -> None:
     first = response_of(acme, 1)
     second = response_of(acme, 2, first.public_id)

@@ -6,13 +6,13 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from django.conf import settings
 
 from catalog.processes import ManagedProcess, spawn
-from catalog.slot import backoff, describe_exit
+from catalog.slot import STOPPED_AFTER_S, backoff, describe_exit
 
 logger = logging.getLogger(__name__)
 
@@ -22,26 +22,35 @@ class KeptProcesses:
 
     Args:
         name: for the log. command: the arguments behind `python`. pass_fds: what they inherit.
+        on_death: called with the id of each process that has ended.
     """
 
     def __init__(
-        self, name: str, command: Sequence[str], count: int = 1, pass_fds: Sequence[int] = ()
+        self,
+        name: str,
+        command: Sequence[str],
+        count: int = 1,
+        pass_fds: Sequence[int] = (),
+        on_death: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._name, self._pass_fds = name, tuple(pass_fds)
+        self._name, self._pass_fds, self._on_death = name, tuple(pass_fds), on_death
         self._command = [sys.executable, *command]
         self._processes: list[ManagedProcess | None] = [None] * count
         self._due = [0.0] * count
         self._failures = [0] * count
+        self._stopped_since: list[float | None] = [None] * count
 
     def tick(self) -> None:
-        """Start what isn't running."""
+        """Start what isn't running; end what stands still: it would keep its clients for ever."""
         for index, process in enumerate(self._processes):
+            self._kill_if_stopped(index)
             if process is not None and (status := process.poll()) is not None:
                 lived = time.monotonic() - process.started
                 self._failures[index] = 1 if lived > 10 else self._failures[index] + 1
                 self._due[index] = time.monotonic() + backoff(self._failures[index])
                 self._processes[index] = None
                 logger.warning("%s %d %s", self._name, index, describe_exit(status))
+                self._on_death(process.pid)
             if self._processes[index] is None and time.monotonic() >= self._due[index]:
                 self._processes[index] = self._start(index)
 
@@ -65,6 +74,17 @@ class KeptProcesses:
         for process in self._processes:
             if process is not None:
                 process.kill()
+
+    def _kill_if_stopped(self, index: int) -> None:
+        """End a process that a signal has frozen."""
+        process = self._processes[index]
+        if process is None or not process.is_stopped():
+            self._stopped_since[index] = None
+            return
+        since = self._stopped_since[index] = self._stopped_since[index] or time.monotonic()
+        if time.monotonic() - since >= STOPPED_AFTER_S:
+            logger.error("%s %d was stopped by a signal; killed", self._name, index)
+            process.kill()
 
     def _start(self, index: int) -> ManagedProcess:
         root = Path(settings.BASE_DIR)

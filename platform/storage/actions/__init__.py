@@ -14,7 +14,14 @@ from storage.actions.batches import (
 )
 from storage.actions.completions import delete_completion, store_completion, update_completion
 from storage.actions.files import create_file, delete_file, remove_expired
-from storage.actions.leases import claim_batch, claim_response, release_lease, renew_lease
+from storage.actions.leases import (
+    claim_batch,
+    claim_response,
+    owner_of,
+    release_lease,
+    release_leases_of_dead,
+    renew_lease,
+)
 from storage.actions.responses import (
     cancel_response,
     delete_response,
@@ -35,7 +42,9 @@ __all__ = [
     "fail_batch",
     "finish_batch",
     "note_progress",
+    "owner_of",
     "release_lease",
+    "release_leases_of_dead",
     "remove_expired",
     "renew_lease",
     "start_batch",

@@ -5,6 +5,7 @@ Each is one conditional UPDATE, so that of two workers that try, one wins.
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -49,6 +50,20 @@ def renew_lease(*, row: Work, owner: str, seconds: float) -> bool:
     until = timezone.now() + timedelta(seconds=seconds)
     mine = type(row).objects.filter(pk=row.pk, lease_owner=owner)
     return bool(mine.update(lease_until=until))
+
+
+def owner_of(process: int) -> str:
+    """What the names of all owners in this process of this machine begin with."""
+    return f"{socket.gethostname()[:20]}-{process}-"
+
+
+def release_leases_of_dead(*, process: int) -> int:
+    """Let others take at once what a process of this machine held that has ended; how many."""
+    given_back = 0
+    for kind in (Batch, StoredResponse):
+        held = kind.objects.filter(lease_owner__startswith=owner_of(process))
+        given_back += held.update(lease_owner="", lease_until=None)
+    return given_back
 
 
 def release_lease(*, row: Work, owner: str) -> None:

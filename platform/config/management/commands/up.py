@@ -19,7 +19,6 @@ from config.up.credentials import ensure_credentials
 from config.up.first_token import FirstToken
 from config.up.gateways import Gateways, listen, url_of, use_tls
 from config.up.given_keys import ensure_given_keys, given_in_environment
-from config.up.kept import KeptProcesses
 from config.up.lock import InUse, exclusive
 from config.up.models import ensure_model
 from config.up.server_flags import (
@@ -29,6 +28,7 @@ from config.up.server_flags import (
     use_server_flags,
 )
 from config.up.stack import ModelFailed, Stack, StartFailed, Stopped
+from config.up.workers import kept_worker
 from engine.contract.config import add_cli_args
 from metering.drain import Drainer
 from tenants.commands import QuireCommand
@@ -148,7 +148,7 @@ class Command(QuireCommand):
             wanted.take_back()
             raise
         if not options["no_worker"]:  # not before: the first token shall not wait for it
-            stack.worker = KeptProcesses("worker", ["manage.py", "worker"])
+            stack.worker = kept_worker()
         instance = data_dir / INSTANCE_FILE
         write_ready_file(instance, url, model.name, credentials)
         try:

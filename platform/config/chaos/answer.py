@@ -1,0 +1,89 @@
+"""What a client has of an answer in the end, put together from what came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Choice:
+    """One choice of a chat."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: dict[int, list[str]] = field(default_factory=dict)
+    logprobs: list[tuple[str, float]] = field(default_factory=list)
+    finish_reason: str | None = None
+
+
+@dataclass
+class Answer:
+    """One answer.
+
+    Attributes:
+        ids: under which the ledger has it. content: what isn't a chat's choices.
+        prompt_tokens, completion_tokens: as the client was told.
+        doubled: events or lines that came twice. lost: why there is no whole answer; "": there is.
+        breaks: connections that broke. refusals: answers that said "later".
+        longest: seconds in which nothing came.
+    """
+
+    choices: dict[int, Choice] = field(default_factory=dict)
+    content: Any = None
+    ids: set[str] = field(default_factory=set)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    doubled: int = 0
+    lost: str = ""
+    ended: bool = False
+    breaks: int = 0
+    refusals: int = 0
+    longest: float = 0.0
+
+    def take_usage(self, usage: dict[str, Any] | None) -> None:
+        """What a stream's last event, a whole answer or a line of a batch says."""
+        if usage:
+            self.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens", 0))
+            output = usage.get("output_tokens", 0)
+            self.completion_tokens = usage.get("completion_tokens", output)
+
+    def take_chunk(self, chunk: dict[str, Any]) -> None:
+        """One event of a chat's stream."""
+        self.ids.add(chunk["id"])
+        self.take_usage(chunk.get("usage"))
+        for part in chunk["choices"]:
+            choice = self.choices.setdefault(part["index"], Choice())
+            _add(choice, part["delta"], part.get("logprobs"))
+            choice.finish_reason = part["finish_reason"] or choice.finish_reason
+
+    def take_chat(self, body: dict[str, Any]) -> None:
+        """A chat's whole answer."""
+        self.ids.add(body["id"])
+        self.take_usage(body["usage"])
+        for part in body["choices"]:
+            choice = self.choices.setdefault(part["index"], Choice())
+            _add(choice, part["message"], part.get("logprobs"))
+            choice.finish_reason = part["finish_reason"]
+
+    @property
+    def same(self) -> Any:
+        """What must not depend on any fault."""
+        return (
+            self.content,
+            sorted(self.choices.items()),
+            self.prompt_tokens,
+            self.completion_tokens,
+            self.ended,
+        )
+
+
+def _add(choice: Choice, part: dict[str, Any], logprobs: dict[str, Any] | None) -> None:
+    choice.text += part.get("content") or ""
+    choice.reasoning += part.get("reasoning") or ""
+    for call in part.get("tool_calls") or ():
+        known = choice.calls.setdefault(call.get("index", 0), ["", ""])
+        known[0] += call["function"].get("name") or ""
+        known[1] += call["function"].get("arguments") or ""
+    for entry in (logprobs or {}).get("content") or ():
+        choice.logprobs.append((entry["token"], entry["logprob"]))

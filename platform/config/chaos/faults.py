@@ -1,0 +1,146 @@
+"""What is done to the instance. Each fault returns when it's over and healing can begin."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+
+import redis
+
+from config.chaos.instance import Instance, command_line, holds
+from config.redis_urls import socket_url
+
+Harm = Callable[[Instance, random.Random], Awaitable[None]]
+#: How long a wire is cut, Redis stands still, a disk is full.
+CUT_S, STILL_S, FULL_S = 5.0, 3.0, 6.0
+#: What must be found and ended by whoever looks after it, within so long.
+FOUND_WITHIN_S = 15.0
+#: A drained process ends its streams first.
+DRAINED_WITHIN_S = 60.0
+
+
+class NotFound(Exception):
+    """Nobody looked after what was frozen or drained: the message says what."""
+
+
+def _signal(what: str, number: signal.Signals, within_s: float = FOUND_WITHIN_S) -> Harm:
+    """One process gets a signal; over when the process has ended."""
+
+    async def harm(instance: Instance, rng: random.Random) -> None:
+        pid = rng.choice(instance.pids(what))
+        os.kill(pid, number)
+        try:
+            await _gone(pid, within_s)
+        except TimeoutError:
+            os.kill(pid, signal.SIGKILL)
+            raise NotFound(
+                f"a {what} with {number.name} was there {within_s:.0f} s later"
+            ) from None
+
+    return harm
+
+
+async def _gone(pid: int, within_s: float) -> None:
+    await holds(lambda: not command_line(pid), within_s, every_s=0.05)
+
+
+async def kill_all_replicas(instance: Instance, rng: random.Random) -> None:
+    """Of every model, at once."""
+    pids = instance.pids("replica")
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        await _gone(pid, FOUND_WITHIN_S)
+
+
+async def cut_off(instance: Instance, rng: random.Random) -> None:
+    """A replica whose network is away for some seconds."""
+    pid = rng.choice(instance.pids("replica"))
+    instance.relay.cut(pid)
+    await asyncio.sleep(CUT_S)
+    instance.relay.mend(pid)
+
+
+async def roll(instance: Instance, rng: random.Random) -> None:
+    """Changed settings: every replica of the model is replaced."""
+    before = set(instance.pids("replica"))
+    seats = str(rng.randint(40, 4000))
+    settings = ("--reasoning-parser", "qwen3", "--max-num-seqs", seats)
+    await asyncio.to_thread(instance.manage, "load_model", instance.model, *settings)
+
+    def replaced() -> bool:
+        return len(before & set(instance.pids("replica"))) == 1  # the pooling model's stays
+
+    try:
+        await holds(replaced, 2 * DRAINED_WITHIN_S)
+    except TimeoutError:
+        raise NotFound("replicas weren't replaced after their settings had changed") from None
+
+
+async def stop_redis_for_a_while(instance: Instance, rng: random.Random) -> None:
+    """Redis doesn't answer, and goes on where it was."""
+    (pid,) = instance.pids("redis")
+    os.kill(pid, signal.SIGSTOP)
+    await asyncio.sleep(STILL_S)
+    os.kill(pid, signal.SIGCONT)
+
+
+async def cut_connections(instance: Instance, rng: random.Random) -> None:
+    """All connections to Redis break at once."""
+    with redis.Redis.from_url(socket_url(instance.data_dir), socket_timeout=5) as client:
+        client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+
+async def fill_disk(instance: Instance, rng: random.Random) -> None:
+    """No byte is left for the database, Redis, files."""
+    await asyncio.to_thread(instance.disk.fill)
+    await asyncio.sleep(FULL_S)
+    await asyncio.to_thread(instance.disk.empty)
+
+
+FAULTS: dict[str, Harm] = {
+    "replica killed": _signal("replica", signal.SIGKILL),
+    "replica frozen": _signal("replica", signal.SIGSTOP),
+    "replica drained": _signal("replica", signal.SIGTERM, DRAINED_WITHIN_S),
+    "replica cut off": cut_off,
+    "all replicas killed": kill_all_replicas,
+    "settings changed": roll,
+    "gateway killed": _signal("gateway", signal.SIGKILL),
+    "gateway frozen": _signal("gateway", signal.SIGSTOP),
+    "gateway drained": _signal("gateway", signal.SIGTERM, DRAINED_WITHIN_S),
+    "worker killed": _signal("worker", signal.SIGKILL),
+    "worker frozen": _signal("worker", signal.SIGSTOP),
+    "worker drained": _signal("worker", signal.SIGTERM, DRAINED_WITHIN_S),
+    "Redis killed": _signal("redis", signal.SIGKILL),
+    "Redis stands still": stop_redis_for_a_while,
+    "connections to Redis cut": cut_connections,
+    "disk full": fill_disk,
+}
+DISK = "disk full"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One fault of the plan. `rng` chooses the victim, `after_s` is how long it's calm before."""
+
+    name: str
+    after_s: float
+    rng: random.Random
+
+
+def plan(seed: int, names: list[str]) -> Iterator[Planned]:
+    """Faults without end, the same for a seed: all of them in each round, in another order."""
+    rng = random.Random(seed)
+    while True:
+        for name in rng.sample(names, len(names)):
+            victim = random.Random(rng.getrandbits(32))
+            yield Planned(name, rng.uniform(0.5, 2.5), victim)
+
+
+def possible(why_no_disk: str) -> list[str]:
+    """The faults that can be done here."""
+    return [name for name in FAULTS if name != DISK or not why_no_disk]

@@ -1,0 +1,252 @@
+"""The instance that is harmed: `manage.py up` in a temporary folder, and its processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import redis
+from django.conf import settings
+
+from catalog.processes import die_with_parent
+from config.chaos import behind_relay
+from config.chaos.disk import Disk
+from config.chaos.kinds import ADAPTER, POOLING_MODEL
+from config.chaos.relay import Relay
+from config.redis_urls import socket_path, socket_url
+from engine.contract import protocol
+from engine.contract.protocol import Heartbeat
+
+REPLICAS, GATEWAYS = 2, 2
+START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
+#: What a process's command line has, by what it is.
+MARKS = {
+    "replica": "engine.serving",
+    "gateway": "config.serve",
+    "worker": "manage.py\0worker",
+    "redis": "redis.sock",
+}
+_DROPPED = ("DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE")
+
+
+class StartFailed(RuntimeError):
+    """The instance doesn't serve: the message is the end of its log."""
+
+
+@dataclass
+class Instance:
+    """One that runs."""
+
+    url: str
+    api_key: str
+    model: str
+    data_dir: Path
+    disk: Disk
+    relay: Relay
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    def pids(self, what: str) -> list[int]:
+        """Its processes of one of `MARKS`, the oldest first."""
+        mark = MARKS[what].encode()
+        return [pid for pid in children(self.process.pid) if mark in command_line(pid)]
+
+    def heartbeats(self) -> list[Heartbeat]:
+        """Of all replicas."""
+        with redis.Redis.from_url(
+            socket_url(self.data_dir), socket_timeout=2, socket_connect_timeout=2
+        ) as client:
+            ids = [one.decode() for one in client.smembers(protocol.replicas_key())]
+            found = client.mget([protocol.replica_key(one) for one in sorted(ids)]) if ids else []
+        return [protocol.decode_heartbeat(data) for data in found if data is not None]
+
+    def whole(self) -> bool:
+        """Whether all processes are there and all replicas are ready."""
+        try:
+            beats = self.heartbeats()
+        except redis.RedisError:
+            return False
+        alive = {beat.pid for beat in beats if beat.state == "ready"}
+        here = self.pids("replica")
+        others = [len(self.pids(what)) for what in ("gateway", "worker", "redis")]
+        return len(here) == REPLICAS + 1 and alive >= set(here) and others == [GATEWAYS, 1, 1]
+
+    def served(self) -> set[str]:
+        """What clients can ask for: models, and adapters once a worker has checked them."""
+        headers = {"authorization": f"Bearer {self.api_key}"}
+        found = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=30, trust_env=False)
+        return {model["id"].rpartition(":")[2] for model in found.json()["data"]}
+
+    def manage(self, *arguments: str) -> str:
+        """Run a command on its data; what it prints. Raises CalledProcessError."""
+        done = subprocess.run(
+            [sys.executable, "manage.py", *arguments],
+            cwd=settings.BASE_DIR,
+            env=environment(self.data_dir),
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        return done.stdout
+
+
+def environment(data_dir: Path, **more: str) -> dict[str, str]:
+    """This process's, without what points to another instance."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _DROPPED and not name.startswith("QUIRE_")
+    }
+    return kept | {"QUIRE_DATA_DIR": str(data_dir)} | more
+
+
+def children(pid: int) -> list[int]:
+    """Processes that this one has started, the oldest first."""
+    found: list[int] = []
+    try:
+        for task in sorted(Path(f"/proc/{pid}/task").iterdir()):
+            found += map(int, (task / "children").read_text().split())
+    except OSError:  # it ended meanwhile
+        return sorted(found)
+    return sorted(found)
+
+
+def command_line(pid: int) -> bytes:
+    """Its arguments, each with a NUL behind it; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@asynccontextmanager
+async def running(log: Path | None = None) -> AsyncIterator[Instance]:
+    """An instance with two replicas, two gateways, a worker and a model for pooling.
+
+    `log`: where its log stays; None: nowhere. Raises: `StartFailed`.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="quire-chaos-"))
+    disk = Disk(folder / "data")
+    try:
+        async with (
+            _relay(folder, disk) as relay,
+            _started(folder, disk, relay, log or folder / "up.log") as found,
+        ):
+            yield found
+    finally:
+        disk.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def _relay(folder: Path, disk: Disk) -> AsyncIterator[Relay]:
+    relay = Relay(folder / "relay.sock", socket_path(disk.folder))
+    await relay.start()
+    try:
+        yield relay
+    finally:
+        await relay.stop()
+
+
+@asynccontextmanager
+async def _started(folder: Path, disk: Disk, relay: Relay, log: Path) -> AsyncIterator[Instance]:
+    ready = folder / "ready.json"
+    process = _up(disk, relay, ready, log)
+    try:
+        told = await _await_ready(process, ready, log)
+        names = ("url", "api_key", "model")
+        found = Instance(
+            **{name: told[name] for name in names},
+            data_dir=disk.folder,
+            disk=disk,
+            relay=relay,
+            log=log,
+            process=process,
+        )
+        await asyncio.to_thread(_load_pooling_model, found)
+        await until(found.whole, START_TIMEOUT_S, "the replicas aren't ready", log)
+        await until(lambda: ADAPTER in found.served(), START_TIMEOUT_S, "no adapter is live", log)
+        yield found
+    finally:
+        process.terminate()
+        try:
+            await asyncio.to_thread(process.wait, STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _told(ready: Path, log: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(ready.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise StartFailed(tail(log)) from None
+    return found
+
+
+def _up(disk: Disk, relay: Relay, ready: Path, log: Path) -> subprocess.Popen[bytes]:
+    """The process of the whole instance."""
+    flags = ["--replicas", str(REPLICAS), "--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
+    command = ",".join([sys.executable, behind_relay.__file__])
+    more = {behind_relay.NAME: f"unix://{relay.path}", "QUIRE_ENGINE_COMMAND": command}
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "manage.py", "up", "--port", "0", "--ready-file", str(ready)),
+                *("--data-dir", str(disk.folder), *flags),
+            ],
+            cwd=settings.BASE_DIR,
+            env=environment(disk.folder, **more),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent(signal.SIGTERM),
+        )
+
+
+def _load_pooling_model(instance: Instance) -> None:
+    source = str(settings.QUIRE["DEMO_MODEL"])
+    instance.manage("load_model", source, "--name", POOLING_MODEL, "--runner=pooling")
+
+
+async def _await_ready(process: subprocess.Popen[bytes], ready: Path, log: Path) -> dict[str, Any]:
+    def ended() -> bool:
+        return ready.exists() or process.poll() is not None
+
+    await until(ended, START_TIMEOUT_S, "no start", log)
+    return await asyncio.to_thread(_told, ready, log)
+
+
+async def until(condition: Callable[[], bool], limit_s: float, what: str, log: Path) -> None:
+    """Wait until it holds. Raises `StartFailed`."""
+    try:
+        await holds(condition, limit_s, every_s=0.2)
+    except TimeoutError:
+        raise StartFailed(f"{what} within {limit_s:.0f} s:\n{tail(log)}") from None
+
+
+async def holds(condition: Callable[[], bool], limit_s: float, every_s: float = 0.1) -> None:
+    """Return when it holds; it's asked in a thread. Raises TimeoutError."""
+    async with asyncio.timeout(limit_s):
+        for _ in itertools.count():
+            if await asyncio.to_thread(condition):
+                return
+            await asyncio.sleep(every_s)
+
+
+def tail(log: Path, most: int = 4000) -> str:
+    """The end of a log."""
+    return log.read_text(encoding="utf-8", errors="replace")[-most:].strip()

@@ -1,0 +1,106 @@
+"""The kinds of requests that are sent, and what is the same about each one's answer every time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: How an answer is asked for.
+STREAM, WHOLE, BATCH, BACKGROUND = "stream", "whole", "batch", "background"
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
+RESPONSES = "/v1/responses"
+#: What the pooling model of the instance is called.
+POOLING_MODEL = "chaos-pooling"
+#: One of the demo's adapters.
+ADAPTER = "pirate"
+#: Of a batch.
+LINES = 4
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 60},
+        "tags": {"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 6},
+        "ages": {"type": "array", "items": {"type": "integer"}, "minItems": 12, "maxItems": 16},
+    },
+    "required": ["name", "tags", "ages"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
+TOOL = {"type": "function", "function": {"name": "store", "parameters": SCHEMA}}
+CHOICE = {"type": "function", "function": {"name": "store"}}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of request.
+
+    Attributes:
+        how: `STREAM`, `WHOLE`, `BATCH` or `BACKGROUND`.
+        fields: beside model, messages, length and randomness. prompt: instead of a question.
+    """
+
+    how: str
+    path: str = CHAT
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    adapter: str = ""
+
+
+KINDS: dict[str, Kind] = {
+    "plain": Kind(STREAM, fields={"ignore_eos": True}),
+    "whole": Kind(WHOLE, fields={"ignore_eos": True}),
+    "n > 1": Kind(STREAM, fields={"ignore_eos": True, "n": 3}),
+    "grammar": Kind(STREAM, fields={"response_format": FORMAT}),
+    "tools": Kind(STREAM, fields={"tools": [TOOL], "tool_choice": CHOICE}),
+    "thinking": Kind(
+        STREAM,
+        fields={"ignore_eos": True, "thinking_token_budget": 40, "continue_final_message": True}
+        | {"add_generation_prompt": False},
+    ),
+    "logprobs": Kind(STREAM, fields={"ignore_eos": True, "logprobs": True, "top_logprobs": 3}),
+    "adapter": Kind(STREAM, fields={"ignore_eos": True}, adapter=ADAPTER),
+    "pooling": Kind(WHOLE, EMBEDDINGS),
+    "batch": Kind(BATCH, fields={"ignore_eos": True}),
+    "background": Kind(BACKGROUND, RESPONSES),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: whatever happens around it, its answer is the same.
+
+    Attributes:
+        kind: its name in `KINDS`. number: of the variant.
+    """
+
+    kind: str
+    number: int
+    body: dict[str, Any]
+
+    @property
+    def about(self) -> Kind:
+        """Its kind."""
+        return KINDS[self.kind]
+
+
+def asked_of(kind: str, number: int, model: str, max_tokens: int) -> Asked:
+    """The variant `number` of a kind: even ones are greedy, odd ones drawn with a seed."""
+    about = KINDS[kind]
+    question = f"Tell me story {number} of {kind}."
+    if about.path == EMBEDDINGS:
+        texts = [f"{question} And line {line}." for line in range(8)]
+        return Asked(kind, number, {"model": POOLING_MODEL, "input": texts})
+    drawn = {"temperature": 1, "seed": number} if number % 2 else {"temperature": 0}
+    name = f"{model}:{about.adapter}" if about.adapter else model
+    body: dict[str, Any] = {"model": name, **drawn, **about.fields}
+    if about.how == BACKGROUND:
+        body |= {"input": question, "background": True, "max_output_tokens": max_tokens}
+        return Asked(kind, number, body)
+    messages = [{"role": "user", "content": question}]
+    if "continue_final_message" in about.fields:
+        messages.append({"role": "assistant", "content": "<think>"})
+    body |= {"messages": messages, "max_tokens": max_tokens}
+    if about.how == STREAM:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    return Asked(kind, number, body)

@@ -1,0 +1,189 @@
+"""The run: load of every kind, one fault after another, and what became of each request."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from config.chaos import faults, ledger
+from config.chaos.answer import Answer
+from config.chaos.client import Client, clients
+from config.chaos.instance import Instance, holds, running, until
+from config.chaos.kinds import KINDS, STREAM, Asked, asked_of
+from config.chaos.ledger import Difference
+
+VARIANTS, MAX_TOKENS = 2, 120
+#: Until all is whole again after a fault, what was asked before has ended, the ledger agrees.
+HEALED_WITHIN_S, ENDED_WITHIN_S, SETTLED_WITHIN_S = 120.0, 200.0, 60.0
+
+
+@dataclass
+class Request:
+    """One request of the run. Times are `time.monotonic()`."""
+
+    asked: Asked
+    began: float
+    ended: float = 0.0
+    answer: Answer = field(default_factory=Answer)
+
+
+@dataclass
+class Window:
+    """One fault: from its beginning until all was whole again."""
+
+    fault: str
+    began: float
+    ended: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """What a run found."""
+
+    requests: list[Request] = field(default_factory=list)
+    windows: list[Window] = field(default_factory=list)
+    expected: dict[tuple[str, int], Request] = field(default_factory=dict)
+    difference: Difference = field(default_factory=Difference)
+    skipped: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def changed(self, request: Request) -> bool:
+        """Whether it has another answer than without faults."""
+        calm = self.expected[request.asked.kind, request.asked.number]
+        return not request.answer.lost and request.answer.same != calm.answer.same
+
+    def pause(self, request: Request) -> float:
+        """Seconds for which its client got nothing; for what comes at once: more than usual."""
+        if request.asked.about.how == STREAM:
+            return request.answer.longest
+        calm = self.expected[request.asked.kind, request.asked.number]
+        return max(0.0, request.answer.longest - calm.answer.longest)
+
+
+class Run:
+    """One run.
+
+    Args:
+        note: told of what happens. log: where the instance's log stays.
+    """
+
+    def __init__(
+        self, minutes: float, seed: int, note: Callable[[str], None], log: Path | None = None
+    ) -> None:
+        self._log = log
+        self._seconds, self._seed, self._note = minutes * 60, seed, note
+        self._outcome = Outcome()
+        self._stopping = asyncio.Event()
+        self._open: set[int] = set()
+
+    async def run(self) -> Outcome:
+        """Start an instance, harm it, end it. Raises `StartFailed`."""
+        self._note("Starting an instance ...")
+        async with (
+            running(self._log) as instance,
+            clients(instance.url, instance.api_key) as client,
+        ):
+            await self._undisturbed(instance, client)
+            before = await asyncio.to_thread(ledger.read, instance.data_dir)
+            load = [asyncio.create_task(self._load(instance, client, kind)) for kind in KINDS]
+            try:
+                await self._harm(instance, client)
+            finally:
+                self._stopping.set()
+                await asyncio.gather(*load)
+            await self._compare(instance, set(before))
+            return self._outcome
+
+    async def _undisturbed(self, instance: Instance, client: Client) -> None:
+        self._note("Asking everything once, undisturbed ...")
+
+        async def one(kind: str) -> None:
+            for number in range(VARIANTS):
+                request = await _asked(client, asked_of(kind, number, instance.model, MAX_TOKENS))
+                self._outcome.expected[kind, number] = request
+                if request.answer.lost:
+                    raise RuntimeError(f"{kind} without any fault: {request.answer.lost}")
+
+        async with asyncio.TaskGroup() as group:
+            for kind in KINDS:
+                group.create_task(one(kind))
+        await asyncio.sleep(3)  # its rows reach the ledger
+
+    async def _load(self, instance: Instance, client: Client, kind: str) -> None:
+        """One request of a kind after another."""
+        for number in itertools.cycle(range(VARIANTS)):
+            if self._stopping.is_set():
+                return
+            asked = asked_of(kind, number, instance.model, MAX_TOKENS)
+            request = Request(asked, time.monotonic())
+            self._open.add(id(request))
+            try:
+                await _fulfil(client, request)
+            finally:
+                self._open.discard(id(request))
+                self._outcome.requests.append(request)
+            if request.answer.lost:
+                self._note(f"  lost: {kind}: {request.answer.lost}")
+            elif self._outcome.changed(request):
+                self._note(f"  changed: {kind} {number}")
+
+    async def _harm(self, instance: Instance, client: Client) -> None:
+        """One fault after another, until the time is over."""
+        names = faults.possible(instance.disk.why_not)
+        if instance.disk.why_not:
+            self._outcome.skipped[faults.DISK] = instance.disk.why_not
+        end = time.monotonic() + self._seconds
+        for planned in faults.plan(self._seed, names):
+            await asyncio.sleep(planned.after_s)
+            if time.monotonic() > end:
+                return
+            before = set(self._open)
+            window = Window(planned.name, time.monotonic())
+            self._outcome.windows.append(window)
+            try:
+                await faults.FAULTS[planned.name](instance, planned.rng)
+            except faults.NotFound as problem:
+                self._problem(f"{planned.name}: {problem}")
+            await until(instance.whole, HEALED_WITHIN_S, planned.name, instance.log)
+            await client.healthy()
+            window.ended = time.monotonic()
+            self._note(f"{planned.name}: whole again after {window.ended - window.began:.1f} s")
+            await self._ended(before, planned.name)
+
+    async def _ended(self, requests: set[int], name: str) -> None:
+        """What ran when the fault came has ended, so that the next fault isn't to blame for it."""
+        try:
+            await holds(lambda: not self._open & requests, ENDED_WITHIN_S)
+        except TimeoutError:
+            self._problem(f"{name}: requests still ran {ENDED_WITHIN_S:.0f} s later")
+
+    def _problem(self, text: str) -> None:
+        self._outcome.problems.append(text)
+        self._note(f"  {text}")
+
+    async def _compare(self, instance: Instance, before: set[str]) -> None:
+        """The ledger agrees within the time that settling what dead processes left takes."""
+        answers = [request.answer for request in self._outcome.requests]
+        deadline = time.monotonic() + SETTLED_WITHIN_S
+        while True:
+            rows = await asyncio.to_thread(ledger.read, instance.data_dir)
+            new = [row for name, row in rows.items() if name not in before]
+            self._outcome.difference = ledger.compare(new, answers)
+            if not self._outcome.difference.tokens or time.monotonic() > deadline:
+                return
+            await asyncio.sleep(1)
+
+
+async def _asked(client: Client, asked: Asked) -> Request:
+    request = Request(asked, time.monotonic())
+    await _fulfil(client, request)
+    return request
+
+
+async def _fulfil(client: Client, request: Request) -> None:
+    request.answer = await client.ask(request.asked)
+    request.ended = time.monotonic()

@@ -1,0 +1,108 @@
+"""`manage.py chaos`: does anybody get hurt when things break?"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import signal
+import sys
+from argparse import ArgumentTypeError
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from config.chaos.instance import StartFailed
+from config.chaos.report import passed, summary, table
+from config.chaos.run import Outcome, Run
+
+BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
+
+
+class Command(BaseCommand):
+    """Start an instance, load it, break it, count."""
+
+    requires_system_checks: list[str] = []
+    help = (
+        "Start an instance of its own in a temporary folder, ask it for answers of every kind, and "
+        "meanwhile kill, freeze, drain and cut off its processes, restart its Redis and fill its "
+        "disk. Prints what became of each kind of request beside each fault, and the ledger "
+        "against what clients received. Fails unless nothing was lost, doubled, changed or billed "
+        "wrongly. Filling the disk takes root, and is skipped without."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """How long, in which order, and where to write the table."""
+        parser.add_argument(
+            "--minutes", type=_minutes, default=1.0, help="of faults (default: %(default)s)"
+        )
+        parser.add_argument(
+            "--seed",
+            type=int,
+            default=0,
+            help="the same faults in the same order for the same seed (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--write", type=Path, metavar="FILE", help=f"put the table between {BEGIN} and {END}"
+        )
+
+        parser.add_argument("--log", type=Path, metavar="FILE", help="keep the instance's log here")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run, tell, and judge."""
+        if sys.platform != "linux":
+            raise CommandError("Faults are done by Linux's /proc and signals.")
+        if options["write"]:
+            _check_page(options["write"])
+        run = Run(options["minutes"], options["seed"], self._note, options["log"])
+        try:
+            outcome = asyncio.run(_until_told(run))
+        except StartFailed as error:
+            raise CommandError(str(error)) from error
+        except asyncio.CancelledError:
+            raise CommandError("Stopped.") from None
+        self.stdout.write(f"\n{table(outcome)}\n\n{summary(outcome)}")
+        for line in outcome.difference.found[:20]:
+            self.stdout.write(f"  {line}")
+        if options["write"]:
+            _write(options["write"], outcome)
+        if not passed(outcome):
+            raise CommandError("Somebody was hurt: see above.")
+
+    def _note(self, text: str) -> None:
+        self.stderr.write(text)
+        self.stderr.flush()
+
+
+async def _until_told(run: Run) -> Outcome:
+    """The run; SIGTERM ends it, and the instance with it, as Ctrl-C does."""
+    task = asyncio.ensure_future(run.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await task
+
+
+def _minutes(text: str) -> float:
+    try:
+        minutes = float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"must be a number, got {text!r}") from None
+    if not (math.isfinite(minutes) and 0 < minutes <= 10_000):
+        raise ArgumentTypeError(f"must be in (0, 10000], got {text}")
+    return minutes
+
+
+def _check_page(page: Path) -> None:
+    try:
+        text = page.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{page}: {error.strerror}") from error
+    if not 0 <= text.find(BEGIN) < text.find(END):
+        raise CommandError(f"{page} has no {BEGIN} before an {END}.")
+
+
+def _write(page: Path, outcome: Outcome) -> None:
+    text = page.read_text(encoding="utf-8")
+    new = f"{BEGIN}\n\n{summary(outcome)}\n\n{table(outcome)}\n\n{END}"
+    found = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    page.write_text(found.sub(lambda _: new, text, count=1), encoding="utf-8")

@@ -1,0 +1,144 @@
+"""`manage.py chaos` counts right: what is lost, doubled, changed or billed wrongly fails a run."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
+
+from config.chaos import faults
+from config.chaos.answer import Answer
+from config.chaos.client import Lost, Reader
+from config.chaos.kinds import KINDS, asked_of
+from config.chaos.ledger import Difference, Row, compare
+from config.chaos.relay import Relay
+from config.chaos.report import passed, summary, table
+from config.chaos.run import Outcome, Request, Window
+
+CHUNK = (
+    '{"id": "chatcmpl-1", "usage": null, "choices": '
+    '[{"index": 0, "delta": {"content": "%s"}, "finish_reason": null}]}'
+)
+
+
+def names_of(seed: int, names: list[str]) -> list[tuple[str, float, float]]:
+    found = itertools.islice(faults.plan(seed, names), 2 * len(names))
+    return [(one.name, one.after_s, one.rng.random()) for one in found]
+
+
+def test_a_seed_makes_the_plan_and_each_round_has_every_fault() -> None:
+    names = faults.possible("")
+    assert names_of(3, names) == names_of(3, names)
+    assert names_of(3, names) != names_of(4, names)
+    assert {name for name, *_ in names_of(3, names)[: len(names)]} == set(faults.FAULTS)
+    assert faults.DISK not in faults.possible("no root")
+
+
+def read(*parts: str) -> Answer:
+    """Each part is what one connection brought."""
+    answer = Answer()
+    reader = Reader(answer)
+    for part in parts:
+        reader.connected()
+        for line in part.split("\n"):
+            reader.line(line)
+    return answer
+
+
+def test_half_an_event_at_a_connections_end_is_none() -> None:
+    first = f"id: a\ndata: {CHUNK % 'one'}\n\nid: b\ndata: {CHUNK % ' two'}"
+    second = f"id: b\ndata: {CHUNK % ' two'}\n\ndata: [DONE]\n"
+    answer = read(first, second)
+    assert (answer.choices[0].text, answer.doubled) == ("one two", 0)
+
+
+def test_an_event_that_comes_twice_is_doubled_and_an_error_is_a_loss() -> None:
+    event = f"id: a\ndata: {CHUNK % 'one'}\n"
+    assert read(event, event).doubled == 1
+    with pytest.raises(Lost, match="engine_fault"):
+        read('event: error\ndata: {"error": {"code": "engine_fault"}}\n')
+
+
+def answer(name: str, tokens: int, **fields: object) -> Answer:
+    return Answer(ids={name}, completion_tokens=tokens, ended=True, **fields)  # type: ignore[arg-type]
+
+
+def row(name: str, tokens: int, endpoint: str = "chat.completions") -> Row:
+    return Row(name, endpoint, tokens, 200)
+
+
+def test_the_ledger_is_compared_answer_by_answer() -> None:
+    answers = [answer("a", 5), answer("b", 7), answer("resp_1", 3), answer("resp_2", 4)]
+    rows = [row("a", 2), row("a", 3), row("b", 7), row("x", 7, "responses")]
+    assert compare(rows, answers).tokens == 0
+    # One too much and one too little don't make up for each other.
+    assert compare([*rows[1:3], row("b", 2), rows[3]], answers).tokens == 4
+    nobody = compare([*rows, row("z", 9)], answers)
+    assert (nobody.tokens, nobody.found) == (9, ["z (nobody's): billed 9, received 0"])
+
+
+def outcome(*answers: Answer) -> Outcome:
+    asked = asked_of("plain", 0, "m", 5)
+    calm = Request(asked, 0, 0, answer("calm", 5))
+    requests = [Request(asked, 1.0, 3.0, found) for found in answers]
+    window = Window("gateway killed", 2.0, 4.0)
+    return Outcome(requests, [window], {("plain", 0): calm})
+
+
+def test_a_run_passes_only_if_nothing_is_lost_doubled_changed_or_billed_wrongly() -> None:
+    good = answer("a", 5, longest=1.25)
+    assert passed(outcome(good))
+    assert not passed(outcome(good, Answer(lost="gone")))
+    assert not passed(outcome(good, answer("b", 5, doubled=1)))
+    assert not passed(outcome(good, answer("b", 6)))
+    billed = outcome(good)
+    billed.difference = Difference(tokens=1)
+    assert not passed(billed)
+    frozen = outcome(good)
+    frozen.problems.append("a gateway with SIGSTOP was there 15 s later")
+    assert not passed(frozen)
+
+
+def test_the_table_has_what_ran_beside_a_fault() -> None:
+    found = outcome(answer("a", 5, longest=1.25), Answer(lost="gone", longest=9))
+    found.requests.append(Request(found.requests[0].asked, 5.0, 6.0, answer("late", 5)))
+    found.skipped["disk full"] = "no root"
+    head, _, *lines = table(found).splitlines()
+    assert head == "| fault | times | " + " | ".join(KINDS) + " |"
+    assert lines[0].startswith("| gateway killed | 1 | 2: 1 lost, 9.0 s |  |")
+    assert lines[1].startswith("| disk full | skipped |")
+    assert "3 requests beside 1 faults: 1 lost, 0 doubled, 0 changed." in summary(found)
+
+
+@pytest.mark.parametrize("flags", [["--minutes", "0"], ["--minutes", "nan"], ["--write", "/no/x"]])
+def test_wrong_options_are_refused_before_anything_starts(flags: list[str]) -> None:
+    with pytest.raises(CommandError):
+        call_command("chaos", *flags)
+
+
+async def test_a_cut_wire_holds_back_and_brings_all_when_it_is_mended(short_tmp: Path) -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_unix_server(echo, short_tmp / "redis.sock")
+    relay = Relay(short_tmp / "relay.sock", short_tmp / "redis.sock")
+    await relay.start()
+    async with server:
+        reader, writer = await asyncio.open_unix_connection(short_tmp / "relay.sock")
+        writer.write(b"one")
+        assert await reader.readexactly(3) == b"one"
+        relay.cut(os.getpid())
+        writer.write(b"two")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readexactly(3), 0.2)
+        relay.mend(os.getpid())
+        assert await asyncio.wait_for(reader.readexactly(3), 30) == b"two"
+        writer.close()
+        await relay.stop()

@@ -1,0 +1,42 @@
+"""Processes that `manage.py up` keeps running: killed and frozen ones are replaced."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from config.up.kept import KeptProcesses
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_what_dies_or_stands_still_is_replaced_and_its_death_told(number: signal.Signals) -> None:
+    dead: list[int] = []
+    kept = KeptProcesses(
+        "sleeper", ["-c", "import time; time.sleep(300)"], on_death=dead.append, count=2
+    )
+    kept.tick()
+    try:
+        first, second = pids(kept)
+        os.kill(first, number)
+        until(kept, lambda: dead == [first])
+        until(kept, lambda: len(pids(kept)) == 2)
+        assert first not in pids(kept)
+        assert second in pids(kept)
+    finally:
+        kept.kill()
+
+
+def pids(kept: KeptProcesses) -> list[int]:
+    return [process.pid for process in kept._processes if process is not None]
+
+
+def until(kept: KeptProcesses, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        kept.tick()
+        time.sleep(0.05)
