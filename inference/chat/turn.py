@@ -78,7 +78,7 @@ class ChatTurn:
             RateLimited: not now. ServiceUnavailable: the limits can't be read.
         """
         served = await find_served(caller, chat.model, sticky=chat.sticky)
-        served.check_queue(caller, chat.tier(caller.max_priority)[0])
+        served.check_queue(caller, chat.tier(caller.max_priority)[0], stream=chat.stream)
         job, options = await chat_job(
             chat, served, caller=caller, received=received, endpoint=endpoint, id_prefix=id_prefix
         )

@@ -27,7 +27,8 @@ from inference.engine_client.known import Known
 from inference.engine_client.mailbox import Mailbox
 from inference.engine_client.news import NewsReader
 from inference.engine_client.outbox import OutboxReader
-from inference.engine_client.queue_bound import Load, QueueBound
+from inference.engine_client.patience import patience
+from inference.engine_client.queue_bound import Load, QueueBound, check_patience
 from inference.engine_client.routing import choose, prefix_key, successors
 from inference.engine_client.submission import Submission
 from inference.errors import RemoteError
@@ -163,9 +164,10 @@ class EngineClient:
                 self.try_place(flight)
         return Submission(self, mailbox, flights)
 
-    def check_queue(self, model: str, tenant: str, priority: int) -> None:
-        """Raise what `QueueBound.check` does when too much waits for the model."""
+    def check_queue(self, model: str, tenant: str, priority: int, *, stream: bool) -> None:
+        """Raise what `QueueBound` does when too much waits for the model, or for this client."""
         load = Load.of(self.fleet.of_model(model))
+        check_patience(model, load, patience().seconds(stream=stream))
         self._queue_bound.check(model, tenant, priority, load, self._flights.values())
 
     def try_place(self, flight: Flight) -> bool:

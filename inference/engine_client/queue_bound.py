@@ -65,6 +65,18 @@ class Load:
         return min(_MOST_S, max(1.0, (self.waiting - waiting) / self.per_second))
 
 
+def check_patience(model: str, load: Load, seconds: float) -> None:
+    """Raise `Overloaded` (503) when a request's turn would come after its client has left."""
+    if not load.per_second or load.waiting <= seconds * load.per_second:
+        return
+    error = Overloaded(
+        f"{load.waiting} requests wait for '{model}', and this one's turn would not come within "
+        f"{seconds:g} s. Try again later."
+    )
+    error.retry_after = load.seconds_until(seconds * load.per_second)
+    raise error
+
+
 class QueueBound:
     """Lets requests of one gateway in, or not."""
 

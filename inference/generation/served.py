@@ -63,12 +63,16 @@ class Served:
             facts += f"\0{self.adapter.digest}"
         return "fp_" + hashlib.blake2b(facts.encode(), digest_size=5).hexdigest()
 
-    def check_queue(self, caller: Caller, priority: int | None) -> None:
+    def check_queue(
+        self, caller: Caller, priority: int | None, *, stream: bool | None = False
+    ) -> None:
         """Raise `EngineOverloaded` (429) or `Overloaded` (503) when too much waits for the model.
 
         Asked before a prompt is rendered: a refusal costs next to nothing.
         """
-        get_engine_client().check_queue(self.base, caller.tenant, priority or 0)
+        get_engine_client().check_queue(
+            self.base, caller.tenant, priority or 0, stream=bool(stream)
+        )
 
 
 async def find_served(

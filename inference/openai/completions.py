@@ -29,7 +29,11 @@ class CompletionsView(GatewayView):
         completion = parse(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         served = await find_served(request.caller, completion.model, sticky=completion.sticky)
-        served.check_queue(request.caller, completion.tier(request.caller.max_priority)[0])
+        served.check_queue(
+            request.caller,
+            completion.tier(request.caller.max_priority)[0],
+            stream=completion.stream,
+        )
         job = await completion_job(request, completion, served)
         options = CompletionOptions.of(completion, job)
         generation = await Generation.start(job)

@@ -100,9 +100,11 @@ async def begin(
 ) -> Call:
     """The call, for a model that does `task` ("" for any that pools).
 
-    Raises: `InvalidRequest` naming what the model does instead; `ModelNotFound`.
+    Raises: `InvalidRequest` naming what the model does instead; `ModelNotFound`; `EngineOverloaded`
+    (429) or `Overloaded` (503) when too much waits for the model.
     """
     served = await find_served(request.caller, body.model, task=None)
     if task or served.info.pooling is None:
         check_task(served.name, served.info.tasks, task or endpoint)
+    served.check_queue(request.caller, body.priority)
     return Call(request, body, served, endpoint, param)

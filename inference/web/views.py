@@ -18,6 +18,7 @@ from rest_framework.exceptions import MethodNotAllowed
 from rest_framework.renderers import BaseRenderer
 from rest_framework.views import APIView
 
+from inference.engine_client.patience import note_patience
 from inference.errors import PayloadTooLarge, UnsupportedField, error_response
 from inference.rendering.pool import render_pool, rendering_for
 from inference.resuming.position import ask_from
@@ -79,6 +80,7 @@ class GatewayView(APIView):
         gateway_request.request_id = clean_request_id(request.META.get("HTTP_X_REQUEST_ID"))
         response: HttpResponseBase
         try:
+            note_patience(request.META)
             handler = self._handler(request)
             check_accept(request.META.get("HTTP_ACCEPT"), self.renderer_classes)
             if not self.public:

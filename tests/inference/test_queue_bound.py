@@ -14,6 +14,7 @@ from inference.engine_client import queue_bound
 from inference.engine_client.fleet import Fleet
 from inference.engine_client.queue_bound import LEAST_WAITING, Load, QueueBound
 from inference.errors import Overloaded, error_headers
+from tests.inference.asgi_client import chat_body
 from tests.inference.conftest import Gateway
 
 
@@ -115,3 +116,34 @@ async def test_a_full_queue_is_told_before_a_prompt_is_rendered(
     for reply in (await served.client.chat(), await served.client.complete()):
         assert (reply.status, reply.error["code"]) == (503, "overloaded")
         assert reply.headers["retry-after"] == "48"
+
+
+@pytest.mark.parametrize(
+    ("headers", "fields", "status"),
+    [
+        ({"X-Request-Timeout": "1.5"}, {}, 503),
+        ({"X-Request-Timeout": "1.5"}, {"stream": True}, 503),
+        ({"X-Request-Timeout": "3"}, {}, 200),
+        ({"x-stainless-read-timeout": "1.5"}, {}, 503),
+        ({"x-stainless-read-timeout": "1.5"}, {"stream": True}, 200),
+        ({"x-stainless-read-timeout": "not a number"}, {}, 200),
+        ({"X-Request-Timeout": "-1"}, {}, 400),
+        ({"X-Request-Timeout": "nan"}, {}, 400),
+    ],
+)
+async def test_whose_turn_comes_too_late_is_refused_at_once(
+    served: Gateway,
+    monkeypatch: pytest.MonkeyPatch,
+    headers: dict[str, str],
+    fields: dict[str, Any],
+    status: int,
+) -> None:
+    monkeypatch.setattr(Load, "of", classmethod(lambda cls, replicas: Load(1, 200, 100.0)))
+    body = chat_body(**fields)
+    reply = await served.client.post("/v1/chat/completions", body, headers=headers)
+    assert reply.status == status
+    if status == 503:
+        assert reply.error["code"] == "overloaded"
+        assert float(reply.headers["retry-after-ms"]) == 1000
+    if status == 400:
+        assert reply.error["param"] == "X-Request-Timeout"
