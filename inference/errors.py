@@ -6,6 +6,7 @@ What Django, DRF, pydantic and our own code raise becomes a `QuireError` (`as_qu
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 from http import HTTPStatus
@@ -13,6 +14,7 @@ from typing import Any
 
 import msgspec
 from django.core import exceptions as django_exceptions
+from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpResponse
 from pydantic import ValidationError
 from rest_framework import exceptions as drf
@@ -102,6 +104,14 @@ class Overloaded(QuireError):
     retry_after: float | None = None
 
 
+class StorageUnavailable(QuireError):
+    """What must be kept can't be: the database is away, or a disk is full. Ask again later."""
+
+    status = 503
+    code = "storage_unavailable"
+    retry_after = 2.0
+
+
 class RequestAborted(QuireError):
     """An operator has ended the request, in an API that has no word for it."""
 
@@ -145,6 +155,8 @@ def as_quire_error(error: BaseException) -> QuireError:
         return _from_drf(error)
     if isinstance(error, Http404):
         return NotFound("There is nothing here.")
+    if is_about_storage(error):
+        return StorageUnavailable("This can't be read or kept right now. Try again later.")
     if isinstance(error, django_exceptions.RequestDataTooBig):
         return PayloadTooLarge("The request body is too large.")
     if isinstance(error, django_exceptions.PermissionDenied):
@@ -152,6 +164,12 @@ def as_quire_error(error: BaseException) -> QuireError:
     if isinstance(error, django_exceptions.SuspiciousOperation | django_exceptions.BadRequest):
         return InvalidRequest("The request is malformed.", code="bad_request")
     return Internal("The server had an error while processing the request.")
+
+
+def is_about_storage(error: BaseException) -> bool:
+    """Whether a database that is away, or a full disk, is the matter: it may well pass."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return full or isinstance(error, OperationalError | InterfaceError)
 
 
 def _from_drf(error: drf.APIException) -> QuireError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.contract.errors import QuireError
 from inference.chat import ChatTurn
-from inference.errors import as_quire_error, report
+from inference.errors import as_quire_error, is_about_storage, report
 from inference.responses.answer import ResponseAnswer, failed_response
 from inference.responses.kept import KeptEvents, NotTheWriter
 from inference.responses.output import Event
@@ -60,6 +60,8 @@ class _Run:
         except NotTheWriter:
             return  # another worker has it
         except Exception as error:
+            if is_about_storage(error):
+                raise  # it's made again when the next one looks for work
             report(error, self._row.public_id)
             body = failed_response(self._row.body, as_quire_error(error))
         if await self._update(body):

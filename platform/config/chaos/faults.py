@@ -21,6 +21,15 @@ CUT_S, STILL_S, FULL_S = 5.0, 3.0, 6.0
 FOUND_WITHIN_S = 15.0
 #: A drained process ends its streams first.
 DRAINED_WITHIN_S = 60.0
+#: What the admin's form does.
+_NEW_SETTINGS = """
+from catalog import actions
+from catalog.models import ServedModel
+from tenants.actors import COMMAND_LINE
+model = ServedModel.objects.get(name={model!r})
+settings = {{**model.settings, "max_num_seqs": {seats}}}
+actions.update_model(actor=COMMAND_LINE, model=model, settings=settings)
+"""
 
 
 class NotFound(Exception):
@@ -68,9 +77,8 @@ async def cut_off(instance: Instance, rng: random.Random) -> None:
 async def roll(instance: Instance, rng: random.Random) -> None:
     """Changed settings: every replica of the model is replaced."""
     before = set(instance.pids("replica"))
-    seats = str(rng.randint(40, 4000))
-    settings = ("--reasoning-parser", "qwen3", "--max-num-seqs", seats)
-    await asyncio.to_thread(instance.manage, "load_model", instance.model, *settings)
+    program = _NEW_SETTINGS.format(model=instance.model, seats=rng.randint(40, 4000))
+    await asyncio.to_thread(instance.manage, "shell", "-c", program)
 
     def replaced() -> bool:
         return len(before & set(instance.pids("replica"))) == 1  # the pooling model's stays

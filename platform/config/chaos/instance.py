@@ -91,16 +91,18 @@ class Instance:
         return {model["id"].rpartition(":")[2] for model in found.json()["data"]}
 
     def manage(self, *arguments: str) -> str:
-        """Run a command on its data; what it prints. Raises CalledProcessError."""
+        """Run a command on its data; what it prints. Raises `StartFailed` with its words."""
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=settings.BASE_DIR,
             env=environment(self.data_dir),
             capture_output=True,
             text=True,
-            check=True,
-            timeout=120,
+            check=False,
+            timeout=300,
         )
+        if done.returncode:
+            raise StartFailed(f"{arguments}: {done.stdout}{done.stderr}")
         return done.stdout
 
 
