@@ -142,11 +142,14 @@ class Supervisor:
         """Orphan flights whose replica is lost; place those that wait."""
         lost: Counter[tuple[str, str]] = Counter()
         for flight in self._client.flights:
+            self._forgive(flight)
             if flight.placed:
                 replica = self._client.fleet.get(flight.replica_id)
                 reason = _lost(flight, replica)
-                if not reason and (reason := self._unread(flight) or self._silent(flight)):
-                    flight.excuse()  # it may well have been slow: that's no request's fault
+                if not reason and (reason := self._unread(flight)):
+                    flight.excuse()  # it drains at somebody's word
+                if not reason and (reason := self._silent(flight)):
+                    flight.suspected.add(flight.incarnation)
                 if reason:
                     lost[flight.replica_id, reason] += 1
                     self._client.orphan(flight, reason)
@@ -154,6 +157,13 @@ class Supervisor:
                 self.replace(flight)
         for (replica_id, reason), count in lost.items():
             logger.warning("%d requests leave replica %s: %s.", count, replica_id, reason)
+
+    def _forgive(self, flight: Flight) -> None:
+        """Replicas that it left as silent and that are heard again were slow: not its fault."""
+        for replica in self._client.fleet if flight.suspected else ():
+            if replica.heartbeat.incarnation in flight.suspected and not replica.silent:
+                flight.suspected.discard(replica.heartbeat.incarnation)
+                flight.excuse()
 
     def _silent(self, flight: Flight) -> str:
         """Of a replica that isn't heard its streams go to another, if one is; see `SILENT_AFTER_S`.

@@ -40,6 +40,7 @@ class Flight:
         ran: whether an engine has computed anything for it.
         stream: under which name its tokens are kept for other gateways, "": they aren't.
         epoch: how often another gateway had taken it up before.
+        suspected: incarnations that it left because they were silent, not heard again yet.
         leaving: set when it was abandoned; done when the engine has answered the abort.
     """
 
@@ -64,6 +65,7 @@ class Flight:
     prompt_logprobs_seen: bool = False
     stream: str = ""
     epoch: int = 0
+    suspected: set[str] = field(default_factory=set)
     leaving: asyncio.Future[None] | None = None
 
     def __post_init__(self) -> None:
