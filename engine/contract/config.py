@@ -60,12 +60,12 @@ class EngineConfig(Settings):
     trust_remote_code: bool = option(False, "run Python code that a model folder brings")
     model_impl: str = option(
         "auto",
-        "who runs the model: the native decoder (quire), the Transformers bridge, or the first "
-        "that can",
+        "which code runs the model: quire (the native decoder), transformers (any causal model, "
+        "slower), or auto: the native decoder where it knows the model",
         choices=MODEL_IMPLS,
     )
     hf_overrides: dict[str, Any] | None = option(  # noqa: RUF009
-        None, "JSON that is put over the model's config.json", json=True
+        None, "JSON whose values replace those of the model's config.json", json=True
     )
     revision: str | None = option(None, "branch, tag or commit on the hub")
     download_dir: str | None = option(None, "where downloads go; default: the hub's cache")
@@ -92,7 +92,7 @@ class EngineConfig(Settings):
     )
     dtype: str = option(
         "auto",
-        "of the weights (activations are float32 on a CPU); auto: the checkpoint's",
+        "number format of the weights; auto: the checkpoint's. Activations are float32 on a CPU",
         choices=DTYPES,
     )
     quantization: str | None = option(
@@ -103,7 +103,9 @@ class EngineConfig(Settings):
         choices=QUANTIZATIONS,
         short="-q",
     )
-    kv_cache_dtype: str = option("auto", "KV cache; auto: the model's", choices=KV_DTYPES)
+    kv_cache_dtype: str = option(
+        "auto", "number format of the KV cache; auto: the model's", choices=KV_DTYPES
+    )
     calculate_kv_scales: bool = option(
         False,
         "measure the scales of an fp8 KV cache on a sample text at load, where the checkpoint has "
@@ -113,12 +115,12 @@ class EngineConfig(Settings):
     block_size: int = option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of shared prefixes")
     disable_hybrid_kv_cache_manager: bool = option(
-        False, "keep all KV blocks of sliding-window layers, as of any other layer"
+        False, "keep the KV blocks of sliding-window layers for the whole context"
     )
     disable_sliding_window: bool = option(
-        False, "attend to everything and cap the context to the window"
+        False, "ignore sliding windows: the context is then no longer than the window"
     )
-    enable_lora: bool = option(True, "take requests through LoRA adapters")
+    enable_lora: bool = option(True, "serve LoRA adapters")
     max_loras: int | None = option(
         None, "LoRA adapters on the device at once; default: as many as its memory takes", low=1
     )
@@ -127,16 +129,16 @@ class EngineConfig(Settings):
     )
     max_cpu_loras: int | None = option(
         None,
-        "LoRA adapters that wait in host memory for their next turn on the device; default: as "
-        "many as a 32nd of free memory takes, at most 1 GiB",
+        "LoRA adapters kept in host memory, ready to go to the device; default: as many as fit "
+        "into a 32nd of free memory, at most 1 GiB",
         low=1,
     )
     lora_dtype: str = option(
         "auto",
-        "what the weights of LoRA adapters are kept in; auto: as their files have them",
+        "number format of LoRA weights; auto: as in their files",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    seed: int = option(0, "seed of requests that bring none", low=0)
+    seed: int = option(0, "seed of requests that set none", low=0)
     cpu_kvcache_space: float | None = option(
         None,
         "GiB of KV cache on a CPU; default: a quarter of free memory, at most 4",
@@ -157,36 +159,41 @@ class EngineConfig(Settings):
     )
     async_scheduling: bool | None = option(
         None,
-        "plan a step and deliver the one before while one is being run; default: on a GPU; on a "
-        "CPU the model needs the cores itself",
+        "plan the next step while one runs; default: on with a GPU, off on a CPU, where the model "
+        "needs all cores",
     )
     kept_seats_fraction: float = option(
         1 / 16,
-        "part of max_num_seqs that tenants over their share leave to others who were here in the "
-        "last ten minutes, so that these start at once (fair policy)",
+        "fair policy: part of max_num_seqs that is kept free for tenants who are under their share "
+        "and were active in the last ten minutes, so that their requests start at once",
         low=0.0,
         high=0.5,
     )
     speculative_config: dict[str, Any] | None = option(  # noqa: RUF009
         None,
-        'JSON: guess at coming tokens and check several in a step, {"method": "ngram"} or '
-        '"suffix"; see docs/speculation.md',
+        'JSON: guess the next tokens and check several in one step, for example {"method": '
+        '"ngram"}; see docs/speculation.md',
         json=True,
     )
-    max_waiting: int = option(16384, "most queued requests; more are refused with 429", low=1)
+    max_waiting: int = option(
+        16384, "most requests that may wait; more are refused with HTTP 429", low=1
+    )
     enable_prompt_embeds: bool = option(
-        False, "take prompts as embedding vectors (offline); trusted callers only"
+        False, "accept prompts as embedding vectors (offline only, from trusted callers)"
     )
     max_logprobs: int = option(20, "most logprobs a request may ask for", low=0, high=1000)
-    enable_chunked_prefill: bool = option(True, "split long prompts over steps")
+    enable_chunked_prefill: bool = option(
+        True, "compute long prompts in pieces, over several steps"
+    )
     prefill_tokens_beside_decodes: int | None = option(
         None,
-        "most prompt tokens of one step in which others decode, so that streams don't stutter; "
-        "0: the budget; default: when serving on a CPU by the load, at most 0.09 s of work; else 0",
+        "most prompt tokens in a step that also continues other requests' outputs, so that streams "
+        "don't stutter; 0: no limit of its own; default: on a serving CPU what it computes in "
+        "0.09 s, by the load; else 0",
         low=0,
     )
     long_prefill_token_threshold: int = option(
-        0, "most prompt tokens of one request in one step; 0: the budget", low=0
+        0, "most prompt tokens of one request in one step; 0: no limit of its own", low=0
     )
     scheduling_policy: str = option(
         "fair",
@@ -195,8 +202,8 @@ class EngineConfig(Settings):
     )
     prompt_overtaking: float = option(
         4.0,
-        "under the fair policy a tenant's shorter prompts go ahead of longer ones that wait, until "
-        "so many times the longer one's tokens were served since it came; 0: by arrival",
+        "fair policy: shorter prompts of a tenant may pass a longer one that waits, until this "
+        "many times the longer one's tokens were served meanwhile; 0: first come, first served",
         low=0.0,
     )
     device: str = option(
@@ -221,8 +228,8 @@ class EngineConfig(Settings):
     )
     optimization_level: int = option(
         2,
-        "start-up time against speed on a GPU: the default of cudagraph_mode; 0: NONE, 1: "
-        "PIECEWISE, 2: FULL_AND_PIECEWISE, 3: as 2",
+        "how much start-up time to spend for speed on a GPU; it sets the default of "
+        "cudagraph_mode: 0 NONE, 1 PIECEWISE, 2 and 3 FULL_AND_PIECEWISE",
         short="-O",
         low=0,
         high=3,
@@ -232,15 +239,15 @@ class EngineConfig(Settings):
         high=1.0,
     )  # fmt: skip
     enable_sleep_mode: bool = option(
-        False, "an operator may send the model to sleep, which gives its memory back for a while"
+        False, "let operators put the model to sleep, which frees its memory until it is woken"
     )
     num_threads: int | None = option(
         None, "CPU threads of the engine; default: all cores", low=1, high=4096
     )
     cpu_threads_bind: str = option(
         "auto",
-        "CPUs of the engine's threads, one each, such as 0-3,8; auto: the pool keeps them apart; "
-        "nobind: the system decides",
+        "CPUs to pin the engine's threads to, such as 0-3,8; auto: one core each, chosen by the "
+        "engine; nobind: the system decides",
     )
     cpu_kernels: bool = option(True, "use the compiled CPU kernels; off: plain torch")
     round_activations: bool = option(
@@ -249,7 +256,7 @@ class EngineConfig(Settings):
         "trained, where the CPU has instructions for it; off: with float32",
     )
     rope_scaling: dict[str, Any] | None = option(  # noqa: RUF009
-        None, "JSON that replaces the model's", json=True
+        None, "JSON that replaces the model's rope_scaling", json=True
     )
     rope_theta: float | None = option(None, "replaces the model's rope_theta", low=1.0)
     generation_config: str = option(

@@ -61,7 +61,7 @@ def _serve(parser: ArgumentParser) -> None:
         "--url",
         "--base-url",
         default="http://127.0.0.1:8000",
-        help="of any OpenAI-compatible server, without /v1 (default: %(default)s)",
+        help="URL of any OpenAI-compatible server, without /v1 (default: %(default)s)",
     )
     parser.add_argument(
         "--model", help="the served model's name (default: the first that the server lists)"
@@ -69,7 +69,7 @@ def _serve(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--api-key",
         default=os.environ.get("QUIRE_API_KEY", ""),
-        help="`manage.py up` prints one (default: the variable QUIRE_API_KEY)",
+        help="API key; `manage.py up` prints one (default: the variable QUIRE_API_KEY)",
     )
     parser.add_argument(
         "--concurrency",
@@ -77,13 +77,13 @@ def _serve(parser: ArgumentParser) -> None:
         type=_levels,
         default=[1, 8, 32],
         metavar="N,...",
-        help="closed loop: so many requests in flight, level after level (default: 1,8,32)",
+        help="closed loop: numbers of requests in flight, one after the other (default: 1,8,32)",
     )
     parser.add_argument(
         "--request-rate",
         type=_rate,
         metavar="X",
-        help="open loop instead: so many requests a second, at random times",
+        help="open loop instead: this many requests a second, at random times",
     )
     parser.add_argument(
         "--vocab-size",
@@ -111,7 +111,7 @@ def _ablations(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--loads",
         metavar="NAME,...",
-        help="these loads of theirs, such as one or many (default: all)",
+        help="only these of their loads, such as one or many (default: all)",
     )
     parser.add_argument("--list", action="store_true", help="name parts and loads, measure nothing")
     _count(parser, "--turns", 5, "turns of the two engines for each figure")
@@ -139,7 +139,7 @@ def _workload(
         )  # fmt: skip
     parser.add_argument(
         "--workload-seed", *seed, type=_AtLeast(0), default=7, metavar="N",
-        help="of lengths and prompts (default: %(default)s)",
+        help="seed of lengths and prompts (default: %(default)s)",
     )  # fmt: skip
 
 

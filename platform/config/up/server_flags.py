@@ -71,7 +71,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--chat-template-content-format",
         choices=CONTENT_FORMATS,
-        help="how chat templates get content (default: auto)",
+        help="how chat templates get a message's content: string or openai (default: auto)",
     )
     group.add_argument(
         "--response-role", metavar="ROLE", help="role of the answers to chats (default: assistant)"

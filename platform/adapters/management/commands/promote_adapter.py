@@ -15,7 +15,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Have a version answer."""
 
-    help = "Have a version of an adapter answer: all requests, or a share of them as a canary."
+    help = "Let a version of an adapter answer all requests, or a share of them as a canary."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which version, under which name, for how many."""

@@ -36,15 +36,15 @@ class Command(QuireCommand):
             "--spares",
             type=int,
             metavar="N",
-            help="replicas beside them that are loaded and wait: when no other one serves they "
-            "take over without a start (default: 0)",
+            help="spare replicas: loaded but idle, so that one takes over at once when no other "
+            "serves (default: 0)",
         )
         parser.add_argument("--node", metavar="HOST", help="run it on this host alone")
         parser.add_argument(
             "--tenant",
             action="append",
             metavar="NAME",
-            help="serve it to this tenant alone; may be given several times",
+            help="serve the model to this tenant alone; may be given several times",
         )
         parser.add_argument(
             "--alias",

@@ -16,7 +16,7 @@ from tenants.commands import QuireCommand
 class Command(QuireCommand):
     """Wake a model up that sleeps."""
 
-    help = "Have a model that sleeps take its memory again."
+    help = "Wake a sleeping model: it takes its memory again and serves."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which model, and what of it."""

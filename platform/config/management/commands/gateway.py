@@ -44,7 +44,7 @@ class Command(QuireCommand):
         parser.add_argument(
             "--otlp-traces-endpoint",
             metavar="URL",
-            help="where spans are sent by OTLP (default: QUIRE_OTLP_TRACES_ENDPOINT)",
+            help="where to send traces by OTLP (default: QUIRE_OTLP_TRACES_ENDPOINT)",
         )
         add_server_flags(parser)
 

@@ -59,7 +59,7 @@ class Command(QuireCommand):
             "--served-model-name",
             nargs="+",
             metavar="NAME",
-            help="what clients call it; of several the first is shown (default: the folder)",
+            help="the model's name for clients; the first is shown (default: the folder's)",
         )
         parser.add_argument(
             "--workers", type=int, default=1, metavar="N", help="gateway processes (default: 1)"
@@ -71,8 +71,8 @@ class Command(QuireCommand):
             "--spares",
             type=int,
             metavar="N",
-            help="engine processes beside them that are loaded and wait: when no other one serves "
-            "they take over without a start (default: 0)",
+            help="spare engine processes: loaded but idle, so that one takes over at once when no "
+            "other serves (default: 0)",
         )
         parser.add_argument(
             "--no-worker", action="store_true", help="run no batches and background responses"
@@ -88,7 +88,7 @@ class Command(QuireCommand):
         parser.add_argument(
             "--ready-file",
             metavar="FILE",
-            help="written, with mode 0600, once a first token can be served: JSON with url, "
+            help="a file to write (mode 0600) once a first token can be served: JSON with url, "
             "api_key, model, admin_url, admin_user and admin_password",
         )
         add_server_flags(parser)

@@ -36,7 +36,7 @@ class Command(QuireCommand):
             "--alert-percent",
             type=int,
             metavar="N",
-            help="tell the tenant's admins once so much is spent; 0: never (default: 80)",
+            help="tell the tenant's admins at this many percent; 0: never (default: 80)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

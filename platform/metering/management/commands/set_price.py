@@ -21,18 +21,22 @@ class Command(QuireCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         """Which model, and how much."""
         parser.add_argument("model", help="as clients name it; an adapter has a name of its own")
-        parser.add_argument("--input", required=True, metavar="X", help="a million prompt tokens")
+        parser.add_argument(
+            "--input", required=True, metavar="X", help="price of a million prompt tokens"
+        )
         parser.add_argument(
             "--cached",
             metavar="X",
-            help="a million prompt tokens from the prefix cache (default: as --input)",
+            help="price of a million cached prompt tokens (default: as --input)",
         )
-        parser.add_argument("--output", required=True, metavar="X", help="a million output tokens")
+        parser.add_argument(
+            "--output", required=True, metavar="X", help="price of a million output tokens"
+        )
         parser.add_argument(
             "--from",
             dest="valid_from",
             metavar="WHEN",
-            help="30m, 12h, 90d from now, or a date (UTC; default: now)",
+            help="when it begins: 30m, 12h or 90d from now, or a date (UTC; default: now)",
         )
 
     def handle(self, *args: Any, **options: Any) -> None:

@@ -35,7 +35,7 @@ class Command(QuireCommand):
             "--requests-per-minute",
             type=int,
             metavar="N",
-            help="of this key alone, within its tenant's limit (default: no limit of its own)",
+            help="limit of this key alone, within its tenant's (default: none of its own)",
         )
         parser.add_argument(
             "--tokens-per-minute", type=int, metavar="N", help="the same, read and written"
@@ -47,33 +47,33 @@ class Command(QuireCommand):
             "--max-context-tokens",
             type=int,
             metavar="N",
-            help="prompt and output of a request together (default: as the tenant's)",
+            help="most tokens of a request, prompt and output together (default: as the tenant's)",
         )
         parser.add_argument(
             "--allowed-models",
             type=comma_list,
             default=[],
             metavar="A,B",
-            help="models that it may use (default: all of the tenant's)",
+            help="models that the key may use (default: all of the tenant's)",
         )
         parser.add_argument(
             "--endpoints",
             type=comma_list,
             default=[],
             metavar="A,B",
-            help="paths that it may ask, such as /v1/embeddings (default: all)",
+            help="paths that the key may call, such as /v1/embeddings (default: all)",
         )
         parser.add_argument(
             "--addresses",
             type=comma_list,
             default=[],
             metavar="A,B",
-            help="where it may come from, such as 10.0.0.0/8 (default: anywhere)",
+            help="addresses that the key may be used from, such as 10.0.0.0/8 (default: any)",
         )
         parser.add_argument(
             "--service-account",
             metavar="NAME",
-            help="a program of the tenant that holds it (default: the tenant itself)",
+            help="service account that holds the key (default: the tenant itself)",
         )
         parser.add_argument("--plain", action="store_true", help="print the key and nothing else")
 

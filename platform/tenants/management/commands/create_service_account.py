@@ -12,7 +12,7 @@ from tenants.commands import QuireCommand, add_role_option, find_tenant
 class Command(QuireCommand):
     """Add a program."""
 
-    help = "Add a program to a tenant. Its keys, made by create_key, are no person's."
+    help = "Add a service account to a tenant: a program, whose keys belong to no person."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Which, where, as what."""

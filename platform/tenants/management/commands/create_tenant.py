@@ -14,7 +14,9 @@ from tenants.models import User
 class Command(QuireCommand):
     """Add a tenant."""
 
-    help = "Add a tenant: whose requests, whose cache, whose bill. Keys come with create_key."
+    help = (
+        "Add a tenant: requests, cache, limits and bills belong to one. create_key makes its keys."
+    )
 
     def add_arguments(self, parser: CommandParser) -> None:
         """The name, and what a tenant may have."""
