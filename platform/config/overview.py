@@ -38,7 +38,8 @@ GROUPS = {
         *("set_price", "list_prices"),
         *("set_budget", "list_budgets", "delete_budget", "set_webhook"),
     ),
-    "Ask": ("chat", "run_batch", "bench"),
+    "Ask": ("chat", "run_batch"),
+    "Prove": ("bench", "chaos"),
     "Upkeep": ("drain_usage", "migrate", "changepassword", "openapi", "arguments"),
 }
 #: Of Django's and others', those that an operator meets.
