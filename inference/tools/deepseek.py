@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from inference.tools.base import ToolParser
 from inference.tools.layout import Layout
+from inference.tools.section import SectionParser
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -17,7 +17,7 @@ _HEADER = re.compile(
 )
 
 
-class DeepSeekV3Parser(ToolParser):
+class DeepSeekV3Parser(SectionParser):
     """The name on a line, the arguments in a fenced block; V3.1's shorter form is read as well."""
 
     name = "deepseek_v3"
@@ -32,52 +32,13 @@ class DeepSeekV3Parser(ToolParser):
         trigger=CALLS_BEGIN,
     )
 
-    _opening = ""
+    section = (CALLS_BEGIN, CALLS_END)
+    call = (CALL_BEGIN, CALL_END)
+    closing = (FENCE, CALL_END)
+    header = _HEADER
 
-    def _text(self) -> bool:
-        self._opening = self._find(CALLS_BEGIN, CALL_BEGIN)
-        if self._opening:
-            self._state = self._before_call if self._opening == CALLS_BEGIN else self._name
-        return bool(self._opening)
-
-    def _before_call(self) -> bool:
-        found = self._skip(CALL_BEGIN)
-        if found is None:
-            return False
-        if not found:
-            return self._fail(self._opening)
-        self._opening += CALL_BEGIN
-        self._state = self._name
-        return True
-
-    def _name(self) -> bool:
-        header = self._header(_HEADER)
-        if header is None:
-            return False
-        if header is False:
-            return self._fail(self._opening)
+    def _begin(self, header: re.Match[str]) -> bool:
         self._call((header["fenced"] or header["bare"]).strip())
-        self._state = self._call_arguments
-        return True
-
-    def _call_arguments(self) -> bool:
-        return self._in_value(self._after_arguments)
-
-    def _after_arguments(self) -> bool:
-        """Closing marks, in their order but each optional; perhaps another call."""
-        for mark, state in (
-            (FENCE, self._after_arguments),
-            (CALL_END, self._after_arguments),
-            (CALL_BEGIN, self._name),
-            (CALLS_END, self._text),
-        ):
-            found = self._skip(mark)
-            if found is None:
-                return False
-            if found:
-                self._opening, self._state = mark, state
-                return True
-        self._state = self._text
         return True
 
 

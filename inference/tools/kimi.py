@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import ClassVar
 
-from inference.tools.base import ToolParser
 from inference.tools.function import ToolFunction
 from inference.tools.layout import Layout, json_arguments, literal
+from inference.tools.section import SectionParser
 
 CALLS_BEGIN, CALLS_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 CALL_BEGIN, CALL_END = "<|tool_call_begin|>", "<|tool_call_end|>"
@@ -27,7 +27,7 @@ def _numbered(rule: str, function: ToolFunction, special: Mapping[str, int]) -> 
     ]
 
 
-class KimiK2Parser(ToolParser):
+class KimiK2Parser(SectionParser):
     """The model's ids are kept: it finds the answers to its calls by them."""
 
     name = "kimi_k2"
@@ -43,56 +43,20 @@ class KimiK2Parser(ToolParser):
         arguments=_numbered,
     )
 
-    _opening = ""
+    section = (CALLS_BEGIN, CALLS_END)
+    call = (CALL_BEGIN, CALL_END)
+    closing = (CALL_END,)
+    header = _HEADER
 
     def __init__(self, functions: tuple[ToolFunction, ...] = ()) -> None:
         super().__init__(functions)
         self._ids: set[str] = set()
 
-    def _text(self) -> bool:
-        self._opening = self._find(CALLS_BEGIN, CALL_BEGIN)
-        if self._opening:
-            self._state = self._before_call if self._opening == CALLS_BEGIN else self._name
-        return bool(self._opening)
-
-    def _before_call(self) -> bool:
-        found = self._skip(CALL_BEGIN)
-        if found is None:
-            return False
-        if not found:
-            return self._fail(self._opening)
-        self._opening += CALL_BEGIN
-        self._state = self._name
-        return True
-
-    def _name(self) -> bool:
-        header = self._header(_HEADER)
-        if header is None:
-            return False
-        if header is False:
-            return self._fail(self._opening)
+    def _begin(self, header: re.Match[str]) -> bool:
         known = header["id"] in self._ids
         self._ids.add(header["id"])
         self._call(header["name"], "" if known else header["id"])
         if self._held.startswith("<"):  # no arguments at all
             self._arguments("{}")
-            return self._then(self._after_arguments)
-        return self._then(self._call_arguments)
-
-    def _call_arguments(self) -> bool:
-        return self._in_value(self._after_arguments)
-
-    def _after_arguments(self) -> bool:
-        """Closing marks, in their order but each optional; perhaps another call."""
-        for mark, state in (
-            (CALL_END, self._after_arguments),
-            (CALL_BEGIN, self._name),
-            (CALLS_END, self._text),
-        ):
-            found = self._skip(mark)
-            if found is None:
-                return False
-            if found:
-                self._opening, self._state = mark, state
-                return True
-        return self._then(self._text)
+            return False
+        return True
