@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 
 from console.deeds import deed, number_of, text_of
 from console.identity.recent import recent_authentication_required
-from console.tenancy import first_tenant, named_tenant, tenant_context
+from console.tenancy import first_tenant, opened, tenant_context
 from engine.contract.errors import QuireError
 from metering import actions
 from metering.models import Period
@@ -22,7 +22,6 @@ from metering.spending import BudgetState, access_budget, access_budgets, states
 from tenants.access import access_key, access_keys, access_role
 from tenants.actors import as_actor
 from tenants.models import Role, Tenant
-from tenants.shown_once import take
 
 MOST = 200
 
@@ -32,13 +31,7 @@ MOST = 200
 @login_required
 def budgets(request: HttpRequest) -> HttpResponse:
     """The budgets of one of the user's tenants."""
-    try:
-        tenant = named_tenant(request)
-    except QuireError as error:
-        return show(request, None, error=error)
-    kept = take(request) if request.method == "GET" and tenant is not None else {}
-    told = kept if tenant is not None and kept.get("tenant") == tenant.slug else {}
-    return show(request, tenant, told=told)
+    return opened(request, show)
 
 
 def show(

@@ -18,7 +18,7 @@ from django.views.decorators.http import require_safe
 from console.deeds import checked, deed
 from console.identity.recent import recent_authentication_required
 from console.mail import mail_invitation
-from console.tenancy import first_tenant, named_tenant, tenant_context
+from console.tenancy import first_tenant, opened, tenant_context
 from engine.contract.errors import QuireError
 from tenants import actions
 from tenants.access import (
@@ -31,7 +31,6 @@ from tenants.access import (
     access_service_accounts,
 )
 from tenants.models import Role, Tenant
-from tenants.shown_once import take
 
 #: Rows of each kind that the page shows.
 MOST = 500
@@ -60,13 +59,7 @@ class AccountForm(forms.Form):
 @login_required
 def members(request: HttpRequest) -> HttpResponse:
     """The members of one of the user's tenants; for admins also invitations and programs."""
-    try:
-        tenant = named_tenant(request)
-    except QuireError as error:
-        return _page(request, None, error=error)
-    kept = take(request) if request.method == "GET" and tenant is not None else {}
-    told = kept if tenant is not None and kept.get("tenant") == tenant.slug else {}
-    return _page(request, tenant, told=told)
+    return opened(request, _page)
 
 
 def _page(

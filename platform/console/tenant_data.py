@@ -14,7 +14,7 @@ from django.views.decorators.http import require_POST, require_safe
 from console.deeds import deed, number_of
 from console.identity.recent import recent_authentication_required
 from console.streams import download
-from console.tenancy import first_tenant, named_tenant, tenant_context
+from console.tenancy import first_tenant, named_tenant, opened, tenant_context
 from engine.contract.errors import QuireError
 from tenants import actions
 from tenants.access import access_role
@@ -22,7 +22,6 @@ from tenants.errors import NotFound
 from tenants.export import export_chunks
 from tenants.holdings import holdings
 from tenants.models import Role, Tenant
-from tenants.shown_once import take
 
 
 @require_safe
@@ -30,13 +29,7 @@ from tenants.shown_once import take
 @login_required
 def data(request: HttpRequest) -> HttpResponse:
     """What is kept of one of the user's tenants."""
-    try:
-        tenant = named_tenant(request)
-    except QuireError as error:
-        return show(request, None, error=error)
-    kept = take(request) if request.method == "GET" and tenant is not None else {}
-    told = kept if tenant is not None and kept.get("tenant") == tenant.slug else {}
-    return show(request, tenant, told=told)
+    return opened(request, show)
 
 
 def show(

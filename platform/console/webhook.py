@@ -12,13 +12,12 @@ from django.views.decorators.http import require_safe
 
 from console.deeds import deed, text_of
 from console.identity.recent import recent_authentication_required
-from console.tenancy import first_tenant, named_tenant, tenant_context
+from console.tenancy import first_tenant, opened, tenant_context
 from engine.contract.errors import QuireError
 from metering import actions
 from metering.spending import access_deliveries, access_delivery, access_webhooks
 from tenants.access import access_role
 from tenants.models import Role, Tenant
-from tenants.shown_once import take
 
 MOST = 100
 
@@ -28,13 +27,7 @@ MOST = 100
 @login_required
 def webhook(request: HttpRequest) -> HttpResponse:
     """For the admins of one of the user's tenants."""
-    try:
-        tenant = named_tenant(request)
-    except QuireError as error:
-        return show(request, None, error=error)
-    kept = take(request) if request.method == "GET" and tenant is not None else {}
-    told = kept if tenant is not None and kept.get("tenant") == tenant.slug else {}
-    return show(request, tenant, told=told)
+    return opened(request, show)
 
 
 def show(
