@@ -4,6 +4,8 @@ from typing import Any
 
 from django.apps import AppConfig
 
+from tenants.work import hint
+
 
 class AdaptersConfig(AppConfig):
     """Adapters, their versions, and which version answers under which name."""
@@ -21,6 +23,6 @@ class AdaptersConfig(AppConfig):
 
 
 def _send(version: Any, **_: object) -> None:
-    from adapters.tasks import send
+    from adapters.tasks import CHECK
 
-    send(version.pk)
+    hint(CHECK, version.pk)

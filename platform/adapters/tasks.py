@@ -9,11 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from celery import shared_task
-from django.conf import settings
 from django.db import close_old_connections
-from django.utils.module_loading import import_string
-from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
 
 from adapters import work
 
@@ -42,15 +38,6 @@ def sweep() -> None:
         check(pk)
     if removed := work.sweep():
         logger.info("removed %d adapters' files", removed)
-
-
-def send(pk: int) -> None:
-    """Have a worker work on a version, soon. Without Redis the sweep finds it later."""
-    try:
-        application = import_string(settings.QUIRE["CELERY_APP"])
-        application.send_task(CHECK, args=[pk], ignore_result=True, retry=False)
-    except (OperationalError, RedisError, OSError) as error:
-        logger.warning("version %d waits for the next sweep: %s", pk, error)
 
 
 def _work(pk: int) -> None:
