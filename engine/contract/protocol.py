@@ -15,6 +15,8 @@ Torch-free. MessagePack; no pickle crosses a process. Layout in Redis, all keys 
     {prefix}:layers:{replica_id}             what became of each layer's weights at its last
                                              load: a JSON list of `LayerInfo`
     {prefix}:outbox:{gateway_id}             stream, field `m`: one `OutboxBatch` a step
+    {prefix}:written                         hash: how many tokens replicas have written of each
+                                             open request, see `written_fields`
 
 An inbox entry that holds an `EngineRequest` is acknowledged and deleted only after the request's
 last output is written to the outbox: what a killed engine leaves is pending, not lost.
@@ -99,6 +101,21 @@ def outbox_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
 def progress_key(gateway_id: str, prefix: str = KEY_PREFIX) -> str:
     """Key of what a gateway has read of its outbox: "request/output" -> tokens."""
     return f"{prefix}:progress:{gateway_id}"
+
+
+def written_key(prefix: str = KEY_PREFIX) -> str:
+    """Key of the engine's own count of what it has written: what the ledger is held against."""
+    return f"{prefix}:written"
+
+
+def output_field(request_id: str, index: int) -> str:
+    """Of `written_key`'s hash: the output's tokens so far, over all attempts."""
+    return f"{request_id}/{index}"
+
+
+def prompt_field(request_id: str) -> str:
+    """Of `written_key`'s hash: the request's prompt tokens."""
+    return f"{request_id}/p"
 
 
 def stream_key(stream: str, prefix: str = KEY_PREFIX) -> str:
@@ -309,6 +326,20 @@ class OutboxBatch(msgspec.Struct, omit_defaults=True, kw_only=True):
     step: int
     deltas: list[TokenDelta] = msgspec.field(default_factory=list)
     replies: list[ControlReply] = msgspec.field(default_factory=list)
+
+
+def written_fields(deltas: list[TokenDelta]) -> dict[str, int]:
+    """What deltas say of `written_key`'s hash. Places in an output, not increments: an output that
+    another replica goes on with is counted once."""
+    found: dict[str, int] = {}
+    for delta in deltas:
+        request_id = first_attempt(delta.request_id)
+        if delta.token_ids:
+            count = delta.start + len(delta.token_ids)
+            found[output_field(request_id, delta.index)] = count
+        if delta.num_prompt_tokens:
+            found[prompt_field(request_id)] = delta.num_prompt_tokens
+    return found
 
 
 class ReplicaNews(msgspec.Struct, omit_defaults=True, kw_only=True):

@@ -20,23 +20,27 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5
 #: Steps that are written together at most.
 _MOST_STEPS = 256
-#: KEYS: the owner, the inbox, an outbox a batch. ARGV: incarnation, the consumer group, the most
-#: entries of an outbox, its expiry, the batches in the order of their outboxes, then the inbox
-#: entries that are done.
+#: KEYS: the owner, the inbox, what is written of open requests, an outbox a batch.
+#: ARGV: incarnation, the consumer group, the most entries of an outbox, its expiry, how many inbox
+#: entries are done, the batches in the order of their outboxes, these inbox entries, and what is
+#: written: fields and values.
 #: A live gateway keeps renewing its stream's expiry. Where there is none, the stream has just been
 #: made anew: its gateway died and it expired, and nobody else would remove it.
 _WRITE = (
     UNLESS_TAKEN
     + """
-local count = #KEYS - 2
+local count, done = #KEYS - 3, tonumber(ARGV[5])
 for i = 1, count do
-  local stream = KEYS[2 + i]
-  redis.call('XADD', stream, 'MAXLEN', '~', ARGV[3], '*', 'm', ARGV[4 + i])
+  local stream = KEYS[3 + i]
+  redis.call('XADD', stream, 'MAXLEN', '~', ARGV[3], '*', 'm', ARGV[5 + i])
   redis.call('EXPIRE', stream, ARGV[4], 'NX')
 end
-for i = 5 + count, #ARGV do
+for i = 6 + count, 5 + count + done do
   redis.call('XACK', KEYS[2], ARGV[2], ARGV[i])
   redis.call('XDEL', KEYS[2], ARGV[i])
+end
+for i = 6 + count + done, #ARGV, 1000 do
+  redis.call('HSET', KEYS[3], unpack(ARGV, i, math.min(i + 999, #ARGV)))
 end
 return 1
 """
@@ -62,7 +66,8 @@ class StepOutput:
 
 
 class OutboxWriter(threading.Thread):
-    """Writes `StepOutput`s in order, each in one script: outputs first, then the acks.
+    """Writes `StepOutput`s in order, each in one script: outputs first, then the acks, and what is
+    written by now of each request: the count that the ledger is held against.
 
     So an inbox entry is gone only when its last output is written. While Redis is away, or out of
     memory, everything waits here. What has come while a script ran goes into the next one together:
@@ -76,6 +81,7 @@ class OutboxWriter(threading.Thread):
         self._prefix = prefix
         self._inbox = protocol.inbox_key(replica_id, prefix)
         self._owner = protocol.owner_key(replica_id, prefix)
+        self._written = protocol.written_key(prefix)
         self._replica_id, self._incarnation = replica_id, incarnation
         self._script = client.register_script(_WRITE)
         self._queue: queue.SimpleQueue[StepOutput | None] = queue.SimpleQueue()
@@ -113,15 +119,20 @@ class OutboxWriter(threading.Thread):
         outboxes = [protocol.outbox_key(name, self._prefix) for name in output.batches]
         batches = [protocol.encode(batch) for batch in output.batches.values()]
         limits = [protocol.OUTBOX_MAXLEN, protocol.OUTBOX_TTL_S]
+        written: dict[str, int] = {}
+        for batch in output.batches.values():
+            written |= protocol.written_fields(batch.deltas)
         try:
             written = self._script(
-                keys=[self._owner, self._inbox, *outboxes],
+                keys=[self._owner, self._inbox, self._written, *outboxes],
                 args=[
                     self._incarnation,
                     protocol.CONSUMER_GROUP,
                     *limits,
+                    len(output.done),
                     *batches,
                     *output.done,
+                    *[word for pair in written.items() for word in pair],
                 ],
             )
         except redis.RedisError as error:

@@ -24,7 +24,7 @@ from inference.metrics.history import history
 from inference.resuming.position import MAX_OUTPUTS, Position, asked_position
 from inference.resuming.takeover import Taken, request_print, settle_later, take_over_stream
 from inference.tracing import generation_span
-from metering.access import GATEWAY, Admission, UsageRecord, admit, settle
+from metering.access import GATEWAY, Account, Admission, UsageRecord, admit, settle
 from tenants.authentication import check_still_valid
 
 logger = logging.getLogger(__name__)
@@ -162,19 +162,7 @@ class Generation:
     async def _admit(job: Job) -> Admission:
         """What limits and budgets say; refusals are counted."""
         try:
-            return await admit(
-                job.caller,
-                request_id=job.request_id,
-                endpoint=job.endpoint,
-                model=job.served.base,
-                prompt_tokens=job.prompt_tokens,
-                max_output_tokens=job.max_output_tokens,
-                started_at=job.started_at,
-                prompts=[len(prompt) for prompt in job.prompts],
-                adapter=job.served.use,
-                outbox=get_engine_client().gateway_id,
-                stream=job.stream,
-            )
+            return await admit(job.caller, job.asking(get_engine_client().gateway_id))
         except QuireError as error:
             recorder.refused(job, error)
             raise
@@ -365,6 +353,20 @@ class Generation:
                 in_place_of=job.served.in_place_of,
             ),
             self.admission,
+            self._account(),
+        )
+
+    def _account(self) -> Account:
+        """What the engine has written of it."""
+        job, taken = self.job, self._taken
+        before = taken.billed if taken is not None and taken.billed is not None else Usage()
+        outputs = [output for outputs in self.outputs for output in outputs]
+        return Account(
+            job.engine_ids,
+            job.sampling.num_sequences,
+            whole=self._error is None and all(output.engine_reason for output in outputs),
+            billed_prompt=before.prompt_tokens,
+            billed_output=before.completion_tokens,
         )
 
     def _billed(self) -> Usage:

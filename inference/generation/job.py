@@ -13,6 +13,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.text.bad_words import bad_word_ids
 from inference.generation.served import Served
 from inference.rendering.pool import render_pool
+from metering.access import Asking
 from tenants.authentication import Caller
 
 
@@ -127,6 +128,22 @@ class Job:
         if len(self.prompts) == 1:
             return [self.request_id]
         return [f"{self.request_id}-{number}" for number in range(len(self.prompts))]
+
+    def asking(self, outbox: str) -> Asking:
+        """What it asks of limits and budgets. `outbox`: of the gateway that it's at."""
+        return Asking(
+            request_id=self.request_id,
+            endpoint=self.endpoint,
+            model=self.served.base,
+            prompt_tokens=self.prompt_tokens,
+            max_output_tokens=self.max_output_tokens,
+            started_at=self.started_at,
+            prompts=[len(prompt) for prompt in self.prompts],
+            outputs=self.sampling.num_sequences,
+            adapter=self.served.use,
+            outbox=outbox,
+            stream=self.stream,
+        )
 
     def engine_requests(self, reserved_tokens: int | None = None) -> list[EngineRequest]:
         """One a prompt. Identity is the caller's, whatever the body said.

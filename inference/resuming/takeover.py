@@ -23,10 +23,11 @@ from inference.engine_client.journal import (
 )
 from inference.engine_client.known import Known
 from inference.engine_client.mailbox import piece_of
-from inference.errors import NotFound, Overloaded
+from inference.errors import Overloaded
 from inference.generation.usage import Usage
 from inference.resuming.position import Position
 from metering.access import UNLIMITED, Admission, admit, take_over
+from tenants.errors import NotFound
 
 if TYPE_CHECKING:
     from inference.generation.job import Job
@@ -198,37 +199,22 @@ async def settle_later(client: EngineClient, job: Job, taken: Taken) -> Admissio
     Where another one did already, what it billed is kept in `taken`, and only what comes behind
     that is let in and settled. Raises what `admit` raises.
     """
-    request: dict[str, Any] = {
-        "endpoint": job.endpoint,
-        "model": job.served.base,
-        "started_at": job.started_at,
-        "adapter": job.served.use,
-        "outbox": client.gateway_id,
-        "stream": True,
-    }
-    admission = await take_over(
-        job.caller,
-        gateway=taken.about.gateway,
-        request_id=taken.position.stream,
-        prompt_tokens=job.prompt_tokens,
-        max_output_tokens=job.max_output_tokens,
-        prompts=[len(prompt) for prompt in job.prompts],
-        **request,
-    )
+    asking = job.asking(client.gateway_id)
+    admission = await take_over(job.caller, asking, gateway=taken.about.gateway)
     if admission is not None:
         return replace(admission, output_tokens=taken.about.output_tokens)
     taken.billed = await _billed(client, taken)
     if taken.finished:
         return UNLIMITED
     left = max(len(job.prompts), job.max_output_tokens - taken.num_tokens)
-    admission = await admit(
-        job.caller,
+    rest = replace(
+        asking,
         request_id=taken.ledger_id,
         prompt_tokens=0,
         max_output_tokens=left,
         prompts=[0] * len(job.prompts),
-        **request,
     )
+    admission = await admit(job.caller, rest)
     if admission.output_tokens is None:
         return admission
     return replace(admission, output_tokens=admission.output_tokens + taken.num_tokens)

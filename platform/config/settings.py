@@ -63,7 +63,7 @@ QUIRE = {
     # All answers that a tenant has stored, in characters (0: no limit).
     "TENANT_STORED_CHARS": env.integer("QUIRE_TENANT_STORED_CHARS", 10 * 1024**3),
     # LoRA adapters. Every gateway, worker and replica must see the same folder.
-    "ADAPTERS_DIR": env.folder("QUIRE_ADAPTERS_DIR", DATA_DIR / "adapters"),
+    "ADAPTERS_DIR": env.folder("QUIRE_ADAPTER_STORE", DATA_DIR / "adapters"),
     # Folders of the server that operators may load adapters from.
     "ADAPTER_DIRS": env.folders("QUIRE_ADAPTER_DIRS", [DATA_DIR, BASE_DIR / "demo" / "adapters"]),
     "DEMO_ADAPTERS": BASE_DIR / "demo" / "adapters",
@@ -123,7 +123,6 @@ INSTALLED_APPS = [
     "rest_framework",
     "drf_spectacular",
     "drf_spectacular_sidecar",
-    "adrf",
     "channels",
     "config",
     "catalog",

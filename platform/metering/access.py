@@ -1,6 +1,14 @@
 """What the data plane and the console use of metering."""
 
-from metering.admission import UNLIMITED, Admission, admit, rate_limit_headers, take_over
+from metering.accounts import Account
+from metering.admission import (
+    UNLIMITED,
+    Admission,
+    Asking,
+    admit,
+    rate_limit_headers,
+    take_over,
+)
 from metering.errors import BudgetSpent, RateLimited
 from metering.gateways import GATEWAY
 from metering.records import UsageRecord
@@ -12,7 +20,9 @@ __all__ = [
     "GATEWAY",
     "UNLIMITED",
     "WIDTHS",
+    "Account",
     "Admission",
+    "Asking",
     "BudgetSpent",
     "Question",
     "RateLimited",

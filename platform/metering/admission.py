@@ -118,20 +118,53 @@ class _Asked:
         return [_json.encode(told), self.open_request]
 
 
-async def admit(
-    caller: Caller,
-    *,
-    request_id: str,
-    endpoint: str,
-    model: str,
-    prompt_tokens: int,
-    max_output_tokens: int,
-    started_at: float | None = None,
-    prompts: Sequence[int] = (),
-    adapter: AdapterUse | None = None,
-    outbox: str = "",
-    stream: bool = False,
-) -> Admission:
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """A request that wants to be let in.
+
+    Attributes:
+        prompts: how many tokens each prompt has; () for one with `prompt_tokens`. outputs: of each.
+        started_at: when the request came, seconds since 1970: its budgets' periods and its price
+            are those of that moment.
+        adapter: what it goes through; its price holds before the model's, if it has one, and
+            budgets narrowed to it hold beside those of the model.
+        outbox: the stream that tells what ran, should this gateway die. stream: for the ledger.
+    """
+
+    request_id: str
+    endpoint: str
+    model: str
+    prompt_tokens: int
+    max_output_tokens: int
+    started_at: float = field(default_factory=time.time)
+    prompts: Sequence[int] = ()
+    outputs: int = 1
+    adapter: AdapterUse | None = None
+    outbox: str = ""
+    stream: bool = False
+
+    def to_bill(self, caller: Caller, rates: Rates) -> bytes:
+        """What another gateway bills should this one die."""
+        adapted = self.adapter or AdapterUse("", "")
+        return OpenRequest(
+            request_id=self.request_id,
+            tenant_id=caller.tenant_id,
+            key_id=caller.key_id,
+            user_id=caller.user_id,
+            endpoint=self.endpoint,
+            model=self.model,
+            prompts=list(self.prompts) or [self.prompt_tokens],
+            outputs=self.outputs,
+            started_at=self.started_at,
+            stream=self.stream,
+            rates=rates,
+            outbox=self.outbox,
+            adapter=adapted.name,
+            adapter_digest=adapted.digest,
+        ).encode()
+
+
+async def admit(caller: Caller, asking: Asking) -> Admission:
     """Count a request and reserve its tokens in every limit that holds for it, or in none.
 
     Of a limit a minute the reservation is prompt + `max_output_tokens`, but never more than the
@@ -139,43 +172,24 @@ async def admit(
     may be generated. While others hold what would be enough, the request waits for `WAIT_S` at most
     before it's content with less. `settle` corrects all of it to what was used.
 
-    Args:
-        started_at: when the request came, seconds since 1970: its budgets' periods and its price
-            are those of that moment. prompts: how many tokens each prompt has.
-        adapter: what it goes through; its price holds before the model's, if it has one, and
-            budgets narrowed to it hold beside those of the model.
-        outbox: the stream that tells what ran, should this gateway die. stream: for the ledger.
-
     Raises: `RateLimited` and `BudgetSpent` (429) with `retry_after`; `ServiceUnavailable` (503)
     without Redis, or without the database while its budgets aren't known.
     """
-    asked = await _asked(
-        caller,
-        request_id=request_id,
-        endpoint=endpoint,
-        model=model,
-        prompt_tokens=prompt_tokens,
-        max_output_tokens=max_output_tokens,
-        started_at=started_at,
-        prompts=prompts,
-        adapter=adapter,
-        outbox=outbox,
-        stream=stream,
-    )
+    asked = await _asked(caller, asking)
     if not (asked.buckets or asked.running or asked.budgets):
         # Nothing to ask, and nothing to wait for; should this gateway die, another one bills it.
-        redis_link().send("HSET", open_key(GATEWAY), request_id, asked.open_request)
+        redis_link().send("HSET", open_key(GATEWAY), asking.request_id, asked.open_request)
         return replace(UNLIMITED, rates=asked.rates, held=True)
     return await _take_in_time(asked)
 
 
-async def take_over(caller: Caller, *, gateway: str, **request: Any) -> Admission | None:
+async def take_over(caller: Caller, asking: Asking, *, gateway: str) -> Admission | None:
     """Go on with a request that another gateway let in: from now on only this one settles it.
 
-    What is reserved stays reserved. Args: as `admit`'s. None when it was settled already. Raises
-    `ServiceUnavailable` without Redis.
+    What is reserved stays reserved. None when it was settled already. Raises `ServiceUnavailable`
+    without Redis.
     """
-    asked = await _asked(caller, **request)
+    asked = await _asked(caller, asking)
     names = [open_key(gateway), open_key(GATEWAY), taken_key(asked.request_id)]
     arguments = [asked.request_id, asked.open_request, GATEWAY, HELD_TTL_S]
     try:
@@ -185,55 +199,28 @@ async def take_over(caller: Caller, *, gateway: str, **request: Any) -> Admissio
     return replace(UNLIMITED, rates=asked.rates, held=True) if taken else None
 
 
-async def _asked(
-    caller: Caller,
-    *,
-    request_id: str,
-    endpoint: str,
-    model: str,
-    prompt_tokens: int,
-    max_output_tokens: int,
-    started_at: float | None = None,
-    prompts: Sequence[int] = (),
-    adapter: AdapterUse | None = None,
-    outbox: str = "",
-    stream: bool = False,
-) -> _Asked:
-    """A request with the limits and prices that hold for it. Args: as `admit`'s."""
-    started_at = time.time() if started_at is None else started_at
+async def _asked(caller: Caller, asking: Asking) -> _Asked:
+    """A request with the limits and prices that hold for it."""
     rules = await rules_of(caller)
-    moment = moment_of(started_at)
-    adapted = adapter or AdapterUse("", "")
-    names = (model, adapted.name, f"{model}:{adapted.name}") if adapter else (model,)
-    rates = rules.rates((*adapted.prices, model), moment)
-    asked = _Asked(
-        request_id=request_id,
+    moment = moment_of(asking.started_at)
+    model, adapter = asking.model, asking.adapter
+    names: Sequence[str] = (model,)
+    if adapter is not None:
+        names = (model, adapter.name, f"{model}:{adapter.name}")
+    rates = rules.rates((*(adapter.prices if adapter else ()), model), moment)
+    most = asking.max_output_tokens
+    return _Asked(
+        request_id=asking.request_id,
         model=model,
-        prompt_tokens=prompt_tokens,
-        output_tokens=max_output_tokens,
-        least_output=min(max_output_tokens, max(1, len(prompts))),
+        prompt_tokens=asking.prompt_tokens,
+        output_tokens=most,
+        least_output=min(most, max(1, len(asking.prompts))),
         rates=rates,
         buckets=buckets_of(caller),
         running=running_limits_of(caller),
         budgets=rules.limits(caller.key_id, names, moment),
-        open_request=b"",
+        open_request=asking.to_bill(caller, rates),
     )
-    kept = OpenRequest(
-        request_id=request_id,
-        tenant_id=caller.tenant_id,
-        key_id=caller.key_id,
-        user_id=caller.user_id,
-        endpoint=endpoint,
-        model=model,
-        prompts=list(prompts) or [prompt_tokens],
-        started_at=started_at,
-        stream=stream,
-        rates=rates,
-        outbox=outbox,
-        adapter=adapted.name,
-        adapter_digest=adapted.digest,
-    )
-    return replace(asked, open_request=kept.encode())
 
 
 async def _take_in_time(asked: _Asked) -> Admission:

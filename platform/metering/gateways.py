@@ -23,7 +23,8 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     """What another gateway needs to bill a request whose own was killed.
 
     Attributes:
-        prompts: tokens of each prompt. rates: its prices. outbox: whose outbox tells what ran.
+        prompts: tokens of each prompt. outputs: of each prompt. rates: its prices.
+        outbox: whose outbox tells what ran.
         The rest is as in `UsageRecord`.
     """
 
@@ -40,6 +41,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     outbox: str
     adapter: str = ""
     adapter_digest: str = ""
+    outputs: int = 1
 
     def encode(self) -> bytes:
         """MessagePack."""

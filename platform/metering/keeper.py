@@ -16,6 +16,7 @@ import redis
 from django.conf import settings
 
 from engine.contract import protocol
+from metering.accounts import Account, since_key
 from metering.gateways import GATEWAY, OpenRequest, open_key
 from metering.records import UsageRecord, encode_record
 from metering.redis_clients import key, sync_client
@@ -69,10 +70,12 @@ def beat(client: redis.Redis, gateway: str = GATEWAY, dead_after_s: float = DEAD
     """Say that `gateway` is alive; settle what Redis missed, and what dead gateways had open."""
     text, _ = source("beat")
     dead: list[bytes] = client.eval(text, 1, gateways_key(), gateway, dead_after_s)
+    client.set(since_key(), int(time.time()), nx=True)
     late = take_unsettled()
     while late:
         try:
-            _settle(client, late[-1], gateway)
+            record, account = late[-1]
+            _settle(client, record, gateway, account)
         except redis.RedisError:
             put_back_unsettled(late)
             raise
@@ -96,7 +99,7 @@ def bury(client: redis.Redis, gateway: str) -> int:
         if request.outbox not in counts:
             counts[request.outbox] = tokens_of(client, request.outbox)
         record = request.record(counts[request.outbox], time.time())
-        _settle(client, record, gateway)
+        _settle(client, record, gateway, Account(request.names(), request.outputs))
         _tell_billed(client, record)
     client.delete(open_key(gateway))
     client.zrem(gateways_key(), gateway)
@@ -136,10 +139,12 @@ def tokens_of(client: redis.Redis, outbox: str) -> dict[str, int]:
     return found
 
 
-def _settle(client: redis.Redis, record: UsageRecord, gateway: str) -> None:
+def _settle(
+    client: redis.Redis, record: UsageRecord, gateway: str, account: Account | None
+) -> None:
     names = settle_keys(record.request_id, gateway)
     text, _ = source("settle")
-    arguments = settle_arguments(record, encode_record(record), {}, gateway)
+    arguments = settle_arguments(record, encode_record(record), {}, gateway, account)
     client.eval(text, len(names), *names, *arguments)
 
 

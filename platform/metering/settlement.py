@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from django.conf import settings
 from django.db import DatabaseError, InterfaceError
 from redis.exceptions import RedisError
 
+from engine.contract.protocol import written_key
+from metering.accounts import Account, since_key, sums_key
 from metering.admission import UNLIMITED, Admission, reservation_key, taken_key
 from metering.gateways import GATEWAY, open_key
 from metering.ledger import insert_records
@@ -22,11 +24,13 @@ from tenants.db_threads import in_db_thread
 
 logger = logging.getLogger(__name__)
 
+Unsettled = tuple[UsageRecord, Account | None]
+T = TypeVar("T")
 #: Records that wait in this process when Redis and the database are both away.
 MAX_WAITING = 10_000
 _waiting: deque[UsageRecord] = deque()
 #: Records that are in the ledger, but whose reservations Redis still holds.
-_unsettled: deque[UsageRecord] = deque(maxlen=MAX_WAITING)
+_unsettled: deque[Unsettled] = deque(maxlen=MAX_WAITING)
 
 
 def spool_key() -> str:
@@ -41,39 +45,52 @@ def settle_keys(request_id: str, gateway: str = GATEWAY) -> list[str]:
         spool_key(),
         open_key(gateway),
         taken_key(request_id),
+        written_key(settings.QUIRE["KEY_PREFIX"]),
+        sums_key(),
+        since_key(),
     ]
 
 
 def settle_arguments(
-    record: UsageRecord, entry: bytes, epochs: Mapping[str, str], gateway: str = GATEWAY
+    record: UsageRecord,
+    entry: bytes,
+    epochs: Mapping[str, str],
+    gateway: str = GATEWAY,
+    account: Account | None = None,
 ) -> list[Any]:
     """As `settle.lua` has them."""
     most = settings.QUIRE["USAGE_SPOOL_MAX"]
     known = msgspec.json.encode(dict(epochs))
-    return [record.total_tokens, entry, most, record.request_id, record.cost_nanos, known, gateway]
+    told = account.encode(record) if account is not None else b""
+    numbers = [record.total_tokens, entry, most, record.request_id, record.cost_nanos]
+    return [*numbers, known, gateway, told]
 
 
-async def settle(record: UsageRecord, admission: Admission | None = None) -> None:
+async def settle(
+    record: UsageRecord, admission: Admission | None = None, account: Account | None = None
+) -> None:
     """Record what a request used, exactly once by its request id, however often this is called.
 
     `admission`: what it was let in with; what that holds is corrected to what was used. None: it
-    may hold something. One round trip to Redis. Without Redis the record goes to the database at
-    once, and without that too it waits in this process, at most `MAX_WAITING` of them. Nothing is
-    raised: the client has its answer, and what can't be kept is in the log.
+    may hold something. `account`: what the engine wrote of it is closed with that.
+
+    One round trip to Redis. Without Redis the record goes to the database at once, and without that
+    too it waits in this process, at most `MAX_WAITING` of them. Nothing is raised: the client has
+    its answer, and what can't be kept is in the log.
     """
     admission = admission or HOLDING
     entry, most = encode_record(record), settings.QUIRE["USAGE_SPOOL_MAX"]
     try:
         if admission.held:
             keys = settle_keys(record.request_id)
-            arguments = settle_arguments(record, entry, admission.epochs)
+            arguments = settle_arguments(record, entry, admission.epochs, account=account)
             await run_script(redis_link(), "settle", keys, arguments)
         else:
             await redis_link().execute("XADD", spool_key(), "MAXLEN", "~", most, "*", "r", entry)
     except (RedisError, OSError) as error:
         logger.warning("usage of %s goes past the spool: %s", record.request_id, error)
         if admission.held:
-            _unsettled.append(record)
+            _unsettled.append((record, account))
         await _without_redis(record)
 
 
@@ -95,19 +112,19 @@ def take_waiting() -> list[UsageRecord]:
     return _take(_waiting)
 
 
-def take_unsettled() -> list[UsageRecord]:
+def take_unsettled() -> list[Unsettled]:
     """Remove and return the records whose reservations Redis still holds."""
     return _take(_unsettled)
 
 
-def _take(queue: deque[UsageRecord]) -> list[UsageRecord]:
-    records = []
+def _take(queue: deque[T]) -> list[T]:
+    records: list[T] = []
     while queue:
         records.append(queue.popleft())
     return records
 
 
-def put_back_unsettled(records: list[UsageRecord]) -> None:
+def put_back_unsettled(records: list[Unsettled]) -> None:
     """Return records whose reservations couldn't be given back."""
     _unsettled.extend(records)
 

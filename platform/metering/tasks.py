@@ -5,6 +5,8 @@ import logging
 from celery import shared_task
 
 from metering.alerts import send_alerts
+from metering.reconciliation import reconcile, tidy
+from metering.redis_clients import sync_client
 from metering.retention import remove_old_entries
 from metering.roll_up_check import check_days
 from metering.webhooks import DELIVER, deliver, deliver_due, forget_old
@@ -41,5 +43,25 @@ def retention() -> None:
 
 @shared_task(name="metering.check_sums", ignore_result=True, acks_late=False)
 def check_sums() -> None:
-    """See that the sums by hour and day are the ledger's."""
+    """See that the sums by hour and day are the ledger's, and the ledger the engine's."""
     check_days()
+    client = sync_client()
+    try:
+        found = reconcile(client)
+        tidy(client, found.lost)
+    finally:
+        client.close()
+    for line in found.lines:
+        if any(line.difference):
+            logger.error(
+                "The ledger of %s, %s has %s tokens (prompt, output) too much.",
+                line.tenant,
+                line.model,
+                line.difference,
+            )
+    if found.lost:
+        logger.error(
+            "%d requests were computed and never settled: %s",
+            len(found.lost),
+            ", ".join(found.lost[:20]),
+        )

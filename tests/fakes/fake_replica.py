@@ -383,12 +383,25 @@ class FakeReplica:
             deltas=deltas,
             replies=replies or [],
         )
-        await self.redis.xadd(
+        written = [w for pair in protocol.written_fields(deltas).items() for w in pair]
+        await self.redis.execute_command(
+            "EVAL",
+            _WRITE,
+            2,
             protocol.outbox_key(gateway_id, self.prefix),
-            {protocol.FIELD: protocol.encode(batch)},
-            maxlen=protocol.OUTBOX_MAXLEN,
-            approximate=True,
+            protocol.written_key(self.prefix),
+            protocol.encode(batch),
+            protocol.OUTBOX_MAXLEN,
+            *written,
         )
+
+
+#: KEYS: an outbox, what is written of open requests. ARGV: a batch, the most entries, what is
+#: written.
+_WRITE = """
+if #ARGV > 2 then redis.call('HSET', KEYS[2], unpack(ARGV, 3)) end
+return redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[2], '*', 'm', ARGV[1])
+"""
 
 
 def _entries(found: object) -> list[tuple[bytes, bytes]]:

@@ -102,6 +102,13 @@ async def course(
     return calm, clients
 
 
+def manage(of: live.Instance, *words: str) -> str:
+    command = [sys.executable, "manage.py", *words]
+    return subprocess.run(
+        command, cwd=live.ROOT, env=of.environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
 def ledger(of: live.Instance) -> dict[str, tuple[int, int]]:
     """Request id -> prompt and output tokens, once nothing is open any more."""
     deadline = time.monotonic() + 120
@@ -109,8 +116,7 @@ def ledger(of: live.Instance) -> dict[str, tuple[int, int]]:
         while any(client.hlen(name) for name in client.keys(f"{KEY_PREFIX}:open:*")):
             assert time.monotonic() < deadline
             time.sleep(0.1)
-    command = [sys.executable, "manage.py", "drain_usage", "--claim-after", "0"]
-    subprocess.run(command, cwd=live.ROOT, env=of.environment, check=True, capture_output=True)
+    manage(of, "drain_usage", "--claim-after", "0")
     with sqlite3.connect(Path(of.environment["QUIRE_DATA_DIR"]) / "quire.sqlite3") as database:
         rows = database.execute(
             "SELECT request_id, prompt_tokens, completion_tokens FROM metering_usageentry"
@@ -130,6 +136,8 @@ def test_fault_49_a_killed_gateways_streams_go_on_at_another_and_are_billed_righ
     ):
         calm, clients = asyncio.run(course(of, (port_a, port_b), first))
         rows = ledger(of)
+        # Exits with 1 unless the ledger is what the engine wrote.
+        assert "They agree." in manage(of, "reconcile_usage")
     # Nothing is lost or doubled.
     for one, other in zip(calm[LOST:], clients[LOST:], strict=True):
         assert (other.text, other.usage, other.ended) == (one.text, one.usage, True)

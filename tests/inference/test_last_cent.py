@@ -183,6 +183,8 @@ def test_fault_24_the_last_cent_is_spent_once_though_a_gateway_and_redis_are_kil
             while counter(redis_of["url"])["held_nanos"] and time.monotonic() < deadline:
                 time.sleep(0.2)
             spent, rows = counter(redis_of["url"]), ledger(of)
+            # Exits with 1 unless the ledger is what the engine wrote.
+            assert "They agree." in manage(of, "reconcile_usage")
     # Overspend 0, nothing left held, and the ledger says what the counters say.
     assert spent["held_nanos"] == spent["held_tokens"] == 0
     assert spent["nanos"] <= BUDGET

@@ -7,7 +7,7 @@ import uuid
 from typing import Any
 
 from metering import actions, admission
-from metering.access import Admission, UsageRecord, admit
+from metering.access import Admission, Asking, UsageRecord, admit
 from metering.drain import drain_once
 from metering.models import Budget
 from metering.records import encode_record
@@ -48,8 +48,7 @@ def price(model: str = "m", **values: Any) -> None:
 async def enter(
     who: Caller, prompt: int = 10, output: int = 10, request_id: str = "", **values: Any
 ) -> Admission:
-    return await admit(
-        who,
+    asking = Asking(
         request_id=request_id or uuid.uuid4().hex,
         endpoint="chat",
         model=values.pop("model", "m"),
@@ -57,6 +56,7 @@ async def enter(
         max_output_tokens=output,
         **values,
     )
+    return await admit(who, asking)
 
 
 def used(

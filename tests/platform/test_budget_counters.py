@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 
 from metering import admission, rules
-from metering.access import BudgetSpent, RateLimited, settle, take_over
+from metering.access import Asking, BudgetSpent, RateLimited, settle, take_over
 from metering.adapters import AdapterUse
 from metering.drain import drain_once
 from metering.gateways import GATEWAY, open_key
@@ -231,10 +231,15 @@ async def test_fault_49_a_request_that_was_taken_over_is_settled_by_its_taker_al
     got = await enter(caller(world), 10, 500, "r", outbox="gone", stream=True)
     client = sync_client()
     client.rename(open_key(GATEWAY), open_key("other"))
-    request = {"request_id": "r", "endpoint": "e", "model": "m", "prompt_tokens": 10}
-    taken = await take_over(
-        caller(world), gateway="other", max_output_tokens=500, prompts=[10], **request
+    asking = Asking(
+        request_id="r",
+        endpoint="e",
+        model="m",
+        prompt_tokens=10,
+        max_output_tokens=500,
+        prompts=[10],
     )
+    taken = await take_over(caller(world), asking, gateway="other")
     assert taken is not None
     # The other gateway wasn't dead: it settles, and so does whoever thought that it was.
     late = settle_arguments(used(world, "r", got, 10, 3), b"never", {}, "other")
@@ -248,7 +253,4 @@ async def test_fault_49_a_request_that_was_taken_over_is_settled_by_its_taker_al
     await in_db_thread(drain_once, client)
     row = await in_db_thread(UsageEntry.objects.get)
     assert (row.prompt_tokens, row.completion_tokens) == (10, 40)
-    again = await take_over(
-        caller(world), gateway=GATEWAY, max_output_tokens=500, prompts=[10], **request
-    )
-    assert again is None
+    assert await take_over(caller(world), asking, gateway=GATEWAY) is None

@@ -12,7 +12,7 @@ import pytest
 
 from engine.contract.redis_link import RedisLink
 from metering import rules
-from metering.access import RateLimited, UsageRecord, admit, settle
+from metering.access import Asking, RateLimited, UsageRecord, admit, settle
 from metering.admission import UNLIMITED, Admission, reservation_key
 from metering.gateways import GATEWAY, open_key
 from metering.redis_clients import close_redis_link, key, redis_link, sync_client
@@ -47,14 +47,14 @@ def caller(**limits: int | None) -> Caller:
 
 
 async def enter(who: Caller, prompt: int = 10, output: int = 10, request_id: str = "") -> Admission:
-    return await admit(
-        who,
+    asking = Asking(
         request_id=request_id or uuid.uuid4().hex,
         endpoint="chat",
         model="m",
         prompt_tokens=prompt,
         max_output_tokens=output,
     )
+    return await admit(who, asking)
 
 
 def record(request_id: str, prompt: int, output: int) -> UsageRecord:

@@ -1,9 +1,9 @@
 -- Spool a usage record and give back what its reservation took too much, once.
 -- KEYS: the reservation, the spool's stream, the gateway's open requests, who has taken the request
---       over: then that one settles it.
+--       over: then that one settles it; what the engine wrote of open requests, its sums, since when.
 -- ARGV: tokens really used, the record, the spool's most entries, the request's id, nanos that it
 --       cost, the budgets' counters as JSON {name: epoch} as they were when it was admitted,
---       the gateway.
+--       the gateway, and the account as JSON, '' for none: see `metering.accounts`.
 local taker = redis.call('GET', KEYS[4])
 if taker and taker ~= ARGV[7] then
   redis.call('HDEL', KEYS[3], ARGV[4])
@@ -69,6 +69,34 @@ if #reserved == 0 and next(epochs) then
       if today and today ~= epoch then spend(name) end
     end
   end
+end
+-- What the engine wrote, as against what is billed. Once: a second try finds the mark.
+local function sum_of(fields)
+  local sum = 0
+  for i = 1, #fields do
+    sum = sum + tonumber(redis.call('HGET', KEYS[5], fields[i]) or 0)
+    redis.call('HDEL', KEYS[5], fields[i])
+  end
+  return sum
+end
+
+local function close(account)
+  local written = { sum_of(account.prompts), sum_of(account.outputs) }
+  redis.call('SET', KEYS[7], math.floor(now), 'NX')
+  if account.started < tonumber(redis.call('GET', KEYS[7])) then return end
+  local billed = { account.prompt, account.output }
+  for i = 1, 2 do
+    -- What a gateway that died had settled already was written then, and closed.
+    local fresh = math.max(0, written[i] - account.before[i])
+    redis.call('HINCRBY', KEYS[6], account.sums[2 * i - 1], fresh)
+    if not account.whole and fresh > billed[i] then
+      redis.call('HINCRBY', KEYS[6], account.sums[2 * i], fresh - billed[i])
+    end
+  end
+end
+
+if ARGV[8] ~= '' and redis.call('SET', KEYS[1] .. ':closed', 1, 'NX', 'EX', 600) then
+  close(cjson.decode(ARGV[8]))
 end
 redis.call('DEL', KEYS[1])
 redis.call('HDEL', KEYS[3], ARGV[4])

@@ -1,0 +1,72 @@
+"""`manage.py reconcile_usage`."""
+
+import sys
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from metering.reconciliation import MOST_DAYS, Findings, reconcile
+from metering.redis_clients import sync_client
+from tenants.commands import QuireCommand
+
+#: Ids that are printed at most.
+SHOWN = 20
+
+
+class Command(QuireCommand):
+    """Hold the ledger against the engine."""
+
+    help = (
+        "Hold the usage ledger against what the engine's replicas have counted themselves, by "
+        "tenant and model. NOT BILLED is what was computed and isn't billed by rule: behind a stop "
+        "string, after a client left, of answers that failed. DIFFERENCE must be 0; where it "
+        "isn't, or where a request was never settled, the exit status is 1."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """How far back."""
+        parser.add_argument(
+            "--days",
+            type=int,
+            default=2,
+            metavar="N",
+            help="of days (UTC), today among them; at most 35 (default: %(default)s)",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Compare and say so."""
+        days = options["days"]
+        if not 1 <= days <= MOST_DAYS:
+            raise CommandError(f"--days must be in [1, {MOST_DAYS}], got {days}.")
+        client = sync_client()
+        try:
+            found = reconcile(client, days)
+        finally:
+            client.close()
+        if found.since is None:
+            self.stdout.write("No gateway has counted anything yet.")
+            return
+        self._tell(found)
+        if not found.exact:
+            sys.exit(1)
+
+    def _tell(self, found: Findings) -> None:
+        rows = [
+            (line.tenant, line.model, what, *(column[at] for column in _columns(line)))
+            for line in found.lines
+            for at, what in enumerate(("prompt", "output"))
+        ]
+        head = ("TENANT", "MODEL", "TOKENS", "ENGINE", "NOT BILLED", "LEDGER", "DIFFERENCE")
+        self.table(head, rows)
+        self.stdout.write(
+            f"Requests since {found.since:%Y-%m-%d %H:%M:%S} UTC; {found.running} are running."
+        )
+        if found.lost:
+            more = f" and {len(found.lost) - SHOWN} more" if len(found.lost) > SHOWN else ""
+            names = ", ".join(found.lost[:SHOWN])
+            self.stdout.write(f"Computed and never settled: {names}{more}.")
+        self.stdout.write("They agree." if found.exact else "They differ.")
+
+
+def _columns(line: Any) -> tuple[list[int], ...]:
+    return line.engine, line.unbilled, line.ledger, line.difference
