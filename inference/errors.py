@@ -22,6 +22,7 @@ from rest_framework import exceptions as drf
 from engine.contract.errors import EngineFault, EngineUnavailable, InvalidRequest, QuireError
 from engine.contract.protocol import ErrorInfo
 from inference.validation import describe_validation_error
+from tenants.errors import AuthenticationFailed, NotFound, PermissionDenied
 
 logger = logging.getLogger(__name__)
 
@@ -56,34 +57,11 @@ class NotAcceptable(InvalidRequest):
     code = "not_acceptable"
 
 
-class NotFound(InvalidRequest):
-    """No such path or object."""
-
-    status = 404
-    code = "not_found"
-
-
 class MethodNotAllowed(InvalidRequest):
     """The path exists, the method doesn't."""
 
     status = 405
     code = "method_not_allowed"
-
-
-class PermissionRefused(QuireError):
-    """The key is known, but may not do this."""
-
-    status = 403
-    code = "permission_denied"
-    error_type = "permission_error"
-
-
-class NotAuthenticated(QuireError):
-    """No usable key."""
-
-    status = 401
-    code = "invalid_api_key"
-    error_type = "authentication_error"
 
 
 class UnsupportedField(InvalidRequest):
@@ -133,9 +111,9 @@ class RemoteError(QuireError):
 
 
 _DRF_KINDS: dict[type[drf.APIException], type[QuireError]] = {
-    drf.NotAuthenticated: NotAuthenticated,
-    drf.AuthenticationFailed: NotAuthenticated,
-    drf.PermissionDenied: PermissionRefused,
+    drf.NotAuthenticated: AuthenticationFailed,
+    drf.AuthenticationFailed: AuthenticationFailed,
+    drf.PermissionDenied: PermissionDenied,
     drf.NotFound: NotFound,
     drf.MethodNotAllowed: MethodNotAllowed,
     drf.NotAcceptable: NotAcceptable,
@@ -160,7 +138,7 @@ def as_quire_error(error: BaseException) -> QuireError:
     if isinstance(error, django_exceptions.RequestDataTooBig):
         return PayloadTooLarge("The request body is too large.")
     if isinstance(error, django_exceptions.PermissionDenied):
-        return PermissionRefused("This is not permitted.")
+        return PermissionDenied("This is not permitted.")
     if isinstance(error, django_exceptions.SuspiciousOperation | django_exceptions.BadRequest):
         return InvalidRequest("The request is malformed.", code="bad_request")
     return Internal("The server had an error while processing the request.")

@@ -45,7 +45,7 @@ class Health:
 async def check_health(client: EngineClient) -> Health:
     """Look at Redis, the catalogue and the heartbeats as last read, half a second ago at most."""
     reasons: list[str] = []
-    if trouble := client.supervisor.redis_trouble:
+    if trouble := client.watchman.redis_trouble:
         reasons.append(trouble)
     try:
         names = await served_model_names()

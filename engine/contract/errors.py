@@ -2,8 +2,10 @@
 
 `status` and `error_type` follow OpenAI's envelope
 `{"error": {"message", "type", "param", "code"}}`; storeys above the engine subclass these, and one
-renderer (`inference.errors`) writes them. This module imports nothing.
+renderer (`inference.errors`) writes them.
 """
+
+import re
 
 
 class QuireError(Exception):
@@ -27,6 +29,15 @@ class QuireError(Exception):
         self.param = param
         if code is not None:
             self.code = code
+
+    def rename(self, theirs: str, **also: str) -> None:
+        """Tell of the field as the client calls it; `also`: of other fields that the text names."""
+        names = {**also, **({self.param: theirs} if self.param else {})}
+        words = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
+        if words:
+            field = re.compile(rf"(?<![\w.])(?:{words})(?!\w)")
+            self.message = field.sub(lambda found: names[found[0]], self.message)
+        self.args, self.param = (self.message,), theirs
 
 
 class InvalidRequest(QuireError, ValueError):

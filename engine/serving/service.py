@@ -33,6 +33,7 @@ from engine.contract.protocol import (
     OutboxBatch,
     TokenDelta,
 )
+from engine.contract.redis_clients import patient_client
 from engine.core.engine_core import EngineCore
 from engine.serving.adapters import AdapterControls, unload
 from engine.serving.arguments import parse_args
@@ -365,7 +366,7 @@ def main(argv: list[str] | None = None) -> int:
         log.error("%s", error.message)
         return 2
     threading.excepthook = _die_with_thread
-    client = redis.Redis.from_url(args.redis_url, health_check_interval=15)
+    client = patient_client(args.redis_url)
     service = EngineService(config, args.replica_id, client, args.key_prefix, spare=args.spare)
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -16,9 +16,10 @@ from redis.exceptions import RedisError
 from engine.contract.adapters import digest_of
 from engine.contract.errors import EngineUnavailable, QuireError
 from engine.contract.protocol import BY_OPERATOR, Control, EngineRequest, OutboxBatch, TokenDelta
-from inference.engine_client.connection import connect, reading_link, short_link
+from engine.contract.redis_clients import async_client
+from inference.engine_client.connection import reading_link, short_link
 from inference.engine_client.controls import Controls
-from inference.engine_client.failover import Supervisor
+from inference.engine_client.failover import Watchman
 from inference.engine_client.fleet import Fleet
 from inference.engine_client.flight import Flight, LostTokens
 from inference.engine_client.inbox import InboxWriter
@@ -51,7 +52,7 @@ class EngineClient:
         self.settings = settings or gateway_settings()
         self.gateway_id = uuid.uuid4().hex
         url = url or redis_url()
-        self._redis = connect(url)
+        self._redis = async_client(url)
         self._link, self._reading = short_link(url), reading_link(url)
         prefix = self.settings.key_prefix
         self.fleet = Fleet(self._redis, prefix)
@@ -60,7 +61,7 @@ class EngineClient:
         self._queue_bound = QueueBound()
         self._leaving: dict[str, Flight] = {}
         self.controls = Controls()
-        self.supervisor = Supervisor(self)
+        self.watchman = Watchman(self)
         self.journal = Journal(self._link, prefix)
         self.outbox = OutboxReader(
             self._reading,
@@ -69,9 +70,9 @@ class EngineClient:
             prefix,
             self._deliver,
             self.journal.save,
-            self.supervisor.doubt_redis,
+            self.watchman.doubt_redis,
         )
-        self._news = NewsReader(self._redis, prefix, self.supervisor.take_news)
+        self._news = NewsReader(self._redis, prefix, self.watchman.take_news)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._started: asyncio.Task[None] | None = None
         self._closed = False
@@ -88,8 +89,8 @@ class EngineClient:
         await asyncio.shield(self._started)
 
     async def _start(self) -> None:
-        await self.supervisor.tick()
-        self.spawn(self.supervisor.run())
+        await self.watchman.tick()
+        self.spawn(self.watchman.run())
         self.spawn(self.outbox.run())
         self.spawn(self._news.run())
         name = f"gateway-{self.gateway_id[:12]}"
@@ -271,7 +272,7 @@ class EngineClient:
     def orphan(self, flight: Flight, reason: str) -> None:
         """Take a flight away from its replica and look for another one."""
         self._leave_replica(flight, reason)
-        self.supervisor.replace(flight)
+        self.watchman.replace(flight)
 
     def _leave_replica(self, flight: Flight, reason: str) -> None:
         logger.info("Request %s moves on: %s.", flight.engine_id, reason)
@@ -322,7 +323,7 @@ class EngineClient:
                 del self._leaving[engine_id]
                 flight.leave(None)
 
-    # -- for the supervisor and the metrics -----------------------------------------------------
+    # -- for the watchman and the metrics -----------------------------------------------------
 
     @property
     def flights(self) -> list[Flight]:

@@ -1,4 +1,4 @@
-"""`Supervisor`: watches replicas and Redis, and moves the requests of those that are lost.
+"""`Watchman`: watches replicas and Redis, and moves the requests of those that are lost.
 
 A replica is lost to a request when its heartbeat has stopped, its incarnation has changed, it says
 "failed", or its engine's loop stands still. The request then goes to a ready replica as prompt and
@@ -44,8 +44,8 @@ LOADING_IS_WORTH = 4
 FAREWELL_S = 10.0
 
 
-class Supervisor:
-    """The client's watchman. `tick` is one look; `run` looks for ever."""
+class Watchman:
+    """The client's. `tick` is one look; `run` looks for ever."""
 
     def __init__(self, client: EngineClient) -> None:
         self._client = client

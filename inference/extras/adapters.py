@@ -16,11 +16,10 @@ from pydantic import BaseModel
 
 from adapters.serving import Loaded, begin_load, state_of, unload
 from engine.contract.errors import InvalidRequest
-from inference.errors import NotFound
 from inference.extras.operations import OperatorView
 from inference.web.views import GatewayRequest
 from tenants.db_threads import in_db_thread, in_file_thread
-from tenants.errors import ServiceUnavailable
+from tenants.errors import NotFound, ServiceUnavailable
 
 #: A check loads the model; a worker may have others before it.
 CHECKED_WITHIN_S = 600.0

@@ -11,9 +11,9 @@ from django.http.response import HttpResponseBase
 from engine.contract.errors import EngineUnavailable
 from inference.engine_client import EngineClient, get_engine_client
 from inference.engine_client.fleet import Replica
-from inference.errors import NotFound
 from inference.ops import version
 from inference.web.views import GatewayRequest, GatewayView, json_response
+from tenants.errors import NotFound
 
 _encode = msgspec.json.Encoder().encode
 #: A replica in the middle of a long step answers after it.

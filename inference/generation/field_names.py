@@ -21,7 +21,5 @@ def renamed(error: E, names: Mapping[str, str]) -> E:
     while known is not None and known not in names:
         known = known.rpartition(".")[0] or None
     if ours is not None and known is not None and (theirs := names[known]) != known:
-        message = error.message.replace(ours, theirs)
-        error.message = message if known == ours else message.replace(known, theirs)
-        error.args, error.param = (error.message,), theirs
+        error.rename(theirs, **({known: theirs} if known != ours else {}))
     return error

@@ -19,7 +19,7 @@ from inference.openai.writer import StreamWriter as StreamWriter
 from inference.settings import gateway_settings
 from inference.web.streaming import EventStreamResponse, LastChunk
 from inference.web.views import json_response
-from metering.access import Admission
+from metering.access import Admission, rate_limit_headers
 
 MAX_IGNORED_CHARS = 1024
 
@@ -169,17 +169,3 @@ def name_ignored(response: HttpResponseBase, ignored: list[str]) -> None:
         names = ", ".join(name.encode("ascii", "backslashreplace").decode() for name in ignored)
         safe = "".join(char if char.isprintable() else "?" for char in names)
         response["x-quire-ignored-fields"] = safe[:MAX_IGNORED_CHARS]
-
-
-def rate_limit_headers(admission: Admission) -> dict[str, str]:
-    """`x-ratelimit-limit-requests` and its like; none for what has no limit."""
-    headers = {}
-    for kind in ("requests", "tokens"):
-        limit = getattr(admission, f"limit_{kind}")
-        if limit is None:
-            continue
-        headers[f"x-ratelimit-limit-{kind}"] = str(limit)
-        headers[f"x-ratelimit-remaining-{kind}"] = str(getattr(admission, f"remaining_{kind}"))
-        reset = getattr(admission, f"reset_{kind}_s") or 0.0
-        headers[f"x-ratelimit-reset-{kind}"] = f"{reset:.3f}s"
-    return headers

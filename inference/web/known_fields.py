@@ -79,6 +79,5 @@ def in_words_of(
     if function is not None and (found := _FUNCTION.match(ours)):
         told = function(found[1], found[2] or "") + ours[found.end() :]
     if told != ours:
-        error.message = error.message.replace(ours, told)
-        error.args, error.param = (error.message,), told
+        error.rename(told)
     return error

@@ -9,7 +9,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from engine.contract.errors import InvalidRequest
-from inference.errors import NotFound
+from tenants.errors import NotFound
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.urls import Resolver404, resolve
 
-from inference.errors import NotFound
+from tenants.errors import NotFound
 
 URLCONF = "inference.urls"
 ROOT = "/v1"

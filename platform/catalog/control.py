@@ -7,13 +7,14 @@ from django.conf import settings
 
 from engine.contract import protocol
 from engine.contract.protocol import Control
+from engine.contract.redis_clients import sync_client
 from tenants.errors import ServiceUnavailable
 
 
 def send_control(replica_id: str, command: str, **details: Any) -> None:
     """Put a `Control` into the replica's inbox. Raises `ServiceUnavailable` without Redis."""
     prefix = settings.QUIRE["KEY_PREFIX"]
-    client = redis.Redis.from_url(settings.REDIS_URL, socket_timeout=5, socket_connect_timeout=5)
+    client = sync_client(settings.REDIS_URL)
     try:
         client.xadd(
             protocol.inbox_key(replica_id, prefix),

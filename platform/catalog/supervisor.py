@@ -26,6 +26,7 @@ from catalog.models import DesiredState, ReplicaState, ServedModel
 from catalog.replica_log import ReplicaLog
 from catalog.slot import Slot
 from engine.contract.protocol import Heartbeat
+from engine.contract.redis_clients import sync_client
 from tenants.commands import sentence
 
 logger = logging.getLogger(__name__)
@@ -71,9 +72,7 @@ class Supervisor:
         self._may_idle: list[ServedModel] = []
         self._idle = IdleWatch()
         self._beats: dict[str, Heartbeat] = {}
-        self._redis = redis.Redis.from_url(
-            self.redis_url, socket_timeout=5, socket_connect_timeout=5
-        )
+        self._redis = sync_client(self.redis_url)
         self._next_sync = 0.0
         self._troubled = ""
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import redis
 
+from engine.contract.redis_clients import sync_client
+
 logger = logging.getLogger(__name__)
 
 EVERY_S = 1.0
@@ -35,7 +37,7 @@ class DiskWatch:
     """
 
     def __init__(self, url: str, folder: Path) -> None:
-        self._redis = redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2)
+        self._redis = sync_client(url, timeout_s=2.0)
         self._folder = folder
         self._looked_at = 0.0
         #: Whether the server goes on without writing.

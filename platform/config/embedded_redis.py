@@ -14,6 +14,7 @@ import redis
 
 from catalog.processes import ManagedProcess, spawn
 from config.redis_urls import socket_path, socket_url
+from engine.contract.redis_clients import sync_client
 
 START_TIMEOUT_S = 20.0
 
@@ -99,7 +100,7 @@ def start(
 
 def answers(url: str) -> bool:
     """Whether a server answers a PING there (one that still loads its file does not)."""
-    client = redis.Redis.from_url(url, socket_timeout=2, socket_connect_timeout=2)
+    client = sync_client(url, timeout_s=2.0)
     try:
         return bool(client.ping())
     except redis.RedisError:

@@ -12,6 +12,7 @@ from django.conf import settings
 from catalog.heartbeats import known_replicas, read_heartbeats
 from catalog.models import Replica, ReplicaState
 from engine.contract.protocol import STALL_AFTER_S, Heartbeat
+from engine.contract.redis_clients import sync_client
 
 TIMEOUT_S = 2.0
 #: From the best that a model's replicas can be to the worst.
@@ -26,7 +27,7 @@ _FROM_ROW = {
 @lru_cache(maxsize=4)
 def client_of(url: str) -> redis.Redis:
     """A client whose connections threads share."""
-    return redis.Redis.from_url(url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S)
+    return sync_client(url, timeout_s=TIMEOUT_S)
 
 
 def live_replicas() -> list[Heartbeat]:

@@ -6,9 +6,8 @@ import threading
 import redis
 from django.conf import settings
 
+from engine.contract import redis_clients
 from engine.contract.redis_link import RedisLink
-
-TIMEOUT_S = 5.0
 
 
 class _Current(threading.local):
@@ -26,7 +25,7 @@ def redis_link() -> RedisLink:
     """The running loop's link. It connects when needed and stays connected."""
     loop = asyncio.get_running_loop()
     if _current.link is None or _current.loop is not loop or _current.url != settings.REDIS_URL:
-        _current.link = RedisLink(settings.REDIS_URL, timeout_s=TIMEOUT_S)
+        _current.link = RedisLink(settings.REDIS_URL, timeout_s=redis_clients.TIMEOUT_S)
         _current.loop, _current.url = loop, settings.REDIS_URL
     return _current.link
 
@@ -40,11 +39,7 @@ async def close_redis_link() -> None:
 
 def sync_client(*, block_s: float = 0.0) -> redis.Redis:
     """A client for a thread of its own, which closes it. `block_s`: its longest blocking read."""
-    return redis.Redis.from_url(
-        settings.REDIS_URL,
-        socket_timeout=TIMEOUT_S + block_s,
-        socket_connect_timeout=TIMEOUT_S,
-    )
+    return redis_clients.sync_client(settings.REDIS_URL, block_s=block_s)
 
 
 def key(name: str) -> str:

@@ -136,7 +136,7 @@ class Gateway:
         """Read the heartbeats now."""
         client = get_engine_client()
         await client.start()
-        await client.supervisor.tick()
+        await client.watchman.tick()
 
     async def usage(self) -> list[UsageRecord]:
         """What was settled so far."""

@@ -376,8 +376,8 @@ async def test_fault_28_when_redis_forgets_everything_streams_go_on(
         await gateway.redis.delete(
             protocol.outbox_key(client.gateway_id, gateway.prefix),
         )
-        client.supervisor._redis_run = "the one before"
-        client.supervisor.doubt_redis()
+        client.watchman._redis_run = "the one before"
+        client.watchman.doubt_redis()
         assert text_of(await read(exchange)) == expected_text(tokenizer)
 
 

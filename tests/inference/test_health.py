@@ -118,7 +118,7 @@ async def test_fault_27_health_is_red_when_the_engine_stands_still_behind_its_he
 
 
 async def test_health_is_red_without_redis(served: Gateway, insider: AsgiClient) -> None:
-    get_engine_client().supervisor.doubt_redis()
+    get_engine_client().watchman.doubt_redis()
     reply = await insider.get("/health")
     assert reply.status == 503
     assert "Redis" in reply.json()["reasons"][0]

@@ -22,6 +22,7 @@ from config.disk_watch import DiskWatch
 from config.up.first_token import FirstToken
 from config.up.gateways import Gateways
 from config.up.kept import KeptProcesses
+from engine.contract import redis_clients
 from metering.drain import Drainer, drain_once
 from metering.redis_clients import sync_client
 from tenants.commands import hide_password, sentence
@@ -170,7 +171,7 @@ class Stack:
 
 def check_redis(url: str) -> None:
     """Raise `StartFailed` unless a server answers there that is new enough."""
-    client = redis.Redis.from_url(url, socket_timeout=5, socket_connect_timeout=5)
+    client = redis_clients.sync_client(url)
     try:
         version = str(client.info("server")["redis_version"])
     except redis.RedisError as error:
