@@ -30,6 +30,13 @@ class Provider:
         self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.codes: dict[str, dict[str, Any]] = {}
         self.tokens: dict[str, dict[str, Any]] = {}
+        #: Whether sign-ins come with a refresh token; token -> claims as they are today.
+        self.offline = False
+        self.refreshes: dict[str, dict[str, Any]] = {}
+        self.asked = 0
+        #: Other addresses in its document; where asking for the person's data leads.
+        self.elsewhere: dict[str, str] = {}
+        self.redirect = ""
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -65,6 +72,7 @@ class Provider:
                     "issuer": self.url,
                     "token_endpoint_auth_methods_supported": methods,
                     "code_challenge_methods_supported": ["S256"],
+                    **self.elsewhere,
                 },
             )
         elif parts.path == "/jwks":
@@ -78,6 +86,10 @@ class Provider:
             handler.send_response(302)
             handler.send_header("Location", f"{asked['redirect_uri']}?{back}")
             handler.end_headers()
+        elif parts.path == "/userinfo" and self.redirect and not parts.query:
+            handler.send_response(302)
+            handler.send_header("Location", self.redirect)
+            handler.end_headers()
         elif parts.path == "/userinfo":
             token = handler.headers.get("Authorization", "").removeprefix("Bearer ")
             person = self.tokens.get(token)
@@ -88,6 +100,15 @@ class Provider:
     def _post(self, handler: BaseHTTPRequestHandler) -> None:
         length = int(handler.headers.get("Content-Length", 0))
         form = {k: v[0] for k, v in parse_qs(handler.rfile.read(length).decode()).items()}
+        if form.get("grant_type") == "refresh_token":
+            self.asked += 1
+            person = self.refreshes.pop(form["refresh_token"], None)
+            known = (form.get("client_id"), form.get("client_secret")) == (CLIENT, SECRET)
+            if person is None or not known:
+                _json(handler, {"error": "invalid_grant"}, 400)
+            else:
+                self._give(handler, person)
+            return
         asked = self.codes.pop(form.get("code", ""), None)
         digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
@@ -100,12 +121,19 @@ class Provider:
         if asked is None or not right:
             _json(handler, {"error": "invalid_grant"}, 400)
             return
+        self._give(handler, asked["person"])
+
+    def _give(self, handler: BaseHTTPRequestHandler, person: dict[str, Any]) -> None:
         access = secrets.token_urlsafe(16)
-        self.tokens[access] = asked["person"]
+        self.tokens[access] = person
         now = int(time.time())
-        claims = {**asked["person"], "iss": self.url, "aud": CLIENT, "iat": now, "exp": now + 60}
+        claims = {**person, "iss": self.url, "aud": CLIENT, "iat": now, "exp": now + 60}
         token = jwt.encode(claims, self.key, algorithm="RS256", headers={"kid": KEY_ID})
-        _json(handler, {"access_token": access, "token_type": "Bearer", "id_token": token})
+        given = {"access_token": access, "token_type": "Bearer", "id_token": token}
+        if self.offline:  # a new one each time
+            given["refresh_token"] = secrets.token_urlsafe(16)
+            self.refreshes[given["refresh_token"]] = person
+        _json(handler, given)
 
 
 def _json(handler: BaseHTTPRequestHandler, value: Any, status: int = 200) -> None:

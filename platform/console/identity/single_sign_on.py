@@ -13,6 +13,8 @@ from django.db import transaction
 from django.http import HttpRequest
 from django.shortcuts import render
 
+from console.identity.groups import groups_in, remember
+from console.identity.provider_session import ProviderSession
 from tenants.actions.sign_on import SIGN_ON, grants_of, sync_grants
 from tenants.audit import record
 from tenants.models import Membership, User
@@ -51,6 +53,12 @@ class SignOnAdapter(DefaultSocialAccountAdapter):
         if not user.is_superuser and not Membership.objects.filter(user=user).exists():
             refused = render(request, "account/signup_closed.html", status=403)
             raise ImmediateHttpResponse(refused)
+        if sociallogin.account.pk is not None:
+            remember(sociallogin)
+
+    def get_requests_session(self) -> ProviderSession:
+        """By the rules of egress."""
+        return ProviderSession()
 
     def save_user(self, request: HttpRequest, sociallogin: SocialLogin, form: Any = None) -> User:
         """Somebody new, with what their groups are worth."""
@@ -59,6 +67,7 @@ class SignOnAdapter(DefaultSocialAccountAdapter):
             changes = {"username": [None, user.username], "email": [None, user.email]}
             record(actor=SIGN_ON, action="user.create", target=user, changes=changes)
             sync_grants(user=user, groups=groups_of(sociallogin), roles=settings.OIDC_ROLES)
+            remember(sociallogin)
         user.refresh_from_db()
         return user
 
@@ -70,12 +79,5 @@ def _address_taken(sociallogin: SocialLogin) -> bool:
 
 
 def groups_of(sociallogin: SocialLogin) -> set[str]:
-    """The groups that the provider names, in the id token or the user's own data."""
-    found: set[str] = set()
-    for part in ("userinfo", "id_token"):
-        named = (sociallogin.account.extra_data.get(part) or {}).get(settings.OIDC_GROUPS_CLAIM)
-        if isinstance(named, str):
-            found.add(named)
-        elif isinstance(named, list):
-            found.update(name for name in named if isinstance(name, str))
-    return found
+    """The groups that the provider names at a sign-in."""
+    return groups_in(sociallogin.account.extra_data)

@@ -1,0 +1,152 @@
+"""Groups hold between sign-ins: who is let go at the provider is out here, with their keys."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from allauth.socialaccount.models import SocialToken
+from django.contrib.sessions.models import Session
+from django.test import Client
+from django.utils import timezone
+
+from console import tasks
+from console.identity import groups
+from tenants import actions
+from tenants.models import ApiKey, AuditEntry, Tenant, User
+from tests.console.oidc_provider import Provider
+from tests.console.test_identity import provider as provider  # a fixture
+from tests.console.test_identity import role_of, sign_on
+
+
+@pytest.fixture
+def offline(provider: Provider, settings: Any) -> Provider:
+    """The provider gives tokens to ask with again, as `QUIRE_OIDC_SCOPES=offline_access` asks."""
+    provider.offline = True
+    app = settings.SOCIALACCOUNT_PROVIDERS["openid_connect"]["APPS"][0]
+    app["settings"]["scope"] = ["openid", "profile", "email", groups.OFFLINE]
+    return provider
+
+
+def come(provider: Provider, **claims: Any) -> tuple[Client, ApiKey]:
+    """Zoe signs on and makes herself a key."""
+    client, _ = sign_on(provider, **claims)
+    acme = Tenant.objects.get(slug="acme")
+    made = actions.create_key(actor=User.objects.get(username="zoe"), tenant=acme)
+    return client, made.key
+
+
+def minutes_pass() -> None:
+    SocialToken.objects.update(expires_at=timezone.now())
+    tasks.sign_on()
+
+
+def today(provider: Provider, **claims: Any) -> None:
+    """What the provider says of her from now on."""
+    for person in provider.refreshes.values():
+        person.update(claims)
+
+
+def test_a_group_that_is_gone_takes_role_key_and_session_without_a_sign_in(
+    rows: None, offline: Provider
+) -> None:
+    client, key = come(offline, groups=["devs"])
+    for _ in range(2):  # tokens are replaced each time
+        minutes_pass()
+    assert offline.asked == 2
+    assert (role_of("zoe"), client.get("/").status_code) == ("member", 200)
+    today(offline, groups=[])
+    tasks.sign_on()  # not yet
+    assert role_of("zoe") == "member"
+    minutes_pass()
+    assert role_of("zoe") is None
+    assert ApiKey.objects.get(pk=key.pk).state() == "revoked"
+    assert client.get("/").status_code == 302
+    entry = AuditEntry.objects.filter(action="member.remove").latest("pk")
+    assert entry.actor_label == "single sign-on"
+
+
+def test_another_group_gives_another_role(rows: None, offline: Provider) -> None:
+    come(offline, groups=["devs"])
+    today(offline, groups=["leads"])
+    minutes_pass()
+    assert role_of("zoe") == "owner"
+
+
+def test_who_is_removed_at_the_provider_is_out(rows: None, offline: Provider) -> None:
+    client, key = come(offline, groups=["devs"])
+    offline.refreshes.clear()
+    minutes_pass()
+    assert role_of("zoe") is None
+    assert ApiKey.objects.get(pk=key.pk).state() == "revoked"
+    assert client.get("/").status_code == 302
+    assert not SocialToken.objects.exists()
+
+
+def test_a_token_that_only_ended_by_time_asks_for_a_sign_in_and_takes_no_key(
+    rows: None, provider: Provider
+) -> None:
+    provider.offline = True  # without the scope it ends with the provider's own session
+    client, key = come(provider, groups=["devs"])
+    provider.refreshes.clear()
+    minutes_pass()
+    assert client.get("/").status_code == 302
+    assert (role_of("zoe"), ApiKey.objects.get(pk=key.pk).state()) == ("member", "active")
+    assert AuditEntry.objects.filter(action="sign_on.end").count() == 1
+
+
+def test_a_provider_that_is_away_takes_nothing(rows: None, offline: Provider) -> None:
+    client, _ = come(offline, groups=["devs"])
+    offline.close()
+    minutes_pass()
+    assert (role_of("zoe"), client.get("/").status_code) == ("member", 200)
+    assert SocialToken.objects.get().expires_at > timezone.now()
+
+
+def test_a_provider_that_speaks_of_somebody_else_changes_nothing(
+    rows: None, offline: Provider
+) -> None:
+    come(offline, groups=["devs"])
+    today(offline, sub="8", groups=["ops"])
+    minutes_pass()
+    assert role_of("zoe") == "member"
+    assert not User.objects.get(username="zoe").is_superuser
+
+
+def test_the_token_is_kept_encrypted_and_goes_with_the_next_sign_in(
+    rows: None, offline: Provider
+) -> None:
+    come(offline, groups=["devs"])
+    (token,) = offline.refreshes
+    kept = SocialToken.objects.get()
+    assert token not in kept.token_secret
+    assert groups._box().decrypt(kept.token_secret.encode()).decode() == token
+    sign_on(offline, groups=["devs"])
+    assert SocialToken.objects.get().token_secret != kept.token_secret
+
+
+def test_without_such_a_token_a_session_ends_by_itself(rows: None, provider: Provider) -> None:
+    sign_on(provider, groups=["devs"])
+    ends = Session.objects.get().expire_date - timezone.now()
+    assert timedelta(hours=11) < ends <= timedelta(hours=12)
+
+
+@pytest.mark.parametrize("place", ["token", "userinfo"])
+def test_fault_62_the_providers_document_leads_to_no_private_address(
+    rows: None, provider: Provider, place: str, caplog: Any
+) -> None:
+    provider.elsewhere = {f"{place}_endpoint": "http://169.254.169.254/latest/"}
+    client, answer = sign_on(provider, groups=["ops"])
+    assert client.get("/").status_code == 302
+    assert not User.objects.filter(username="zoe").exists()
+    assert "169.254.169.254" in caplog.text
+    assert answer.status_code in (200, 401)
+
+
+def test_fault_62_a_redirect_of_the_provider_is_not_followed(
+    rows: None, provider: Provider
+) -> None:
+    provider.redirect = f"{provider.url}/userinfo?again"
+    sign_on(provider, groups=["devs"])
+    assert not User.objects.filter(username="zoe").exists()
