@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from django.db.models import BigIntegerField, Count, Func, QuerySet, Sum, Value
+from django.db import connections
+from django.db.models import BigIntegerField, Count, Func, QuerySet, Sum, TextField, Value
 from django.db.models.functions import Coalesce
 
 from metering.models import UsageDay, UsageEntry, UsageHour
@@ -54,10 +55,13 @@ class Question:
 
 @dataclass(slots=True)
 class Sums:
-    """What one group used in one bucket. `group` has the question's names, None for nobody."""
+    """What one group used in one bucket.
+
+    `group` has the question's names, None for nobody; sums of one group share it.
+    """
 
     start: datetime
-    group: dict[str, str | None] = field(default_factory=dict)
+    group: Mapping[str, str | None] = field(default_factory=dict)
     requests: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -103,27 +107,27 @@ def report(question: Question) -> list[Sums]:
     grouped = sorted({*columns, *(("user_id", "key_id") if by_user else ())})
     rows = _rows(question, grouped)
     names = _Names(rows, grouped, question.group_by)
-    found: dict[tuple[Any, ...], Sums] = {}
+    found: dict[tuple[Any, int], Sums] = {}
     end = 1 + len(grouped)
     for row in rows:
         if question.users and names.user_of(row) not in question.users:
             continue
-        group = names.group_of(row[1:end])
-        sums = found.get((row[0], group))
-        if sums is None:
-            shown = dict(zip(question.group_by, group, strict=True))
-            sums = found[row[0], group] = Sums(names.moment(row[0]), shown)
-        sums.add(row[end:])
-    # Rows come by time; what has one begins with them.
-    return [found[place] for place in sorted(found, key=_order)]
-
-
-def _order(place: tuple[int, tuple[str | None, ...]]) -> tuple[int, list[str]]:
-    return place[0], [value or "" for value in place[1]]
+        number = names.number_of(row[1:end])
+        place = (row[0], number)
+        if place in found:
+            found[place].add(row[end:])
+        else:
+            found[place] = Sums(names.moment(row[0]), names.shown[number], *row[end:])
+    # Rows come by time; what has one begins with them. Numbers are cheaper to sort than names.
+    ranks = names.ranks()
+    return [found[place] for place in sorted(found, key=lambda p: (p[0], ranks[p[1]]))]
 
 
 def _rows(question: Question, grouped: Sequence[str]) -> list[tuple[Any, ...]]:
-    """Bucket (seconds since 1970), groups and sums from the coarsest table that has the buckets."""
+    """Bucket, groups and sums from the coarsest table that has the buckets.
+
+    A bucket is what `_Names.moment` reads; buckets sort by time.
+    """
     query: QuerySet[Any]
     if question.width == "1m":
         query = UsageEntry.objects.filter(
@@ -135,7 +139,8 @@ def _rows(question: Question, grouped: Sequence[str]) -> list[tuple[Any, ...]]:
     else:
         table = UsageHour if question.width == "1h" else UsageDay
         query = table.objects.filter(start__gte=question.start, start__lt=question.end)
-        query = query.annotate(bucket=_Seconds("start"))
+        sqlite = connections[query.db].vendor == "sqlite"
+        query = query.annotate(bucket=_Text("start") if sqlite else _Seconds("start"))
         sums = {f"sum_{name}": Sum(name) for name in SUMS}
     if question.tenants is not None:
         query = query.filter(tenant_id__in=question.tenants)
@@ -153,10 +158,7 @@ def _rows(question: Question, grouped: Sequence[str]) -> list[tuple[Any, ...]]:
 
 
 class _Seconds(Func):
-    """The minute of a moment as seconds since 1970: a number costs less to read than a moment.
-
-    Hours and days begin with a minute, too.
-    """
+    """The minute of a moment as seconds since 1970: a number costs less to read than a moment."""
 
     output_field = BigIntegerField()
 
@@ -171,6 +173,14 @@ class _Seconds(Func):
         return super().as_sql(compiler, connection, template=template, **context)
 
 
+class _Text(Func):
+    """A moment as SQLite keeps it. Making a number of each row's costs more than reading the few
+    that differ.
+    """
+
+    template, output_field = "%(expressions)s || ''", TextField()
+
+
 class _Names:
     """What rows are called outside: tenants by slug, keys by their public id.
 
@@ -182,8 +192,11 @@ class _Names:
     ) -> None:
         self._at = {column: place for place, column in enumerate(grouped)}
         self._group_by = group_by
-        self._groups: dict[tuple[Any, ...], tuple[str | None, ...]] = {}
-        self._moments: dict[int, datetime] = {}
+        self._numbers: dict[tuple[Any, ...], int] = {}
+        self._groups: dict[tuple[str | None, ...], int] = {}
+        #: By a group's number: its values, by the names that are grouped by.
+        self.shown: list[dict[str, str | None]] = []
+        self._moments: dict[int | str, datetime] = {}
         self._tenants: dict[int, str] = {}
         self._keys: dict[int, tuple[str, int | None]] = {}
         if "project_id" in group_by:
@@ -198,22 +211,38 @@ class _Names:
                 for pk, public_id, maker, account in found
             }
 
-    def moment(self, seconds: int) -> datetime:
-        """A bucket's beginning."""
-        if seconds not in self._moments:
-            self._moments[seconds] = datetime.fromtimestamp(seconds, UTC)
-        return self._moments[seconds]
+    def moment(self, bucket: int | str) -> datetime:
+        """A bucket's beginning: seconds since 1970, or SQLite's own text."""
+        if bucket not in self._moments:
+            self._moments[bucket] = (
+                datetime.fromtimestamp(bucket, UTC)
+                if isinstance(bucket, int)
+                else datetime.fromisoformat(bucket).replace(tzinfo=UTC)
+            )
+        return self._moments[bucket]
 
     def user_of(self, row: tuple[Any, ...]) -> int:
         """Who asked, or made the key that asked; 0 for nobody."""
         return self._user(row[1:])
 
-    def group_of(self, values: tuple[Any, ...]) -> tuple[str | None, ...]:
-        """The groups' values as the API shows them."""
-        group = self._groups.get(values)
-        if group is None:
-            group = self._groups[values] = tuple(self._shown(n, values) for n in self._group_by)
-        return group
+    def number_of(self, values: tuple[Any, ...]) -> int:
+        """Of the group that a row's values belong to."""
+        number = self._numbers.get(values)
+        if number is None:
+            group = tuple(self._shown(name, values) for name in self._group_by)
+            number = self._groups.setdefault(group, len(self._groups))
+            if number == len(self.shown):
+                self.shown.append(dict(zip(self._group_by, group, strict=True)))
+            self._numbers[values] = number
+        return number
+
+    def ranks(self) -> list[int]:
+        """By a group's number: its place among all, by their values."""
+        ranks = [0] * len(self.shown)
+        ordered = sorted(self._groups, key=lambda group: [value or "" for value in group])
+        for rank, group in enumerate(ordered):
+            ranks[self._groups[group]] = rank
+        return ranks
 
     def _user(self, values: tuple[Any, ...]) -> int:
         maker = self._keys.get(values[self._at["key_id"]], ("", None))[1]
