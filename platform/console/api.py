@@ -15,13 +15,13 @@ from django.views.decorators.http import require_safe
 from adapters.cards import access_models
 from catalog.access import access_replicas, access_served_models
 from catalog.models import Replica, ServedModel
-from console.overview.now import snapshot, states_of
+from console.overview.now import now, snapshot, states_of
 from console.replicas import live_replicas
 from console.usage import recent_usage
 from engine.contract.errors import QuireError
 from engine.contract.pooling_params import GENERATE
 from inference.errors import error_response
-from tenants.access import access_tenants
+from tenants.access import access_tenant, access_tenants
 from tenants.actors import as_actor
 from tenants.authentication import AuthenticationFailed, caller_for_user
 from tenants.errors import PermissionDenied, ServiceUnavailable
@@ -82,8 +82,13 @@ def models(request: HttpRequest) -> dict[str, Any]:
 
 @json_view
 def overview(request: HttpRequest) -> dict[str, Any]:
-    """The models that the user's tenants may use, loaded or not, and the replicas behind them."""
+    """The models that the user's tenants may use, loaded or not, and the replicas behind them.
+
+    With `?tenant=` those of this one.
+    """
     user = request.user
+    if slug := request.GET.get("tenant"):
+        return now(access_tenant(user, slug).pk)
     operator = as_actor(user).is_operator
     served, rows = _visible(user, operator)
     return snapshot(served, rows, operator=operator)

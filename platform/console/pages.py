@@ -55,12 +55,12 @@ class Page:
 SECTIONS: dict[str, tuple[Page, ...]] = {
     "": (
         Page("playground", "", "Playground", "chat", "console.views.playground"),
-        Page("overview", "console/", "Overview", "pulse", "console.views.overview"),
+        Page("overview", "console/", "Overview", "pulse", "console.overview.page.overview"),
     ),
     "Inside": (
         Page("requests", "console/requests/", "Requests", "list"),
         Page("kv-map", "console/kv/", "KV map", "grid"),
-        Page("fairness", "console/fairness/", "Fairness", "scales"),
+        Page("fairness", "console/fairness/", "Fairness", "scales", "console.fairness.fairness"),
     ),
     "Serve": (
         Page(
@@ -82,7 +82,7 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
         Page("prices", "console/prices/", "Prices", "tag", "console.prices.prices"),
     ),
     "Tenant": (
-        Page("tenants", "console/tenants/", "Tenants", "house"),
+        Page("tenants", "console/tenants/", "Tenants", "house", "console.tenants_page.tenants"),
         Page("members", "console/members/", "Members", "people", "console.members.members"),
         Page("keys", "console/keys/", "API keys", "key", "console.keys.keys"),
         Page("audit", "console/audit/", "Audit log", "history", "console.audit.audit"),

@@ -9,14 +9,17 @@ from console import (
     adapters,
     api,
     budgets,
+    fairness,
     invitation,
     keys,
     members,
     prices,
     tenant_data,
+    tenants_page,
     webhook,
 )
 from console.models_page import views as models_page
+from console.overview import history
 from console.pages import routes
 
 urlpatterns = [
@@ -61,6 +64,11 @@ urlpatterns = [
     path("console/api/replica-log", models_page.log, name="console-log"),
     path("console/api/models", api.models, name="console-models"),
     path("console/api/overview", api.overview, name="console-overview"),
+    path("console/api/history", history.history, name="console-history"),
+    path("console/api/fairness", fairness.figures, name="console-fairness"),
+    path("console/tenants/create/", tenants_page.create, name="create-tenant"),
+    path("console/tenants/<slug:slug>/", tenants_page.tenant, name="tenant"),
+    path("console/tenants/<slug:slug>/limits/", tenants_page.limit, name="limit-tenant"),
     path("console/api/usage", api.usage, name="console-usage"),
     path("", include("console.identity.urls")),
 ]

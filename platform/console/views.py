@@ -26,12 +26,3 @@ def playground(request: HttpRequest) -> HttpResponse:
     """Chat with a model over a WebSocket."""
     context = {"groups": GROUPS, "socket_path": SOCKET_PATH, "starters": STARTERS}
     return render(request, "console/playground.html", context)
-
-
-@require_safe
-@never_cache
-@login_required
-def overview(request: HttpRequest) -> HttpResponse:
-    """Models, replicas with their load, usage, and how to call the API."""
-    base_url = request.build_absolute_uri("/v1")
-    return render(request, "console/overview.html", {"base_url": base_url})

@@ -13,6 +13,7 @@ from tests.console.seed import PASSWORD
 PAGES = [
     *("/", "/console/", "/console/keys/", "/console/members/", "/console/audit/"),
     *("/console/usage/", "/console/budgets/", "/console/prices/", "/console/webhook/"),
+    *("/console/fairness/", "/console/tenants/acme/"),
     *("/console/data/", "/account/password/", "/account/2fa/", "/account/sessions/"),
 ]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from catalog.access import access_replicas, access_served_models
-from catalog.models import DesiredState, Replica, ServedModel
+from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from console.replicas import live_replicas, model_state, replica_figures
 from engine.contract.protocol import Heartbeat
 from tenants.live import ALL
@@ -35,7 +35,8 @@ def snapshot(served: list[ServedModel], rows: list[Replica], *, operator: bool) 
     if not operator:
         beats = [beat for beat in beats if beat.model.name in names]
     states = states_of(names, beats, rows)
-    return {
+    failures = {"failures": failures_of(beats, rows)} if operator else {}
+    return failures | {
         "at": time.time(),
         "models": [_card(model, states[model.name]) for model in served],
         "replicas": [replica_figures(beat, operator=operator) for beat in beats],
@@ -60,3 +61,16 @@ def _card(model: ServedModel, state: dict[str, Any]) -> dict[str, Any]:
     if not loaded and state["state"] == "offline":
         state = {**state, "state": "unloaded"}
     return {"id": model.name, **state, "max_model_len": model.max_model_len or state["context"]}
+
+
+def failures_of(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> list[dict[str, str]]:
+    """Replicas that don't beat any more, with what their supervisor says of it.
+
+    Those that beat say for themselves what failed.
+    """
+    alive = {beat.replica_id for beat in beats}
+    return [
+        {"id": row.replica_id, "model": row.served_model.name, "detail": row.detail}
+        for row in rows
+        if row.state == ReplicaState.FAILED and row.replica_id not in alive
+    ]

@@ -9,6 +9,7 @@ export class Poll {
   #timer = null;
   #failures = 0;
   #aborter = null;
+  #stopped = false;
 
   /**
    * `url`: the address, or a function that gives it each time.
@@ -24,6 +25,7 @@ export class Poll {
 
   /** Ask now, and from then on. */
   async now() {
+    this.#stopped = false;
     clearTimeout(this.#timer);
     this.#aborter?.abort();
     const aborter = new AbortController();
@@ -33,9 +35,16 @@ export class Poll {
     if (!document.hidden) this.#timer = setTimeout(() => this.now(), wait);
   }
 
+  /** Ask no more, until the next `now`. */
+  stop() {
+    this.#stopped = true;
+    clearTimeout(this.#timer);
+    this.#aborter?.abort();
+  }
+
   #visible() {
     clearTimeout(this.#timer);
-    if (!document.hidden) this.now();
+    if (!document.hidden && !this.#stopped) this.now();
   }
 
   /** Milliseconds until the next time, or null for never. */

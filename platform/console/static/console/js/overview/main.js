@@ -4,18 +4,22 @@ import { copyFrom } from "../lib/clipboard.js";
 import { byId, el } from "../lib/dom.js";
 import { plural } from "../lib/format.js";
 import { Poll } from "../lib/poll.js";
+import { follow, onState } from "../live/live.js";
 import { ReplicaCard } from "./replica_card.js";
 import { modelRow, usageRow } from "./tables.js";
+import { Traffic } from "./traffic.js";
 import { usageChart, usageSums } from "./usage_chart.js";
 
 const OVERVIEW_EVERY = 1500;
 const USAGE_EVERY = 15_000;
 
 const root = byId("overview");
-const { overviewUrl, usageUrl, loginUrl } = root.dataset;
+const { overviewUrl, usageUrl, historyUrl, loginUrl } = root.dataset;
+const tenant = () => new URLSearchParams(location.search).get("tenant") ?? root.dataset.tenant;
 const cards = new Map();
 
-function showOverview({ models, replicas }) {
+function showOverview({ models, replicas, failures = [] }) {
+  showFailures(failures);
   const loads = showReplicas(replicas);
   const none = { running: 0, waiting: 0, speed: NaN };
   const rows = models.map((model) => modelRow(model, loads.get(model.id) ?? none));
@@ -23,6 +27,22 @@ function showOverview({ models, replicas }) {
   byId("no-models").hidden = models.length > 0;
   nameModel(models);
   say("live", `Live: ${plural(replicas.length, "replica")}`);
+}
+
+/** Replicas that died or can't start: for operators alone. */
+function showFailures(failures) {
+  byId("failures").hidden = failures.length === 0;
+  byId("failure-cards").replaceChildren(
+    ...failures.map(({ id, model, detail, log }) =>
+      el(
+        "article",
+        { class: "card failed", "aria-label": `Failure of ${id}` },
+        el("header", {}, el("h3", {}, model), el("span", { class: "state", dataset: { state: "failed" } }, id)),
+        el("p", { class: "replica-detail" }, detail || "It says no reason."),
+        log ? el("pre", { class: "log", tabIndex: 0, "aria-label": `The end of ${id}'s log` }, log) : null,
+      ),
+    ),
+  );
 }
 
 /** The cards; gives the load of each model's replicas together. */
@@ -92,5 +112,32 @@ for (const figure of root.querySelectorAll("[data-snippet]")) {
   button.addEventListener("click", () => copyFrom(button, figure.querySelector("code").textContent));
 }
 
-new Poll(overviewUrl, OVERVIEW_EVERY, { data: showOverview, failed, loggedOut }).now();
+/* The socket tells; while it can't (a proxy in between, a cut), the page asks. */
+const asking = new Poll(
+  () => (tenant() ? `${overviewUrl}?tenant=${encodeURIComponent(tenant())}` : overviewUrl),
+  OVERVIEW_EVERY,
+  { data: showOverview, failed, loggedOut },
+);
+asking.now();
 new Poll(usageUrl, USAGE_EVERY, { data: showUsage, failed, loggedOut }).now();
+
+if (document.getElementById("scope")) {
+  const traffic = new Traffic(historyUrl, { failed });
+  traffic.now();
+  follow("history", null, ({ until }) => traffic.written(until));
+  let stop = null;
+  const listen = () => {
+    stop?.();
+    stop = follow("now", tenant() || null, (data) => {
+      if (data.unknown) return failed("Replicas are unknown right now.");
+      asking.stop();
+      showOverview(data);
+    });
+  };
+  listen();
+  byId("scope").addEventListener("change", () => setTimeout(listen));
+  onState((state) => {
+    if (state === "lost") asking.now();
+    if (state === "ended") loggedOut();
+  });
+}

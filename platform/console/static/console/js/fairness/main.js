@@ -1,0 +1,42 @@
+/** The charts of fairness: what tenants had, and what each had for its weight. */
+
+import { Chart } from "../lib/chart.js";
+import { byId } from "../lib/dom.js";
+import { percent, rate } from "../lib/format.js";
+import { follow } from "../live/live.js";
+
+const root = document.getElementById("fairness");
+
+if (root) {
+  const share = new Chart("Share of all service", { format: percent, stacked: true, most: 1 });
+  const each = new Chart("Tokens a second for a weight of 1", { format: (v) => `${rate(v)}/s` });
+  root.append(share.element, each.element);
+  let asked = 0;
+
+  const show = ({ at, step, seconds, tenants }) => {
+    const all = at.map((_, i) => tenants.reduce((sum, { tokens }) => sum + tokens[i], 0));
+    share.show(at, step, tenants.map(({ name, tokens }, n) => ({
+      name, tone: Math.min(n, 8), values: tokens.map((value, i) => (all[i] ? value / all[i] : null)),
+    })));
+    each.show(at, step, tenants.filter(({ weight }) => weight).map(({ name, tokens, weight }, n) => ({
+      name, tone: Math.min(n, 8), values: tokens.map((value, i) => value / seconds[i] / weight),
+    })));
+    asked = at.at(-1) + seconds.at(-1);
+  };
+
+  const ask = async () => {
+    const problem = byId("fairness-problem");
+    try {
+      const response = await fetch(root.dataset.url, { headers: { Accept: "application/json" } });
+      const data = await response.json();
+      if (!response.ok) throw new Error(data.error?.message ?? `HTTP ${response.status}.`);
+      show(data);
+      problem.textContent = "";
+    } catch (error) {
+      problem.textContent = `Out of date: ${error.message}`;
+    }
+  };
+
+  ask();
+  follow("history", null, ({ until }) => until > asked && ask());
+}

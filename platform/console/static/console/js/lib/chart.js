@@ -1,0 +1,150 @@
+/**
+ * A chart over time: lines, or areas on top of each other. A pointer or the arrow keys read one
+ * point; what isn't known leaves a gap.
+ */
+
+import { el, svg } from "./dom.js";
+
+const WIDTH = 600;
+const HEIGHT = 120;
+
+export class Chart {
+  #at = [];
+  #series = [];
+  #step = 60;
+  #most = 1;
+  #place = null;
+
+  /** `format`: a value as text. `stacked`: areas. `most`: the top, where it's known. */
+  constructor(title, { format, stacked = false, most = null, empty = "Nothing happened in this time." }) {
+    this.format = format;
+    this.stacked = stacked;
+    this.fixed = most;
+    this.empty = empty;
+    this.top = el("span", { class: "chart-most" });
+    this.when = el("span", { class: "chart-when" });
+    this.plot = svg("g");
+    this.cursor = svg("line", { class: "chart-cursor", y1: 0, y2: HEIGHT, "vector-effect": "non-scaling-stroke" });
+    this.picture = svg(
+      "svg",
+      { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+      this.plot,
+      this.cursor,
+    );
+    this.legend = el("ul", { class: "chart-legend" });
+    this.ends = el("p", { class: "chart-ends", "aria-hidden": "true" }, el("span"), el("span"));
+    const area = el("div", { class: "chart-area", tabIndex: 0, role: "group", "aria-label": `${title}: arrow keys read single points` }, this.picture);
+    area.addEventListener("pointermove", (event) => this.#point(event));
+    area.addEventListener("pointerleave", () => this.#read(null));
+    area.addEventListener("blur", () => this.#read(null));
+    area.addEventListener("keydown", (event) => this.#key(event));
+    this.element = el(
+      "figure",
+      { class: "timeline" },
+      el("figcaption", {}, el("h3", {}, title), this.top),
+      area,
+      this.ends,
+      this.legend,
+      this.when,
+    );
+  }
+
+  /** `at`: seconds since 1970 of each point; `series`: [{name, values, tone}]. */
+  show(at, step, series) {
+    this.#at = at;
+    this.#step = step;
+    this.#series = series;
+    this.#most = this.fixed ?? niceTop(this.#highest());
+    const nothing = !series.some(({ values }) => values.some((value) => value));
+    this.element.classList.toggle("nothing-yet", nothing);
+    this.top.textContent = nothing ? this.empty : this.format(this.#most);
+    this.plot.replaceChildren(...(this.stacked ? this.#areas() : this.#lines()));
+    const [first, last] = this.ends.children;
+    first.textContent = moment(at[0], step);
+    last.textContent = moment(at.at(-1), step);
+    this.#read(this.#place);
+  }
+
+  #highest() {
+    if (!this.stacked) return Math.max(0, ...this.#series.flatMap(({ values }) => values.map((v) => v ?? 0)));
+    return Math.max(0, ...this.#at.map((_, i) => this.#series.reduce((sum, { values }) => sum + (values[i] ?? 0), 0)));
+  }
+
+  #x(place) {
+    return ((place / Math.max(1, this.#at.length - 1)) * WIDTH).toFixed(1);
+  }
+
+  #y(value) {
+    return (HEIGHT - (value / this.#most) * (HEIGHT - 2)).toFixed(1);
+  }
+
+  #lines() {
+    return this.#series.map(({ values, tone }) => {
+      let path = "";
+      values.forEach((value, i) => {
+        if (value === null) return;
+        path += `${path && values[i - 1] !== null && i > 0 ? "L" : "M"}${this.#x(i)} ${this.#y(value)}`;
+        if ((values[i + 1] ?? null) === null && (i === 0 || values[i - 1] === null)) path += "h0.1";
+      });
+      return svg("path", { class: `line tone-${tone}`, d: path, "vector-effect": "non-scaling-stroke" });
+    });
+  }
+
+  #areas() {
+    let below = this.#at.map(() => 0);
+    return this.#series.map(({ values, tone }) => {
+      const above = below.map((base, i) => base + (values[i] ?? 0));
+      const up = above.map((value, i) => `${this.#x(i)} ${this.#y(value)}`);
+      const down = below.map((value, i) => `${this.#x(i)} ${this.#y(value)}`).reverse();
+      below = above;
+      return svg("path", { class: `area tone-${tone}`, d: `M${[...up, ...down].join("L")}Z` });
+    });
+  }
+
+  #point(event) {
+    const box = this.picture.getBoundingClientRect();
+    const share = (event.clientX - box.left) / box.width;
+    this.#read(Math.round(Math.min(1, Math.max(0, share)) * (this.#at.length - 1)));
+  }
+
+  #key(event) {
+    const move = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (move === undefined) return;
+    event.preventDefault();
+    const last = this.#at.length - 1;
+    this.#read(Math.min(last, Math.max(0, (this.#place ?? last) + move)));
+    this.when.setAttribute("role", "status");
+  }
+
+  #read(place) {
+    this.#place = place;
+    const shown = place ?? this.#at.length - 1;
+    this.cursor.classList.toggle("shown", place !== null);
+    this.cursor.setAttribute("x1", this.#x(shown));
+    this.cursor.setAttribute("x2", this.#x(shown));
+    this.legend.replaceChildren(
+      ...this.#series.map(({ name, values, tone }) => {
+        const value = values[shown] ?? null;
+        return el("li", { class: `tone-${tone}` }, `${name} `, el("b", {}, value === null ? "–" : this.format(value)));
+      }),
+    );
+    this.when.textContent = place === null ? "" : moment(this.#at[place], this.#step, true);
+  }
+}
+
+/** The next of 1, 2, 5 times a power of ten. */
+function niceTop(value) {
+  if (value <= 0) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
+  return [1, 2, 5, 10].find((each) => each * power >= value * 0.999) * power;
+}
+
+function moment(seconds, step, whole = false) {
+  if (!seconds) return "";
+  const days = step >= 3600 || whole;
+  return new Intl.DateTimeFormat("en-GB", {
+    ...(days ? { day: "numeric", month: "short" } : {}),
+    ...(step < 43_200 || whole ? { hour: "2-digit", minute: "2-digit" } : {}),
+    ...(step < 60 ? { second: "2-digit" } : {}),
+  }).format(new Date(seconds * 1000));
+}

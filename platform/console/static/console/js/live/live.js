@@ -1,0 +1,56 @@
+/**
+ * Live data: topics of `/ws/console/`, over one socket for all tabs of a person where the browser
+ * has locks (secure contexts), else one a tab. A tab that nobody looks at wants nothing.
+ */
+
+import { Socket } from "./socket.js";
+import { Tabs } from "./tabs.js";
+
+const wants = new Map(); // key -> callbacks
+const watchers = new Set();
+let state = "connecting";
+let tabs = null;
+
+const keyOf = (topic, tenant) => JSON.stringify([topic, tenant ?? null]);
+
+/** Call `take(data)` with all news of a topic; `tenant` is a slug, or null for all. Gives a function that ends it. */
+export function follow(topic, tenant, take) {
+  const key = keyOf(topic, tenant);
+  wants.set(key, (wants.get(key) ?? new Set()).add(take));
+  start();
+  tell();
+  return () => {
+    wants.get(key)?.delete(take);
+    if (!wants.get(key)?.size) wants.delete(key);
+    tell();
+  };
+}
+
+/** Call `take(state)` when it changes: "connecting", "live", "lost", "ended" (log in again). */
+export function onState(take) {
+  watchers.add(take);
+  take(state);
+}
+
+function start() {
+  if (tabs) return;
+  tabs = new Tabs(document.body.dataset.reader ?? "", (handlers) => new Socket(handlers), {
+    frame,
+    state: (now) => {
+      state = now;
+      for (const take of watchers) take(now);
+    },
+  });
+  document.addEventListener("visibilitychange", tell);
+  addEventListener("pagehide", () => tabs.want([]));
+  addEventListener("pageshow", tell);
+}
+
+function tell() {
+  tabs?.want(document.hidden ? [] : [...wants.keys()]);
+}
+
+function frame({ type, topic, tenant, data }) {
+  if (type !== "data") return;
+  for (const take of wants.get(keyOf(topic, tenant)) ?? []) take(data);
+}

@@ -1,0 +1,79 @@
+/** The socket itself: open while something is wanted, opened again after growing pauses. */
+
+const PATH = "/ws/console/";
+const FIRST_PAUSE = 500;
+const LONGEST_PAUSE = 15_000;
+const PING_EVERY = 25_000;
+const ENDED = new Set([4401, 4403]);
+
+export class Socket {
+  #handlers;
+  #socket = null;
+  #keys = [];
+  #pause = FIRST_PAUSE;
+  #timer = null;
+  #ping = null;
+  #ended = false;
+
+  /** `handlers`: `frame(frame)`, `state(state)`. */
+  constructor(handlers) {
+    this.#handlers = handlers;
+    addEventListener("online", () => this.#soon(0));
+  }
+
+  /** From now on exactly these keys. */
+  want(keys) {
+    this.#keys = keys;
+    if (!keys.length) this.#close();
+    else if (this.#socket?.readyState === WebSocket.OPEN) this.#send();
+    else this.#soon(0);
+  }
+
+  #soon(wait) {
+    clearTimeout(this.#timer);
+    if (this.#socket || this.#ended || !this.#keys.length) return;
+    this.#timer = setTimeout(() => this.#open(), wait);
+  }
+
+  #open() {
+    const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${PATH}`);
+    this.#socket = socket;
+    socket.addEventListener("open", () => {
+      this.#send();
+      this.#ping = setInterval(() => socket.send('{"type":"ping"}'), PING_EVERY);
+    });
+    socket.addEventListener("message", ({ data }) => this.#take(JSON.parse(data)));
+    socket.addEventListener("close", ({ code }) => this.#closed(socket, code));
+  }
+
+  #take(frame) {
+    if (frame.type === "data") {
+      this.#pause = FIRST_PAUSE;
+      this.#handlers.state("live");
+    }
+    this.#handlers.frame(frame);
+  }
+
+  #send() {
+    const topics = this.#keys.map((key) => JSON.parse(key));
+    this.#socket.send(JSON.stringify({ type: "want", topics }));
+  }
+
+  #closed(socket, code) {
+    clearInterval(this.#ping);
+    if (this.#socket !== socket) return;
+    this.#socket = null;
+    this.#ended = ENDED.has(code);
+    this.#handlers.state(this.#ended ? "ended" : "lost");
+    this.#soon(this.#pause * (0.5 + Math.random() / 2));
+    this.#pause = Math.min(LONGEST_PAUSE, this.#pause * 2);
+  }
+
+  #close() {
+    clearTimeout(this.#timer);
+    clearInterval(this.#ping);
+    const socket = this.#socket;
+    this.#socket = null;
+    socket?.close();
+  }
+}

@@ -1,0 +1,149 @@
+/** The charts of what happened: their filters, the figures of the whole time, and the newest as it's written. */
+
+import { Chart } from "../lib/chart.js";
+import { byId, el } from "../lib/dom.js";
+import { compact, count, duration, percent, rate } from "../lib/format.js";
+
+const perSecond = (value) => `${rate(value)}/s`;
+const perMinute = (value) => `${rate(value)}/min`;
+
+export class Traffic {
+  #url;
+  #form = byId("scope");
+  #last = null;
+  #aborter = null;
+  #charts = {
+    requests: new Chart("Requests", { format: perMinute }),
+    tokens: new Chart("Tokens a second", { format: perSecond }),
+    first: new Chart("Time to the first token", { format: duration }),
+    gaps: new Chart("Gap between tokens", { format: duration }),
+    queue: new Chart("Running and waiting", { format: rate, empty: "No replica beat in this time." }),
+    kv: new Chart("KV pages", { format: percent, stacked: true, most: 1, empty: "No replica beat in this time." }),
+    hits: new Chart("Prompt tokens from the prefix cache", { format: percent, most: 1 }),
+  };
+
+  constructor(url, { failed }) {
+    this.#url = url;
+    this.failed = failed;
+    byId("timelines").replaceChildren(...Object.values(this.#charts).map((chart) => chart.element));
+    this.#form.addEventListener("change", () => this.#changed());
+    this.#form.addEventListener("submit", (event) => event.preventDefault());
+    for (const button of this.#form.querySelectorAll("[data-range]")) {
+      button.addEventListener("click", (event) => {
+        event.preventDefault();
+        this.#press(button);
+      });
+    }
+  }
+
+  /** Ask anew. */
+  async now() {
+    this.#aborter?.abort();
+    const aborter = new AbortController();
+    this.#aborter = aborter;
+    try {
+      const response = await fetch(`${this.#url}?${this.#query()}`, {
+        signal: aborter.signal,
+        headers: { Accept: "application/json" },
+      });
+      const data = await response.json();
+      if (!response.ok) return this.failed(data.error?.message ?? `HTTP ${response.status}.`);
+      this.#show(data);
+    } catch (error) {
+      if (!aborter.signal.aborted) this.failed("The server can't be reached.");
+    }
+  }
+
+  /** A new piece was written: asked for when the last point of this range can have changed. */
+  written(until) {
+    if (!this.#last || until - this.#last.asked >= Math.min(60, this.#last.step)) this.now();
+  }
+
+  #press(button) {
+    for (const each of this.#form.querySelectorAll("[data-range]")) {
+      each.setAttribute("aria-pressed", String(each === button));
+    }
+    this.#changed();
+  }
+
+  #changed() {
+    history.replaceState(null, "", `?${this.#query()}`);
+    this.now();
+  }
+
+  #query() {
+    const query = new URLSearchParams();
+    for (const [name, value] of new FormData(this.#form)) if (value) query.set(name, value);
+    query.set("range", this.#form.querySelector('[aria-pressed="true"]').dataset.range);
+    return query.toString();
+  }
+
+  #show(data) {
+    this.#last = { step: data.step, asked: data.at.at(-1) + data.seconds.at(-1) };
+    const { at, step, seconds, sums } = data;
+    const each = (name, per) => sums[name].map((value, i) => (value / seconds[i]) * per);
+    const chart = this.#charts;
+    const grouped = data.groups.length > 0;
+    const groups = (what, per) =>
+      data.groups.map((group, i) => ({
+        name: group.name,
+        tone: Math.min(i, 8),
+        values: group[what].map((value, n) => (value / seconds[n]) * per),
+      }));
+    chart.requests.show(at, step, grouped ? groups("requests", 60) : [
+      { name: "ended", tone: 0, values: each("requests", 60) },
+      { name: "failed", tone: "error", values: each("errors", 60) },
+      { name: "refused", tone: 1, values: each("refused", 60) },
+    ]);
+    chart.tokens.show(at, step, grouped ? groups("tokens", 1) : [
+      { name: "in", tone: 1, values: each("prompt_tokens", 1) },
+      { name: "out", tone: 0, values: each("completion_tokens", 1) },
+    ]);
+    chart.first.show(at, step, spread(data.first_token));
+    chart.gaps.show(at, step, spread(data.gaps));
+    this.#showPools(at, step, data.pools);
+    const hits = sums.prompt_tokens.map((all, i) => (all ? sums.cached_tokens[i] / all : null));
+    chart.hits.show(at, step, [{ name: "found in the cache", tone: 3, values: hits }]);
+    this.#showSums(sums);
+  }
+
+  #showPools(at, step, pools) {
+    const share = (name) => pools[name].map((value, i) => (pools.blocks[i] ? value / pools.blocks[i] : null));
+    const [active, cached] = [share("active_blocks"), share("cached_blocks")];
+    this.#charts.queue.show(at, step, [
+      { name: "running", tone: 3, values: pools.running },
+      { name: "waiting", tone: 1, values: pools.waiting },
+    ]);
+    this.#charts.kv.show(at, step, [
+      { name: "in use", tone: 0, values: active },
+      { name: "cached", tone: 7, values: cached },
+      { name: "empty", tone: "empty", values: active.map((used, i) => (used === null ? null : Math.max(0, 1 - used - cached[i]))) },
+    ]);
+  }
+
+  #showSums(sums) {
+    const sum = (name) => sums[name].reduce((total, value) => total + value, 0);
+    const prompt = sum("prompt_tokens");
+    const figures = [
+      ["Requests", sum("requests")],
+      ["failed", sum("errors")],
+      ["refused by limits", sum("refused")],
+      ["Tokens in", prompt],
+      ["Tokens out", sum("completion_tokens")],
+    ].map(([name, value]) => figure(name, compact(value), count(value)));
+    figures.push(figure("from the cache", percent(prompt ? sum("cached_tokens") / prompt : NaN)));
+    byId("traffic-sums").replaceChildren(...figures);
+  }
+}
+
+function figure(name, value, exact = null) {
+  return el("div", {}, el("dt", {}, name), el("dd", { title: exact }, value));
+}
+
+function spread({ p50, p95, p99 }) {
+  return [
+    { name: "half below", tone: 0, values: p50 },
+    { name: "95 % below", tone: 1, values: p95 },
+    { name: "99 % below", tone: 2, values: p99 },
+  ];
+}
