@@ -11,10 +11,13 @@ from django.conf import settings
 
 from catalog.heartbeats import known_replicas, read_heartbeats
 from catalog.models import Replica, ReplicaState
+from catalog.replica_log import read_log
 from engine.contract.protocol import STALL_AFTER_S, Heartbeat
 from engine.contract.redis_clients import sync_client
 
 TIMEOUT_S = 2.0
+#: Of a log, where only its end is shown.
+TAIL_LINES = 20
 #: From the best that a model's replicas can be to the worst.
 ORDER = ("ready", "draining", "loading", "sleeping", "stalled", "failed", "offline")
 _FROM_ROW = {
@@ -35,6 +38,12 @@ def live_replicas() -> list[Heartbeat]:
     client, prefix = client_of(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
     beats = read_heartbeats(client, prefix, sorted(known_replicas(client, prefix)))
     return list(beats.values())
+
+
+def log_tail(replica_id: str) -> str:
+    """The last lines of a replica's log. Raises redis.RedisError."""
+    client, prefix = client_of(settings.REDIS_URL), settings.QUIRE["KEY_PREFIX"]
+    return "\n".join(line.text for line in read_log(client, prefix, replica_id, most=TAIL_LINES))
 
 
 def state_of(beat: Heartbeat) -> str:

@@ -6,10 +6,12 @@ import time
 from typing import Any
 
 import pytest
+import redis
 from django.test import Client
 from django.utils import timezone
 
 from catalog.models import Replica, ReplicaState, ServedModel
+from catalog.replica_log import ReplicaLog
 from console.replicas import ORDER
 from engine.contract.protocol import STALL_AFTER_S
 from metering.ledger import insert_records
@@ -220,7 +222,7 @@ def test_a_heartbeat_that_cannot_be_read_hides_no_other(
     import redis
 
     beat(heartbeat("good"))
-    client = redis.Redis.from_url(live_redis)
+    client: Any = redis.Redis.from_url(live_redis)
     client.sadd(f"{key_prefix}:replicas", "bad")
     client.set(f"{key_prefix}:replica:bad", b"\xc1 not msgpack", px=60_000)
     assert names(overview(login("root"))["replicas"]) == {"good"}
@@ -275,3 +277,28 @@ def test_operators_see_the_usage_of_all_tenants_most_tokens_first(login: Login) 
 def test_a_user_without_a_tenant_has_no_usage(login: Login) -> None:
     use("acme", "quill", number=1, tokens=5)
     assert login("nobody").get("/console/api/usage").json()["rows"] == []
+
+
+def test_failures_come_with_the_end_of_their_logs_for_operators_alone(
+    login: Login, beat: Beat, live_redis: str, key_prefix: str
+) -> None:
+    beat(heartbeat("quill-sick", state="failed", detail="out of memory"))
+    model = ServedModel.objects.get(name="quill")
+    Replica.objects.create(
+        served_model=model, replica_id="quill-dead", state="failed", detail="killed by a signal"
+    )
+    client: Any = redis.Redis.from_url(live_redis)
+    log = ReplicaLog(client, key_prefix, "quill-dead")
+    for number in range(30):
+        log.say(f"line {number}")
+    log.flush()
+    found = login("root").get("/console/api/overview").json()["failures"]
+    assert {each["id"]: each["detail"] for each in found} == {
+        "quill-sick": "out of memory",
+        "quill-dead": "killed by a signal",
+    }
+    (dead,) = [each for each in found if each["id"] == "quill-dead"]
+    assert dead["log"].splitlines()[-1].endswith("line 29")
+    assert len(dead["log"].splitlines()) == 20
+    assert "failures" not in login("ada").get("/console/api/overview").json()
+    client.close()

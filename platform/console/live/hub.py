@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -26,6 +27,10 @@ Key = tuple[str, int]
 Sink = Callable[[Key, Any], None]
 LOOK_EVERY_S = 1.0
 AGAIN_AFTER_S = 5.0
+#: What doesn't change is asked less often, up to so many times the pause.
+SLOWEST = 3
+#: Heartbeats that say the same as before are no news.
+_WHEN = re.compile(rb'"at":[0-9.e+]+')
 _plain = msgspec.json.Encoder(order="deterministic").encode
 
 
@@ -85,18 +90,19 @@ class Hub:
 
     async def _ask(self, topic: Topic, key: Key) -> None:
         """What is so now, again and again, told when it changed."""
-        read, before = import_string(topic.read), b""
+        read, before, wait = import_string(topic.read), b"", topic.every_s
         while True:
             try:
                 data = await in_db_thread(read, key[1])
             except (QuireError, redis.RedisError, DatabaseError, InterfaceError) as error:
                 logger.debug("%s can't be read: %s", topic.name, error)
                 data = {"unknown": True}
-            now = _plain(data)
+            now = _WHEN.sub(b"", _plain(data))
+            wait = min(wait * 1.5, topic.every_s * SLOWEST)
             if now != before:
-                before, self._last[key] = now, data
+                before, self._last[key], wait = now, data, topic.every_s
                 self._tell(key, data)
-            await asyncio.sleep(topic.every_s)
+            await asyncio.sleep(wait)
 
 
 class RightsWatch:

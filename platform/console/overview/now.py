@@ -9,7 +9,7 @@ from typing import Any
 
 from catalog.access import access_replicas, access_served_models
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
-from console.replicas import live_replicas, model_state, replica_figures
+from console.replicas import live_replicas, log_tail, model_state, replica_figures, state_of
 from engine.contract.protocol import Heartbeat
 from tenants.live import ALL
 from tenants.models import Tenant
@@ -64,13 +64,23 @@ def _card(model: ServedModel, state: dict[str, Any]) -> dict[str, Any]:
 
 
 def failures_of(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> list[dict[str, str]]:
-    """Replicas that don't beat any more, with what their supervisor says of it.
+    """Replicas that failed, why, and the end of their logs.
 
-    Those that beat say for themselves what failed.
+    Those that beat say why themselves, of the others their supervisor does.
     """
+    beats = list(beats)
     alive = {beat.replica_id for beat in beats}
-    return [
-        {"id": row.replica_id, "model": row.served_model.name, "detail": row.detail}
+    found = [
+        (beat.replica_id, beat.model.name, beat.detail)
+        for beat in beats
+        if state_of(beat) in ("failed", "stalled")
+    ]
+    found += [
+        (row.replica_id, row.served_model.name, row.detail)
         for row in rows
         if row.state == ReplicaState.FAILED and row.replica_id not in alive
+    ]
+    return [
+        {"id": replica_id, "model": model, "detail": detail, "log": log_tail(replica_id)}
+        for replica_id, model, detail in found
     ]

@@ -149,7 +149,7 @@ def test_without_usage_there_is_a_word_and_no_empty_chart(open_page: Open) -> No
 def test_figures_that_are_out_of_date_say_so(open_page: Open) -> None:
     page = open_page("/console/")
     expect(page.locator("#pulse")).to_contain_text("Live")
-    page.route("**/console/api/overview", lambda route: route.abort())
+    page.route("**/console/api/overview*", lambda route: route.abort())
     expect(page.locator("#pulse")).to_contain_text("Out of date")
-    page.unroute("**/console/api/overview")
+    page.unroute("**/console/api/overview*")
     expect(page.locator("#pulse")).to_contain_text("Live")

@@ -11,7 +11,7 @@ import { Traffic } from "./traffic.js";
 import { usageChart, usageSums } from "./usage_chart.js";
 
 const OVERVIEW_EVERY = 1500;
-const USAGE_EVERY = 15_000;
+const USAGE_EVERY = 60_000;
 
 const root = byId("overview");
 const { overviewUrl, usageUrl, historyUrl, loginUrl } = root.dataset;
