@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -48,12 +49,53 @@ class StepTables:
     num_computed: Tensor
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowEdits:
+    """What is done to a sequence's logits before a token is chosen, in this order; ids are those of
+    the vocabulary.
+
+    Attributes:
+        allowed: int32 [words], bit t % 32 of word t // 32 set where token t may come; None: all.
+        forbidden: tokens that never come.
+        words: two tokens or more each; the last never comes behind the others in the output.
+        ends: tokens that don't come before there are `min_tokens`.
+        bias: what is added, by token.
+        repetition, frequency, presence: penalties, as in `kernels.logits.PenalisedRows`.
+        counts_prompt: whether the prompt's tokens are repeated, too.
+        num_logprobs: log probabilities of the untouched logits, of the chosen token and of so many
+            of the likeliest; -1: none.
+    """
+
+    allowed: Tensor | None = None
+    forbidden: Sequence[int] = ()
+    words: Sequence[Sequence[int]] = ()
+    ends: Sequence[int] = ()
+    min_tokens: int = 0
+    bias: Mapping[int, float] = field(default_factory=dict)
+    repetition: float = 1.0
+    frequency: float = 0.0
+    presence: float = 0.0
+    counts_prompt: bool = True
+    num_logprobs: int = -1
+
+
+class StepScores(NamedTuple):
+    """Log probabilities by token of a step, of the rows whose `RowEdits` ask for some: ids int64,
+    values float32 and ranks int64, [tokens, 1 + the most that any row asks for]. The chosen token
+    first, then the likeliest; of a row that asks for fewer what is beyond them means nothing.
+    """
+
+    ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+
 @dataclass(frozen=True, slots=True)
 class StepChoice:
     """How each sequence of a step chooses, as `KernelSet.sample` takes it; [n] each.
 
     `seeds` int64 hold unsigned 64-bit numbers: with the count of tokens generated so far, they give
-    the random numbers of `engine.sampling.uniforms`.
+    the random numbers of `engine.sampling.uniforms`. `edits`: none, or one a sequence.
     """
 
     temperature: Tensor
@@ -61,6 +103,7 @@ class StepChoice:
     top_p: Tensor
     min_p: Tensor
     seeds: Tensor
+    edits: Sequence[RowEdits] = ()
 
 
 class BoundStep(ABC):
@@ -68,7 +111,13 @@ class BoundStep(ABC):
 
     Both ways to run one raise ValueError, and change nothing, where a row doesn't decode: its
     tokens but one are computed, and there is room in the tables for one more behind its drafts.
+
+    Attributes:
+        scores: of the last step, where any row's edits ask for some. A row's tokens lie behind each
+            other, its own first and then one for each draft.
     """
+
+    scores: StepScores | None = None
 
     @abstractmethod
     def __call__(self) -> list[int]:

@@ -14,6 +14,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from engine.bench.statistics import percentile
@@ -34,14 +35,29 @@ def _story(rng: random.Random, llm: LLM) -> Conversation:
     return [{"role": "user", "content": f"Tell me a story about a {rng.choice(_HEROES)}."}]
 
 
+def _echo(rng: random.Random, llm: LLM) -> Conversation:
+    words = " ".join(rng.choice(_HEROES) for _ in range(20))
+    return [{"role": "user", "content": f"Repeat after me: {words}"}]
+
+
 def _sum(rng: random.Random, llm: LLM) -> Conversation:
     numbers = rng.randrange(10, 99), rng.randrange(10, 99)
     return [{"role": "user", "content": f"What is {numbers[0]} + {numbers[1]}?"}]
 
 
-#: What the answers are like: as the conversation has them already, like each other, like nothing.
-KINDS: dict[str, Callable[[random.Random, LLM], Conversation]] = {
+def _loop(rng: random.Random, llm: LLM) -> str:
+    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    start = rng.randrange(len(text) - 400)
+    return text[start : start + 400]
+
+
+#: What the answers are like: as the conversation has them already (perhaps, or surely), like each
+#: other, like nothing. "loop" goes on with a page of the documentation, which the demo model can't:
+#: it goes round in circles, as agents do.
+KINDS: dict[str, Callable[[random.Random, LLM], Any]] = {
     "again": _again,
+    "echo": _echo,
+    "loop": _loop,
     "story": _story,
     "sum": _sum,
 }
@@ -57,11 +73,15 @@ class Turn:
     texts: list[str]
 
 
-def ask(llm: LLM, questions: list[Conversation], max_tokens: int) -> Turn:
-    """All questions at once."""
+def ask(llm: LLM, questions: list[Any], max_tokens: int) -> Turn:
+    """All questions at once; conversations, or texts to go on with."""
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens)
     cpu, started = time.process_time(), time.perf_counter()
-    outputs = llm.chat(questions, sampling, use_tqdm=False)
+    if isinstance(questions[0], str):
+        sampling.ignore_eos = True
+        outputs = llm.generate(questions, sampling, use_tqdm=False)
+    else:
+        outputs = llm.chat(questions, sampling, use_tqdm=False)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     answers = [output.outputs[0] for output in outputs]
     return Turn(

@@ -85,6 +85,13 @@ class Thinking:
         self._tail_size = max(map(len, params.end))
         self._spend()
 
+    def copy(self) -> Thinking:
+        """Another at the same place."""
+        other = Thinking(self.params)
+        other.phase, other._place, other._count = self.phase, self._place, self._count
+        other._tail = self._tail
+        return other
+
     @property
     def forced_token(self) -> int | None:
         """The only token that may come next, if there is one."""

@@ -126,7 +126,9 @@ class EngineCore:
         )
         self._harvest = Harvest(self.scheduler, self.structured, self._counters, self._exits)
         self._most_in_flight = 1 if overlaps else 0
-        self._drafter = make_drafter(config, facts, overlaps=overlaps)
+        self._drafter = make_drafter(
+            config, facts, overlaps=overlaps, possible=self.structured.possible
+        )
         self.scheduler.drafts = self._drafter
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.pace: PrefillPace | None = None
@@ -280,15 +282,15 @@ class EngineCore:
             if self._steps_in_flight:  # they can be begun once the step before has been followed
                 plan.awaits_masks = True
             else:
-                masks = self._begin_masks(plan.step)
+                masks = self._begin_masks(plan)
                 plan.awaits_masks = masks is not None
         return StepInFlight(plan, scheduled, self._execute(plan), masks)
 
-    def _begin_masks(self, step: int) -> Future[GrammarOutput] | None:
+    def _begin_masks(self, plan: StepPlan) -> Future[GrammarOutput] | None:
         """Start on the masks of the step that was scheduled last; they go to the executor."""
-        masks = self.structured.begin_masks(step)
+        masks = self.structured.begin_masks(plan)
         if masks is not None:
-            masks.add_done_callback(partial(_hand_over, self.executor.give_masks, step))
+            masks.add_done_callback(partial(_hand_over, self.executor.give_masks, plan.step))
         return masks
 
     def _execute(self, plan: StepPlan) -> Outcome:
@@ -325,7 +327,7 @@ class EngineCore:
         deltas = self._harvest.take(step.plan, step.scheduled, result, masks)
         for later in self._steps_in_flight:
             if later.plan.awaits_masks:
-                later.masks = self._begin_masks(later.plan.step)
+                later.masks = self._begin_masks(later.plan)
                 if later.masks is None:
                     self.executor.give_masks(GrammarOutput(later.plan.step))
         return deltas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -14,12 +14,11 @@ from engine.contract.protocol import TokenLogprobs
 from engine.contract.sampling_params import GREEDY_EPS
 from engine.sampling.batch import Batch, seeds_of
 from engine.sampling.compiled import CompiledChoice, RowSettings
-from engine.sampling.constraints import is_constrained
 from engine.sampling.device_penalties import DevicePenalties
 from engine.sampling.draw import BROKEN, draw
 from engine.sampling.filters import sample_filtered
 from engine.sampling.logprobs import LogprobTable, RawLogprobs, best_candidates
-from engine.sampling.penalties import is_penalised
+from engine.sampling.row_edits import UNTOUCHED, edits_of
 from engine.sampling.state import SequenceSampling
 from engine.sampling.token_mask import MaskedRows
 from kernels import KernelSet
@@ -175,25 +174,22 @@ class Sampler:
     def is_plain(self, state: SequenceSampling) -> bool:
         """Whether kernels can choose a sequence's next token without Python's help.
 
-        They can where nothing changes its logits and nothing but a token is wanted. Grammar masks
-        come with a step, so they aren't considered here.
+        Grammar masks come with a step, so they aren't considered here.
         """
         params = state.params
         return self._compiled is not None and not (
-            params.logprobs is not None
-            or params.use_beam_search
-            or params.logits_processors
-            or is_penalised(state)
-            or is_constrained(state, self._eos_token_ids)
+            params.use_beam_search or params.logits_processors or params.logprob_token_ids
         )
 
-    @staticmethod
-    def step_choice(states: Sequence[SequenceSampling], vocab_size: int) -> StepChoice | None:
-        """How kernels choose for plain sequences; None: greedily for each."""
-        if all(state.params.greedy for state in states):
+    def step_choice(self, states: Sequence[SequenceSampling], vocab_size: int) -> StepChoice | None:
+        """How kernels choose for plain sequences; None: the likeliest for each."""
+        edits = [edits_of(state, self._eos_token_ids, vocab_size) for state in states]
+        odd = any(each != UNTOUCHED for each in edits)
+        if not odd and all(state.params.greedy for state in states):
             return None
         settings = RowSettings.of(states, vocab_size, torch.device("cpu"))
-        return settings.with_seeds(seeds_of(states))
+        choice = settings.with_seeds(seeds_of(states))
+        return replace(choice, edits=edits) if odd else choice
 
     def waits(self, logits: Tensor, states: Sequence[SequenceSampling]) -> bool:
         """Whether choosing for these needs the tokens that they have generated so far."""

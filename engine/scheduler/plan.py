@@ -124,7 +124,8 @@ class GrammarOutput(msgspec.Struct, omit_defaults=True):
 
     Attributes:
         step: whose rows.
-        seq_ids: sequences, in the order of the rows of `bits`.
+        seq_ids: sequences, in the order of the rows of `bits`; one that has drafts comes once for
+            its newest token and then once for each draft that it may follow.
         bits: int32 [len(seq_ids), words], little-endian, row after row; bit t % 32 of word t // 32
             is set where token t may come.
         only_eos: rows that nothing but EOS can follow: it comes whatever else the request says.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.contract.config import EngineConfig
@@ -12,6 +13,7 @@ from engine.scheduler import Sequence, StepPlan
 from engine.speculative.proposers import PROPOSERS, Proposer
 from engine.speculative.step_costs import StepCosts
 
+Possible = Callable[[Sequence, list[int]], list[int]]
 #: What a draft's chance to hold is taken for before any was tried.
 _PRIOR = 0.5
 #: The weight of a new draft in a sequence's average.
@@ -46,8 +48,12 @@ class Drafter:
     are, and none are looked for.
     """
 
-    def __init__(self, config: SpeculativeConfig, max_model_len: int) -> None:
+    def __init__(
+        self, config: SpeculativeConfig, max_model_len: int, possible: Possible | None = None
+    ) -> None:
+        """`possible`: cuts a sequence's drafts to those that what it follows allows."""
         self._config = config
+        self._possible = possible or (lambda sequence, drafts: drafts)
         self._max_model_len = max_model_len
         self._proposer: Proposer = PROPOSERS[config.method](config)
         self._chances: dict[int, _Chance] = {}
@@ -71,7 +77,8 @@ class Drafter:
             count = self._most(sequence)
             if count > 0:
                 self._chances.setdefault(sequence.seq_id, _Chance(sequence))
-                if drafts := self._proposer.propose(sequence, count):
+                drafts = self._proposer.propose(sequence, count)
+                if drafts and (drafts := self._possible(sequence, drafts)):
                     proposed[sequence.seq_id] = drafts
         return self._worth(proposed, width, most)
 
@@ -132,14 +139,14 @@ class Drafter:
 
 def takes_drafts(sequence: Sequence) -> bool:
     """Whether a sequence's drafts can be checked: nothing but its own draws chooses its tokens."""
-    params = sequence.request.message.sampling
-    thinks = params.thinking is not None and params.thinking.budget is not None
-    chosen_otherwise = params.use_beam_search or params.structured_outputs is not None or thinks
-    return not (chosen_otherwise or sequence.wants_prompt_logprobs)
+    beams = sequence.request.message.sampling.use_beam_search
+    return not (beams or sequence.wants_prompt_logprobs)
 
 
-def make_drafter(config: EngineConfig, facts: ModelFacts, *, overlaps: bool) -> Drafter | None:
-    """As the settings say; None without `speculative_config`.
+def make_drafter(
+    config: EngineConfig, facts: ModelFacts, *, overlaps: bool, possible: Possible | None = None
+) -> Drafter | None:
+    """As the settings say; None without `speculative_config`. `possible`: see `Drafter`.
 
     Raises `ConfigError` where drafts can't be checked.
     """
@@ -157,4 +164,4 @@ def make_drafter(config: EngineConfig, facts: ModelFacts, *, overlaps: bool) -> 
         raise ConfigError(
             f"speculative_config can't be used: {obstacle}.", param="speculative_config"
         )
-    return Drafter(wanted, facts.max_model_len)
+    return Drafter(wanted, facts.max_model_len, possible)

@@ -17,12 +17,20 @@ class TokenLookup:
         #: By length: run -> where the token after it stood last.
         self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in self._lengths}
         self._known = 0
+        #: Tokens whose runs it knows: about 450 bytes each.
+        self.size = 0
+
+    def clear(self) -> None:
+        """Forget all runs. What is appended from here on is taken note of."""
+        self._after = {length: {} for length in self._lengths}
+        self.size = 0
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take note of a text that begins with what it was before."""
         for length, after in self._after.items():
             for end in range(max(self._known, length), len(tokens)):
                 after[tuple(tokens[end - length : end])] = end
+        self.size += len(tokens) - self._known
         self._known = len(tokens)
 
     def find(self, tokens: Sequence[int], newest: Sequence[int]) -> tuple[int, int] | None:

@@ -9,6 +9,10 @@ from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative.lookup import TokenLookup, continued
 
+#: Tokens of running sequences whose runs are known, and of the outputs that "suffix" keeps: about
+#: 115 MB each.
+MOST_TOKENS = 1 << 18
+
 
 class Proposer(ABC):
     """Guesses at the tokens that follow a sequence's newest one."""
@@ -23,11 +27,15 @@ class Proposer(ABC):
 
 
 class NgramProposer(Proposer):
-    """From the sequence's own prompt and output."""
+    """From the sequence's own prompt and output.
+
+    Of many long sequences, `MOST_TOKENS` together, the longest forget what they said so far.
+    """
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._lengths = config.prompt_lookup_min, config.prompt_lookup_max
         self._lookups: dict[int, TokenLookup] = {}
+        self._size = 0
 
     def propose(self, sequence: Sequence, count: int) -> list[int]:
         """See the base."""
@@ -40,20 +48,27 @@ class NgramProposer(Proposer):
         lookup = self._lookups.get(sequence.seq_id)
         if lookup is None:
             lookup = self._lookups[sequence.seq_id] = TokenLookup(*self._lengths)
+        before = lookup.size
         lookup.extend(sequence.token_ids)
+        self._size += lookup.size - before
+        while self._size > MOST_TOKENS:
+            longest = max(self._lookups.values(), key=lambda each: each.size)
+            self._size -= longest.size
+            longest.clear()
         return lookup
 
     def forget(self, sequence: Sequence) -> None:
         """See the base."""
-        self._lookups.pop(sequence.seq_id, None)
+        lookup = self._lookups.pop(sequence.seq_id, None)
+        self._size -= 0 if lookup is None else lookup.size
 
 
 class SuffixProposer(Proposer):
     """From earlier outputs of the same tenant too, the newest first (after Oliaro et al. 2024,
     "SuffixDecoding").
 
-    Outputs meet nobody's but their own cache namespace's: what others were told shows neither in a
-    draft nor in its time.
+    They hold `MOST_TOKENS` together, the oldest go first. Outputs meet nobody's but their own cache
+    namespace's: what others were told shows neither in a draft nor in its time.
     """
 
     #: Earlier outputs that are searched for one draft.
@@ -68,6 +83,7 @@ class SuffixProposer(Proposer):
         #: Namespace -> the numbers of its outputs, oldest first.
         self._numbers: dict[str, list[int]] = {}
         self._count = 0
+        self._size = 0
 
     def propose(self, sequence: Sequence, count: int) -> list[int]:
         """The continuation of the longest run found anywhere; of equals, the sequence's own."""
@@ -96,11 +112,16 @@ class SuffixProposer(Proposer):
         self._outputs[namespace, self._count] = output, lookup
         self._numbers.setdefault(namespace, []).append(self._count)
         self._count += 1
-        if len(self._outputs) > self._most:
-            (oldest, number), _ = self._outputs.popitem(last=False)
-            self._numbers[oldest].remove(number)
-            if not self._numbers[oldest]:
-                del self._numbers[oldest]
+        self._size += len(output)
+        while len(self._outputs) > self._most or self._size > MOST_TOKENS:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        (namespace, number), (output, _) = self._outputs.popitem(last=False)
+        self._size -= len(output)
+        self._numbers[namespace].remove(number)
+        if not self._numbers[namespace]:
+            del self._numbers[namespace]
 
 
 def _namespace(sequence: Sequence) -> str:

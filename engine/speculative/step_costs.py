@@ -6,6 +6,8 @@ from bisect import bisect_left
 
 #: The weight of a new step in its average.
 _NEW = 0.1
+#: So many steps of a width are known by the fastest of them.
+_FIRST = 4
 #: A step counts as at most so many times slower or faster than the average.
 _OUTLIER = 2.0
 
@@ -21,6 +23,7 @@ class StepCosts:
     def __init__(self) -> None:
         self._widths: list[int] = []
         self._seconds: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
 
     def note(self, width: int, seconds: float) -> None:
         """A step of `width` tokens took so long."""
@@ -28,7 +31,12 @@ class StepCosts:
         before = self._seconds.get(place)
         if before is None:
             self._widths.insert(bisect_left(self._widths, place), place)
-            self._seconds[place] = seconds
+            self._seconds[place], self._counts[place] = seconds, 1
+            return
+        if self._counts[place] < _FIRST:
+            # Whatever else ran then made it no faster: one slow step mustn't end all drafts.
+            self._counts[place] += 1
+            self._seconds[place] = min(before, seconds)
             return
         bounded = min(max(seconds, before / _OUTLIER), before * _OUTLIER)
         self._seconds[place] = before + _NEW * (bounded - before)

@@ -66,6 +66,29 @@ class GrammarState:
             raise_error(self.matcher)
             raise BadGrammar("the tokens so far don't follow it")
 
+    def follow(self, drafts: Sequence[int]) -> list[GrammarState]:
+        """Where it would be once the first of some guessed tokens came, the first two, and so on:
+        as many as may come. This one stays where it is.
+        """
+        found: list[GrammarState] = []
+        last = self
+        for token in drafts:
+            thinking, matcher = last.thinking, last.matcher
+            forced = None if thinking is None else thinking.forced_token
+            if forced not in (None, token) or last.complete:
+                break
+            following = GrammarState(
+                None if matcher is None else matcher.deep_copy(),
+                None if thinking is None else thinking.copy(),
+            )
+            try:
+                following.advance([token])
+            except BadGrammar:
+                break
+            found.append(following)
+            last = following
+        return found
+
     @property
     def phase(self) -> Phase:
         """Where the sequence stands in its reasoning."""

@@ -21,11 +21,12 @@ MAX_THREADS = 8
 
 @dataclass(slots=True)
 class MaskRow:
-    """One sequence that gets a token from this step."""
+    """A place of a step that gets a token: a sequence's newest one, or a draft behind it."""
 
     seq_id: int
     state: GrammarState
     ignore_eos: bool
+    drafted: bool = False
 
 
 class MaskMaker:
@@ -59,7 +60,8 @@ class MaskMaker:
         for at in followed:
             row, matcher = rows[at], rows[at].state.matcher
             if matcher is not None and matcher.is_error():
-                output.errors[row.seq_id] = short(matcher.get_error())
+                if not row.drafted:  # else it comes again once the sequence is there
+                    output.errors[row.seq_id] = short(matcher.get_error())
                 bits[at] = -1
             elif not more[at]:
                 output.only_eos.append(at)

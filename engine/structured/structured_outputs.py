@@ -11,7 +11,7 @@ from concurrent.futures import Future
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.thinking import Phase, Thinking
-from engine.scheduler.plan import GrammarOutput
+from engine.scheduler.plan import GrammarOutput, StepPlan
 from engine.scheduler.sequence import Request, Sequence, Status
 from engine.structured.backend import BadGrammar, Vocabulary, available
 from engine.structured.cache import GrammarCache
@@ -165,23 +165,33 @@ class StructuredOutputManager:
         """Whether a sequence may need a mask."""
         return bool(self.states)
 
-    def begin_masks(self, step: int) -> Future[GrammarOutput] | None:
+    def possible(self, sequence: Sequence, drafts: list[int]) -> list[int]:
+        """The first of a sequence's drafts, those that its grammar and its reasoning allow."""
+        state = self.states.get(sequence.seq_id)
+        return drafts if state is None else drafts[: len(state.follow(drafts))]
+
+    def begin_masks(self, plan: StepPlan) -> Future[GrammarOutput] | None:
         """Start on the masks of the step that was scheduled last; None when it needs none."""
         if not self.states:
             return None
-        rows = [
-            MaskRow(seq_id, state, sequence.request.message.sampling.ignore_eos)
-            for seq_id, state in self.states.items()
-            if (sequence := self._sequences[seq_id]).status is Status.RUNNING
-            and sequence.num_computed_tokens == len(sequence.token_ids)
-            and not _is_free(state)
-        ]
+        rows: list[MaskRow] = []
+        for seq_id, state in self.states.items():
+            sequence, drafts = self._sequences[seq_id], plan.drafts.get(seq_id, [])
+            ends = sequence.num_computed_tokens == len(sequence.token_ids) + len(drafts)
+            if sequence.status is not Status.RUNNING or not ends:
+                continue
+            behind = state.follow(drafts) if drafts else []
+            if _is_free(state) and all(map(_is_free, behind)):
+                continue
+            ignores = sequence.request.message.sampling.ignore_eos
+            rows.append(MaskRow(seq_id, state, ignores))
+            rows += [MaskRow(seq_id, each, ignores, drafted=True) for each in behind]
         if not rows:
             return None
         if self._masks is None:
             self._masks = MaskMaker(self._vocabulary().num_words, self._eos)
             weakref.finalize(self, self._masks.close)
-        return self._masks.begin(step, rows)
+        return self._masks.begin(plan.step, rows)
 
     def follow(self, sequence: Sequence, token_id: int, masks: GrammarOutput | None) -> list[int]:
         """Move the grammar of one of `states` over a token sampled under `masks`. Returns what to

@@ -18,10 +18,17 @@ def masked_rows(plan: StepPlan, sampled: Sampled, masks: GrammarInbox) -> Masked
     output = masks.take(plan.step)
     if not output.seq_ids:
         return None
-    row_of = {seq_id: row for row, seq_id in enumerate(output.seq_ids)}
+    row_of: dict[int, int] = {}
+    for at, seq_id in enumerate(output.seq_ids):
+        row_of.setdefault(seq_id, at)
     seq_ids = [plan.seq_ids[index] for index in sampled.sampled]
     places = [(row, row_of[seq]) for row, seq in enumerate(seq_ids) if seq in row_of]
-    bits = np.frombuffer(output.bits, dtype="<i4").reshape(len(row_of), -1)
+    for drafted in sampled.drafted:
+        own = row_of.get(plan.seq_ids[drafted.index])
+        if own is not None:
+            count = output.seq_ids.count(plan.seq_ids[drafted.index])
+            places += [(drafted.first + at, own + 1 + at) for at in range(count - 1)]
+    bits = np.frombuffer(output.bits, dtype="<i4").reshape(len(output.seq_ids), -1)
     only_eos = set(output.only_eos)
     return MaskedRows(
         rows=[row for row, _ in places],
@@ -52,7 +59,8 @@ def collect(
     errors = {seq_ids[at]: why for at, why in output.errors.items() if at < len(seq_ids)}
     result.errors.update(errors)
     if any(output.logprobs):
-        result.logprobs = [None] * len(plan.seq_ids)
+        if result.logprobs is None:
+            result.logprobs = [None] * len(plan.seq_ids)
         for index, scores in zip(sampled.sampled, output.logprobs, strict=False):
             result.logprobs[index] = None if scores is None else [scores]
     for drafted in sampled.drafted:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import torch
 
+from engine.contract.protocol import TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.models.adapters import AdapterWeights
 from engine.sampling.sampler import NOT_FINITE, Sampler
@@ -16,7 +15,7 @@ from engine.worker.batch import Drafted, RunningBatch, Sampled
 from engine.worker.collect import collect, masked_rows
 from engine.worker.grammar_inbox import GrammarInbox
 from kernels.lora import TableUse
-from kernels.steps import BoundStep, CompiledStep, StepTables
+from kernels.steps import BoundStep, CompiledStep, StepScores, StepTables
 
 #: Logits that a step may make; a larger one has less to gain, and they stay in memory.
 MOST_LOGITS = 1 << 23
@@ -60,7 +59,6 @@ class DecodeSteps:
         self._seq_ids: list[int] = []
         self._ones: list[int] = []
         self._masked = False
-        self._left = 0
         self._chosen: list[int] = []
         self._states: list[SequenceSampling] = []
         self._sampled: list[int] = []
@@ -74,12 +72,11 @@ class DecodeSteps:
         """The step's result; None when it must be run as any other. The batch has the plan's
         changes.
         """
-        fresh = plan.new or plan.appended or plan.seq_ids != self._seq_ids or not self._left
+        fresh = plan.new or plan.appended or plan.seq_ids != self._seq_ids
         if fresh or plan.awaits_masks != self._masked:
             self._look(plan)
         if self._run is None or not self._decodes(plan):
             return None
-        self._left -= 1
         result = StepResult.empty(len(plan.seq_ids))
         if plan.drafts:
             self._verify(plan, self._run, result)
@@ -91,6 +88,8 @@ class DecodeSteps:
                 state.output_token_ids.append(token_id)
             else:
                 result.errors[plan.seq_ids[index]] = NOT_FINITE
+        if self._run.scores is not None:
+            self._score(self._run.scores, [0] * len(self._chosen), result)
         if self._sampled:
             sampled = Sampled(
                 sampled=self._sampled,
@@ -119,9 +118,27 @@ class DecodeSteps:
                 state.output_token_ids += token_ids
             else:
                 result.errors[plan.seq_ids[index]] = NOT_FINITE
+        if run.scores is not None:
+            self._score(run.scores, counts, result)
         if logits is not None:
             sampled, places = self._drafted(drafts[chosen:])
             self._sample(plan, sampled, logits[places], result)
+
+    def _score(self, scores: StepScores, drafts: list[int], result: StepResult) -> None:
+        """Hand on the log probabilities of the tokens that the call chose."""
+        found: list[list[TokenLogprobs] | None] = [None] * len(result.token_ids)
+        at = 0
+        for index, state, count in zip(self._chosen, self._states, drafts, strict=False):
+            wanted, got = state.params.logprobs, len(result.token_ids[index])
+            if wanted is not None and got:
+                rows, top = slice(at, at + got), slice(1 + min(wanted, self._vocab_size))
+                found[index] = [
+                    TokenLogprobs(*entry)
+                    for entry in zip(*(each[rows, top].tolist() for each in scores), strict=True)
+                ]
+            at += 1 + count
+        if any(found):
+            result.logprobs = found
 
     def _drafted(self, drafts: list[list[int]]) -> tuple[Sampled, list[int]]:
         """What is sampled from the logits that a step left of rows with `drafts`, and where in
@@ -183,7 +200,6 @@ class DecodeSteps:
         self._states = [states[index] for index in self._chosen]
         self._sampled_states = [states[index] for index in self._sampled]
         self._sampled_rows = rows[self._sampled]
-        self._left = _steps_until_plain(self._sampled_states)
         self._logits = torch.empty((len(self._sampled), self._vocab_size))
         choice = self._sampler.step_choice(self._states, self._vocab_size)
         order = rows[self._chosen + self._sampled]
@@ -217,9 +233,3 @@ def may_be_masked(params: SamplingParams) -> bool:
     """Whether a grammar, or a limit on reasoning, may forbid tokens."""
     limited = params.thinking is not None and params.thinking.budget is not None
     return limited or params.structured_outputs is not None
-
-
-def _steps_until_plain(states: list[SequenceSampling]) -> int:
-    """Steps before another of these may be plain: it has its `min_tokens` then."""
-    missing = [state.params.min_tokens - len(state.output_token_ids) for state in states]
-    return min((steps for steps in missing if steps > 0), default=sys.maxsize)

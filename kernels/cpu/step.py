@@ -11,12 +11,13 @@ from torch import Tensor
 
 from kernels.cpu import structs as c
 from kernels.cpu.checks import check_dense
+from kernels.cpu.edits import Edits
 from kernels.cpu.experts import handle_of
 from kernels.cpu.library import Library, check
 from kernels.cpu.lora import LoraGroups
 from kernels.cpu.threads import num_threads
 from kernels.lora import TableUse
-from kernels.steps import BoundStep, CompiledStep, StepChoice, StepEnds, StepTables
+from kernels.steps import BoundStep, CompiledStep, StepChoice, StepEnds, StepScores, StepTables
 
 
 class CpuStep(CompiledStep):
@@ -73,11 +74,16 @@ class CpuBoundStep(BoundStep):
             check_dense("logits", logits, (len(logits), self._vocab_size), torch.float32)
         if chosen < 0:
             raise ValueError("logits must have at most as many rows as the step")
-        described = None if choice is None else ctypes.byref(_choice(choice, chosen))
-        self._kept = (step, rows, choice, logits, adapters)
+        described, edits = None, None
+        if choice is not None:
+            edits = Edits(choice.edits, chosen, self._vocab_size) if choice.edits else None
+            described = ctypes.byref(_choice(choice, chosen, edits))
+        self._kept = (step, rows, choice, logits, adapters, edits)
+        self._most = -1 if edits is None else edits.most
         self._run, self._count, self._chosen = step.run, count, chosen
         self._out = (ctypes.c_int64 * chosen)()
-        self._result = _result(self._out, None, logits)
+        self._own_scores = self._new_scores(chosen)
+        self._result = _result(self._out, None, logits, self._own_scores)
         self._rows = (step.handle, rows.data_ptr())
         self._rest = (count, chosen, described)
         self._adapters = (adapters.table, adapters.count)
@@ -85,6 +91,7 @@ class CpuBoundStep(BoundStep):
 
     def __call__(self) -> list[int]:
         """See the base."""
+        self.scores = self._own_scores
         if status := self._run(*self._args, num_threads()):
             check(status)
         return self._out[:]
@@ -99,7 +106,8 @@ class CpuBoundStep(BoundStep):
         if logits is not None:
             check_dense("logits", logits, (left, self._vocab_size), torch.float32)
         out, got = (ctypes.c_int64 * drawn)(), (ctypes.c_int64 * self._chosen)()
-        result = ctypes.byref(_result(out, got, logits))
+        self.scores = self._new_scores(drawn)
+        result = ctypes.byref(_result(out, got, logits, self.scores))
         args = (*self._rows, counts, *self._rest, result, *self._adapters)
         if status := self._run(*args, num_threads()):
             check(status)
@@ -109,17 +117,29 @@ class CpuBoundStep(BoundStep):
             at += 1 + drafts[row]
         return found
 
+    def _new_scores(self, tokens: int) -> StepScores | None:
+        if self._most < 0:
+            return None
+        shape = (tokens, 1 + self._most)
+        ids, ranks = (torch.zeros(shape, dtype=torch.int64) for _ in range(2))
+        return StepScores(ids, torch.zeros(shape), ranks)
+
 
 def _result(
     out: ctypes.Array[ctypes.c_int64],
     got: ctypes.Array[ctypes.c_int64] | None,
     logits: Tensor | None,
+    scores: StepScores | None,
 ) -> c.StepResult:
-    return c.StepResult(
+    result = c.StepResult(
         out=ctypes.addressof(out),
         got=None if got is None else ctypes.addressof(got),
         open=None if logits is None else logits.data_ptr(),
     )
+    if scores is not None:
+        result.ids, result.values, result.ranks = (each.data_ptr() for each in scores)
+        result.most = scores.ids.shape[1] - 1
+    return result
 
 
 def _ends(decoder: int, hidden: int, ends: StepEnds) -> c.StepEnds:
@@ -162,7 +182,7 @@ def _tables(tables: StepTables) -> c.StepTables:
     )
 
 
-def _choice(choice: StepChoice, count: int) -> c.StepChoice:
+def _choice(choice: StepChoice, count: int, edits: Edits | None) -> c.StepChoice:
     check_dense("temperature", choice.temperature, (count,), torch.float32)
     check_dense("top_k", choice.top_k, (count,), torch.int64)
     check_dense("top_p", choice.top_p, (count,), torch.float64)
@@ -174,4 +194,5 @@ def _choice(choice: StepChoice, count: int) -> c.StepChoice:
         top_p=choice.top_p.data_ptr(),
         min_p=choice.min_p.data_ptr(),
         seeds=choice.seeds.data_ptr(),
+        edits=None if edits is None else edits.address,
     )

@@ -147,13 +147,35 @@ class StepTables(ctypes.Structure):
 class StepChoice(ctypes.Structure):
     """Declared in step.h."""
 
-    _fields_ = [(name, P) for name in ("temperature", "top_k", "top_p", "min_p", "seeds")]
+    _fields_ = [(name, P) for name in ("temperature", "top_k", "top_p", "min_p", "seeds", "edits")]
 
 
 class StepResult(ctypes.Structure):
     """Declared in step.h."""
 
-    _fields_ = [(name, P) for name in ("out", "got", "open")]
+    _fields_ = [
+        *((name, P) for name in ("out", "got", "open", "ids", "values", "ranks")),
+        ("most", L),
+    ]
+
+
+class RowEdits(ctypes.Structure):
+    """Declared in edits.h."""
+
+    _fields_ = [
+        ("allowed", P),
+        ("forbidden", P),
+        ("num_forbidden", L),
+        *((name, P) for name in ("words", "word_starts")),
+        ("num_words", L),
+        ("ends", P),
+        *((name, L) for name in ("num_ends", "min_tokens")),
+        *((name, P) for name in ("biased", "biases")),
+        ("num_biased", L),
+        *((name, F) for name in ("repetition", "frequency", "presence")),
+        ("counts_prompt", N),
+        ("num_logprobs", L),
+    ]
 
 
 class LoraPart(ctypes.Structure):
@@ -199,8 +221,8 @@ class LoraUse(ctypes.Structure):
 
 STRUCTS: tuple[type[ctypes.Structure], ...] = (
     Activation, Norm, HeadNorm, AttentionArgs, RopeArgs, Experts, DecoderShape, DecoderLayer,
-    DecoderGroup, StepEnds, StepTables, StepChoice, StepResult, LoraPart, LoraLinear, LoraLayer,
-    LoraGroup, LoraUse,
+    DecoderGroup, StepEnds, StepTables, StepChoice, StepResult, RowEdits, LoraPart, LoraLinear,
+    LoraLayer, LoraGroup, LoraUse,
 )  # fmt: skip
 
 

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from engine import LLM, SamplingParams
-from engine.sampling.batch import Batch
 from engine.sampling.sampler import Sampler, SamplerOutput
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import StepPlan, StepResult
@@ -93,6 +91,15 @@ WISHES: list[dict[str, object]] = [
 ]  # fmt: skip
 
 
+CHOSEN_IN_THE_CALL: list[dict[str, object]] = [
+    {"logprobs": 3, "frequency_penalty": 0.4, "temperature": 1.0},
+    {"min_tokens": 4, "ignore_eos": False},
+    {"bad_words_token_ids": [[5, 6], [7]], "logit_bias": {5: 2.0, 9: -3.0}},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.3, "min_p": 0.1, "temperature": 0.8},
+    {"allowed_token_ids": [3, 4, 5, 10, 11, 12], "logprobs": 0},
+]
+
+
 def scored(llm: LLM, params: list[SamplingParams]) -> list[object]:
     results = llm.generate(PROMPTS[: len(params)], params, use_tqdm=False)
     return [
@@ -117,7 +124,7 @@ def test_one_unusual_sequence_leaves_the_others_in_the_call(
     assert sum(taken) >= OUTPUT - 1 or "use_beam_search" in wish
 
 
-def test_a_sequence_goes_on_in_the_call_once_it_has_its_min_tokens(
+def test_only_what_asks_python_leaves_the_call(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []
@@ -129,22 +136,23 @@ def test_a_sequence_goes_on_in_the_call_once_it_has_its_min_tokens(
 
     monkeypatch.setattr(Sampler, "sample", spy)
     llm = make(model_folder("llama"))
-    outputs(llm, [sampling(min_tokens=5, ignore_eos=False, stop_token_ids=[96]), sampling()])
-    # Both of the prompts' step, then those that min_tokens hold back.
-    assert seen == [2, 1, 1, 1, 1]
+    wish = sampling(logits_processors=[lambda output, logits: logits], max_tokens=5)
+    outputs(llm, [wish, *(sampling(**each) for each in CHOSEN_IN_THE_CALL)])
+    # The prompts' step; then the one that asks Python, until it ends.
+    count = 1 + len(CHOSEN_IN_THE_CALL)
+    assert sum(seen) == 4 + count
+    assert seen[-4:] == [1] * 4
 
 
-def test_the_sampler_is_plain_where_nothing_changes_the_logits() -> None:
-    kernels = get("cpu", use_compiled=False)
-    sampler = Sampler([2], kernels)
-    plain = [*MIXED, sampling(min_tokens=3), sampling(stop_token_ids=[4]), sampling(logit_bias={})]
-    odd = [sampling(**wish) for wish in WISHES if "prompt_logprobs" not in wish]
-    for params in (*plain, *odd):
-        state = SequenceSampling(params, [5, 6], [], 0)
-        batch = Batch([state], [2], VOCAB, torch.device("cpu"))
-        untouched = batch.untouched and not batch.logprobs.rows and not batch.beams.rows
-        assert sampler.is_plain(state) == untouched == (params in plain), params
-    assert not Sampler([2]).is_plain(SequenceSampling(plain[0], [5], [], 0))
+def test_the_sampler_is_plain_where_python_is_not_asked() -> None:
+    sampler = Sampler([2], get("cpu", use_compiled=False))
+    asks = ("use_beam_search", "logits_processors", "logprob_token_ids")
+    for wish in (*WISHES, {"logprob_token_ids": [5]}):
+        state = SequenceSampling(sampling(**wish), [5, 6], [], 0)
+        assert sampler.is_plain(state) != any(each in wish for each in asks), wish
+    assert not Sampler([2]).is_plain(SequenceSampling(sampling(), [5], [], 0))
+    alone = sampler.step_choice([SequenceSampling(sampling(logit_bias={}), [5], [], 0)], VOCAB)
+    assert alone is None
 
 
 def test_tokens_are_the_same_under_preemption(model_folder: Folder, taken: list[bool]) -> None:

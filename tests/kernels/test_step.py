@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from engine.contract.sampling_params import SamplingParams
+from engine.sampling.sampler import Sampler
+from engine.sampling.state import SequenceSampling
 from engine.sampling.uniforms import uniforms
 from kernels.interface import KernelSet, LinearLayer
-from kernels.steps import CompiledStep, StepChoice, StepEnds, StepTables
+from kernels.steps import CompiledStep, RowEdits, StepChoice, StepEnds, StepTables
 from tests.kernels.test_decoder import BLOCK_SIZE, SHAPE, make_layer, norm
 
 VOCAB, LONGEST = 77, 41
@@ -237,6 +241,53 @@ def test_it_draws_with_the_samplers_numbers(compiled: KernelSet, threads: int) -
             numbers,
         )
         assert run() == expected.tolist()
+
+
+WISHES: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.7, "presence_penalty": -0.5, "frequency_penalty": 0.3, "logprobs": 0},
+    {"logit_bias": {5: 9.0, 70: -3.5, 500: 1.0}, "bad_words_token_ids": [[9], [500], [3, 4]]},
+    {"allowed_token_ids": [1, 2, 30, 31, 32, 64], "logprobs": 5, "temperature": 0},
+    {"min_tokens": 7, "stop_token_ids": [4, 60], "min_p": 0.2, "logprobs": 200},
+]
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_rows_with_wishes_get_what_the_sampler_gives_to_the_bit(
+    compiled: KernelSet, threads: int, turn: int
+) -> None:
+    torch.manual_seed(turn)
+    model = Model(compiled, logit_scale=0.2)
+    tables, sampler = model.tables, Sampler([2], compiled)
+    wishes = [*WISHES[turn:], *WISHES[:turn]]
+    states = []
+    for row, wish in zip(ROWS, wishes, strict=True):
+        tokens, split = tables.tokens[row].tolist(), PROMPTS[row]
+        if LENGTHS[row] > split:  # so that a bad word's beginning stands there
+            tokens[LENGTHS[row] - 1] = tables.tokens[row, LENGTHS[row] - 1] = 3
+        params = SamplingParams(**wish)
+        states.append(SequenceSampling(params, tokens[:split], tokens[split : LENGTHS[row]], row))
+    expected = sampler.sample(model.logits(ROWS), states)
+    run = model.step.over(torch.tensor(ROWS), sampler.step_choice(states, VOCAB))
+    assert run() == expected.token_ids.tolist()
+    assert run.scores is not None
+    for at, (state, entry) in enumerate(zip(states, expected.logprobs, strict=True)):
+        if entry is not None:
+            top = 1 + min(VOCAB, state.params.logprobs or 0)
+            told = [each[at, :top].tolist() for each in run.scores]
+            assert told == [entry.token_ids, entry.logprobs, entry.ranks]
+
+
+def test_wishes_that_do_not_fit_are_refused(compiled: KernelSet) -> None:
+    model, plain = Model(compiled), draws(SEEDS)
+    for wrong, says in (
+        ([RowEdits()], "each of 4 rows"),
+        ([RowEdits(forbidden=[VOCAB])] * 4, "tokens must be in"),
+        ([RowEdits(bias={-1: 1.0})] * 4, "tokens must be in"),
+        ([RowEdits(words=[[1]])] * 4, "two tokens or more"),
+        ([RowEdits(allowed=torch.zeros(1).int())] * 4, "allowed"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            model.step.over(torch.tensor(ROWS), dataclasses.replace(plain, edits=wrong))
 
 
 def test_logits_that_are_no_numbers_give_no_token(compiled: KernelSet, threads: int) -> None:

@@ -9,6 +9,7 @@
 #include <limits>
 #include <vector>
 
+#include "edits.h"
 #include "ops.h"
 
 namespace quire {
@@ -287,15 +288,9 @@ double normalizer(const float* x, int64_t vocab, float top, float own, int64_t* 
   return static_cast<double>(top) + std::log(total);
 }
 
-// What is told of one row: the chosen token first, then the k likeliest.
-struct Told {
-  int64_t* ids;   // [1 + k]
-  float* values;  // [1 + k], log probabilities
-  int64_t* ranks;  // [1 + k], equal ones share the best
-};
+}  // namespace
 
-// Returns the normalizer; NaN where the row's logits are no numbers to choose by.
-float tell(const float* x, int64_t vocab, int64_t token, int64_t k, const Told& told) {
+float tell_row(const float* x, int64_t vocab, int64_t token, int64_t k, const Told& told) {
   thread_local std::vector<Candidate> found;
   thread_local std::vector<float> maxima;
   const float top = maximum(x, vocab);
@@ -320,8 +315,6 @@ float tell(const float* x, int64_t vocab, int64_t token, int64_t k, const Told& 
   }
   return static_cast<float>(sum);
 }
-
-}  // namespace
 
 int choose_likeliest(int64_t* out, const float* logits, int64_t rows, int64_t vocab, int threads) {
   deal(worth(threads, rows * vocab, 32768), rows, [&](int64_t r, int) {
@@ -388,7 +381,7 @@ extern "C" int quire_top_logprobs(int64_t* ids, float* values, int64_t* ranks, f
     const int64_t at = r * (1 + k);
     try {
       normalizers[r] =
-          tell(logits + r * vocab, vocab, tokens[r], k, Told{ids + at, values + at, ranks + at});
+          tell_row(logits + r * vocab, vocab, tokens[r], k, Told{ids + at, values + at, ranks + at});
     } catch (const std::bad_alloc&) {
       __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
     }

@@ -161,6 +161,73 @@ struct Settings {
   }
 };
 
+// The tokens of a step whose logits are changed, or told of.
+struct Odd {
+  const RowEdits* edits;
+  Text text;
+  int64_t token;
+  float* raw;  // the logits as they were, where they are both
+};
+
+std::vector<Odd> odd_tokens(const StepTables& t, const Rows& all, int64_t chosen,
+                            const RowEdits* edits) {
+  std::vector<Odd> found;
+  for (int64_t i = 0, at = 0; edits && i < chosen; at += all.tokens_of(i++)) {
+    if (!edits[i].changes() && edits[i].num_logprobs < 0) continue;
+    const int64_t row = all.rows[i], prompt = t.num_prompt[row];
+    const int32_t* tokens = t.tokens + row * t.token_stride;
+    const int64_t generated = t.num_tokens[row] - prompt;
+    for (int64_t j = 0; j < all.tokens_of(i); j++)
+      found.push_back({edits + i, {tokens, tokens + prompt, prompt, generated + j}, at + j, nullptr});
+  }
+  return found;
+}
+
+// Runs body(odd token) for each.
+template <class F>
+int over_odd(std::vector<Odd>& odd, int64_t vocab, int threads, F&& body) {
+  bool failed = false;
+  const int64_t count = static_cast<int64_t>(odd.size());
+  deal(worth(threads, count * vocab, 16384), count, [&](int64_t i, int) {
+    try {
+      body(odd[i]);
+    } catch (const std::bad_alloc&) {
+      __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
+    }
+  });
+  return failed ? kNoMemory : kOk;
+}
+
+int edit(std::vector<Odd>& odd, float* logits, int64_t vocab, std::vector<float>& raw,
+         int threads) {
+  int64_t both = 0;
+  for (const Odd& one : odd) both += one.edits->num_logprobs >= 0 && one.edits->changes();
+  raw.resize(both * vocab);
+  float* next = raw.data();
+  for (Odd& one : odd) {
+    one.raw = logits + one.token * vocab;
+    if (one.edits->num_logprobs < 0 || !one.edits->changes()) continue;
+    std::copy(one.raw, one.raw + vocab, next);
+    one.raw = next;
+    next += vocab;
+  }
+  return over_odd(odd, vocab, threads, [&](const Odd& one) {
+    edit_row(*one.edits, one.text, logits + one.token * vocab, vocab);
+  });
+}
+
+// Tells of the tokens that were chosen; those of logits that are no numbers aren't.
+int tell(std::vector<Odd>& odd, int64_t vocab, const StepResult& result, int threads) {
+  return over_odd(odd, vocab, threads, [&](const Odd& one) {
+    const int64_t k = std::min(one.edits->num_logprobs, result.most), at = one.token * (1 + result.most);
+    if (k < 0) return;
+    int64_t* token = result.out + one.token;
+    const Told told{result.ids + at, result.values + at, result.ranks + at};
+    const float sum = tell_row(one.raw, vocab, std::max<int64_t>(0, *token), k, told);
+    if (!std::isfinite(sum)) *token = -1;
+  });
+}
+
 // Drafts that held: each is what was drawn in its place, and something can be drawn behind it.
 int64_t held(const int32_t* drafts, int64_t count, const int64_t* out) {
   int64_t found = 0;
@@ -238,7 +305,11 @@ int run_step(const Step& step, const Rows& all, int64_t chosen, const StepChoice
   if (chosen && !how) wrong = choose_likeliest(result.out, logits, drawn, vocab, threads);
   if (chosen && how) {
     const Sampling sampling = settings.fill(step.tables, all, chosen, *how);
-    wrong = choose_sampled(result.out, logits, drawn, vocab, sampling, threads);
+    std::vector<Odd> odd = odd_tokens(step.tables, all, chosen, how->edits);
+    std::vector<float> raw;
+    wrong = edit(odd, logits, vocab, raw, threads);
+    if (!wrong) wrong = choose_sampled(result.out, logits, drawn, vocab, sampling, threads);
+    if (!wrong) wrong = tell(odd, vocab, result, threads);
   }
   if (!wrong) advance(step.tables, all, chosen, result.out, result.got);
   return wrong;

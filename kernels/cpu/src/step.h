@@ -2,6 +2,7 @@
 #pragma once
 
 #include "decoder.h"
+#include "edits.h"
 
 namespace quire {
 
@@ -29,6 +30,7 @@ struct StepChoice {
   const int64_t* top_k;
   const double *top_p, *min_p;
   const uint64_t* seeds;
+  const RowEdits* edits;  // null: no row has any
 };
 
 // What a step gives.
@@ -36,6 +38,11 @@ struct StepResult {
   int64_t* out;  // by token of the rows that it chooses for: the next one, or -1
   int64_t* got;  // by row: how many tokens it got; or null
   float* open;   // by token of the other rows: its logits
+  // By token of the rows that it chooses for, as `Told`, where the row's edits ask for it.
+  int64_t* ids;  // [tokens, 1 + the most that any is told of]
+  float* values;
+  int64_t* ranks;
+  int64_t most;
 };
 
 }  // namespace quire

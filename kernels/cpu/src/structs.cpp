@@ -226,6 +226,7 @@ void list_step_choice(Listing& listing) {
   QUIRE_FIELD(top_p);
   QUIRE_FIELD(min_p);
   QUIRE_FIELD(seeds);
+  QUIRE_FIELD(edits);
 }
 
 void list_step_result(Listing& listing) {
@@ -233,6 +234,31 @@ void list_step_result(Listing& listing) {
   QUIRE_FIELD(out);
   QUIRE_FIELD(got);
   QUIRE_FIELD(open);
+  QUIRE_FIELD(ids);
+  QUIRE_FIELD(values);
+  QUIRE_FIELD(ranks);
+  QUIRE_FIELD(most);
+}
+
+void list_row_edits(Listing& listing) {
+  QUIRE_OPEN(RowEdits);
+  QUIRE_FIELD(allowed);
+  QUIRE_FIELD(forbidden);
+  QUIRE_FIELD(num_forbidden);
+  QUIRE_FIELD(words);
+  QUIRE_FIELD(word_starts);
+  QUIRE_FIELD(num_words);
+  QUIRE_FIELD(ends);
+  QUIRE_FIELD(num_ends);
+  QUIRE_FIELD(min_tokens);
+  QUIRE_FIELD(biased);
+  QUIRE_FIELD(biases);
+  QUIRE_FIELD(num_biased);
+  QUIRE_FIELD(repetition);
+  QUIRE_FIELD(frequency);
+  QUIRE_FIELD(presence);
+  QUIRE_FIELD(counts_prompt);
+  QUIRE_FIELD(num_logprobs);
 }
 
 void list_lora_part(Listing& listing) {
@@ -295,6 +321,7 @@ std::string list_all() {
   list_step_tables(listing);
   list_step_choice(listing);
   list_step_result(listing);
+  list_row_edits(listing);
   list_lora_part(listing);
   list_lora_linear(listing);
   list_lora_layer(listing);

@@ -14,6 +14,7 @@ from engine.contract.errors import ConfigError
 from engine.contract.outputs import RequestOutput
 from engine.contract.protocol import EngineRequest
 from engine.contract.structured_outputs import StructuredOutputsParams
+from engine.contract.thinking import ThinkingParams
 from engine.scheduler import StepPlan, StepResult
 from engine.worker.decode import DecodeSteps
 from tests.engine.models import VOCAB
@@ -43,6 +44,23 @@ MIXED = {
     "beams": SamplingParams(use_beam_search=True, best_of=3, n=1, temperature=0, max_tokens=8),
     "grammar": SamplingParams(
         temperature=1.0, seed=4, max_tokens=20,
+        structured_outputs=StructuredOutputsParams(regex="[a-z ]{5,30}"),
+    ),
+    "grammar's end": SamplingParams(
+        temperature=1.0, seed=6, max_tokens=20,
+        structured_outputs=StructuredOutputsParams(regex="[a-z]{6}"),
+    ),
+    "scored grammar": SamplingParams(
+        temperature=1.0, seed=12, max_tokens=16, logprobs=2, ignore_eos=True,
+        structured_outputs=StructuredOutputsParams(choice=["one two three", "four five six"]),
+    ),
+    "reasoning": SamplingParams(
+        temperature=1.0, seed=13, max_tokens=24, ignore_eos=True,
+        thinking=ThinkingParams(end=[[9, 10]], budget=5),
+    ),
+    "reasoned grammar": SamplingParams(
+        temperature=1.0, seed=14, max_tokens=24, n=2,
+        thinking=ThinkingParams(end=[[9, 10]], budget=4),
         structured_outputs=StructuredOutputsParams(regex="[a-z ]{5,30}"),
     ),
 }  # fmt: skip

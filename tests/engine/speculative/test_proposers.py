@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.contract.adapters import AdapterRef
 from engine.contract.protocol import EngineRequest
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Request, Sequence
+from engine.speculative import proposers
 from engine.speculative.proposers import NgramProposer, SuffixProposer
 
 CONFIG = SpeculativeConfig(method="suffix", prompt_lookup_min=2, prompt_lookup_max=3)
@@ -90,3 +93,35 @@ def test_the_longest_run_wins_whoever_said_it() -> None:
     proposer.forget(sequence([50], [1, 2, 3, 8, 8], namespace="a"))
     own = sequence([2, 3, 9, 5], [1, 2, 3], 1, "a")
     assert proposer.propose(own, 2) == [8, 8]
+
+
+def test_outputs_are_kept_up_to_a_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposers, "MOST_TOKENS", 10)
+    proposer = SuffixProposer(CONFIG)
+    for first in (1, 11, 21):
+        proposer.forget(sequence([50], [first, first + 1, 90, 91], namespace=f"of {first}"))
+    known = [
+        proposer.propose(sequence([60], [first, first + 1], first, f"of {first}"), 1)
+        for first in (1, 11, 21)
+    ]
+    assert known == [[], [90], [90]]
+    proposer.forget(sequence([50], list(range(100, 120)), namespace="too long"))
+    assert not proposer._outputs
+    assert not proposer._numbers
+    assert proposer._size == 0
+
+
+def test_long_sequences_that_run_forget_what_they_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proposers, "MOST_TOKENS", 12)
+    proposer = NgramProposer(CONFIG)
+    long, short = sequence([1, 2, 3, 4, 5, 6, 7], [1, 2]), sequence([8, 9, 7], [8, 9], 1)
+    assert proposer.propose(long, 2) == [3, 4]
+    assert proposer.propose(short, 1) == [7]
+    assert proposer.propose(long, 2) == []
+    long.token_ids += [6, 6, 1, 2]
+    assert proposer.propose(long, 1) == [6]
+    long.token_ids += [9, 1, 2]
+    assert proposer.propose(long, 1) == [9]
+    for each in (long, short):
+        proposer.forget(each)
+    assert proposer._size == 0

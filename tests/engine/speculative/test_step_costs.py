@@ -26,6 +26,15 @@ def test_one_slow_step_moves_an_average_by_little() -> None:
     assert costs.seconds(4) < 0.0121
 
 
+def test_of_the_first_steps_the_fastest_counts() -> None:
+    costs = StepCosts()
+    for seconds in (9.0, 0.011, 0.010, 0.5):
+        costs.note(8, seconds)
+    assert costs.seconds(8) == 0.010
+    costs.note(8, 0.020)
+    assert costs.seconds(8) > 0.010
+
+
 def test_wide_steps_share_places() -> None:
     costs = StepCosts()
     for width in range(256, 512):
