@@ -184,7 +184,7 @@ class Sampler:
     def step_choice(self, states: Sequence[SequenceSampling], vocab_size: int) -> StepChoice | None:
         """How kernels choose for plain sequences; None: the likeliest for each."""
         edits = [edits_of(state, self._eos_token_ids, vocab_size) for state in states]
-        odd = any(each != UNTOUCHED for each in edits)
+        odd = any(each is not UNTOUCHED for each in edits)
         if not odd and all(state.params.greedy for state in states):
             return None
         settings = RowSettings.of(states, vocab_size, torch.device("cpu"))
