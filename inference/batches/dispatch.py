@@ -17,6 +17,7 @@ from django.urls import Resolver404, get_resolver
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import error_response
+from inference.generation.discarded import unbilled_unless_finished
 from inference.web.request_ids import new_id
 from inference.web.views import GatewayRequest, GatewayView
 from tenants.authentication import Caller
@@ -59,7 +60,8 @@ async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outc
         caller.check_endpoint(path)
         view = view_of(path)
         request = _request(path, body, caller, request_id)
-        response = await view.post(request)  # type: ignore[attr-defined]
+        with unbilled_unless_finished():
+            response = await view.post(request)  # type: ignore[attr-defined]
     except Exception as error:
         response = error_response(error, request_id)
     wait = response.headers.get("retry-after-ms")

@@ -59,9 +59,18 @@ class Journal:
         self._note(line)
 
     def append(self, line: dict[str, Any]) -> None:
-        """Add one line. It is the kernel's when this returns: killing the process loses nothing."""
-        self._file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()
+        """Add one line. It is the kernel's when this returns: killing the process loses nothing.
+
+        Raises: OSError when the disk doesn't take it; then nothing of it is there.
+        """
+        left = memoryview(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        whole = os.fstat(self._file.fileno()).st_size
+        try:
+            while left:
+                left = left[os.write(self._file.fileno(), left) :]
+        except OSError:
+            os.ftruncate(self._file.fileno(), whole)
+            raise
         self._take(line)
 
     def sync(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from django.db import DatabaseError, InterfaceError
 from django.utils import timezone
 
 from engine.contract.errors import QuireError
@@ -20,6 +21,7 @@ from inference.batches.dispatch import Outcome, call_endpoint
 from inference.batches.journal import Journal, JournalInUse
 from inference.batches.lines import Line, index_lines, read_body
 from inference.batches.tally import Tally
+from inference.errors import is_about_storage
 from inference.settings import gateway_settings
 from inference.web.request_ids import new_id
 from inference.work.lease import Lease, lease_seconds
@@ -38,6 +40,8 @@ AGAIN = frozenset({429, 503})
 MAX_PAUSE_S = 30.0
 #: How often a request is sent again for a fault that isn't the tenant's own limit.
 MAX_FAULTS = 10
+#: Between two tries to write what the disk didn't take.
+STORAGE_PAUSE_S = 1.0
 
 
 class Stop(Exception):
@@ -145,7 +149,11 @@ class BatchRun:
     async def _watch(self) -> None:
         """Write the progress; end the run when it's cancelled or its time is over."""
         while True:
-            status = await in_db_thread(note_progress, row=self._row, **self._tally.counts())
+            try:
+                status = await in_db_thread(note_progress, row=self._row, **self._tally.counts())
+            except (DatabaseError, InterfaceError) as error:
+                logger.warning("the progress of %s is not written: %s", self._row, error)
+                status = None
             if status == BatchStatus.CANCELLING:
                 raise Stop(BatchStatus.CANCELLED)
             if self._expired():
@@ -159,8 +167,7 @@ class BatchRun:
         for line in todo:
             body = await asyncio.to_thread(read_body, self._source, line)
             body["priority"] = max(gateway_settings().batch_priority, _number(body.get("priority")))
-            outcome = await self._ask(body)
-            self._keep(line, outcome)
+            await self._keep(line, await self._ask(body))
 
     async def _ask(self, body: dict[str, Any]) -> Outcome:
         """The answer to one request; asks again while the answer is "later"."""
@@ -185,20 +192,25 @@ class BatchRun:
             except ServiceUnavailable:
                 await asyncio.sleep(MAX_PAUSE_S / 10)
 
-    def _keep(self, line: Line, outcome: Outcome) -> None:
+    async def _keep(self, line: Line, outcome: Outcome) -> None:
+        """Write the result down; a full disk is waited for, or it would have run for nothing."""
         journal = self._output if outcome.status == 200 else self._errors
-        journal.append(
-            {
-                "id": outcome.request_id,
-                "custom_id": line.custom_id,
-                "response": {
-                    "status_code": outcome.status,
-                    "request_id": outcome.request_id,
-                    "body": outcome.body,
-                },
-                "error": None,
-            }
-        )
+        response = {
+            "status_code": outcome.status,
+            "request_id": outcome.request_id,
+            "body": outcome.body,
+        }
+        result: dict[str, Any] = {"id": outcome.request_id, "custom_id": line.custom_id}
+        result |= {"response": response, "error": None}
+        while True:
+            try:
+                journal.append(result)
+                return
+            except OSError as error:
+                if not is_about_storage(error):
+                    raise
+                logger.warning("a result of %s waits for the disk: %s", self._row, error)
+            await asyncio.sleep(STORAGE_PAUSE_S)
 
     def _note_expired(self) -> None:
         """A line in the error file for each request that didn't get its turn."""

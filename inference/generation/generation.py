@@ -15,6 +15,7 @@ from inference.engine_client import Piece, Submission, get_engine_client
 from inference.engine_client.journal import OpenStream
 from inference.errors import as_quire_error
 from inference.generation.background import spawn
+from inference.generation.discarded import is_unbilled_unless_finished
 from inference.generation.field_names import renamed
 from inference.generation.job import Job
 from inference.generation.output import Increment, OutputState
@@ -67,6 +68,7 @@ class Generation:
         #: Tokens of each output whose text was given out.
         self._shown = [[0] * job.sampling.num_sequences for _ in job.prompts]
         self._error: QuireError | None = None
+        self._discarded = is_unbilled_unless_finished()
         self._settled = False
         self._loop = asyncio.get_running_loop()
         self._key_checked_at = time.monotonic()
@@ -273,6 +275,10 @@ class Generation:
 
     # -- the end ------------------------------------------------------------------------------
 
+    def discard(self) -> None:
+        """It's made anew by somebody: unless it has come to its end, nothing of it is billed."""
+        self._discarded = True
+
     def release(self) -> None:
         """Abort what runs and settle, once. Any thread."""
         try:
@@ -374,6 +380,8 @@ class Generation:
 
         Where nobody was there to go on with it, what a client got of its stream and no more.
         """
+        if self._discarded and not self.finished:
+            return Usage()
         if self._error is not None and self._error.status == HTTPStatus.SERVICE_UNAVAILABLE:
             return self._billed_of_failure()
         ran = [self._submission.ran(number) for number in range(len(self.job.prompts))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import logging
 import time
 from typing import Any
 
@@ -22,6 +23,8 @@ from storage.actions import claim_response, update_response
 from tenants.authentication import caller_again
 from tenants.db_threads import in_db_thread
 
+logger = logging.getLogger(__name__)
+
 #: How often a running answer is looked up, to hear that it was cancelled.
 LOOK_EVERY_S = 1.0
 #: Events are told so often: what comes meanwhile is one delta.
@@ -29,6 +32,8 @@ TELL_EVERY_S = 0.1
 #: How long a response waits for a replica, or for its tenant's limit.
 WAIT_S = 600.0
 MAX_PAUSE_S = 10.0
+#: Between two tries to write what the disk didn't take.
+STORAGE_PAUSE_S = 1.0
 
 
 async def run_response(public_id: str, owner: str) -> None:
@@ -60,8 +65,6 @@ class _Run:
         except NotTheWriter:
             return  # another worker has it
         except Exception as error:
-            if is_about_storage(error):
-                raise  # it's made again when the next one looks for work
             report(error, self._row.public_id)
             body = failed_response(self._row.body, as_quire_error(error))
         if await self._update(body):
@@ -102,6 +105,9 @@ class _Run:
             if not answer.go_on_from(told):
                 await self._tell([{"type": "response.in_progress", "response": answer.started}])
             return answer if await self._collect(turn, answer) else None
+        except asyncio.CancelledError:
+            turn.generation.discard()  # another worker makes it
+            raise
         finally:
             turn.release()
 
@@ -134,10 +140,16 @@ class _Run:
         return True
 
     async def _update(self, body: dict[str, Any]) -> bool:
-        row = self._row
-        return await in_db_thread(
-            update_response, row=row, status=body["status"], body=body, owner=self._owner
-        )
+        """Keep it; a full disk is waited for as long as the lease holds."""
+        row, state = self._row, {"status": body["status"], "body": body, "owner": self._owner}
+        while True:
+            try:
+                return await in_db_thread(update_response, row=row, **state)
+            except Exception as error:
+                if not is_about_storage(error):
+                    raise
+                logger.warning("%s can't be kept yet: %s", row.public_id, error)
+            await asyncio.sleep(STORAGE_PAUSE_S)
 
     async def _tell(self, events: list[Event]) -> None:
         if self._kept:

@@ -31,8 +31,8 @@ from tenants.errors import Conflict
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
 KEEP_S = 24 * 3600
-#: A gateway that dies in the middle frees its keys after so long.
-HOLD_S = 60
+#: A gateway that dies in the middle frees its keys after so long: its clients wait no longer.
+HOLD_S = 12
 #: Larger answers are not kept, or keys would fill Redis: theirs is free again.
 MAX_BYTES = 1 << 18
 #: Each does something to a key as long as it's held by us, who may have slept through the hold.

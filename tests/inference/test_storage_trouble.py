@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
+import itertools
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import OperationalError
 
 from engine.contract.errors import EngineUnavailable
+from inference.batches.journal import Journal
+from inference.engine_client import get_engine_client
 from inference.errors import error_response
+from inference.generation.discarded import unbilled_unless_finished
 from inference.responses import runner
 from inference.work import queue
-from tests.inference.conftest import Gateway
+from tests.inference.asgi_client import chat_body
+from tests.inference.conftest import Gateway, until
 from tests.inference.test_responses import URL
 
 
@@ -38,18 +47,19 @@ async def test_fault_56_a_background_response_outlives_a_disk_that_is_full_for_a
     monkeypatch.setattr(queue, "send", lambda kind, public_id: None)
     body = {"model": "fake", "input": "hello", "background": True}
     made = (await served.client.post(URL, body)).json()
-    update, full = runner.update_response, [True]
+    update, tries = runner.update_response, []
 
     def updated(**given: Any) -> bool:
-        if full and given["status"] != "in_progress":
-            raise OperationalError("database or disk is full")
+        if given["status"] != "in_progress":
+            tries.append(given)
+            if len(tries) == 1:
+                raise OperationalError("database or disk is full")
         return update(**given)
 
     monkeypatch.setattr(runner, "update_response", updated)
-    with pytest.raises(OperationalError):
-        await runner.run_response(made["id"], "worker")
-    full.clear()
+    monkeypatch.setattr(runner, "STORAGE_PAUSE_S", 0.01)
     await runner.run_response(made["id"], "worker")
+    assert len(tries) == 2
     found = (await served.client.get(f"{URL}/{made['id']}")).json()
     assert found["status"] in ("completed", "incomplete")
 
@@ -76,3 +86,46 @@ async def test_a_background_response_is_made_again_when_its_replicas_were_away_f
         found = (await gateway.client.get(f"{URL}/{made['id']}")).json()
     assert len(tries) == 2
     assert found["status"] in ("completed", "incomplete")
+
+
+def test_fault_56_of_a_line_that_the_disk_did_not_take_nothing_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "j", lambda line: None)
+    journal.append({"custom_id": "a"})
+    write = os.write
+
+    def full(handle: int, data: Any) -> int:
+        write(handle, bytes(data)[:5])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            journal.append({"custom_id": "b"})
+    journal.append({"custom_id": "b"})
+    journal.close()
+    lines = (tmp_path / "j").read_text().splitlines()
+    assert [json.loads(line)["custom_id"] for line in lines] == ["a", "b"]
+
+
+@pytest.mark.parametrize("anew", [True, False])
+async def test_what_a_worker_makes_anew_costs_nothing_unless_it_ends(
+    gateway: Gateway, anew: bool
+) -> None:
+    async with gateway.serving(gateway.fake(token_delay=0.01)):
+        with unbilled_unless_finished() if anew else contextlib.nullcontext():
+            body = chat_body(max_tokens=500)
+            exchange = gateway.client.open("POST", "/v1/chat/completions", body)
+        client = get_engine_client()
+        await until(lambda: client.flights and client.flights[0].ran)
+        await exchange.leave()
+        with unbilled_unless_finished():
+            assert (await gateway.client.chat(max_tokens=3)).status == 200
+        async with asyncio.timeout(60):
+            for _ in itertools.count():
+                if len(usage := await gateway.usage()) == 2:
+                    break
+                await asyncio.sleep(0.02)
+    billed = sorted((record.status, record.completion_tokens > 0) for record in usage)
+    assert billed == [(200, True), (499, not anew)]

@@ -122,7 +122,7 @@ def load(folder: Path, **settings: Any) -> LLM:
         ("aqlm", "codes", cut),
     ],
 )
-def test_an_unsound_tensor_is_named_before_any_layer_is_packed(
+def test_fault_61_an_unsound_tensor_is_named_before_any_layer_is_packed(
     kind: str, suffix: str, change: Change, pairs: Callable[[str], Pair], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

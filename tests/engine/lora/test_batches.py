@@ -122,10 +122,10 @@ def test_a_higher_rank_needs_no_restart_and_a_bound_is_kept(
         generate(bounded, [(prompts(1)[0], asked["a3"])])
 
 
-def test_new_weights_under_an_old_path_never_meet_what_the_old_ones_left(
+def test_fault_20_new_weights_under_an_old_path_never_meet_what_the_old_ones_left(
     model: Path, adapters: dict[str, Path], tmp_path: Path
 ) -> None:
-    """FAULTS 20: re-uploaded under the same name, with its cache warm."""
+    """Re-uploaded under the same name, with its cache warm."""
     folder = tmp_path / "named"
     shutil.copytree(adapters["a0"], folder)
     asked, prompt = LoRARequest("same", 1, str(folder)), list(range(10, 60))

@@ -110,10 +110,9 @@ def test_operators_load_pin_and_unload(gateway: Gateway) -> None:
     assert not gateway.control("load_adapter").ok
 
 
-def test_every_answer_is_of_its_digest_while_weights_are_replaced_and_unloaded(
+def test_fault_59_every_answer_is_of_its_digest_while_weights_are_replaced_and_unloaded(
     gateway: Gateway, expected: dict[str | None, list[int]], tmp_path: Path
 ) -> None:
-    """FAULTS 59."""
     folder, asked = tmp_path / "named", dict[str, str | None]()
     for turn, name in enumerate(["pirate", "butler", "pirate", "butler"]):
         if folder.exists():
