@@ -86,6 +86,8 @@ def _list(query: QueryDict, name: str) -> list[str]:
     values = [value for text in given for value in text.split(",") if value]
     if len(values) > 100:
         raise InvalidRequest(f"{name} takes at most 100 values.", param=name)
+    if any("\0" in value for value in values):
+        raise InvalidRequest(f"{name} must hold no NUL.", param=name)
     return values
 
 

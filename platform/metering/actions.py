@@ -17,7 +17,7 @@ from metering.money import MAX_AMOUNT, MAX_PRICE
 from metering.webhooks import DELIVER, queue_event
 from tenants.actors import Actor, as_actor, require_operator, require_role
 from tenants.audit import record
-from tenants.egress import check_url
+from tenants.egress import check_public
 from tenants.errors import Conflict, NotFound
 from tenants.models import ApiKey, Role, Tenant, User
 from tenants.validation import changed, save_valid
@@ -166,7 +166,7 @@ def set_webhook(*, actor: Actor | User, tenant: Tenant, url: str) -> Webhook:
     """
     actor = as_actor(actor)
     require_role(actor, tenant, Role.ADMIN)
-    check_url(url)
+    check_public(url)
     Webhook.objects.filter(tenant=tenant).delete()
     hook = Webhook.objects.create(tenant=tenant, url=url, secret=secrets.token_hex(32))
     record(actor=actor, action="webhook.set", target=hook, tenant=tenant, url=url)

@@ -61,9 +61,40 @@ def check_url(url: str, *, param: str = "url") -> Target:
         raise InvalidRequest("The address must begin with https:// (or http://).", param=param)
     if parts.username or parts.password or parts.fragment:
         raise InvalidRequest("The address must hold no user name and no fragment.", param=param)
+    if port == 0:
+        raise InvalidRequest("An address's port is in [1, 65535].", param=param)
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     default = 443 if parts.scheme == "https" else 80
     return Target(parts.scheme, parts.hostname, port or default, path)
+
+
+def check_public(url: str, *, param: str = "url") -> Target:
+    """The same for one that is kept: an address in numbers must be one that may be asked.
+
+    Names are looked up when they are asked, each time: what they mean today says nothing.
+    """
+    target = check_url(url, param=param)
+    address = _in_numbers(target.host)
+    if address is not None and not may_ask(address):
+        raise InvalidRequest(f"{target.host} lies in a private network.", param=param)
+    return target
+
+
+def _in_numbers(host: str) -> Address | None:
+    """The address that a host is without being looked up, in any form that `connect` takes."""
+    name = host.rstrip(".").lower()
+    if name == "localhost" or name.endswith(".localhost"):
+        return ipaddress.IPv4Address("127.0.0.1")
+    for read in (_written_out, socket.inet_aton):
+        try:
+            return ipaddress.ip_address(read(name))
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def _written_out(name: str) -> str:
+    return name.partition("%")[0]
 
 
 def post(url: str, body: bytes, headers: dict[str, str]) -> int:

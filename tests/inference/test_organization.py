@@ -188,6 +188,7 @@ async def test_a_stranger_sees_nothing_and_an_operator_all(gateway: Gateway) -> 
         ({"limit": 0}, "limit"),
         ({"group_by": "tenant"}, "group_by"),
         ({"user_ids": "x"}, "user_ids"),
+        ({"api_key_ids": "a\0b"}, "api_key_ids"),
         ({"page": "x"}, "page"),
         ({"format": "xml"}, "format"),
         ({"models": [f"m{n}" for n in range(101)]}, "models"),

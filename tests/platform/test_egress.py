@@ -12,7 +12,7 @@ import pytest
 
 from engine.contract.errors import InvalidRequest
 from tenants import egress
-from tenants.egress import EgressRefused, check_url, post, resolve
+from tenants.egress import EgressRefused, check_public, check_url, post, resolve
 
 
 class Receiver(BaseHTTPRequestHandler):
@@ -116,7 +116,12 @@ def test_fault_62_a_name_that_is_bound_anew_after_the_check_changes_nothing(
     [
         *("ftp://example.org/", "file:///etc/passwd", "gopher://x", "example.org", "https://", ""),
         *("https://user:pw@example.org/", "https://example.org/#x", "https://exa mple.org/"),
-        *("https://example.org:99999/", "https://ex\r\nHost: a/", "https://[::1/"),
+        *(
+            "https://example.org:99999/",
+            "https://example.org:0/",
+            "https://ex\r\nHost: a/",
+            "https://[::1/",
+        ),
         "https://example.org/" + "x" * 2000,
     ],
 )
@@ -124,6 +129,28 @@ def test_what_is_no_address_is_refused_by_name(url: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         check_url(url, param="webhook_url")
     assert caught.value.param == "webhook_url"
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "127.1", "2130706433", "0x7f.1", "0", "localhost", "a.localhost."),
+        *("10.0.0.1", "169.254.169.254", "100.64.0.1", "[::1]", "[fe80::1%25lo]"),
+        *("[::ffff:127.0.0.1]", "[64:ff9b::7f00:1]"),
+    ],
+)
+def test_fault_62_a_private_address_in_numbers_is_not_kept(host: str, settings: Any) -> None:
+    with pytest.raises(InvalidRequest, match="private network") as caught:
+        check_public(f"https://{host}/in")
+    assert caught.value.param == "url"
+    settings.QUIRE = {**settings.QUIRE, "EGRESS_NETWORKS": ("0.0.0.0/0", "::/0")}
+    check_public(f"https://{host}/in")
+
+
+def test_a_name_or_a_public_address_is_kept_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: pytest.fail("it was looked up"))
+    for host in ("hook.example", "8.8.8.8", "[2606:4700::1111]"):
+        check_public(f"https://{host}/in")
 
 
 def test_a_server_that_is_not_there_is_a_clear_error(allowed: None) -> None:

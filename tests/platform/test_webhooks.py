@@ -180,7 +180,12 @@ def test_fault_62_a_webhook_into_the_private_network_is_never_called(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         url = f"http://127.0.0.1:{server.server_port}/in"
+        private = settings.QUIRE
+        with pytest.raises(InvalidRequest, match="private network"):
+            actions.set_webhook(actor=world.owner, tenant=world.acme, url=url)
+        settings.QUIRE = {**private, "EGRESS_NETWORKS": ("127.0.0.0/8",)}
         actions.set_webhook(actor=world.owner, tenant=world.acme, url=url)
+        settings.QUIRE = private
         spend(world, budget(world, tokens=100), 100)
         assert alerts.send_alerts() == 1
         assert webhooks.deliver_due() == 0
