@@ -21,6 +21,7 @@ def take_data_dir(arguments: list[str]) -> list[str]:
         if not folder or folder.startswith("-"):
             raise SystemExit("--data-dir needs a folder.")
         os.environ["QUIRE_DATA_DIR"] = folder
+        os.environ["QUIRE_FROM_FLAGS"] = "QUIRE_DATA_DIR"
     return rest
 
 

@@ -7,13 +7,15 @@ from django.contrib import admin
 from django.core.exceptions import ValidationError
 from django.db.models import Count, Q, QuerySet
 from django.http import HttpRequest
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
 
 from catalog import actions
 from catalog.models import Replica, ReplicaState, ServedModel
 from engine.contract.errors import InvalidRequest
 from tenants.admin.base import ActionsAdmin, ReadOnlyAdmin
 
-COLUMNS = ("source", "settings", "num_replicas", "num_spares", "node", "managed", "public")
+COLUMNS = ("source", "num_replicas", "num_spares", "idle_minutes", "node", "managed", "public")
 
 
 class ServedModelForm(forms.ModelForm):
@@ -71,6 +73,7 @@ class ServedModelAdmin(ActionsAdmin):
     search_fields = ("name", "source")
     filter_horizontal = ("tenants",)
     readonly_fields = ("desired_state", "max_model_len", "created_at", "changed_at")
+    readonly_fields += ("engine_settings", "other_names")
     inlines = (ReplicaInline,)
     actions = ("load", "unload")
 
@@ -87,6 +90,20 @@ class ServedModelAdmin(ActionsAdmin):
         """With the number of replicas that serve."""
         serving = Q(replicas__state=ReplicaState.READY)
         return super().get_queryset(request).annotate(num_ready=Count("replicas", filter=serving))
+
+    @admin.display(description="engine settings")
+    def engine_settings(self, model: ServedModel) -> str:
+        """Those that differ from the defaults; the console has a field for each."""
+        pairs = format_html_join(", ", "<code>{}</code> {}", sorted(model.settings.items()))
+        page = reverse("model-settings", args=[model.pk])
+        shown = pairs or "all of the defaults"
+        return format_html('{} (<a href="{}">change them in the console</a>)', shown, page)
+
+    @admin.display(description="other names, fallbacks")
+    def other_names(self, model: ServedModel) -> str:
+        """In words."""
+        names = ", ".join(model.aliases) or "no other name"
+        return f"{names}; " + (", then ".join(model.fallbacks) or "no fallback")
 
     @admin.display(ordering="num_ready", description="ready replicas")
     def ready(self, model: Any) -> str:

@@ -1,37 +1,75 @@
-"""Reading settings from environment variables, with errors that name the variable."""
+"""Reading settings from environment variables, with errors that name the variable.
+
+What is read is remembered, with its default: `config.in_force` shows it to operators.
+"""
 
 import ipaddress
 import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
 TRUE, FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off", "")
+
+#: Names of variables that flags of a command line have set, for the processes that it starts.
+FROM_FLAGS = "QUIRE_FROM_FLAGS"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A variable as it was read."""
+
+    value: object
+    default: object
+
+
+READ: dict[str, Reading] = {}
+
+
+def _noted(name: str, value: T, default: object) -> T:
+    READ[name] = Reading(value, default)
+    return value
+
+
+def note_flags(names: list[str]) -> None:
+    """Say of variables that flags have set them."""
+    known = words(FROM_FLAGS, [])
+    os.environ[FROM_FLAGS] = ",".join(dict.fromkeys([*known, *names]))
+
+
+def secret(name: str) -> str:
+    """Something that nobody may read but this process; "" when it's unset."""
+    value = os.environ.get(name, "")
+    _noted(name, bool(value), False)
+    return value
 
 
 def flag(name: str, default: bool = False) -> bool:
     """A switch. Raises ImproperlyConfigured unless it's 1/0, true/false, yes/no or on/off."""
     text = os.environ.get(name)
     if text is None:
-        return default
+        return _noted(name, default, default)
     word = text.strip().lower()
     if word not in TRUE + FALSE:
         raise ImproperlyConfigured(f"{name} must be true or false, got {text!r}.")
-    return word in TRUE
+    return _noted(name, word in TRUE, default)
 
 
 def integer(name: str, default: int, *, low: int = 0, high: int = 2**63 - 1) -> int:
     """A whole number in [low, high]. Raises ImproperlyConfigured otherwise."""
     text = os.environ.get(name)
     if text is None or not text.strip():
-        return default
+        return _noted(name, default, default)
     try:
         value = int(text)
     except ValueError:
         raise ImproperlyConfigured(f"{name} must be a whole number, got {text!r}.") from None
     if not low <= value <= high:
         raise ImproperlyConfigured(f"{name} must be in [{low}, {high}], got {value}.")
-    return value
+    return _noted(name, value, default)
 
 
 def currency(name: str, default: str) -> str:
@@ -39,7 +77,7 @@ def currency(name: str, default: str) -> str:
     value = (os.environ.get(name) or default).strip().lower()
     if not (len(value) == 3 and value.isascii() and value.isalpha()):
         raise ImproperlyConfigured(f"{name} must be three letters such as usd, got {value!r}.")
-    return value
+    return _noted(name, value, default)
 
 
 def choice(name: str, default: str, allowed: tuple[str, ...]) -> str:
@@ -47,20 +85,20 @@ def choice(name: str, default: str, allowed: tuple[str, ...]) -> str:
     value = os.environ.get(name, default).strip().lower()
     if value not in allowed:
         raise ImproperlyConfigured(f"{name} must be one of {', '.join(allowed)}; got {value!r}.")
-    return value
+    return _noted(name, value, default)
 
 
 def text(name: str, default: str) -> str:
     """Some text; set but empty counts as unset."""
-    return os.environ.get(name, "").strip() or default
+    return _noted(name, os.environ.get(name, "").strip() or default, default)
 
 
 def words(name: str, default: list[str]) -> list[str]:
     """A comma-separated list without empty entries."""
     text = os.environ.get(name)
     if text is None:
-        return default
-    return [word.strip() for word in text.split(",") if word.strip()]
+        return _noted(name, default, default)
+    return _noted(name, [word.strip() for word in text.split(",") if word.strip()], default)
 
 
 def networks(name: str) -> tuple[str, ...]:
@@ -71,15 +109,16 @@ def networks(name: str) -> tuple[str, ...]:
             found.append(str(ipaddress.ip_network(word)))
         except ValueError as error:
             raise ImproperlyConfigured(f"{name}: {error}.") from None
-    return tuple(found)
+    return _noted(name, tuple(found), ())
 
 
 def folder(name: str, default: Path) -> Path:
     """An absolute path; nothing is created."""
-    return Path(os.environ.get(name) or default).expanduser().resolve()
+    return _noted(name, Path(os.environ.get(name) or default).expanduser().resolve(), default)
 
 
 def folders(name: str, default: list[Path]) -> list[Path]:
     """A comma-separated list of folders, as absolute paths; nothing is created."""
     given = words(name, [])
-    return [Path(word).expanduser().resolve() for word in given] if given else default
+    found = [Path(word).expanduser().resolve() for word in given] if given else default
+    return _noted(name, found, default)

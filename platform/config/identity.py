@@ -66,7 +66,7 @@ def _provider() -> list[dict[str, object]]:
     if not issuer.startswith(("https://", "http://localhost", "http://127.0.0.1")):
         raise ImproperlyConfigured("QUIRE_OIDC_ISSUER must be an https:// address.")
     client = env.text("QUIRE_OIDC_CLIENT_ID", "")
-    secret = env.text("QUIRE_OIDC_CLIENT_SECRET", "")
+    secret = env.secret("QUIRE_OIDC_CLIENT_SECRET").strip()
     if not client or not secret:
         raise ImproperlyConfigured(
             "QUIRE_OIDC_ISSUER needs QUIRE_OIDC_CLIENT_ID and QUIRE_OIDC_CLIENT_SECRET too."

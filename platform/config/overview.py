@@ -40,7 +40,9 @@ GROUPS = {
     ),
     "Ask": ("chat", "run_batch"),
     "Prove": ("bench", "chaos"),
-    "Upkeep": ("drain_usage", "migrate", "changepassword", "openapi", "arguments"),
+    "Upkeep": (
+        *("list_settings", "drain_usage", "migrate", "changepassword", "openapi", "arguments"),
+    ),
 }
 #: Of Django's and others', those that an operator meets.
 OTHERS = ("createsuperuser", "check")

@@ -3,7 +3,6 @@
 Embedded: SQLite and an embedded Redis in the data dir. Production: `DATABASE_URL`, `REDIS_URL`.
 """
 
-import os
 from pathlib import Path
 
 from config import environment as env
@@ -18,31 +17,31 @@ BASE_DIR = Path(__file__).resolve().parent.parent.parent
 DATA_DIR = env.folder("QUIRE_DATA_DIR", BASE_DIR / ".quire")
 DEBUG = env.flag("QUIRE_DEBUG")
 
-SECRET_KEY = os.environ.get("QUIRE_SECRET_KEY") or secret_key(DATA_DIR)
+SECRET_KEY = env.secret("QUIRE_SECRET_KEY") or secret_key(DATA_DIR)
 SECRET_KEY_FALLBACKS = env.words("QUIRE_SECRET_KEY_FALLBACKS", [])
 ALLOWED_HOSTS = env.words("QUIRE_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
 CSRF_TRUSTED_ORIGINS = env.words("QUIRE_TRUSTED_ORIGINS", [])
 
-DATABASE_URL = os.environ.get("DATABASE_URL", "")
+DATABASE_URL = env.text("DATABASE_URL", "")
 if not DATABASE_URL:
     make_private(DATA_DIR)
 DATABASES = {"default": database(DATABASE_URL, DATA_DIR)}
-REDIS_URL = checked_url(os.environ.get("REDIS_URL") or socket_url(DATA_DIR))
+REDIS_URL = checked_url(env.text("REDIS_URL", socket_url(DATA_DIR)))
 
 #: What Quire's own apps read.
 QUIRE = {
     "DATA_DIR": DATA_DIR,
     # Every key in Redis starts with this: several instances may share a server.
-    "KEY_PREFIX": os.environ.get("QUIRE_KEY_PREFIX") or "quire",
+    "KEY_PREFIX": env.text("QUIRE_KEY_PREFIX", "quire"),
     "MAX_BODY_BYTES": env.integer("QUIRE_MAX_BODY_BYTES", 10 * 1024 * 1024, low=1024),
     # Refuse unknown fields of a request instead of naming them in a header.
     "STRICT": env.flag("QUIRE_STRICT"),
     # Let clients send a `chat_template` of their own.
     "REQUEST_CHAT_TEMPLATES": env.flag("QUIRE_REQUEST_CHAT_TEMPLATES"),
     # How chat templates get content, see `inference.settings`.
-    "CHAT_TEMPLATE_CONTENT_FORMAT": os.environ.get("QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT") or "auto",
+    "CHAT_TEMPLATE_CONTENT_FORMAT": env.text("QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT", "auto"),
     # The role that answers to chats have.
-    "RESPONSE_ROLE": os.environ.get("QUIRE_RESPONSE_ROLE") or "assistant",
+    "RESPONSE_ROLE": env.text("QUIRE_RESPONSE_ROLE", "assistant"),
     "DEMO_MODEL": BASE_DIR / "demo" / "model",
     # The command that runs one replica, before its flags. Empty: `python -m engine.serving`.
     "ENGINE_COMMAND": env.words("QUIRE_ENGINE_COMMAND", []),
@@ -89,12 +88,12 @@ QUIRE = {
     # What prices and costs are in, as ISO 4217 has it, in small letters.
     "CURRENCY": env.currency("QUIRE_CURRENCY", "usd"),
     # Who may read /metrics and all of /health beside operators.
-    "METRICS_TOKEN": os.environ.get("QUIRE_METRICS_TOKEN", ""),
+    "METRICS_TOKEN": env.secret("QUIRE_METRICS_TOKEN"),
     "METRICS_ADDRESSES": env.networks("QUIRE_METRICS_ADDRESSES"),
     # Tenants that /metrics tells apart; those that come later are "other".
     "METRICS_TENANTS": env.integer("QUIRE_METRICS_TENANTS", 100),
     # Where spans of requests are sent: OTLP.
-    "OTLP_TRACES_ENDPOINT": os.environ.get("QUIRE_OTLP_TRACES_ENDPOINT", ""),
+    "OTLP_TRACES_ENDPOINT": env.text("QUIRE_OTLP_TRACES_ENDPOINT", ""),
     # What a tenant without limits of its own gets; 0 is no limit.
     "DEFAULT_REQUESTS_PER_MINUTE": env.integer("QUIRE_REQUESTS_PER_MINUTE", 0),
     "DEFAULT_TOKENS_PER_MINUTE": env.integer("QUIRE_TOKENS_PER_MINUTE", 0),
@@ -243,8 +242,8 @@ SPECTACULAR_SETTINGS = {
 }
 
 # Invitations, new passwords. Without a server for it no mail is sent, and pages show links instead.
-SMTP_URL = os.environ.get("QUIRE_SMTP_URL", "")
-globals().update(mail_settings(SMTP_URL, os.environ.get("QUIRE_MAIL_FROM", "")))
+SMTP_URL = env.text("QUIRE_SMTP_URL", "")
+globals().update(mail_settings(SMTP_URL, env.text("QUIRE_MAIL_FROM", "")))
 
 LANGUAGE_CODE = "en"
 TIME_ZONE = "UTC"
@@ -275,8 +274,8 @@ globals().update(identity_settings(secure=TLS != "off"))
 SESSION_COOKIE_HTTPONLY = True
 SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
 # Instances on other ports of one host share its cookies: their names keep them apart.
-SESSION_COOKIE_NAME = os.environ.get("QUIRE_SESSION_COOKIE") or "quire_session"
-CSRF_COOKIE_NAME = os.environ.get("QUIRE_CSRF_COOKIE") or "csrftoken"
+SESSION_COOKIE_NAME = env.text("QUIRE_SESSION_COOKIE", "quire_session")
+CSRF_COOKIE_NAME = env.text("QUIRE_CSRF_COOKIE", "csrftoken")
 # Sites whose pages may call the API from a browser; "*" is every site. Pages stay our own.
 _origins = env.words("QUIRE_CORS_ORIGINS", [])
 CORS_ALLOW_ALL_ORIGINS = _origins == ["*"]
@@ -316,4 +315,4 @@ SECURE_REFERRER_POLICY = "same-origin"
 X_FRAME_OPTIONS = "DENY"
 
 LOG_STYLE = env.choice("QUIRE_LOG_STYLE", "debug" if DEBUG else "line", ("line", "json", "debug"))
-LOGGING = chosen_logging(os.environ.get("QUIRE_LOG_LEVEL", "INFO").upper(), LOG_STYLE)
+LOGGING = chosen_logging(env.text("QUIRE_LOG_LEVEL", "INFO").upper(), LOG_STYLE)

@@ -72,8 +72,8 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
             "console.models_page.urls",
         ),
         Page("adapters", "console/adapters/", "Adapters", "layers", "console.adapters.adapters"),
-        Page("batches", "console/batches/", "Batches", "stack"),
-        Page("files", "console/files/", "Files", "file"),
+        Page("batches", "console/batches/", "Batches", "stack", "console.batches.batches"),
+        Page("files", "console/files/", "Files", "file", "console.batches.files"),
         Page("reference", "reference/", "API reference", "book", elsewhere=True),
     ),
     "Money": (
@@ -90,7 +90,14 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
         Page("data", "console/data/", "Data", "database", "console.tenant_data.data"),
     ),
     "Installation": (
-        Page("settings", "console/settings/", "Settings", "sliders", who=Who.OPERATORS),
+        Page(
+            "settings",
+            "console/settings/",
+            "Settings",
+            "sliders",
+            "console.settings_page.settings",
+            who=Who.OPERATORS,
+        ),
         Page("admin:index", "admin/", "Raw data", "table", who=Who.STAFF, elsewhere=True),
     ),
 }

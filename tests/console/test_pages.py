@@ -14,6 +14,7 @@ PAGES = [
     *("/", "/console/", "/console/keys/", "/console/members/", "/console/audit/"),
     *("/console/usage/", "/console/budgets/", "/console/prices/", "/console/webhook/"),
     *("/console/fairness/", "/console/tenants/acme/"),
+    *("/console/models/", "/console/batches/", "/console/files/"),
     *("/console/data/", "/account/password/", "/account/2fa/", "/account/sessions/"),
 ]
 

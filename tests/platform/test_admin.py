@@ -250,8 +250,8 @@ def test_a_model_is_added_loaded_changed_and_unloaded(
     form = {
         "name": "m",
         "source": folder,
-        "settings": '{"max_model_len": 64}',
         "num_replicas": "1",
+        "idle_minutes": "5",
         "num_spares": "0",
         "node": "",
         "managed": "on",
@@ -260,15 +260,15 @@ def test_a_model_is_added_loaded_changed_and_unloaded(
     }
     site.post(url(ServedModel, "add"), form)
     model = ServedModel.objects.get()
-    assert (model.desired_state, model.settings, model.public) == (
-        "loaded",
-        {"max_model_len": 64},
-        False,
-    )
+    assert (model.desired_state, model.idle_minutes, model.public) == ("loaded", 5, False)
+    ServedModel.objects.update(settings={"max_model_len": 64})
+    page = site.get(url(ServedModel, "change", model.pk)).content.decode()
+    assert "<code>max_model_len</code> 64" in page
+    assert f'href="/console/models/{model.pk}/settings/"' in page
     assert list(model.tenants.all()) == [world.acme]
     site.post(url(ServedModel, "change", model.pk), {**form, "num_replicas": "2"})
     model.refresh_from_db()
-    assert model.num_replicas == 2
+    assert (model.num_replicas, model.settings) == (2, {"max_model_len": 64})
     assert "loaded already" in act(site, ServedModel, "load", model)
     assert "1 models are being unloaded" in act(site, ServedModel, "unload", model)
     assert "1 models are being loaded" in act(site, ServedModel, "load", model)
@@ -287,16 +287,14 @@ def test_a_model_is_added_loaded_changed_and_unloaded(
     ("field", "value", "message"),
     [
         ("source", "/no/such/folder", "There is no folder"),
-        ("settings", '{"block_size": 17}', "block_size must be one of"),
-        ("settings", "[]", "Must be a JSON object"),
-        ("settings", "{", "Enter a valid JSON"),
+        ("idle_minutes", "-1", "greater than or equal to 0"),
         ("name", "a b", "Letters, digits"),
     ],
 )
 def test_a_bad_model_form_says_what_is_wrong_beside_the_field(
     site: Client, folder: str, field: str, value: str, message: str
 ) -> None:
-    form = {"name": "m", "source": folder, "settings": "{}", "num_replicas": "1", **REPLICAS}
+    form = {"name": "m", "source": folder, "idle_minutes": "0", "num_replicas": "1", **REPLICAS}
     page = site.post(url(ServedModel, "add"), {**form, field: value})
     assert message in page.content.decode()
     assert not ServedModel.objects.exists()
@@ -414,3 +412,13 @@ def test_a_headers_id_finds_the_ledgers_entry(site: Client, world: World) -> Non
     page = site.get(url(UsageEntry, "changelist"), {"q": "req-0123456789abcdef"}).content.decode()
     assert "77,777" not in page
     assert "1 usage entry" in page
+
+
+def test_a_list_without_rows_says_why(site: Client, world: World) -> None:
+    page = site.get(url(ServedModel, "changelist")).content.decode()
+    assert "No served model yet." in page
+    assert "Add the first one." in page
+    assert "they come with use" in site.get(url(UsageEntry, "changelist")).content.decode()
+    page = site.get(url(Tenant, "changelist"), {"q": "nothing-like-this"}).content.decode()
+    assert "No tenant fits." in page
+    assert "No tenant" not in site.get(url(Tenant, "changelist")).content.decode()

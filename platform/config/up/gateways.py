@@ -10,6 +10,7 @@ from typing import Any
 
 from django.core.management.base import CommandError
 
+from config.environment import note_flags
 from config.up.kept import KeptProcesses
 
 
@@ -48,6 +49,7 @@ def use_tls(certfile: str | None, keyfile: str | None) -> None:
     except (OSError, ssl.SSLError) as error:
         raise CommandError(f"The certificate can't be used: {error}") from error
     os.environ["QUIRE_TLS"] = "direct"  # for the gateways: secure cookies, HSTS
+    note_flags(["QUIRE_TLS"])
 
 
 class Gateways(KeptProcesses):

@@ -13,6 +13,7 @@ from typing import Any
 from django.core.management.base import CommandError
 from django.utils.module_loading import import_string
 
+from config.environment import note_flags
 from config.up.adapters import given_modules
 from engine.contract.errors import ConfigError
 from engine.contract.tracing import check_endpoint
@@ -189,7 +190,9 @@ def _words(options: Mapping[str, Any], name: str) -> str | None:
 
 def use_server_flags(options: Mapping[str, Any]) -> None:
     """Have the gateways that are started from here do as the flags say."""
-    os.environ.update(environment(options))
+    found = environment(options)
+    os.environ.update(found)
+    note_flags(list(found))
 
 
 def serve_options(options: Mapping[str, Any]) -> dict[str, Any]:

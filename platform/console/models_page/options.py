@@ -189,7 +189,7 @@ def _option(spec: dataclasses.Field[Any]) -> Option:
     return Option(
         name=spec.name,
         kind="choice" if meta.get("choices") else kinds.get(kind, "text"),
-        help=meta["help"],
+        help=meta["help"].removeprefix("JSON: ") if kind is dict else meta["help"],
         default=_default(spec),
         bounds="" if numbers else bounds,
         low=low,

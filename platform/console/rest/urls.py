@@ -6,7 +6,7 @@ from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.routers import SimpleRouter
 
-from console.rest import adapters, models, money, tenants, views, webhooks
+from console.rest import adapters, models, money, settings, tenants, views, webhooks
 from console.rest.authentication import ManagementKeyAuthentication
 
 TENANT = r"tenants/(?P<tenant>[a-z0-9-]{1,63})"
@@ -14,6 +14,7 @@ TENANT = r"tenants/(?P<tenant>[a-z0-9-]{1,63})"
 router = SimpleRouter()
 router.register("users", views.Users, "api-users")
 router.register("audit", views.InstallationAudit, "api-installation-audit")
+router.register("settings", settings.Settings, "api-settings")
 router.register("models", models.Models, "api-models")
 router.register("tenants", tenants.Tenants, "api-tenants")
 router.register(f"{TENANT}/members", views.Members, "api-members")

@@ -42,7 +42,9 @@ function showReplica(sheet, replica) {
   put(part(sheet, "detail"), replica.detail);
   const bar = part(sheet, "bar");
   bar.hidden = replica.state !== "loading";
-  const share = replica.bytes_total ? replica.bytes_done / replica.bytes_total : 0;
+  // Where no bytes are counted, the part of its layers is.
+  const { bytes_total: total, bytes_done: done, load_progress: layers } = replica;
+  const share = total ? done / total : layers;
   bar.value = Math.round(100 * share);
   bar.setAttribute("aria-valuetext", phaseText(replica) || percent(share));
 }

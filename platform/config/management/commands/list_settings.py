@@ -1,0 +1,34 @@
+"""`manage.py list_settings`."""
+
+from typing import Any
+
+from django.core.management.base import CommandParser
+
+from config.in_force import in_force
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Say which settings are in force."""
+
+    needs_database = False
+    help = (
+        "List every setting with its value and where that came from, as this command's own "
+        "environment has it. Of secrets it says whether they are set."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which ones."""
+        parser.add_argument("--all", action="store_true", help="those with their default value too")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Print them."""
+        rows = [
+            (each.name, each.value or "-", each.source)
+            for each in in_force()
+            if options["all"] or each.source != "default"
+        ]
+        if not rows:
+            self.stdout.write("All settings have their defaults; --all lists them.")
+            return
+        self.table(("setting", "value", "from"), rows)

@@ -1,0 +1,36 @@
+/** Batches: how far each one is, while somebody looks. */
+
+import { count } from "./lib/format.js";
+import { Poll } from "./lib/poll.js";
+
+const page = document.querySelector("[data-batches]");
+
+function part(place, name) {
+  return place.querySelector(`[data-part="${name}"]`);
+}
+
+function show(batch) {
+  const place = document.querySelector(`[data-batch="${CSS.escape(batch.id)}"]`);
+  if (!place) return false;
+  const status = part(place, "status");
+  const ended = status.textContent !== batch.status;
+  status.textContent = batch.status;
+  status.dataset.state = batch.status;
+  part(place, "meter").value = batch.percent;
+  part(place, "left").textContent = batch.left;
+  part(place, "done").textContent = `${count(batch.completed)} of ${count(batch.total)}`;
+  part(place, "failed").textContent = count(batch.failed);
+  return ended && !batch.open;
+}
+
+if (page) {
+  // Running ones move every second; what has ended has files, which a new page shows.
+  const wait = ({ batches }) => (batches.some((batch) => batch.open) ? 1000 : 10_000);
+  new Poll(page.dataset.batches, wait, {
+    data: ({ batches }) => {
+      const ended = batches.map(show).some(Boolean);
+      if (ended && !document.activeElement?.matches("input, select")) location.replace(location.href);
+    },
+    loggedOut: () => location.reload(),
+  }).now();
+}

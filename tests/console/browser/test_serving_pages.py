@@ -1,0 +1,81 @@
+"""The pages of models, settings, batches and files, and the admin's forms, in a browser."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.console.browser.conftest import DESKTOP, PHONE, Open
+from tests.console.browser.test_accessibility import problems, views
+
+#: Somewhere to look at what was tested; nowhere unless it's asked for.
+SHOTS = os.environ.get("QUIRE_TEST_SCREENSHOTS")
+
+
+def look(page: Page, name: str) -> None:
+    """Nothing sticks out, axe finds nothing; and a picture, where one is wanted."""
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert problems(page) == []
+    if SHOTS:
+        width = page.viewport_size["width"] if page.viewport_size else 0
+        page.screenshot(path=Path(SHOTS) / f"{name}-{width}.png", full_page=True)
+
+
+@views
+@pytest.mark.parametrize("path", ["models", "settings", "batches", "files"])
+def test_pages_of_operators(open_page: Open, path: str, view: dict[str, Any]) -> None:
+    page = open_page(f"/console/{path}/", "root", **view)
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    look(page, path)
+
+
+@views
+def test_a_model_and_its_form(open_page: Open, view: dict[str, Any]) -> None:
+    page = open_page("/console/models/", "root", **view)
+    page.get_by_role("link", name="acme-private").click()
+    expect(page.get_by_role("progressbar")).to_be_visible()
+    page.locator(".log-of summary").first.click()
+    expect(page.locator("pre.log")).to_contain_text("Nothing was written yet.")
+    look(page, "model")
+    page.get_by_role("link", name="Settings", exact=True).last.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Settings of acme-private")
+    search = page.get_by_label("Search the settings")
+    search.fill("speculative")
+    expect(page.locator(".setting:visible")).to_have_count(1)
+    pair = page.get_by_label("speculative config: name")
+    pair.first.fill("method")
+    page.get_by_label("speculative config: value").first.fill("nonsense")
+    expect(pair).to_have_count(2)
+    look(page, "model-form")
+    search.fill("")
+    page.get_by_label("Folder, GGUF file").fill("some/where")
+    page.get_by_role("button", name="Save").click()
+    expect(page.locator(".field-error")).to_contain_text("method must be one of ngram, suffix")
+    look(page, "model-form-wrong")
+
+
+@pytest.mark.parametrize("view", [DESKTOP, PHONE], ids=["desk", "phone"])
+@pytest.mark.parametrize("path", ["tenants/tenant", "catalog/servedmodel"])
+def test_the_admins_fields_stay_in_their_card(
+    open_page: Open, path: str, view: dict[str, int]
+) -> None:
+    page = open_page(f"/admin/{path}/1/change/", "root", viewport=view)
+    out = page.evaluate(
+        """() => [...document.querySelectorAll(".form-row :is(input, select, textarea)")]
+          .filter((field) => field.offsetParent !== null)
+          .filter((field) => {
+            const card = field.closest(".module").getBoundingClientRect();
+            const box = field.getBoundingClientRect();
+            return box.right > card.right || box.left < card.left;
+          })
+          .map((field) => field.name)"""
+    )
+    assert out == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    if SHOTS:
+        name = path.partition("/")[2]
+        page.screenshot(path=Path(SHOTS) / f"admin-{name}-{view['width']}.png", full_page=True)

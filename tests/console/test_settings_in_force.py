@@ -1,0 +1,97 @@
+"""Settings in force: all of them, with where they came from, and never a secret."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from config.in_force import attributes, in_force, without_secrets
+from config.variables import ADDRESSES, GROUPS, SECRETS
+from tests.console.conftest import Login
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = {name for found in GROUPS.values() for name in found}
+
+
+def test_the_page_of_the_platform_names_the_same_variables() -> None:
+    text = (ROOT / "docs" / "platform.md").read_text(encoding="utf-8")
+    table = text.split("## Settings\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line.split(" | ")[0] for line in table.splitlines() if line.startswith("| `")]
+    assert {name for row in rows for name in re.findall(r"`([A-Z_]+)`", row)} == NAMES
+
+
+def test_every_variable_that_settings_read_is_told() -> None:
+    folder = ROOT / "platform" / "config"
+    read = set()
+    for name in ("settings", "identity"):
+        text = (folder / f"{name}.py").read_text(encoding="utf-8")
+        read |= set(re.findall(r'env\.\w+\(\s*"([A-Z_]+)"', text))
+        assert "os.environ" not in text
+    assert len(read) > 50
+    assert read - NAMES == set()
+    assert {*SECRETS, *ADDRESSES} <= NAMES
+
+
+def test_values_come_with_where_they_came_from(tmp_path: Path) -> None:
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")},
+        "DATABASE_URL": "",
+        "QUIRE_METRICS_TENANTS": "7",
+        "QUIRE_METRICS_TOKEN": "hush-hush-token",
+        "QUIRE_API_KEYS": "hush-hush-key-hush-hush",
+        "QUIRE_SECRET_KEY": "hush-hush-secret",
+        "QUIRE_SMTP_URL": "smtp://me:hush-hush@mail.example:25?password=hush-hush",
+        "QUIRE_MAIL_FROM": "me@example.org",
+        "REDIS_URL": "redis://:hush-hush@127.0.0.1:1/0?password=hush-hush",
+    }
+    command = [sys.executable, "manage.py", "list_settings", "--all", "--data-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    rows = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
+    assert "hush" not in done.stdout
+    assert re.search(r"7 +environment$", rows["QUIRE_METRICS_TENANTS"])
+    assert re.search(rf"{tmp_path} +flag$", rows["QUIRE_DATA_DIR"])
+    assert re.search(r"set +environment$", rows["QUIRE_SECRET_KEY"])
+    assert re.search(r"set +environment$", rows["QUIRE_API_KEYS"])
+    assert re.search(r"smtp://mail.example:25 +environment$", rows["QUIRE_SMTP_URL"])
+    assert re.search(r"200 MiB\) +default$", rows["QUIRE_MAX_FILE_BYTES"])
+    assert re.search(r"30.0 +default$", rows["QUIRE['FAILOVER_WAIT_S']"])
+
+
+@pytest.mark.parametrize("name", ["ada", "olga", "nobody"])
+def test_only_operators_see_them(login: Login, name: str) -> None:
+    client = login(name)
+    assert client.get("/console/settings/").status_code == 403
+    assert client.get("/api/settings/").status_code == 403
+    assert "/console/settings/" not in client.get("/console/").content.decode()
+
+
+def test_no_secret_reaches_a_browser(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
+    for secret in SECRETS:
+        monkeypatch.setenv(secret, "hush-hush-hush-hush")
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:hush-hush@db/quire")
+    root = login("root")
+    for path in ("/console/settings/", "/api/settings/"):
+        answer = root.get(path)
+        assert answer.status_code == 200
+        assert "hush" not in answer.content.decode()
+    found = {each["name"]: each for each in root.get("/api/settings/").json()}
+    assert {name for name, each in found.items() if each["secret"]} == SECRETS
+    assert {found[name]["value"] for name in SECRETS} == {"set"}
+    assert {each.name for each in in_force()} >= NAMES
+
+
+def test_an_address_is_shown_without_what_lets_one_in() -> None:
+    assert without_secrets("postgres://u:p@host:5/name?password=x#y") == "postgres://host:5/name"
+    assert without_secrets("unix:///run/redis.sock?db=1") == "unix:///run/redis.sock"
+    assert "hush" not in without_secrets("http://[hush")
+
+
+def test_help_is_read_from_a_docstring() -> None:
+    text = "X.\n\n    Attributes:\n        a: first\n            more.\n        b: second.\n    "
+    assert attributes(text) == {"a": "first more.", "b": "second."}
