@@ -232,6 +232,10 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     ranks: list[int]
 
 
+#: What a flight record names at most: prompt chunks and preemptions, requests that were ahead.
+MOST_CHUNKS, MOST_NAMED = 32, 4
+
+
 class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     """What happened to one output of a request inside the engine; times in seconds.
 
@@ -245,6 +249,11 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         cold_reason: why none was found, "" if some were: "no_shared_prefix",
             "shorter_than_a_block", "evicted", "caching_off" or "all_tokens_needed". It follows
             from what its own namespace has sent alone.
+        chunks: of the first `MOST_CHUNKS` of them: milliseconds after the request came, and tokens.
+        preempted_at: of the first `MOST_CHUNKS` preemptions, in milliseconds after it came.
+        num_ahead, num_ahead_own: sequences that ran or waited when the first output was queued, all
+            of them and its own tenant's.
+        behind: ids of its own tenant's requests among them, `MOST_NAMED` at most: never another's.
         numerics_changed: a replica with other `Numerics` went on with it: the same weights, but not
             the tokens that the first replica would have made. Set by the gateway.
     """
@@ -260,6 +269,11 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     numerics_changed: bool = False
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    chunks: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    preempted_at: list[int] = msgspec.field(default_factory=list)
+    num_ahead: int = 0
+    num_ahead_own: int = 0
+    behind: list[str] = msgspec.field(default_factory=list)
 
 
 class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):

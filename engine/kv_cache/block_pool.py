@@ -40,6 +40,8 @@ class BlockPool:
         self._cached: dict[bytes, Block | dict[int, Block]] = {}
         #: Blocks that a prefix could hit.
         self.num_cached = 0
+        #: Ids of blocks that changed, for somebody who watches; None: nobody does.
+        self.changed: set[int] | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -102,7 +104,14 @@ class BlockPool:
         self.num_free -= count
         self.quotas.list_free(quota)
         self.residency.allocated(taken)
+        if self.changed is not None:
+            self._note(taken)
         return taken
+
+    def _note(self, blocks: Sequence[Block]) -> None:
+        """These blocks changed."""
+        if self.changed is not None:
+            self.changed.update(block.block_id for block in blocks)
 
     def touch(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
         """One more sequence uses these cached blocks; free ones leave the free list."""
@@ -121,6 +130,8 @@ class BlockPool:
             block.ref_count += 1
         self.residency.used(blocks)
         self.quotas.list_free(quota)
+        if self.changed is not None:
+            self._note(blocks)
 
     def free(self, blocks: Sequence[Block], quota: TenantQuota | None = None) -> None:
         """One sequence of the tenant stops using these blocks, given in block-table order.
@@ -129,6 +140,8 @@ class BlockPool:
         to be hit again, so it is to be evicted first.
         """
         quota = quota or self.quotas.of("")
+        if self.changed is not None:
+            self._note(blocks)
         for block in reversed(blocks):
             block.ref_count -= 1
             if block.guests is not None:
@@ -168,6 +181,8 @@ class BlockPool:
             raise RuntimeError(f"{block} is already cached.")
         block.block_hash = block_hash
         self.num_cached += 1
+        if self.changed is not None:
+            self.changed.add(block.block_id)
         found = self._cached.get(block_hash)
         if found is None:
             self._cached[block_hash] = block
@@ -183,6 +198,8 @@ class BlockPool:
             return
         block.block_hash = None
         self.num_cached -= 1
+        if self.changed is not None:
+            self.changed.add(block.block_id)
         found = self._cached[block_hash]
         if isinstance(found, dict):
             del found[block.block_id]
@@ -204,6 +221,7 @@ class BlockPool:
             block.block_hash = None
         self._cached.clear()
         self.num_cached = 0
+        self._note(self.blocks)
         self.residency.forget()
         for quota in self.quotas:
             self.num_free -= quota.free.count

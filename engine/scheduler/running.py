@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.contract.errors import KVPoolTooSmall
+from engine.contract.protocol import MOST_CHUNKS
 from engine.kv_cache import KVCacheCoordinator, Tables, TenantQuota
 from engine.scheduler.plan import decodes
 from engine.scheduler.queue import WaitingQueue
@@ -124,7 +125,10 @@ class RunningSet:
         """Free a running sequence's blocks and queue it again; its tokens are recomputed later."""
         self.take_off(sequence)
         sequence.status = Status.PREEMPTED
-        sequence.flight.num_preemptions += 1
+        flight = sequence.flight
+        flight.num_preemptions += 1
+        if flight.num_preemptions <= MOST_CHUNKS:
+            flight.preempted_at.append(sequence.age_ms)
         self.num_preemptions += 1
         self._waiting.push_back(sequence)
 

@@ -12,6 +12,7 @@ from engine.contract.errors import KVPoolTooSmall
 from engine.contract.protocol import EngineRequest
 from engine.kv_cache import KVLayout, TenantQuota, make_coordinator
 from engine.scheduler.admitter import Admitter
+from engine.scheduler.ahead import note_ahead
 from engine.scheduler.drafts import DraftSource
 from engine.scheduler.limits import StepLimits
 from engine.scheduler.plan import StepPlan, decodes
@@ -90,7 +91,10 @@ class Scheduler:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
-        self.note_tenant(sequence.request.message).sequences += 1
+        quota = self.note_tenant(sequence.request.message)
+        if sequence.index == 0:
+            note_ahead(sequence, quota, self.running, self.waiting)
+        quota.sequences += 1
         cached = len(self._runs.find_cached_prefix(sequence)[0]) * self.kv.block_size
         self.waiting.push(sequence, cached)
 

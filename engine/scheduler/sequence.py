@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -83,6 +84,11 @@ class Sequence:
     def num_output_tokens(self) -> int:
         """Tokens generated so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def age_ms(self) -> int:
+        """Milliseconds since its request came."""
+        return int((time.time() - self.request.arrived_at) * 1000)
 
     @property
     def ends_in_flight(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.contract.adapters import digest_of
+from engine.contract.protocol import MOST_CHUNKS
 from engine.kv_cache import Block
 from engine.scheduler.plan import NewSequence, StepPlan, decodes
 from engine.scheduler.sequence import Sequence
@@ -37,7 +38,10 @@ class StepBuilder:
             self.prefill_left -= count
         known = len(sequence.token_ids)
         if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
-            sequence.flight.prefill_chunks += 1
+            flight = sequence.flight
+            flight.prefill_chunks += 1
+            if flight.prefill_chunks <= MOST_CHUNKS:
+                flight.chunks.append((sequence.age_ms, count))
         caught_up = sequence.num_computed_tokens == known + sequence.num_placeholders
         plan.num_samples.append(int(caught_up))
         if sequence.looks_ahead:
@@ -82,6 +86,7 @@ class StepBuilder:
             sequence.num_placeholders -= 1
         if known == sequence.num_prompt_tokens and not sequence.num_placeholders:
             sequence.flight.prefill_chunks -= 1
+            del sequence.flight.chunks[sequence.flight.prefill_chunks :]
         self.budget += count
         if not decodes(count):
             self.prefill_left += count

@@ -10,14 +10,15 @@ from collections.abc import Callable
 import redis
 
 from engine.contract import protocol
+from engine.contract.block_map import watch_key
 from engine.contract.protocol import Heartbeat, ReplicaNews
 from engine.contract.redis_link import is_temporary
 from engine.serving.fence import UNLESS_TAKEN, FencedOff
 
 log = logging.getLogger(__name__)
 
-#: KEYS: the owner, the heartbeat, the replica ids. ARGV: incarnation, heartbeat, TTL, replica id,
-#: whether this is the first, which takes the id from whoever had it.
+#: KEYS: the owner, the heartbeat, the replica ids, who watches the blocks. ARGV: incarnation,
+#: heartbeat, TTL, replica id, whether this is the first, which takes the id from whoever had it.
 _BEAT = (
     "if ARGV[5] == '0' then\n"
     + UNLESS_TAKEN
@@ -26,7 +27,7 @@ end
 redis.call('SET', KEYS[1], ARGV[1])
 redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 redis.call('SADD', KEYS[3], ARGV[4])
-return 1
+return redis.call('GET', KEYS[4]) or 1
 """
 )
 
@@ -34,14 +35,22 @@ return 1
 class HeartbeatWriter(threading.Thread):
     """Writes `make()` every interval with a TTL; `beat()` writes one at once.
 
+    `tell_watched` hears with each beat what stands under `watch_key`, b"" for nothing.
+
     Both raise `FencedOff` once another process serves under the replica's id.
     """
 
-    def __init__(self, client: redis.Redis, prefix: str, make: Callable[[], Heartbeat]) -> None:
+    def __init__(
+        self,
+        client: redis.Redis,
+        prefix: str,
+        make: Callable[[], Heartbeat],
+        tell_watched: Callable[[bytes], None] = lambda number: None,
+    ) -> None:
         super().__init__(name="heartbeat", daemon=True)
         self._redis = client
         self._prefix = prefix
-        self._make = make
+        self._make, self._tell_watched = make, tell_watched
         self._stopping = threading.Event()
         self._writing = threading.Lock()
         self._script = client.register_script(_BEAT)
@@ -70,6 +79,7 @@ class HeartbeatWriter(threading.Thread):
                     protocol.owner_key(replica_id, prefix),
                     protocol.replica_key(replica_id, prefix),
                     protocol.replicas_key(prefix),
+                    watch_key(replica_id, prefix),
                 ],
                 args=[
                     heartbeat.incarnation,
@@ -91,6 +101,7 @@ class HeartbeatWriter(threading.Thread):
         if not written:
             raise FencedOff(replica_id)
         self._told = heartbeat.state
+        self._tell_watched(written if isinstance(written, bytes) else b"")
         return True
 
     def _tell(self, replica_id: str, incarnation: str, *, alive: bool) -> None:

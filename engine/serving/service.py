@@ -37,6 +37,7 @@ from engine.contract.redis_clients import patient_client
 from engine.core.engine_core import EngineCore
 from engine.serving.adapters import AdapterControls, unload
 from engine.serving.arguments import parse_args
+from engine.serving.block_map import BlockMap, FramePublisher
 from engine.serving.fence import Fence, FencedOff
 from engine.serving.heartbeat import HeartbeatWriter
 from engine.serving.inbox import InboxReader
@@ -89,7 +90,9 @@ class EngineService:
         inbox = protocol.inbox_key(replica_id, prefix)
         self._reader = InboxReader(client, inbox, self.incarnation, fence)
         self._writer = OutboxWriter(client, prefix, replica_id, self.incarnation)
-        self._heart = HeartbeatWriter(client, prefix, self.heartbeat)
+        publisher = FramePublisher(client, prefix, replica_id)
+        self._block_map = BlockMap(publisher, replica_id, self.incarnation)
+        self._heart = HeartbeatWriter(client, prefix, self.heartbeat, self._block_map.watch)
         self._gateways: dict[str, str] = {}
         self._recent: OrderedDict[str, None] = OrderedDict()
         self._output = StepOutput()
@@ -174,6 +177,7 @@ class EngineService:
             core.check_health()
             self._flush(core)
             self.progress_at = time.time()
+            self._block_map.maybe(core.scheduler)
             self._stats_log.maybe(core)
             if self._stat_loggers is not None:
                 self._stat_loggers.maybe(core.snapshot)

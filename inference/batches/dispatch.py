@@ -18,6 +18,7 @@ from django.urls import Resolver404, get_resolver
 from engine.contract.errors import InvalidRequest
 from inference.errors import error_response
 from inference.generation.discarded import unbilled_unless_finished
+from inference.web.asked import Asked, asked, endpoint_of, note_refusal
 from inference.web.request_ids import new_id
 from inference.web.views import GatewayRequest, GatewayView
 from tenants.authentication import Caller
@@ -55,6 +56,7 @@ def check_endpoint(path: str) -> None:
 async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outcome:
     """The endpoint's answer to one JSON body. Errors are answers too; nothing is raised."""
     request_id = new_id("batch_req")
+    asked.set(Asked(request_id, endpoint_of(path), caller))
     try:
         caller.require("inference")
         caller.check_endpoint(path)
@@ -63,6 +65,7 @@ async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outc
         with unbilled_unless_finished():
             response = await view.post(request)  # type: ignore[attr-defined]
     except Exception as error:
+        note_refusal(error)
         response = error_response(error, request_id)
     wait = response.headers.get("retry-after-ms")
     return Outcome(

@@ -218,8 +218,9 @@ class EngineClient:
         """Of an abandoned flight only the end matters; of an attempt that was given up nothing."""
         flight = self._leaving.get(delta.request_id)
         if flight is not None and delta.finish_reason:
-            del self._leaving[delta.request_id]
             flight.leave(delta)
+            if flight.leaving is not None or flight.is_told:
+                del self._leaving[delta.request_id]
 
     def _take(self, flight: Flight, delta: TokenDelta) -> None:
         if not 0 <= delta.index < len(flight.finished):
@@ -278,7 +279,7 @@ class EngineClient:
         logger.info("Request %s moves on: %s.", flight.engine_id, reason)
         if flight.placed:
             self.abort(flight.engine_id, flight.replica_id)
-        flight.orphan()
+        flight.orphan(reason)
 
     def abandon(self, flight: Flight) -> None:
         """Nobody waits for it any more."""
@@ -290,7 +291,14 @@ class EngineClient:
                 flight.heard_at = time.monotonic()
                 flight.leaving = asyncio.get_running_loop().create_future()
                 self._leaving[flight.engine_id] = flight
+            else:
+                self._await_records(flight)
         flight.finished = [True] * len(flight.finished)
+
+    def _await_records(self, flight: Flight) -> None:
+        if not flight.is_told:
+            flight.await_records()
+            self._leaving[flight.engine_id] = flight
 
     def abort_output(self, flight: Flight, index: int, reason: str) -> None:
         """End one output of a flight early."""
@@ -302,6 +310,8 @@ class EngineClient:
             self.abort(flight.engine_id, flight.replica_id, whole, reason)
         if flight.done:
             self._flights.pop(flight.engine_id, None)
+            if flight.placed:
+                self._await_records(flight)
 
     def abort(
         self, engine_id: str, replica_id: str, index: int | None = None, reason: str = "abort"

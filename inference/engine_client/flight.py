@@ -10,8 +10,17 @@ from dataclasses import dataclass, field
 import msgspec
 
 from engine.contract.numerics import Numerics
-from engine.contract.protocol import EngineRequest, Heartbeat, OutboxBatch, TokenDelta
+from engine.contract.protocol import (
+    EngineRequest,
+    FlightRecord,
+    Heartbeat,
+    OutboxBatch,
+    TokenDelta,
+)
 from inference.engine_client.mailbox import Mailbox, Piece, piece_of
+
+#: Of one flight: changes of replica that are remembered.
+MOST_HOPS = 20
 
 
 class LostTokens(Exception):
@@ -42,6 +51,9 @@ class Flight:
         epoch: how often another gateway had taken it up before.
         suspected: incarnations that it left because they were silent, not heard again yet.
         leaving: set when it was abandoned; done when the engine has answered the abort.
+        records: of the engine, by output, as far as they came. told: set when it ended here before
+            the engine said so; done when all records are there.
+        hops: when it was given to which replica, or taken away for a reason (`time.perf_counter`).
     """
 
     request: EngineRequest
@@ -67,6 +79,9 @@ class Flight:
     epoch: int = 0
     suspected: set[str] = field(default_factory=set)
     leaving: asyncio.Future[None] | None = None
+    records: dict[int, FlightRecord] = field(default_factory=dict)
+    told: asyncio.Future[None] | None = None
+    hops: list[tuple[float, str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         count = self.request.sampling.num_sequences
@@ -108,6 +123,7 @@ class Flight:
         self.attempt += 1
         self.replica_id, self.incarnation = beat.replica_id, beat.incarnation
         self.last_replica_id = beat.replica_id
+        self._hop("")
         self.heard_at = time.monotonic()
         self.fruitless += 1
         self.resumed = self.began
@@ -120,12 +136,29 @@ class Flight:
             skip_indices=[index for index, done in enumerate(self.finished) if done],
         )
 
+    @property
+    def is_told(self) -> bool:
+        """Whether the engine's records of all outputs are there."""
+        return len(self.records) >= len(self.finished)
+
+    def await_records(self) -> None:
+        """It ends here before the engine has said so, and what that says is still wanted."""
+        self.heard_at = time.monotonic()
+        self.told = asyncio.get_running_loop().create_future()
+
     def excuse(self) -> None:
         """What ends the present attempt is no fault of the request, nor of its replica."""
         self.fruitless = max(0, self.fruitless - 1)
 
-    def orphan(self) -> None:
+    def _hop(self, reason: str) -> None:
+        """It comes to its replica, or leaves it for a reason."""
+        if len(self.hops) < MOST_HOPS:
+            self.hops.append((time.perf_counter(), self.replica_id, reason))
+
+    def orphan(self, reason: str) -> None:
         """No replica has it any more."""
+        if self.placed:
+            self._hop(reason)
         self.replica_id = self.incarnation = ""
         self.waiting_since = time.monotonic()
 
@@ -135,6 +168,8 @@ class Flight:
         Raises: `LostTokens` when tokens between are missing.
         """
         index = delta.index
+        if delta.flight is not None:
+            self.records[index] = delta.flight
         if not 0 <= index < len(self.tokens) or self.finished[index]:
             return None
         tokens = self.tokens[index]
@@ -166,6 +201,10 @@ class Flight:
         """The engine's last word after an abort, or None when it's waited for no more."""
         record = delta.flight if delta is not None else None
         self.ran = self.ran or (record is not None and record.num_steps > 0)
+        if delta is not None:
+            self.records.setdefault(delta.index, record or FlightRecord())
+        if self.told is not None and not self.told.done() and (delta is None or self.is_told):
+            self.told.set_result(None)
         if self.leaving is not None and not self.leaving.done():
             self.leaving.set_result(None)
 

@@ -62,3 +62,14 @@ class Submission:
         for flight in self._flights:
             if flight.leaving is not None:
                 await asyncio.wait([flight.leaving], timeout=timeout_s)
+
+    @property
+    def flights(self) -> list[Flight]:
+        """The requests on their way, in order."""
+        return self._flights
+
+    async def told(self, timeout_s: float) -> None:
+        """Wait until the engine's records of what ended early are there, for at most so long."""
+        waiting = [each.told for each in self._flights if each.told is not None]
+        if waiting:
+            await asyncio.wait(waiting, timeout=timeout_s)

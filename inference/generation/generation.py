@@ -12,12 +12,14 @@ from typing import Self
 
 from engine.contract.errors import EngineOverloaded, QuireError
 from inference.engine_client import Piece, Submission, get_engine_client
+from inference.engine_client.flight import Flight
 from inference.engine_client.journal import OpenStream
 from inference.errors import as_quire_error
 from inference.generation.background import spawn
 from inference.generation.discarded import is_unbilled_unless_finished
 from inference.generation.field_names import renamed
 from inference.generation.job import Job
+from inference.generation.note import Pace, content_of, note_of
 from inference.generation.output import Increment, OutputState
 from inference.generation.usage import Usage
 from inference.metrics import recorder
@@ -25,7 +27,17 @@ from inference.metrics.history import history
 from inference.resuming.position import MAX_OUTPUTS, Position, asked_position
 from inference.resuming.takeover import Taken, request_print, settle_later, take_over_stream
 from inference.tracing import generation_span
-from metering.access import GATEWAY, Account, Admission, UsageRecord, admit, settle
+from inference.web.asked import asked
+from metering.access import (
+    GATEWAY,
+    Account,
+    Admission,
+    UsageRecord,
+    admit,
+    keep_content,
+    keep_request,
+    settle,
+)
 from tenants.authentication import check_still_valid
 
 logger = logging.getLogger(__name__)
@@ -35,6 +47,8 @@ RECHECK_KEY_S = 0.5
 #: How long the ledger waits to hear from the engine what an aborted request had run.
 GONE_TIMEOUT_S = 5.0
 CLIENT_LEFT = 499
+#: How long a request's record waits for what the engine says of an output that ended here first.
+RECORDS_TIMEOUT_S = 1.0
 
 
 class Generation:
@@ -60,6 +74,11 @@ class Generation:
             for number, prompt in enumerate(job.prompts)
         ]
         self.first_token_at: float | None = None
+        self.admitted_at = time.perf_counter()
+        self.pace = Pace()
+        self._asked = asked.get()
+        if self._asked is not None:
+            self._asked.ran = True
         #: Set and counted by whoever tells reasoning from answers.
         self.reasoning_tokens: int | None = None
         self._last_token_at = 0.0
@@ -90,6 +109,16 @@ class Generation:
     def _is_kept(self) -> bool:
         """Whether another gateway could go on with it."""
         return self.job.stream and len(self.job.prompts) * len(self.outputs[0]) <= MAX_OUTPUTS
+
+    @property
+    def flights(self) -> list[Flight]:
+        """Its engine requests, a prompt each."""
+        return self._submission.flights
+
+    @property
+    def replica_id(self) -> str:
+        """The replica that had it last."""
+        return self._submission.replica_id
 
     @property
     def resumed_from(self) -> Position | None:
@@ -250,6 +279,7 @@ class Generation:
                 num_tokens,
             )
         self._last_token_at = now
+        self.pace.add(now, num_tokens)
 
     # -- counts -------------------------------------------------------------------------------
 
@@ -334,33 +364,31 @@ class Generation:
             await journal.settled(job.request_id, usage.prompt_tokens, usage.completion_tokens)
         if self._taken is not None and self._taken.billed is not None:
             usage = usage.without(self._taken.billed)
-        await settle(
-            UsageRecord(
-                request_id=job.request_id if self._taken is None else self._taken.ledger_id,
-                tenant_id=job.caller.tenant_id,
-                key_id=job.caller.key_id,
-                user_id=job.caller.user_id,
-                endpoint=job.endpoint,
-                model=job.served.base,
-                prompt_tokens=usage.prompt_tokens,
-                cached_tokens=usage.cached_tokens,
-                completion_tokens=usage.completion_tokens,
-                cost_nanos=self.admission.rates.cost_nanos(
-                    usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
-                ),
-                finish_reason=reason,
-                status=status,
-                started_at=job.started_at,
-                ttft_ms=self.ttft_ms,
-                duration_ms=duration_ms,
-                stream=job.stream,
-                adapter=used.name if used is not None else "",
-                adapter_digest=used.digest if used is not None else "",
-                in_place_of=job.served.in_place_of,
+        record = UsageRecord(
+            request_id=job.request_id if self._taken is None else self._taken.ledger_id,
+            tenant_id=job.caller.tenant_id,
+            key_id=job.caller.key_id,
+            user_id=job.caller.user_id,
+            endpoint=job.endpoint,
+            model=job.served.base,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+            cost_nanos=self.admission.rates.cost_nanos(
+                usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
             ),
-            self.admission,
-            self._account(),
+            finish_reason=reason,
+            status=status,
+            started_at=job.started_at,
+            ttft_ms=self.ttft_ms,
+            duration_ms=duration_ms,
+            stream=job.stream,
+            adapter=used.name if used is not None else "",
+            adapter_digest=used.digest if used is not None else "",
+            in_place_of=job.served.in_place_of,
         )
+        await settle(record, self.admission, self._account())
+        await self._keep_record(record)
 
     def _account(self) -> Account:
         """What the engine has written of it."""
@@ -374,6 +402,16 @@ class Generation:
             billed_prompt=before.prompt_tokens,
             billed_output=before.completion_tokens,
         )
+
+    async def _keep_record(self, record: UsageRecord) -> None:
+        """What became of it, for whoever asks later."""
+        await self._submission.told(RECORDS_TIMEOUT_S)
+        note = note_of(self, self._asked, self._error)
+        if record.request_id != self.job.request_id and not note.answer_id:
+            note.answer_id = self.job.request_id
+        keep_request(record, note)
+        if self.job.caller.store_prompts:
+            keep_content(await content_of(self, record.request_id))
 
     def _billed(self) -> Usage:
         """What ran: prompts that the engine began, and every token that reached this gateway.

@@ -13,6 +13,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.text.bad_words import bad_word_ids
 from inference.generation.served import Served
 from inference.rendering.pool import render_pool
+from inference.web.asked import header_id
 from metering.access import Asking
 from tenants.authentication import Caller
 
@@ -143,6 +144,7 @@ class Job:
             adapter=self.served.use,
             outbox=outbox,
             stream=self.stream,
+            header_id=header_id(),
         )
 
     def engine_requests(self, reserved_tokens: int | None = None) -> list[EngineRequest]:

@@ -14,6 +14,7 @@ from inference.generation import Generation, Usage
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
 from inference.playground.access import SessionEnded
+from inference.web.asked import Asked, asked, note_refusal
 from tenants.authentication import Caller
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -53,6 +54,9 @@ class Answer:
     async def run(self) -> None:
         """All frames, in order. Raises `SessionEnded`."""
         self._task = asyncio.current_task()
+        asked.set(
+            Asked("", "playground", self._caller, model=str(self._message.get("model"))[:200])
+        )
         turn: ChatTurn | None = None
         reason: str | None = None
         try:
@@ -66,6 +70,7 @@ class Answer:
         except SessionEnded:
             raise
         except Exception as error:
+            note_refusal(error)
             report(error, self.name)
             failure = envelope(as_quire_error(error))
             await self._send({"type": "error", "id": self.name, **failure})

@@ -17,6 +17,7 @@ from inference.responses.kept import KeptEvents, NotTheWriter
 from inference.responses.output import Event
 from inference.responses.schemas import ResponsesRequest
 from inference.responses.views import parse_request, start_turn
+from inference.web.asked import Asked, asked
 from inference.work.lease import Lease, lease_seconds
 from storage.access import StoredResponse
 from storage.actions import claim_response, update_response
@@ -43,6 +44,7 @@ async def run_response(public_id: str, owner: str) -> None:
     )
     if row is None:
         return
+    asked.set(Asked("", "responses", answer_id=row.public_id))
     async with Lease(row, owner):
         await _Run(row, owner).run()
 

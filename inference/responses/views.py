@@ -26,6 +26,7 @@ from inference.responses.kept import KeptEvents
 from inference.responses.schemas import ResponsesRequest
 from inference.responses.truncation import fitted
 from inference.settings import gateway_settings
+from inference.web.asked import note_answer
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.paging import item_page, paging
 from inference.web.streaming import EventStreamResponse
@@ -107,6 +108,7 @@ class Exchange:
     def __init__(self, caller: Caller, request: ResponsesRequest, body: dict[str, Any]) -> None:
         self._caller, self._request, self._raw = caller, request, body
         self.public_id = new_id("resp_")
+        note_answer(self.public_id)
 
     async def in_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""

@@ -23,6 +23,7 @@ from inference.errors import PayloadTooLarge, UnsupportedField, error_response
 from inference.rendering.pool import render_pool, rendering_for
 from inference.resuming.position import ask_from
 from inference.settings import gateway_settings
+from inference.web.asked import Asked, asked, endpoint_of, note_body, note_refusal
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.exchange import KEY, TENANT
 from inference.web.idempotency import IdempotencyKey, fingerprint
@@ -35,6 +36,7 @@ from inference.web.negotiation import (
 )
 from inference.web.request_ids import clean_request_id
 from inference.web.unknown_path import unknown_path
+from tenants import scopes
 from tenants.authentication import Caller
 
 Handler = Callable[..., Awaitable[HttpResponseBase]]
@@ -78,6 +80,10 @@ class GatewayView(APIView):
         gateway_request.received = time.perf_counter()
         ask_from(request.META.get("HTTP_LAST_EVENT_ID"))
         gateway_request.request_id = clean_request_id(request.META.get("HTTP_X_REQUEST_ID"))
+        # Only what asks a model for something is recorded, not what looks.
+        recorded = request.method == "POST" and self.required_scope == scopes.INFERENCE
+        mine = Asked(gateway_request.request_id, endpoint_of(request.path_info))
+        asked.set(mine if recorded else None)
         response: HttpResponseBase
         try:
             note_patience(request.META)
@@ -88,6 +94,7 @@ class GatewayView(APIView):
                 await self._parse_beside(gateway_request)
             response = await self._run(handler, gateway_request, *args, **kwargs)
         except Exception as error:
+            note_refusal(error)
             response = self.render_error(error, gateway_request.request_id)
             if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 response["Allow"] = ", ".join(self.allowed_methods)
@@ -123,6 +130,8 @@ class GatewayView(APIView):
     async def _admit(self, request: GatewayRequest) -> None:
         for authenticator in self.get_authenticators():
             request.caller, _ = await authenticator.authenticate(request)
+        if (mine := asked.get()) is not None:
+            mine.caller = request.caller
         rendering_for.set(request.caller.tenant)
         request.scope[TENANT] = request.caller.tenant
         request.scope[KEY] = str(request.caller.key_id or "")
@@ -150,7 +159,10 @@ class GatewayView(APIView):
                 f"The request body is over the limit of {settings.max_body_bytes} bytes."
             )
         parsed: dict[str, Any] | None = getattr(request, "parsed", None)
-        return parse_object(body, settings.max_json_depth) if parsed is None else parsed
+        if parsed is None:
+            parsed = parse_object(body, settings.max_json_depth)
+        note_body(parsed.get("model"), parsed.get("stream"))
+        return parsed
 
 
 class NotFoundView(GatewayView):

@@ -16,6 +16,7 @@ from inference.engine_client import close_engine_client
 from inference.generation import background
 from metering.keeper import start_keeper
 from metering.redis_clients import close_redis_link
+from metering.requests.writer import start_writer
 from storage.actions import owner_of
 from tenants.db_threads import in_db_thread
 
@@ -55,6 +56,7 @@ class WorkLoop:
 
     def _serve(self) -> None:
         start_keeper()  # a worker lets requests in too
+        start_writer()
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 

@@ -22,6 +22,7 @@ from inference.asgi import lifespan as gateway_lifespan
 from inference.routing import websocket_urlpatterns
 from metering.drain import start_drainer, stop_drainer
 from metering.keeper import start_keeper, stop_keeper
+from metering.requests.writer import start_writer, stop_writer
 
 Message = MutableMapping[str, Any]
 
@@ -33,11 +34,13 @@ async def lifespan(
     alive: of those that aren't the others settle what they left."""
     start_drainer()
     start_keeper()
+    start_writer()
     try:
         await gateway_lifespan(scope, receive, send)
     finally:
         await asyncio.to_thread(stop_keeper)
         await stop_drainer()
+        await asyncio.to_thread(stop_writer)
 
 
 application = ProtocolTypeRouter(

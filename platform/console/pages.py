@@ -58,8 +58,15 @@ SECTIONS: dict[str, tuple[Page, ...]] = {
         Page("overview", "console/", "Overview", "pulse", "console.overview.page.overview"),
     ),
     "Inside": (
-        Page("requests", "console/requests/", "Requests", "list"),
-        Page("kv-map", "console/kv/", "KV map", "grid"),
+        Page(
+            "requests",
+            "console/requests/",
+            "Requests",
+            "list",
+            "console.requests.requests",
+            routes="console.request_routes",
+        ),
+        Page("kv-map", "console/kv/", "KV map", "grid", "console.kv.page.kv_map"),
         Page("fairness", "console/fairness/", "Fairness", "scales", "console.fairness.fairness"),
     ),
     "Serve": (

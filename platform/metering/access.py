@@ -13,19 +13,36 @@ from metering.errors import BudgetSpent, RateLimited
 from metering.gateways import GATEWAY
 from metering.records import UsageRecord
 from metering.reports import WIDTHS, Question, Sums, access_report_tenants, report
+from metering.requests.note import (
+    MOST_HOPS,
+    MOST_OUTPUTS,
+    MOST_POINTS,
+    Hop,
+    OutputNote,
+    RequestNote,
+)
+from metering.requests.rows import Content
+from metering.requests.writer import keep_content, keep_refusal, keep_request
 from metering.settlement import settle
 from metering.usage import UsageSum, access_all_usage, access_usage, access_usage_entries
 
 __all__ = [
     "GATEWAY",
+    "MOST_HOPS",
+    "MOST_OUTPUTS",
+    "MOST_POINTS",
     "UNLIMITED",
     "WIDTHS",
     "Account",
     "Admission",
     "Asking",
     "BudgetSpent",
+    "Content",
+    "Hop",
+    "OutputNote",
     "Question",
     "RateLimited",
+    "RequestNote",
     "Sums",
     "UsageRecord",
     "UsageSum",
@@ -34,6 +51,9 @@ __all__ = [
     "access_usage",
     "access_usage_entries",
     "admit",
+    "keep_content",
+    "keep_refusal",
+    "keep_request",
     "rate_limit_headers",
     "report",
     "settle",

@@ -129,6 +129,7 @@ class Asking:
         adapter: what it goes through; its price holds before the model's, if it has one, and
             budgets narrowed to it hold beside those of the model.
         outbox: the stream that tells what ran, should this gateway die. stream: for the ledger.
+        header_id: the `x-request-id` that it came with.
     """
 
     request_id: str
@@ -142,6 +143,7 @@ class Asking:
     adapter: AdapterUse | None = None
     outbox: str = ""
     stream: bool = False
+    header_id: str = ""
 
     def to_bill(self, caller: Caller, rates: Rates) -> bytes:
         """What another gateway bills should this one die."""
@@ -161,6 +163,7 @@ class Asking:
             outbox=self.outbox,
             adapter=adapted.name,
             adapter_digest=adapted.digest,
+            header_id=self.header_id,
         ).encode()
 
 

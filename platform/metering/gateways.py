@@ -24,7 +24,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
 
     Attributes:
         prompts: tokens of each prompt. outputs: of each prompt. rates: its prices.
-        outbox: whose outbox tells what ran.
+        outbox: whose outbox tells what ran. header_id: its `x-request-id`.
         The rest is as in `UsageRecord`.
     """
 
@@ -42,6 +42,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     adapter: str = ""
     adapter_digest: str = ""
     outputs: int = 1
+    header_id: str = ""
 
     def encode(self) -> bytes:
         """MessagePack."""

@@ -20,6 +20,8 @@ from metering.accounts import Account, since_key
 from metering.gateways import GATEWAY, OpenRequest, open_key
 from metering.records import UsageRecord, encode_record
 from metering.redis_clients import key, sync_client
+from metering.requests.note import RequestNote
+from metering.requests.writer import keep_request
 from metering.scripts import source
 from metering.settlement import (
     put_back_unsettled,
@@ -34,6 +36,8 @@ BEAT_S = 2.0
 #: Silence that means death. The outbox of a dead gateway lives longer.
 DEAD_AFTER_S = 10.0
 LOCK_S = 60
+#: What the records of a dead gateway's requests say.
+_LOST = {"code": "gateway_lost", "message": "The gateway that served it ended."}
 
 
 def gateways_key() -> str:
@@ -100,6 +104,7 @@ def bury(client: redis.Redis, gateway: str) -> int:
             counts[request.outbox] = tokens_of(client, request.outbox)
         record = request.record(counts[request.outbox], time.time())
         _settle(client, record, gateway, Account(request.names(), request.outputs))
+        keep_request(record, RequestNote(header_id=request.header_id, **_LOST))
         _tell_billed(client, record)
     client.delete(open_key(gateway))
     client.zrem(gateways_key(), gateway)

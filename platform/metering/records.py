@@ -57,7 +57,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
             if not 0 <= getattr(self, name) <= MAX_COUNT:
                 raise ValueError(f"{name} must be in [0, 2**62], got {getattr(self, name)}.")
         for name, limit in _TEXT_LIMITS.items():
-            setattr(self, name, _plain(getattr(self, name) or "", limit))
+            setattr(self, name, plain_text(getattr(self, name) or "", limit))
 
     @property
     def total_tokens(self) -> int:
@@ -65,7 +65,7 @@ class UsageRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
         return self.prompt_tokens + self.completion_tokens
 
 
-def _plain(text: str, limit: int) -> str:
+def plain_text(text: str, limit: int) -> str:
     """Text that any database takes: no NUL, no lone surrogate, bounded."""
     return text[:limit].replace("\0", "").encode("utf-8", "replace").decode("utf-8")
 

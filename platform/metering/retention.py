@@ -9,10 +9,23 @@ from django.db import router
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from metering.models import Budget, UsageDay, UsageEntry, UsageHour, Webhook, WebhookDelivery
+from metering.models import (
+    Budget,
+    RequestContent,
+    RequestEntry,
+    UsageDay,
+    UsageEntry,
+    UsageHour,
+    Webhook,
+    WebhookDelivery,
+)
 from tenants.holdings import Holding, of_tenant, register
 from tenants.models import Tenant
 
+#: What became of a request, with its content, is kept for so long,
+KEEP_DAYS = 30
+#: and of one tenant so many: some 100 MB at most, and 60 MB of contents.
+MOST_REQUESTS, MOST_CONTENTS = 100_000, 2_000
 #: Rows of one statement: nobody who writes waits for long behind it.
 PART = 5000
 
@@ -22,7 +35,31 @@ def remove_old_entries() -> int:
     removed = 0
     for tenant in Tenant.objects.exclude(keep_usage_days=None):
         before = timezone.now() - timedelta(days=tenant.keep_usage_days or 0)
-        removed += _remove(UsageEntry.objects.filter(tenant=tenant, started_at__lt=before))
+        removed += remove_rows(UsageEntry.objects.filter(tenant=tenant, started_at__lt=before))
+    return removed
+
+
+def remove_old_requests() -> int:
+    """Remove what is older than `KEEP_DAYS`; contents sooner where their tenants say so."""
+    before = timezone.now() - timedelta(days=KEEP_DAYS)
+    removed = remove_rows(RequestEntry.objects.filter(started_at__lt=before))
+    removed += remove_rows(RequestContent.objects.filter(at__lt=before))
+    for tenant in Tenant.objects.filter(keep_content_days__lt=KEEP_DAYS):
+        sooner = timezone.now() - timedelta(days=tenant.keep_content_days or 0)
+        removed += remove_rows(RequestContent.objects.filter(tenant=tenant, at__lt=sooner))
+    return removed
+
+
+def trim_requests(tenant_id: int) -> int:
+    """Remove the oldest of what a tenant has more than `MOST_REQUESTS` and `MOST_CONTENTS` of."""
+    removed = 0
+    for rows, most, moment in (
+        (RequestEntry.objects.filter(tenant_id=tenant_id), MOST_REQUESTS, "started_at"),
+        (RequestContent.objects.filter(tenant_id=tenant_id), MOST_CONTENTS, "at"),
+    ):
+        newest = rows.order_by(f"-{moment}").values_list(moment, flat=True)
+        if last := newest[most : most + 1]:
+            removed += remove_rows(rows.filter(**{f"{moment}__lte": last[0]}))
     return removed
 
 
@@ -31,6 +68,8 @@ def register_all() -> None:
     register(_many("usage", UsageEntry))
     register(_many("usage-hours", UsageHour))
     register(_many("usage-days", UsageDay))
+    register(_many("requests", RequestEntry))
+    register(_many("request-contents", RequestContent))
     register(of_tenant("budgets", Budget))
     register(of_tenant("webhook-deliveries", WebhookDelivery))
     register(of_tenant("webhook", Webhook, secret=("secret",)))
@@ -41,12 +80,12 @@ def _many(name: str, model: Any) -> Holding:
     plain = of_tenant(name, model)
 
     def erase(tenant: Tenant) -> int:
-        return _remove(model.objects.filter(tenant=tenant))
+        return remove_rows(model.objects.filter(tenant=tenant))
 
     return Holding(name, plain.rows, model, erase=erase)
 
 
-def _remove(rows: QuerySet[Any]) -> int:
+def remove_rows(rows: QuerySet[Any]) -> int:
     """Delete rows that nothing refers to, without loading them."""
     using, removed = router.db_for_write(rows.model), 0
     while keys := list(rows.order_by("pk").values_list("pk", flat=True)[:PART]):

@@ -7,7 +7,7 @@ from celery import shared_task
 from metering.alerts import send_alerts
 from metering.reconciliation import reconcile, tidy
 from metering.redis_clients import sync_client
-from metering.retention import remove_old_entries
+from metering.retention import remove_old_entries, remove_old_requests
 from metering.roll_up_check import check_days
 from metering.webhooks import DELIVER, deliver, deliver_due, forget_old
 
@@ -39,6 +39,8 @@ def retention() -> None:
     """Remove single requests that their tenants keep no longer."""
     if removed := remove_old_entries():
         logger.info("removed %d entries of the usage ledger", removed)
+    if removed := remove_old_requests():
+        logger.info("removed %d records of requests", removed)
 
 
 @shared_task(name="metering.check_sums", ignore_result=True, acks_late=False)

@@ -349,6 +349,7 @@ def _caller(
         kv_max_fraction=tenant.kv_max_fraction,
         max_running_requests=tenant.max_running_requests,
         max_context_tokens=min(contexts, default=None),
+        store_prompts=tenant.store_prompts,
         models=frozenset.intersection(*lists) if lists else None,
         tenant_models=frozenset(tenant.allowed_models) if tenant.allowed_models else None,
         key_models=frozenset(models) if models else None,

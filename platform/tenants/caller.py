@@ -29,6 +29,7 @@ class Caller:
         models: those that tenant and key may use; None: all. tenant_models, key_models: the two
             lists that it's the intersection of. endpoints: paths, () for all.
         networks: where the key may come from, () for anywhere.
+        store_prompts: whether the tenant wants prompts and answers kept.
     """
 
     tenant_id: int
@@ -54,6 +55,7 @@ class Caller:
     key_models: frozenset[str] | None = None
     endpoints: tuple[str, ...] = ()
     networks: tuple[Network, ...] = ()
+    store_prompts: bool = False
 
     def may_use(self, model: str) -> bool:
         """Whether tenant and key are allowed the model."""

@@ -1,6 +1,7 @@
 """What the commands for tenants and keys read from their command lines."""
 
 import re
+from argparse import BooleanOptionalAction
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -63,6 +64,11 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         metavar="N",
         help="files, batches and stored answers are kept for N days; 0: as long as they were made "
         f"for{also('0')}",
+    )
+    parser.add_argument(
+        "--store-prompts",
+        action=BooleanOptionalAction,
+        help=f"keep what was asked and answered with the records of requests{also('no')}",
     )
     parser.add_argument(
         "--weight",

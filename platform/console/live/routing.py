@@ -2,9 +2,13 @@
 
 from django.urls import path
 
+from console.kv.consumer import KvConsumer
 from console.live.consumer import ConsoleConsumer
 
 #: Where `static/console/js/live/` connects to.
 SOCKET_PATH = "/ws/console/"
 
-websocket_urlpatterns = [path(SOCKET_PATH.lstrip("/"), ConsoleConsumer.as_asgi())]
+websocket_urlpatterns = [
+    path("ws/kv/", KvConsumer.as_asgi()),
+    path(SOCKET_PATH.lstrip("/"), ConsoleConsumer.as_asgi()),
+]

@@ -6,7 +6,17 @@ from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import IsAuthenticated
 from rest_framework.routers import SimpleRouter
 
-from console.rest import adapters, models, money, settings, tenants, views, webhooks
+from console.rest import (
+    adapters,
+    inside,
+    models,
+    money,
+    requests,
+    settings,
+    tenants,
+    views,
+    webhooks,
+)
 from console.rest.authentication import ManagementKeyAuthentication
 
 TENANT = r"tenants/(?P<tenant>[a-z0-9-]{1,63})"
@@ -21,6 +31,9 @@ router.register(f"{TENANT}/members", views.Members, "api-members")
 router.register(f"{TENANT}/invitations", views.Invitations, "api-invitations")
 router.register(f"{TENANT}/service-accounts", views.ServiceAccounts, "api-service-accounts")
 router.register(f"{TENANT}/keys", views.Keys, "api-keys")
+router.register("blocks", inside.Blocks, "api-blocks")
+router.register("isolation", inside.Isolation, "api-isolation")
+router.register("requests", requests.Requests, "api-all-requests")
 router.register("prices", money.Prices, "api-prices")
 router.register(f"{TENANT}/budgets", money.Budgets, "api-budgets")
 router.register(f"{TENANT}/webhooks", webhooks.Webhooks, "api-webhooks")

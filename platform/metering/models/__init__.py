@@ -2,6 +2,7 @@
 
 from metering.models.budget import Budget, Period
 from metering.models.price import Price
+from metering.models.request_entry import RequestContent, RequestEntry
 from metering.models.roll_up import UsageDay, UsageHour
 from metering.models.usage_entry import UsageEntry
 from metering.models.webhook import Webhook
@@ -11,6 +12,8 @@ __all__ = [
     "Budget",
     "Period",
     "Price",
+    "RequestContent",
+    "RequestEntry",
     "UsageDay",
     "UsageEntry",
     "UsageHour",

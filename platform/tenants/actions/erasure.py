@@ -73,6 +73,7 @@ def remove_data(*, tenant: Tenant) -> dict[str, int]:
             found.slug, found.name = f"erased-{found.pk}", "Erased"
             found.salt, found.erased_at = new_salt(), timezone.now()
             found.keep_content_days = found.keep_usage_days = None
+            found.store_prompts = False
             found.allowed_models = []
             found.save()
         if removed:

@@ -31,7 +31,7 @@ LIMITS = (
     "keep_usage_days",
 )
 #: What its owners decide.
-OWN = ("keep_content_days",)
+OWN = ("keep_content_days", "store_prompts")
 
 
 @transaction.atomic

@@ -107,6 +107,12 @@ class Tenant(models.Model):
         help_text="Days that files, batches and stored answers are kept. Empty: as long as they "
         "were made for.",
     )
+    store_prompts = models.BooleanField(
+        "store prompts",
+        default=False,
+        help_text="Keep what was asked and answered with the records of requests, for 30 days at "
+        "most; its owners and admins can read it.",
+    )
     salt = models.CharField(max_length=64, default=new_salt, editable=False)
     erase_requested_at = models.DateTimeField(null=True, blank=True, editable=False)
     erased_at = models.DateTimeField(null=True, blank=True, editable=False)

@@ -62,7 +62,7 @@ def instance(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     data_dir = tmp_path_factory.mktemp("instance")
     env = environment(data_dir, redis_url, f"c{uuid.uuid4().hex[:12]}")
     subprocess.run(
-        [sys.executable, "-m", "tests.console.seed"], cwd=ROOT, env=env, check=True, timeout=60
+        [sys.executable, "-m", "tests.console.seed"], cwd=ROOT, env=env, check=True, timeout=300
     )
     return env
 

@@ -1,0 +1,142 @@
+"""What of a replica's blocks a viewer sees.
+
+An operator sees them all. A tenant sees its own, under numbers of their own: where a block lies in
+the pool follows from what others have cached, and so would tell of it. Of everything else it sees
+how much there is, and nothing of what that holds or whether it's in use.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+from console.kv.mirror import Cell, Mirror
+from engine.contract.block_map import TenantBlocks
+
+Told = dict[str, Any]
+
+
+class Sight(Protocol):
+    """One viewer's."""
+
+    def whole(self, mirror: Mirror) -> Told:
+        """All that the viewer may see. `mirror` has had a frame."""
+
+    def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> Told | None:
+        """What is new in it; None when nothing is."""
+
+
+class OperatorSight:
+    """Everything."""
+
+    def whole(self, mirror: Mirror) -> Told:
+        """All blocks."""
+        return self._told(mirror, mirror.cells, 0) | {"whole": True}
+
+    def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> Told | None:
+        """Those that changed, and how the tenants stand."""
+        return self._told(mirror, changed, evicted)
+
+    @staticmethod
+    def _told(mirror: Mirror, blocks: Iterable[int], evicted: int) -> Told:
+        frame = mirror.frame
+        if frame is None:
+            raise ValueError("There was no frame yet.")
+        told = _cells((block_id, mirror.cells[block_id]) for block_id in blocks)
+        return {
+            **told,
+            "at": frame.at,
+            "num_cells": frame.num_blocks,
+            "block_size": frame.block_size,
+            "num_free": frame.num_free,
+            "num_cached": frame.num_cached,
+            "evicted": evicted,
+            "tenants": [_tenant(each) for each in frame.tenants],
+        }
+
+
+class TenantSight:
+    """A tenant's own blocks."""
+
+    def __init__(self, tenant: str) -> None:
+        self._tenant = tenant
+        self._slots: dict[int, int] = {}
+        self._vacant: list[int] = []
+        self._last: Any = None
+
+    def whole(self, mirror: Mirror) -> Told:
+        """All of its blocks."""
+        self._slots.clear()
+        self._vacant.clear()
+        told = self._told(mirror, sorted(mirror.cells))
+        told.pop("gone")
+        return {**told, "whole": True, "evicted": 0}
+
+    def delta(self, mirror: Mirror, changed: Iterable[int], evicted: int) -> Told | None:
+        """Those of its own that changed or went. Evictions of others' don't count."""
+        told = self._told(mirror, changed)
+        seen = (told["tenants"], told["num_cells"])
+        if not told["blocks"] and not told["gone"] and seen == self._last:
+            return None
+        self._last = seen
+        return {**told, "evicted": len(told["gone"])}
+
+    def _told(self, mirror: Mirror, blocks: Iterable[int]) -> Told:
+        frame = mirror.frame
+        if frame is None:
+            raise ValueError("There was no frame yet.")
+        mine, gone = [], []
+        for block_id in blocks:
+            cell = mirror.cells[block_id]
+            if cell.owner == self._tenant and (cell.refs or cell.cached):
+                mine.append((self._slot(block_id), cell))
+            elif block_id in self._slots:
+                slot = self._slots.pop(block_id)
+                heapq.heappush(self._vacant, slot)
+                gone.append(slot)
+        # A slot that was given up and taken again in this frame isn't gone.
+        taken = {slot for slot, _ in mine}
+        own = mirror.tenant(self._tenant)
+        return {
+            **_cells(mine),
+            "gone": [slot for slot in gone if slot not in taken],
+            "at": frame.at,
+            "num_cells": frame.num_blocks,
+            "block_size": frame.block_size,
+            "tenants": [_own(own)] if own is not None else [],
+        }
+
+    def _slot(self, block_id: int) -> int:
+        """The number that the viewer knows the block by: the lowest that is free."""
+        slot = self._slots.get(block_id)
+        if slot is None:
+            slot = heapq.heappop(self._vacant) if self._vacant else len(self._slots)
+            self._slots[block_id] = slot
+        return slot
+
+
+def _cells(cells: Iterable[tuple[int, Cell]]) -> Told:
+    """Blocks as [number, refs, cached, owner, users, adapter], the last three places in `words`."""
+    words: dict[str, int] = {}
+    blocks = [
+        [
+            number,
+            cell.refs,
+            int(cell.cached),
+            words.setdefault(cell.owner, len(words)),
+            [words.setdefault(user, len(words)) for user in cell.users],
+            words.setdefault(cell.adapter, len(words)),
+        ]
+        for number, cell in cells
+    ]
+    return {"blocks": blocks, "words": list(words)}
+
+
+def _tenant(blocks: TenantBlocks) -> Told:
+    return {name: getattr(blocks, name) for name in blocks.__struct_fields__}
+
+
+def _own(blocks: TenantBlocks) -> Told:
+    """Without what it keeps cached of late: its cells show that."""
+    return {name: value for name, value in _tenant(blocks).items() if name != "free"}

@@ -1,0 +1,85 @@
+/** The blocks as the server tells them: arrays by cell, so that ten thousand are cheap to draw. */
+
+export class Cells {
+  constructor() {
+    this.clear(0);
+  }
+
+  /** Start anew with so many cells. */
+  clear(count) {
+    this.count = count;
+    this.refs = new Uint16Array(count);
+    this.cached = new Uint8Array(count);
+    this.changed = new Float64Array(count);
+    this.evicted = new Float64Array(count);
+    this.owner = new Array(count).fill("");
+    this.users = new Array(count).fill(null);
+    this.adapter = new Array(count).fill("");
+    this.dirty = new Set();
+    this.sums = {};
+    this.tenants = [];
+    this.totalEvicted = 0;
+  }
+
+  /** A frame of the socket. Returns whether all cells are to be drawn. */
+  take(frame, now) {
+    const whole = Boolean(frame.whole) || frame.num_cells !== this.count;
+    if (whole) {
+      const evicted = this.totalEvicted;
+      this.clear(frame.num_cells);
+      this.totalEvicted = evicted;
+    }
+    for (const cell of frame.gone ?? []) this.#empty(cell, now);
+    for (const [cell, refs, cached, owner, users, adapter] of frame.blocks) {
+      if (cell >= this.count) continue;
+      const other = this.owner[cell] && this.owner[cell] !== frame.words[owner];
+      if (!whole && this.cached[cell] && (!cached || other)) this.evicted[cell] = now;
+      this.refs[cell] = refs;
+      this.cached[cell] = cached;
+      this.owner[cell] = frame.words[owner];
+      this.users[cell] = users.length ? users.map((user) => frame.words[user]) : null;
+      this.adapter[cell] = frame.words[adapter];
+      this.changed[cell] = now;
+      this.dirty.add(cell);
+    }
+    this.totalEvicted += frame.evicted ?? 0;
+    this.sums = frame;
+    this.tenants = frame.tenants;
+    return whole;
+  }
+
+  #empty(cell, now) {
+    this.evicted[cell] = now;
+    this.refs[cell] = this.cached[cell] = 0;
+    this.owner[cell] = this.adapter[cell] = "";
+    this.users[cell] = null;
+    this.changed[cell] = now;
+    this.dirty.add(cell);
+  }
+
+  /** What a cell is, in words. */
+  describe(cell, { own, blockSize }) {
+    const state = this.refs[cell] ? "in use" : this.cached[cell] ? "kept in cache, free to take" : "free";
+    if (own && !this.owner[cell]) return `Block ${cell}: not yours; what it holds is others' business`;
+    const parts = [`Block ${cell} of ${blockSize} tokens: ${state}`];
+    if (this.owner[cell]) parts.push(`of ${this.owner[cell]}`);
+    if (this.refs[cell] > 1) parts.push(`shared by ${this.refs[cell]} sequences`);
+    if (this.users[cell]) parts.push(`used by ${this.users[cell].join(", ")}`);
+    if (this.refs[cell] && this.cached[cell]) parts.push("a prefix can hit it");
+    if (this.adapter[cell]) parts.push(`computed with ${this.adapter[cell]}`);
+    return parts.join("; ");
+  }
+
+  /** How many cells are in which state. */
+  counts() {
+    let used = 0;
+    let kept = 0;
+    let shared = 0;
+    for (let cell = 0; cell < this.count; cell += 1) {
+      if (this.refs[cell]) used += 1;
+      else if (this.cached[cell]) kept += 1;
+      if (this.refs[cell] > 1) shared += 1;
+    }
+    return { used, kept, shared };
+  }
+}

@@ -1,0 +1,53 @@
+/** Colours of cells: by what is chosen, from the page's pigments, in either theme. */
+
+const NAMES = ["--lapis", "--verdigris", "--ochre", "--rubric"];
+const OLD_S = 60;
+
+/** The page's colours as they are now: the theme may have changed. */
+export function palette() {
+  const style = getComputedStyle(document.documentElement);
+  const of = (name) => style.getPropertyValue(name).trim();
+  return {
+    free: of("--hover"),
+    kept: of("--rule-strong"),
+    evicted: of("--madder"),
+    edge: of("--ink"),
+    pigments: NAMES.map(of),
+    ramp: [of("--lapis-wash"), of("--lapis"), of("--ochre"), of("--rubric")],
+  };
+}
+
+/** Gives each name the next pigment, and beyond those hues that lie far apart. */
+export class Names {
+  #known = new Map();
+
+  colour(name, colours) {
+    let place = this.#known.get(name);
+    if (place === undefined) {
+      if (this.#known.size > 5000) this.#known.clear();
+      place = this.#known.size;
+      this.#known.set(name, place);
+    }
+    const { pigments } = colours;
+    return place < pigments.length ? pigments[place] : `hsl(${(place * 137.5) % 360} 45% 50%)`;
+  }
+
+  /** Names with their colours, the first few. */
+  list(colours, names, most = 12) {
+    return [...names].slice(0, most).map((name) => [name, this.colour(name, colours)]);
+  }
+}
+
+/** A cell's colour. */
+export function colourOf(cells, cell, by, names, colours, now) {
+  const used = cells.refs[cell] > 0;
+  if (!used && !cells.cached[cell]) return colours.free;
+  if (by === "refs") return used ? colours.ramp[Math.min(3, cells.refs[cell])] : colours.kept;
+  if (by === "age") {
+    const part = Math.min(1, (now - cells.changed[cell]) / 1000 / OLD_S);
+    return colours.ramp[3 - Math.floor(part * 3.999)];
+  }
+  if (by === "request") return used && cells.users[cell] ? names.colour(cells.users[cell][0], colours) : colours.kept;
+  const name = by === "adapter" ? cells.adapter[cell] || "the model alone" : cells.owner[cell];
+  return name ? names.colour(name, colours) : colours.free;
+}

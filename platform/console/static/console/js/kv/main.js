@@ -1,0 +1,124 @@
+/** The KV map's page. */
+
+import { byId, el } from "../lib/dom.js";
+import { Cells } from "./cells.js";
+import { Names } from "./colours.js";
+import { CellMap } from "./map.js";
+import { proof } from "./proof.js";
+import { Stream } from "./stream.js";
+
+const SUMS_MS = 500;
+
+function start(section) {
+  const { socket, tenant, replica } = section.dataset;
+  const own = tenant !== "";
+  const canvas = byId("kv-cells");
+  const cells = new Cells();
+  const names = new Names();
+  let by = own ? "request" : "tenant";
+  const map = new CellMap(canvas, cells, names, by);
+  let sums = 0;
+  let pointed = -1;
+
+  const show = () => {
+    sums = 0;
+    legend(cells, names, map.colours, by);
+    tiles(cells, own);
+    tenants(cells.tenants, own);
+    if (pointed >= 0) tell(pointed);
+  };
+  const tell = (cell) => {
+    pointed = cell;
+    if (cell >= 0) byId("kv-told").textContent = cells.describe(cell, { own, blockSize: cells.sums.block_size });
+  };
+  for (const button of section.querySelectorAll("[data-colour]")) {
+    button.addEventListener("click", () => {
+      by = button.dataset.colour;
+      for (const each of section.querySelectorAll("[data-colour]")) each.setAttribute("aria-pressed", String(each === button));
+      map.colourBy(by);
+      show();
+    });
+  }
+  canvas.addEventListener("pointermove", (event) => tell(map.at(event)));
+  canvas.addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: map.columns, ArrowUp: -map.columns }[event.key];
+    if (step === undefined || !cells.count) return;
+    event.preventDefault();
+    tell(Math.max(0, Math.min(cells.count - 1, pointed + step)));
+  });
+  new Stream(socket, { replica, tenant }, {
+    frame(frame) {
+      if (cells.take(frame, performance.now())) map.again();
+      else map.draw();
+      section.dataset.frames = String(Number(section.dataset.frames ?? 0) + 1);
+      if (!sums) sums = setTimeout(show, SUMS_MS);
+    },
+    state(word, live) {
+      const state = byId("kv-state");
+      if (state.textContent !== word) state.textContent = word;
+      state.dataset.state = live ? "live" : "stale";
+    },
+  });
+}
+
+function swatch(colour) {
+  const canvas = el("canvas", { width: 12, height: 12, "aria-hidden": "true" });
+  const context = canvas.getContext("2d");
+  context.fillStyle = colour;
+  context.fillRect(0, 0, 12, 12);
+  return canvas;
+}
+
+/** What the colours mean. */
+function legend(cells, names, colours, by) {
+  const entries = [];
+  if (by === "refs") {
+    entries.push(["one sequence", colours.ramp[1]], ["two", colours.ramp[2]], ["three and more", colours.ramp[3]]);
+  } else if (by === "age") {
+    entries.push(["just now", colours.ramp[3]], ["a quarter minute ago", colours.ramp[2]], ["half", colours.ramp[1]], ["longer", colours.ramp[0]]);
+  } else {
+    const found = new Set();
+    for (let cell = 0; cell < cells.count; cell += 1) {
+      if (by === "tenant" && cells.owner[cell] && (cells.refs[cell] || cells.cached[cell])) found.add(cells.owner[cell]);
+      if (by === "request" && cells.users[cell]) found.add(cells.users[cell][0]);
+      if (by === "adapter" && (cells.refs[cell] || cells.cached[cell])) found.add(cells.adapter[cell] || "the model alone");
+    }
+    entries.push(...names.list(colours, found));
+  }
+  entries.push(["small: kept, free to take", colours.kept], ["free", colours.free], ["evicted just now", colours.evicted]);
+  byId("kv-legend").replaceChildren(...entries.map(([text, colour]) => el("li", {}, swatch(colour), text)));
+}
+
+function tiles(cells, own) {
+  const { used, kept, shared } = cells.counts();
+  const rest = cells.count - used - kept;
+  const told = [
+    ["In use", used],
+    ["Kept for a hit", kept],
+    [own ? "Everything else" : "Free and empty", rest],
+    ["Shared by several", shared],
+    ["Evicted since you look", cells.totalEvicted],
+  ];
+  byId("kv-sums").replaceChildren(
+    ...told.map(([name, count]) => el("div", {}, el("dt", {}, name), el("dd", {}, count.toLocaleString("en")))),
+  );
+}
+
+function tenants(found, own) {
+  const rows = found.map((each) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row", class: "name" }, each.name || "–"),
+      ...["used", ...(own ? [] : ["free"]), "reserved", "maximum", "running", "waiting"].map((name) =>
+        el("td", { class: "end" }, each[name].toLocaleString("en")),
+      ),
+    ),
+  );
+  byId("kv-tenants").replaceChildren(...rows);
+}
+
+const section = byId("kv");
+if (section.dataset.replica) start(section);
+const form = document.getElementById("proof-form");
+if (form) proof(form, byId("proof-result"));

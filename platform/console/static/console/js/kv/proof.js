@@ -1,0 +1,55 @@
+/** The button that proves isolation: four requests, and what they found. */
+
+import { el } from "../lib/dom.js";
+
+const COLUMNS = ["Who", "Request", "Cached tokens", "First token", "Prompt computed in"];
+
+/** Makes the form ask, and its result appear in `result`. */
+export function proof(form, result) {
+  const button = form.querySelector("button");
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    result.replaceChildren(el("p", { class: "nothing" }, "Asking four times..."));
+    try {
+      result.replaceChildren(...(await ask(form)));
+    } catch (error) {
+      result.replaceChildren(said("failed", `The requests could not be made: ${error.message}`));
+    } finally {
+      button.disabled = false;
+    }
+  });
+}
+
+async function ask(form) {
+  const values = Object.fromEntries(new FormData(form));
+  const response = await fetch(form.dataset.address, {
+    method: "POST",
+    headers: { "Content-Type": "application/json", "X-CSRFToken": values.csrfmiddlewaretoken },
+    body: JSON.stringify({ tenant: values.tenant, other: values.other, model: values.model }),
+  });
+  const told = await response.json();
+  if (!response.ok) return [said("failed", told.error.message)];
+  return [said(told.verdict, told.conclusion), table(told.steps)];
+}
+
+function said(verdict, text) {
+  return el("p", { class: "proof-said", dataset: { verdict } }, text);
+}
+
+function table(steps) {
+  const head = COLUMNS.map((name, at) => el("th", { scope: "col", class: at > 1 ? "end" : "" }, name));
+  const rows = steps.map((step) =>
+    el(
+      "tr",
+      {},
+      el("td", { class: "name" }, step.who),
+      el("td", { class: "name" }, el("a", { href: `/console/requests/${step.request_id}/` }, step.request_id)),
+      el("td", { class: "end" }, `${step.cached_tokens} of ${step.prompt_tokens}`),
+      el("td", { class: "end" }, `${step.ttft_ms.toFixed(1)} ms`),
+      el("td", { class: "end" }, `${step.prefill_ms.toFixed(1)} ms`),
+    ),
+  );
+  const inner = el("table", { class: "figures" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows));
+  return el("div", { class: "sheet-scroll", tabindex: "0", role: "group", "aria-label": "Requests of the proof" }, inner);
+}

@@ -1,0 +1,51 @@
+/** The map's socket: says what is looked at, hands frames on, comes back after a cut. */
+
+const SLOWEST_MS = 15_000;
+const FINAL = { 4401: "Log in again.", 4403: "This page may not open the map.", 4404: "This replica is not there any more." };
+
+export class Stream {
+  #path;
+  #wanted;
+  #on;
+  #socket = null;
+  #pause = 500;
+
+  /** `wanted`: {replica, tenant}. `on`: {frame(frame), state(word, live)}. */
+  constructor(path, wanted, on) {
+    this.#path = path;
+    this.#wanted = wanted;
+    this.#on = on;
+    document.addEventListener("visibilitychange", () => this.#look());
+    this.#look();
+  }
+
+  /** Nobody looks at a hidden page: its replica needn't tell. */
+  #look() {
+    if (document.hidden) {
+      this.#socket?.close(1000);
+      this.#socket = null;
+    } else if (!this.#socket) this.#open();
+  }
+
+  #open() {
+    const scheme = location.protocol === "https:" ? "wss" : "ws";
+    const socket = new WebSocket(`${scheme}://${location.host}${this.#path}`);
+    this.#socket = socket;
+    socket.addEventListener("open", () => socket.send(JSON.stringify(this.#wanted)));
+    socket.addEventListener("message", (event) => {
+      this.#pause = 500;
+      this.#on.state("Live", true);
+      this.#on.frame(JSON.parse(event.data));
+    });
+    socket.addEventListener("close", (event) => this.#closed(socket, event.code));
+  }
+
+  #closed(socket, code) {
+    if (socket !== this.#socket) return;
+    this.#socket = null;
+    this.#on.state(FINAL[code] ?? "Cut off; trying again", false);
+    if (code in FINAL && code !== 4404) return;
+    setTimeout(() => this.#look(), this.#pause * (0.5 + Math.random() / 2));
+    this.#pause = Math.min(SLOWEST_MS, this.#pause * 2);
+  }
+}

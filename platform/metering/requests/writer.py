@@ -1,0 +1,119 @@
+"""Writes what became of requests, beside them: a thread in every process that lets requests in.
+
+What happens is put into a bounded queue and written once a second. A killed process loses that
+second, and a database that is away for long the oldest: bills come from the ledger alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+
+from django.db import DatabaseError, InterfaceError, close_old_connections
+
+from metering.records import UsageRecord
+from metering.requests.note import RequestNote
+from metering.requests.refusals import Refusals
+from metering.requests.rows import Content, Served, insert
+from metering.retention import trim_requests
+
+logger = logging.getLogger(__name__)
+
+#: What waits in a process while the database is away.
+MOST_WAITING = 10_000
+EVERY_S = 1.0
+#: Rows of one transaction.
+PART = 500
+#: A tenant's oldest are removed whenever so many new ones were written.
+TRIM_EVERY = 1000
+
+_waiting: deque[Served | Content] = deque(maxlen=MOST_WAITING)
+_written: Counter[int] = Counter()
+_refusals = Refusals(_waiting.append)
+
+
+def keep_request(record: UsageRecord, note: RequestNote) -> None:
+    """A request has ended. Returns at once; any thread."""
+    _waiting.append(Served(record, note))
+
+
+def keep_refusal(record: UsageRecord, note: RequestNote) -> None:
+    """A request was refused before it ran. Of many of a kind few are kept."""
+    _refusals.note(Served(record, note))
+
+
+def keep_content(content: Content) -> None:
+    """What was asked and answered, of a tenant that wants it kept."""
+    _waiting.append(content)
+
+
+def write_waiting(*, at_once: bool = False) -> int:
+    """Write what waits; how much that was. `at_once`: refusals too whose minute isn't over.
+
+    Raises DatabaseError; what couldn't be written waits on.
+    """
+    _refusals.sweep(all_of_them=at_once)
+    written = 0
+    while _waiting:
+        part = [_waiting.popleft() for _ in range(min(PART, len(_waiting)))]
+        try:
+            insert(part)
+        except BaseException:
+            _waiting.extendleft(reversed(part[: MOST_WAITING - len(_waiting)]))
+            raise
+        written += len(part)
+        _trim(part)
+    return written
+
+
+def _trim(part: list[Served | Content]) -> None:
+    for item in part:
+        tenant = item.record.tenant_id if isinstance(item, Served) else item.tenant_id
+        _written[tenant] += 1
+        if _written[tenant] >= TRIM_EVERY:
+            _written[tenant] = 0
+            trim_requests(tenant)
+
+
+class Writer(threading.Thread):
+    """Writes until told to stop."""
+
+    def __init__(self) -> None:
+        super().__init__(name="quire-requests", daemon=True)
+        self._stopping = threading.Event()
+
+    def stop(self) -> None:
+        """Write what is there, and end."""
+        self._stopping.set()
+        self.join(10.0)
+
+    def run(self) -> None:
+        stopping = False
+        while not stopping:
+            stopping = self._stopping.wait(EVERY_S)
+            try:
+                write_waiting(at_once=stopping)
+            except (DatabaseError, InterfaceError) as error:
+                logger.warning("records of %d requests wait: %s", len(_waiting), error)
+                close_old_connections()
+        close_old_connections()
+
+
+_writer: Writer | None = None
+
+
+def start_writer() -> None:
+    """Start this process's writer, unless it runs."""
+    global _writer
+    if _writer is None or not _writer.is_alive():
+        _writer = Writer()
+        _writer.start()
+
+
+def stop_writer() -> None:
+    """Stop it; what waits is written. May block."""
+    global _writer
+    if _writer is not None:
+        _writer.stop()
+        _writer = None

@@ -1,0 +1,145 @@
+"""The pages that look inside, before the product's own application and a real engine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from tests.console.browser.conftest import DESKTOP, PHONE
+from tests.console.browser.test_accessibility import problems
+from tests.console.live import ROOT, LiveServer
+from tests.engine.replica import Gateway, replica
+
+#: A folder for pictures of the pages; none are taken without it.
+PICTURES = os.environ.get("QUIRE_TEST_PICTURES", "")
+Go = Callable[..., Page]
+VIEWS = [
+    pytest.param(DESKTOP, "light", id="desk-light"),
+    pytest.param(DESKTOP, "dark", id="desk-dark"),
+    pytest.param(PHONE, "light", id="phone-light"),
+    pytest.param(PHONE, "dark", id="phone-dark"),
+]
+
+
+@pytest.fixture(scope="module")
+def product(instance: dict[str, str], tmp_path_factory: Any) -> Iterator[LiveServer]:
+    """`config.asgi` under uvicorn, and a replica of the demo model called "quill"."""
+    prefix = instance["QUIRE_KEY_PREFIX"] + "inside"
+    flags = ("--served-model-name", "quill", "--max-model-len", "1024")
+    with replica(instance["REDIS_URL"], prefix, ROOT / "demo" / "model", *flags):
+        Gateway(instance["REDIS_URL"], prefix).await_state("ready")
+        log = tmp_path_factory.mktemp("inside") / "log"
+        env = instance | {"QUIRE_KEY_PREFIX": prefix}
+        running = LiveServer("config.asgi:application", env, log, lifespan="on")
+        running.start()
+        yield running
+        running.stop()
+
+
+@pytest.fixture
+def go(browser: Browser, product: LiveServer, sessions: dict[str, Any]) -> Iterator[Go]:
+    """Opens a path as somebody, in a context of its own."""
+    made: list[BrowserContext] = []
+
+    def open_path(path: str, name: str = "root", **options: Any) -> Page:
+        made.append(browser.new_context(storage_state=sessions[name], **options))
+        page = made[-1].new_page()
+        page.goto(product.url + path)
+        return page
+
+    yield open_path
+    for context in made:
+        context.close()
+
+
+def picture(page: Page, name: str) -> None:
+    if PICTURES:
+        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"), full_page=True)
+
+
+def prove(page: Page, other: str) -> None:
+    page.get_by_label("First").select_option("acme")
+    page.get_by_label("The other").select_option(other)
+    page.get_by_role("button", name="Prove it").click()
+
+
+def test_a_button_proves_isolation_and_leads_to_the_stories(go: Go) -> None:
+    page = go("/console/kv/")
+    prove(page, "rival")
+    said = page.locator(".proof-said")
+    expect(said).to_have_attribute("data-verdict", "isolated", timeout=60_000)
+    rows = page.locator("#proof-result tbody tr")
+    expect(rows).to_have_count(4)
+    cached = [int(text.split()[0]) for text in rows.locator("td:nth-child(3)").all_inner_texts()]
+    assert [count > 0 for count in cached] == [False, True, False, True]
+    # What the two tenants have in the cache is on the map, beside the button.
+    expect(page.locator("#kv-tenants")).to_contain_text("rival")
+    expect(page.locator("#kv-legend")).to_contain_text("acme")
+    page.locator("#kv-cells").hover(position={"x": 6, "y": 6})
+    expect(page.locator("#kv-told")).to_contain_text(re.compile(r"Block \d+ of 16 tokens"))
+    picture(page, "kv-root")
+    second = rows.nth(1).get_by_role("link")
+    page.wait_for_timeout(1500)  # records are written a second later
+    second.click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Request")
+    expect(page.locator(".events")).to_contain_text("Cache hit")
+    expect(page.locator(".events")).to_contain_text("Given to a replica")
+
+
+def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
+    root = go("/console/kv/")
+    prove(root, "rival")
+    expect(root.locator(".proof-said")).to_have_attribute(
+        "data-verdict", "isolated", timeout=60_000
+    )
+    page = go("/console/kv/", "ada")
+    expect(page.locator("#kv-state")).to_have_text("Live")
+    expect(page.locator("#kv-tenants")).to_contain_text("acme")
+    expect(page.locator("#kv-sums")).to_contain_text("Everything else")
+    assert "rival" not in page.content()
+    told = page.request.get(f"{product.url}/api/blocks/r1/?tenant=acme").text()
+    assert '"acme"' in told
+    assert "rival" not in told
+    assert page.request.get(f"{product.url}/api/blocks/r1/?tenant=rival").status == 404
+    prove(page, "")
+    expect(page.locator(".proof-said")).to_have_attribute(
+        "data-verdict", "isolated", timeout=60_000
+    )
+    expect(page.locator(".proof-said")).to_contain_text("A namespace that nobody has")
+
+
+@pytest.mark.parametrize(("viewport", "theme"), VIEWS)
+def test_axe_finds_nothing(go: Go, viewport: Any, theme: str) -> None:
+    options = {"viewport": viewport, "color_scheme": theme}
+    name = f"{viewport['width']}-{theme}"
+    page = go("/console/kv/", **options)
+    expect(page.locator("#kv-state")).to_have_text("Live")
+    expect(page.locator("#kv-legend")).to_contain_text("free")
+    assert problems(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    picture(page, f"kv-{name}")
+    page.goto(page.url.replace("/kv/", "/requests/?all=yes"))
+    expect(page.get_by_role("table")).to_be_visible()
+    assert problems(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    picture(page, f"requests-{name}")
+    page.locator("tbody a").first.click()
+    expect(page.locator(".events")).to_be_visible()
+    assert problems(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    picture(page, f"request-{name}")
+
+
+def test_a_map_that_is_cut_off_comes_back(go: Go, product: LiveServer) -> None:
+    page = go("/console/kv/")
+    expect(page.locator("#kv-state")).to_have_text("Live")
+    product.stop()
+    expect(page.locator("#kv-state")).to_contain_text("Cut off")
+    product.start()
+    expect(page.locator("#kv-state")).to_have_text("Live")

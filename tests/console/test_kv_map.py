@@ -1,0 +1,179 @@
+"""What viewers of the KV map see: an operator all blocks, a tenant its own alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import redis
+
+from console.kv.mirror import Mirror
+from console.kv.sight import OperatorSight, TenantSight
+from engine.contract import protocol
+from engine.contract.block_map import BlockFrame, frames_key
+from engine.serving.block_map import BlockMap, FramePublisher
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.models import Role, Tenant, User
+from tests.console.beats import heartbeat
+from tests.console.conftest import Beat, Login
+from tests.console.seed import PASSWORD
+from tests.engine.helpers import Driver
+
+Shown = dict[int, tuple[Any, ...]]
+
+
+class Page:
+    """What a page holds after the frames that it got."""
+
+    def __init__(self) -> None:
+        self.cells: Shown = {}
+        self.frames: list[dict[str, Any]] = []
+
+    def take(self, told: dict[str, Any] | None) -> None:
+        if told is None:
+            return
+        self.frames.append(told)
+        if told.get("whole"):
+            self.cells = {}
+        for slot in told.get("gone", ()):
+            del self.cells[slot]
+        for slot, refs, cached, owner, users, adapter in told["blocks"]:
+            words = told["words"]
+            names = tuple(sorted(words[user] for user in users))
+            self.cells[slot] = (refs, cached, words[owner], names, words[adapter])
+
+
+def test_a_tenants_page_follows_its_own_blocks_and_nothing_else() -> None:
+    rng, made = random.Random(3), BlockMap(FramePublisher(redis.Redis(), "none", "r"), "r", "r-1")
+    driver, mirror = Driver(num_blocks=40, token_budget=30), Mirror()
+    sight, page, alive = TenantSight("acme"), Page(), []
+    made.watch(b"1")
+    for turn in range(100):
+        tenant = rng.choice(["acme", "rival"])
+        prompt = [rng.randrange(5) for _ in range(rng.randrange(4, 20))]
+        if rng.random() < 0.5:
+            alive.append(driver.add(prompt, tenant=tenant, namespace=tenant, max_tokens=9))
+        if driver.scheduler.has_work:
+            driver.step()
+        if alive and rng.random() < 0.4:
+            driver.scheduler.finish(alive.pop(0), "abort")
+        frame = made.frame(driver.scheduler)
+        changed = mirror.take(frame)
+        assert changed is not None
+        page.take(sight.whole(mirror) if turn == 0 else sight.delta(mirror, changed, frame.evicted))
+        own = sorted(
+            (cell.refs, int(cell.cached), cell.owner, tuple(sorted(cell.users)), cell.adapter)
+            for cell in mirror.cells.values()
+            if cell.owner == "acme" and (cell.refs or cell.cached)
+        )
+        assert sorted(page.cells.values()) == own
+        # Slots are dense: no gap tells of others' blocks between.
+        assert all(slot < 40 for slot in page.cells)
+    assert "rival" not in repr(page.frames)
+    assert not any("num_free" in told or "num_cached" in told for told in page.frames)
+
+
+def run(others: list[int], warm: bool) -> list[dict[str, Any]]:
+    """What Acme's page is sent while Rival sends a prompt that hits its own cache, or doesn't."""
+    made = BlockMap(FramePublisher(redis.Redis(), "none", "r"), "r", "r-1")
+    driver, mirror, sight = Driver(num_blocks=200, token_budget=50), Mirror(), TenantSight("acme")
+    first = driver.add(others if warm else [99, *others[1:]], tenant="rival", namespace="rival")
+    driver.step()
+    driver.scheduler.finish(first, "stop")
+    mine = driver.add(list(range(30)), tenant="acme", namespace="acme")
+    driver.step()
+    made.watch(b"1")
+    mirror.take(made.frame(driver.scheduler))
+    told = [sight.whole(mirror)]
+    driver.add(others, tenant="rival", namespace="rival", max_tokens=3)
+    for _ in range(6):
+        driver.step()
+        frame = made.frame(driver.scheduler)
+        changed = mirror.take(frame)
+        assert changed is not None
+        if (news := sight.delta(mirror, changed, frame.evicted)) is not None:
+            told.append(news)
+    assert mine.num_output_tokens > 0
+    return [{k: v for k, v in each.items() if k != "at"} for each in told]
+
+
+def test_fault_50_a_tenants_map_is_the_same_whether_anothers_guess_is_cached_or_not() -> None:
+    others = list(range(40, 80))
+    assert run(others, warm=True) == run(others, warm=False)
+
+
+def test_a_frame_that_does_not_follow_asks_for_a_whole_one() -> None:
+    def frame(number: int, run: int = 1, *, whole: bool = False) -> BlockFrame:
+        return BlockFrame(
+            replica_id="r",
+            incarnation="r-1",
+            number=number,
+            run=run,
+            at=0.0,
+            num_blocks=4,
+            block_size=16,
+            num_free=4,
+            num_cached=0,
+            whole=whole,
+        )
+
+    mirror = Mirror()
+    assert mirror.take(frame(2)) is None
+    assert mirror.take(frame(1, whole=True)) == set()
+    assert mirror.take(frame(2)) == set()
+    assert mirror.take(frame(4)) is None
+    assert mirror.take(frame(2, run=2)) is None
+    assert OperatorSight().whole(mirror)["num_cells"] == 4
+
+
+@pytest.fixture
+def people(rows: None) -> None:
+    acme = Tenant.objects.get(slug="acme")
+    for name, role in (("vera", Role.VIEWER), ("mia", Role.MEMBER), ("adam", Role.ADMIN)):
+        user = User.objects.create_user(name, f"{name}@example.org", PASSWORD)
+        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=role)
+
+
+#: Who sees Acme's private replica, and who may prove isolation in Acme.
+ROLES = {
+    "root": (True, True),
+    "ada": (True, True),
+    "adam": (True, True),
+    "mia": (True, False),
+    "vera": (True, False),
+    "olga": (False, False),
+    "nobody": (False, False),
+}
+
+
+@pytest.mark.parametrize("who", ROLES)
+def test_who_sees_which_replica_and_the_button(
+    login: Login, people: None, beat: Beat, who: str
+) -> None:
+    beat(heartbeat("acme-1", "acme-private", stats={"num_blocks": 64}))
+    sees, proves = ROLES[who]
+    client = login(who)
+    page = client.get("/console/kv/").content.decode()
+    assert ("acme-1" in page) == sees
+    assert ('id="proof-form"' in page) == proves
+    told = client.get("/api/blocks/acme-1/", {"tenant": "acme"})
+    # Nobody publishes for this heartbeat: whoever may look hears that.
+    assert told.status_code == (503 if sees else 404)
+    if who not in ("root", "nobody"):
+        assert client.get("/api/blocks/acme-1/").status_code == 404
+    body = {"tenant": "acme", "model": "acme-private"}
+    if not proves:
+        asked = client.post("/api/isolation/", body, content_type="application/json")
+        assert asked.status_code == (403 if sees else 404)
+
+
+def test_strangers_are_asked_who_they_are(client: Any) -> None:
+    assert client.get("/api/blocks/x/").status_code == 401
+    assert client.post("/api/isolation/", {}).status_code == 401
+    assert client.get("/console/kv/")["Location"].startswith("/login/")
+
+
+def test_the_channel_is_the_installations_own() -> None:
+    assert frames_key("r1", "mine") != frames_key("r1", protocol.KEY_PREFIX)

@@ -1,0 +1,233 @@
+"""The pages and the JSON of requests: who sees which, and what they tell."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from metering.models import RequestContent, RequestEntry
+from metering.requests.note import Hop, OutputNote, RequestNote, note_text
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.models import AuditEntry, Role, Tenant, User
+from tests.console.conftest import Login
+from tests.console.seed import PASSWORD
+
+NOTE = RequestNote(
+    header_id="theirs-1",
+    admitted_ms=2.0,
+    replica="r2",
+    rates=(2_000_000, 1_000_000, 4_000_000),
+    limits={"limit_requests": 60, "remaining_requests": 59},
+    asked={"max_tokens": 50},
+    numerics_changed=True,
+    hops=[
+        Hop(at_ms=3.0, replica="r1"),
+        Hop(at_ms=90.0, replica="r1", reason="its replica died"),
+        Hop(at_ms=95.0, replica="r2"),
+    ],
+    outputs=[
+        OutputNote(
+            tokens=40,
+            reason="stop",
+            queue_ms=20.0,
+            prefill_ms=30.0,
+            decode_ms=100.0,
+            num_chunks=2,
+            chunks=[(20, 512), (40, 90)],
+            cold="evicted",
+            preemptions=1,
+            preempted_at=[70],
+            steps=45,
+            drafts=30,
+            accepted=20,
+            ahead=5,
+            ahead_own=2,
+            behind=["chatcmpl-before"],
+        )
+    ],
+    tokens=[(53, 1), (100, 20), (155, 40)],
+)
+
+
+@pytest.fixture
+def requests(rows: None) -> None:
+    """One of Acme's that was served, one that was refused, one of Rival's."""
+    for name in ("vera", "mia", "adam"):
+        User.objects.create_user(name, f"{name}@example.org", PASSWORD)
+    acme = Tenant.objects.get(slug="acme")
+    for name, role in (("vera", Role.VIEWER), ("mia", Role.MEMBER), ("adam", Role.ADMIN)):
+        user = User.objects.get(username=name)
+        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=role)
+    make("chatcmpl-acme", "acme", NOTE, status=200, finish_reason="stop", prompt_tokens=602)
+    refused = RequestNote(header_id="late-1", code="rate_limit_exceeded", message="Too many.")
+    make("refused-1", "acme", refused, status=429, code="rate_limit_exceeded", times=7)
+    make("chatcmpl-rival", "rival", NOTE, status=200)
+
+
+def make(name: str, slug: str, note: RequestNote, **fields: Any) -> RequestEntry:
+    values = {"endpoint": "chat.completions", "model": "quill", "duration_ms": 160.0, **fields}
+    return RequestEntry.objects.create(
+        request_id=name,
+        header_id=note.header_id,
+        tenant=Tenant.objects.get(slug=slug),
+        started_at=timezone.now() - timedelta(minutes=1),
+        detail=note_text(note),
+        **values,
+    )
+
+
+def get(login: Login, who: str, path: str) -> Any:
+    return login(who).get(path)
+
+
+SEEN = {
+    "root": {"chatcmpl-acme", "refused-1", "chatcmpl-rival"},
+    "ada": {"chatcmpl-acme", "refused-1"},
+    "adam": {"chatcmpl-acme", "refused-1"},
+    "mia": {"chatcmpl-acme", "refused-1"},
+    "vera": {"chatcmpl-acme", "refused-1"},
+    "olga": {"chatcmpl-rival"},
+    "nobody": set(),
+}
+
+
+@pytest.mark.parametrize("who", SEEN)
+def test_each_sees_the_requests_of_their_tenants_and_no_others(
+    login: Login, requests: None, who: str
+) -> None:
+    told = get(login, who, "/api/requests/").json()["results"]
+    assert {each["id"] for each in told} == SEEN[who]
+    for name in SEEN["root"]:
+        status = 200 if name in SEEN[who] else 404
+        for path in (f"/api/requests/{name}/", f"/console/requests/{name}/"):
+            answer = get(login, who, path)
+            assert answer.status_code == status, (path, who)
+            assert status == 200 or "Acme" not in answer.content.decode()
+    page = get(login, who, "/console/requests/?all=yes").content.decode()
+    for name in SEEN["root"]:
+        assert (f"/console/requests/{name}/" in page) == (name in SEEN[who])
+    if who not in ("root", "olga"):
+        assert get(login, who, "/console/requests/?tenant=rival").status_code == 404
+
+
+def test_strangers_have_to_log_in(client: Any, requests: None) -> None:
+    assert client.get("/api/requests/").status_code == 401
+    assert client.get("/api/requests/chatcmpl-acme/").status_code == 401
+    for path in ("/console/requests/", "/console/requests/chatcmpl-acme/"):
+        assert client.get(path)["Location"].startswith("/login/")
+
+
+def test_any_id_leads_to_the_request(login: Login, requests: None) -> None:
+    ada = login("ada")
+    for name in ("theirs-1", "chatcmpl-acme", " chatcmpl-acme "):
+        answer = ada.get("/console/requests/", {"tenant": "acme", "id": name})
+        assert answer["Location"] == "/console/requests/chatcmpl-acme/"
+    assert ada.get("/api/requests/theirs-1/").json()["id"] == "chatcmpl-acme"
+    assert ada.get("/api/requests/chatcmpl-acme~2/").json()["id"] == "chatcmpl-acme"
+    assert "No request fits" in ada.get("/console/requests/?id=nothing").content.decode()
+
+
+def test_requests_are_narrowed(login: Login, requests: None) -> None:
+    ada = login("ada")
+
+    def found(**query: str) -> set[str]:
+        return {each["id"] for each in ada.get("/api/requests/", query).json()["results"]}
+
+    assert found(status="refused") == found(status="429") == found(status="4xx") == {"refused-1"}
+    assert found(status="2xx") == found(id="theirs-1") == {"chatcmpl-acme"}
+    assert found(model="other") == found(tenant="rival") == found(user="ada") == set()
+    soon = (timezone.now() + timedelta(hours=1)).isoformat()
+    assert found(after=soon) == set()
+    assert found(before=soon) == {"chatcmpl-acme", "refused-1"}
+    wrong = ada.get("/api/requests/", {"status": "odd"})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "status")
+
+
+def test_the_story_names_what_happened_and_of_others_only_that_there_was_work(
+    login: Login, requests: None
+) -> None:
+    page = login("ada").get("/console/requests/theirs-1/").content.decode()
+    for text in (
+        "59 of 60 requests a minute left",
+        "2 of this tenant&#x27;s own and other tenants&#x27; work running or waiting",
+        "/console/requests/chatcmpl-before/",
+        "what it shares was evicted",
+        "2 chunks: 512 + 90 tokens",
+        "r1: its replica died",
+        "computes other bits",
+        "20 of 30 guessed tokens held",
+        "Preempted",
+        "2 in, 1 cached, 4 out",
+    ):
+        assert text in page, text
+    assert "3 of other tenants" not in page
+    story = login("ada").get("/api/requests/theirs-1/").json()
+    assert story["outputs"][0]["ahead"] == {"own": 2, "others": True}
+    assert story["tokens_over_time"][-1] == [155, 40]
+    root = login("root").get("/api/requests/chatcmpl-acme/").json()
+    assert root["outputs"][0]["ahead"] == {"own": 2, "others": True, "num_others": 3}
+    refused = login("ada").get("/console/requests/refused-1/").content.decode()
+    assert "Too many." in refused
+    assert "7 refusals of one kind" in refused
+
+
+@pytest.mark.parametrize(
+    ("who", "reads"),
+    [("ada", True), ("adam", True), ("mia", False), ("vera", False), ("root", True)],
+)
+def test_what_was_asked_is_for_admins_and_owners(
+    login: Login, requests: None, who: str, reads: bool
+) -> None:
+    acme = Tenant.objects.get(slug="acme")
+    RequestContent.objects.create(
+        request_id="chatcmpl-acme",
+        tenant=acme,
+        prompt="<script>alert(1)</script>",
+        answer="a quiet answer",
+        at=timezone.now(),
+    )
+    told = login(who).get("/api/requests/chatcmpl-acme/").json()["content"]
+    assert (told is not None) == reads
+    page = login(who).get("/console/requests/chatcmpl-acme/").content.decode()
+    assert ("a quiet answer" in page) == reads
+    assert "<script>alert" not in page
+    entry = RequestEntry.objects.get(request_id="chatcmpl-acme")
+    entry.user = User.objects.get(username="mia")
+    entry.save()
+    assert login("mia").get("/api/requests/chatcmpl-acme/").json()["content"] is not None
+
+
+@pytest.mark.parametrize(("who", "may"), [("ada", True), ("adam", False), ("mia", False)])
+def test_owners_alone_turn_storing_on_and_it_is_in_the_audit_log(
+    login: Login, requests: None, who: str, may: bool
+) -> None:
+    client = login(who)
+    values = {"tenant": "acme", "store": "yes"}
+    answer = client.post("/console/requests/store/", values)
+    assert Tenant.objects.get(slug="acme").store_prompts == may
+    page = client.get("/console/requests/").content.decode()
+    assert ("Keep them" in page) == may
+    if may:
+        assert answer.status_code == 302
+        assert "prompts and answers are kept" in page
+        assert AuditEntry.objects.filter(action="tenant.update").exists()
+    else:
+        assert answer.status_code == 403
+
+
+def test_erasing_a_tenant_takes_its_requests_along(requests: None) -> None:
+    acme = Tenant.objects.get(slug="acme")
+    RequestContent.objects.create(
+        request_id="x", tenant=acme, prompt="p", answer="a", at=timezone.now()
+    )
+    actions.erase_tenant(actor=SYSTEM, tenant=acme, confirm="acme")
+    from tenants.actions.erasure import remove_data
+
+    removed = remove_data(tenant=acme)
+    assert not RequestEntry.objects.filter(tenant=acme).exists()
+    assert not RequestContent.objects.exists()
+    assert RequestEntry.objects.count() == 1 or removed == {}

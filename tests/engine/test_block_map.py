@@ -1,0 +1,179 @@
+"""What a replica tells of its blocks while somebody watches, against the pool itself."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+
+import redis
+
+from engine.contract.block_map import (
+    WATCH_TTL_S,
+    BlockFrame,
+    decode_frame,
+    frames_key,
+    watch_key,
+)
+from engine.scheduler.sequence import Status
+from engine.serving.block_map import BlockMap, FramePublisher
+from tests.engine.helpers import Driver
+from tests.engine.replica import Gateway, replica
+from tests.engine.test_service import Folder
+
+
+@dataclass
+class Mirror:
+    """What a watcher knows."""
+
+    blocks: dict[int, tuple[int, bool, str, frozenset[str]]] = field(default_factory=dict)
+    evicted: int = 0
+
+    def take(self, frame: BlockFrame) -> None:
+        if frame.whole:
+            self.blocks.clear()
+        self.evicted += frame.evicted
+        for state in frame.blocks:
+            users = frozenset(frame.words[user] for user in state.users)
+            owner = frame.words[state.owner]
+            self.blocks[state.block_id] = (state.refs, state.cached, owner, users)
+
+
+def make_map() -> BlockMap:
+    return BlockMap(FramePublisher(redis.Redis(), "none", "r1"), "r1", "r1-1")
+
+
+def truth(driver: Driver) -> dict[int, tuple[int, bool, str, frozenset[str]]]:
+    """The same, read from the pool and the block tables."""
+    users: dict[int, set[str]] = {}
+    for sequence in driver.scheduler.running:
+        for block in driver.blocks(sequence):
+            users.setdefault(block.block_id, set()).add(sequence.request.request_id)
+    pool = driver.scheduler.kv.pool
+    return {
+        block.block_id: (
+            block.ref_count,
+            block.block_hash is not None,
+            block.owner.name if block.owner else "",
+            frozenset(users.get(block.block_id, ())),
+        )
+        for block in pool.blocks
+        if block.owner is not pool.quotas.nobody
+    }
+
+
+def test_frames_add_up_to_the_pool_whatever_happens() -> None:
+    made, rng = make_map(), random.Random(5)
+    driver, mirror = Driver(num_blocks=40, token_budget=30), Mirror()
+    alive = []
+    prompts = [[rng.randrange(9) for _ in range(rng.randrange(4, 30))] for _ in range(6)]
+    made.watch(b"1")
+    for turn in range(120):
+        if turn == 60:
+            made.watch(b"2")  # somebody else comes
+        if rng.random() < 0.4:
+            tenant = rng.choice("ab")
+            alive.append(
+                driver.add(rng.choice(prompts), tenant=tenant, namespace=tenant, max_tokens=20)
+            )
+        if driver.scheduler.has_work:
+            driver.step()
+        if alive and rng.random() < 0.3:
+            driver.scheduler.finish(alive.pop(rng.randrange(len(alive))), "abort")
+        frame = made.frame(driver.scheduler)
+        assert frame.whole == (turn in (0, 60))
+        assert frame.number == turn + 1 - 60 * (turn >= 60)
+        mirror.take(frame)
+        for tenant in frame.tenants:
+            used = [b for b in mirror.blocks.values() if b[0] and b[2] == tenant.name]
+            assert len(used) == tenant.used
+        assert mirror.blocks == truth(driver)
+    assert mirror.evicted > 0
+    assert any(state[0] > 1 for state in mirror.blocks.values()) or driver.scheduler.running
+
+
+def test_a_shared_block_names_all_who_use_it() -> None:
+    made, driver = make_map(), Driver(num_blocks=20)
+    made.watch(b"1")
+    made.frame(driver.scheduler)
+    first = driver.add(list(range(9)))
+    driver.step()
+    driver.add(list(range(9)))
+    driver.step()
+    frame = made.frame(driver.scheduler)
+    shared = {s.block_id: s for s in frame.blocks}[driver.table(first)[0]]
+    assert shared.refs == 2
+    assert sorted(frame.words[user] for user in shared.users) == ["r0", "r1"]
+    assert frame.words[shared.owner] == "default"
+
+
+def test_a_pool_that_nobody_watches_notes_nothing() -> None:
+    made, driver = make_map(), Driver(num_blocks=20)
+    driver.add(list(range(9)))
+    driver.step()
+    made.maybe(driver.scheduler)
+    assert driver.scheduler.kv.pool.changed is None
+    made.watch(b"1")
+    made.frame(driver.scheduler)
+    assert driver.scheduler.kv.pool.changed is not None
+    made.watch(b"")
+    made.maybe(driver.scheduler)
+    assert driver.scheduler.kv.pool.changed is None
+
+
+def test_a_flight_says_what_was_ahead_and_never_names_another_tenants_request() -> None:
+    driver = Driver(num_blocks=100, token_budget=8)
+    first = driver.add(list(range(20)), tenant="a")
+    driver.step()
+    other = driver.add(list(range(40, 60)), tenant="b")
+    last = driver.add(list(range(60, 80)), tenant="a")
+    assert (first.flight.num_ahead, first.flight.behind) == (0, [])
+    assert (other.flight.num_ahead, other.flight.num_ahead_own, other.flight.behind) == (1, 0, [])
+    assert (last.flight.num_ahead, last.flight.num_ahead_own) == (2, 1)
+    assert last.flight.behind == ["r0"]
+    while first.num_output_tokens == 0:
+        driver.step()
+    assert [tokens for _, tokens in first.flight.chunks] == [8, 8, 4]
+    assert first.flight.prefill_chunks == 3
+
+
+def test_preemptions_are_told_with_their_moments() -> None:
+    driver = Driver(num_blocks=6)
+    driver.add(list(range(8)))
+    young = driver.add(list(range(20, 28)))
+    for _ in range(30):
+        driver.step()
+        if young.status is Status.PREEMPTED:
+            break
+    assert len(young.flight.preempted_at) == young.flight.num_preemptions == 1
+
+
+def test_a_replica_publishes_while_it_is_watched(redis_url: str, model_folder: Folder) -> None:
+    prefix = f"map{time.time_ns()}"
+    with replica(redis_url, prefix, model_folder("llama")):
+        gateway = Gateway(redis_url, prefix)
+        gateway.await_state("ready")
+        channel = gateway.redis.pubsub(ignore_subscribe_messages=True)
+        channel.subscribe(frames_key("r1", prefix))
+        gateway.request("before", [5] * 40)
+        gateway.finish("before")
+        assert channel.get_message(timeout=1.0) is None
+        gateway.redis.incr(watch_key("r1", prefix))
+        gateway.redis.expire(watch_key("r1", prefix), WATCH_TTL_S)
+        mirror, frames = Mirror(), []
+        deadline = time.monotonic() + 60
+        seen: set[str] = set()
+        while "seen" not in seen and time.monotonic() < deadline:
+            gateway.redis.expire(watch_key("r1", prefix), WATCH_TTL_S)
+            message = channel.get_message(timeout=1.0)
+            if message is not None:
+                frames.append(decode_frame(message["data"]))
+                mirror.take(frames[-1])
+                seen |= {user for state in mirror.blocks.values() for user in state[3]}
+                if len(frames) == 1:
+                    gateway.request("seen", [7] * 60, max_tokens=150)
+        gateway.finish("seen")
+        assert frames[0].whole
+        assert not any(frame.whole for frame in frames[1:])
+        assert "seen" in seen
+        assert frames[0].num_blocks == frames[-1].num_blocks > 0
