@@ -19,23 +19,28 @@ from kernels.interface import KernelSet, LinearLayer
 __all__ = ["KernelSet", "KernelsUnavailable", "LinearLayer", "get"]
 
 logger = logging.getLogger(__name__)
-_chosen: dict[tuple[str, bool, str], KernelSet] = {}
+_chosen: dict[tuple[str, bool, str, bool], KernelSet] = {}
 
 
 FORCED = "QUIRE_KERNELS"
 
 
-def get(device: torch.device | str, *, use_compiled: bool = True) -> KernelSet:
+def get(
+    device: torch.device | str, *, use_compiled: bool = True, batch_invariant: bool = False
+) -> KernelSet:
     """The fastest kernels that work on `device`, the same object each time.
 
     `use_compiled=False` gives the plain torch reference. Never raises for want of a compiler or of
     Triton: the set's `.why` and one log line say what was chosen and why. The environment variable
     QUIRE_KERNELS ("reference", "cpu" or "triton") chooses instead, and raises `KernelsUnavailable`
-    for any other value and where that set can't run.
+    for any other value and where that set can't run. `batch_invariant` asks for a set that is, and
+    raises `KernelsUnavailable` where there is none.
     """
-    key = (torch.device(device).type, use_compiled, os.environ.get(FORCED, "auto"))
+    kind, forced = torch.device(device).type, os.environ.get(FORCED, "auto")
+    key = (kind, use_compiled, forced, batch_invariant)
     if key not in _chosen:
-        _chosen[key] = _choose(*key)
+        chosen = _choose(kind, use_compiled, forced)
+        _chosen[key] = _invariant(chosen) if batch_invariant else chosen
         logger.info("%s kernels on %s: %s", _chosen[key].name, key[0], _chosen[key].why)
     return _chosen[key]
 
@@ -54,6 +59,21 @@ def _choose(kind: str, use_compiled: bool, forced: str) -> KernelSet:
             return _triton(kind)
         return ReferenceKernels("Triton is not installed", kind)
     return ReferenceKernels(f"no kernels are written for {kind}", kind)
+
+
+def _invariant(chosen: KernelSet) -> KernelSet:
+    """The batch-invariant form of a set. Raises `KernelsUnavailable` where it has none."""
+    if chosen.name == "triton":
+        from kernels.triton import load
+        from kernels.triton.invariant import InvariantTritonKernels
+
+        return load(chosen.device, InvariantTritonKernels)
+    if not chosen.batch_invariant:
+        raise KernelsUnavailable(
+            f"batch_invariant needs compiled kernels, and plain torch runs here: {chosen.why}",
+            "batch_invariant",
+        )
+    return chosen
 
 
 def _forced(name: str, kind: str) -> KernelSet:

@@ -61,6 +61,9 @@ class KernelSet(LinearMaker):
     device: torch.device = torch.device("cpu")
     """Where the operations want their tensors."""
 
+    batch_invariant: bool = False
+    """Whether a row's results have the same bits whatever is computed beside it."""
+
     version: str = ""
     """Of the build, where equal names may compute other bits."""
 

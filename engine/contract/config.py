@@ -106,6 +106,11 @@ class EngineConfig(Settings):
     kv_cache_dtype: str = option(
         "auto", "number format of the KV cache; auto: the model's", choices=KV_DTYPES
     )
+    batch_invariant: bool = option(
+        False,
+        "on a GPU: a position's logits have the same bits in a decode, in a prompt's chunk and "
+        "beside whatever else, at the price of speed; on a CPU they have anyway",
+    )
     calculate_kv_scales: bool = option(
         False,
         "measure the scales of an fp8 KV cache on a sample text at load, where the checkpoint has "

@@ -117,6 +117,8 @@ def kernels_on(device: str, config: EngineConfig) -> KernelSet:
     """
     try:
         turned_off()  # refuses names that there aren't, whichever kernels are used
-        return kernels.get(device, use_compiled=config.cpu_kernels)
+        return kernels.get(
+            device, use_compiled=config.cpu_kernels, batch_invariant=config.batch_invariant
+        )
     except kernels.KernelsUnavailable as error:
         raise ConfigError(str(error), param=error.param) from error

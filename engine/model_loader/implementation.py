@@ -167,6 +167,7 @@ def _pooled(order: Order, settings: PoolingSettings) -> Built:
     """A model that gives vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
     _refuse_rounding(order.quantized.rounds, "a pooling model")
+    _refuse_invariance(order, "pooling models")
     spec = pooled_spec(settings, raw)
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
@@ -181,6 +182,7 @@ def _pooled(order: Order, settings: PoolingSettings) -> Built:
 def _bridged(order: Order, outside: Any = None) -> Built:
     """A model of `transformers`, which is imported only for this."""
     folder, raw, config = order.folder, order.raw, order.config
+    _refuse_invariance(order, "the Transformers bridge")
     from engine.models.bridge.load import load_bridge, without_windows
     from engine.models.bridge.source import Source
 
@@ -225,6 +227,14 @@ def _refuse_rounding(rounds: str | None, what: str) -> None:
     """Pooling models and classes from outside don't round weights while they load them."""
     if rounds is not None:
         raise ConfigError(f"quantization={rounds!r} isn't done for {what}.", param="quantization")
+
+
+def _refuse_invariance(order: Order, what: str) -> None:
+    """On a GPU torch's products run these, which sum by the size of a batch."""
+    if order.config.batch_invariant and order.ops.device != _HOST:
+        raise ConfigError(
+            f"batch_invariant isn't done for {what} on a GPU.", param="batch_invariant"
+        )
 
 
 def _refuse_unknown_rounding(rounds: str | None, ops: kernels.KernelSet) -> None:

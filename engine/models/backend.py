@@ -42,6 +42,9 @@ def need_of(
     )
 
 
+_INVARIANT = {"cuda": "TRITON_ATTN", "cpu": "CPU_ATTN"}
+
+
 def with_backend(
     ops: KernelSet, spec: DecoderSpec, dtype: torch.dtype, config: EngineConfig
 ) -> KernelSet:
@@ -51,6 +54,8 @@ def with_backend(
 
     Raises `ConfigError` with all reasons where that backend can't do what the model asks for.
     """
+    if config.batch_invariant:
+        return _invariant(ops, config.attention_backend)
     if config.attention_backend is None and ops.has_own_attention:
         return ops
     try:
@@ -63,4 +68,19 @@ def with_backend(
     # In the instance they hide the methods of the set. A compiled decoder has its own attention.
     vars(chosen)["paged_attention"] = backend.load()
     vars(chosen)["compile_decoder"] = lambda *_: None
+    return chosen
+
+
+def _invariant(ops: KernelSet, wanted: str | None) -> KernelSet:
+    """The kernels' own attention: others order their sums by the batch."""
+    own = _INVARIANT.get(ops.device.type)
+    if wanted not in (None, own):
+        raise ConfigError(
+            f"batch_invariant has attention of its own ({own}): {wanted} can't be used with it.",
+            param="attention_backend",
+        )
+    if ops.has_own_attention:
+        return ops
+    chosen = copy.copy(ops)  # graphs put their own attention into it
+    chosen.attention_backend = own or ""
     return chosen

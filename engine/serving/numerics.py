@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 #: Settings that change numbers and have no place of their own in `Numerics`.
 _SETTINGS = (
     "attention_backend",
+    "batch_invariant",
     "block_size",
     "calculate_kv_scales",
     "cpu_kernels",

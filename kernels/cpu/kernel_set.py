@@ -58,6 +58,8 @@ GELU = {"none": 1, "tanh": 2}
 class CpuKernels(KernelSet):
     """`KernelSet` of the compiled library. Raises `CpuKernelsUnavailable` where there is none."""
 
+    batch_invariant = True
+
     def __init__(self, isa: str | None = None) -> None:
         self._library = library = Library(isa)
         self.name, self.why = f"cpu-{library.isa}", library.description

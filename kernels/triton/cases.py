@@ -16,6 +16,7 @@ from kernels.attention.args import AttentionArgs
 from kernels.logits import PenalisedRows, TokenTable
 from kernels.triton import attention, grouped, norm, rope, sampling
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
+from kernels.triton.invariant import InvariantLinear
 from kernels.triton.quantized import quantised_linear
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -45,6 +46,7 @@ def paged(
     heads: tuple[int, int] = (32, 8),
     scales: str = "none",
     features: bool = False,
+    invariant: bool = False,
 ) -> None:
     """Attention of `sequences` times `queries` tokens in a context of 8192."""
     kv = empty(4096, heads[1], page, size, dtype=cache or dtype)
@@ -68,6 +70,7 @@ def paged(
             value_scales=scale,
             **more,
         ),
+        invariant=invariant,
     )
 
 
@@ -126,6 +129,12 @@ def product(quantization: str, rows: int, dtype: torch.dtype = BF16) -> None:
     layer(empty(rows, 4096, dtype=dtype))
 
 
+def plain_product(rows: int, dtype: torch.dtype) -> None:
+    """A layer [6144, 4096] of floats, batch-invariant."""
+    layer = InvariantLinear(empty(6144, 4096, dtype=dtype), empty(6144, dtype=dtype))
+    layer(empty(rows, 4096, dtype=dtype))
+
+
 def small() -> None:
     """Norms and gates."""
     x = empty(64, 4096, dtype=BF16)
@@ -159,6 +168,9 @@ CASES: dict[str, Case] = {
     "prefill bf16 head 128, all features": lambda: paged(1, 8192, features=True),
     "prefill bf16, e4m3 KV, scales by token": lambda: paged(1, 8192, cache=E4M3, scales="token"),
     "prefill fp32": lambda: paged(1, 8192, dtype=F32),
+    "batch-invariant attention bf16": lambda: paged(1, 8192, features=True, invariant=True),
+    "batch-invariant product bf16": lambda: plain_product(64, BF16),
+    "batch-invariant product fp32": lambda: plain_product(64, F32),
     "rope bf16": lambda: rotary(BF16, BF16, "none", norms=False, neox=True),
     "rope bf16, norms, e4m3 KV": lambda: rotary(BF16, E4M3, "tensor", norms=True, neox=False),
     "rope bf16, int8 KV": lambda: rotary(BF16, torch.int8, "token", norms=True, neox=True),
@@ -183,6 +195,7 @@ CORE = (
     "decode bf16 head 128, one sequence",
     "decode bf16, e4m3 KV, a scale",
     "prefill bf16 head 128",
+    "batch-invariant product bf16",
     "rope bf16, norms, e4m3 KV",
     "norms, gates, merge",
     "sampling",

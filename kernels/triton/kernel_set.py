@@ -149,14 +149,16 @@ class TritonKernels(KernelSet):
     sample = staticmethod(sample)
 
 
-def load(device: torch.device | str = "cuda") -> TritonKernels:
+def load(
+    device: torch.device | str = "cuda", make: type[TritonKernels] = TritonKernels
+) -> TritonKernels:
     """The kernels of a device. Raises `KernelsUnavailable` where they can't run."""
     kind = torch.device(device).type
     if kind == "cuda":
         if INTERPRETED:
             raise KernelsUnavailable("TRITON_INTERPRET is set: kernels would run on the CPU")
         name = torch.cuda.get_device_name(device)
-        return TritonKernels(device, f"Triton compiles for {name}")
+        return make(device, f"Triton compiles for {name}")
     if not INTERPRETED:
         raise KernelsUnavailable(f"Triton kernels on {kind} need TRITON_INTERPRET=1")
-    return TritonKernels(device, "asked for, in Triton's interpreter: only to test them")
+    return make(device, "asked for, in Triton's interpreter: only to test them")

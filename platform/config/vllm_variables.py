@@ -68,6 +68,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_LOGGING_LEVEL", "QUIRE_LOG_LEVEL"),
     Variable("VLLM_TRACE_FUNCTION", "", "use `LLM.start_profile`, or py-spy on the process"),
     Variable("VLLM_ATTENTION_BACKEND", "--attention-backend"),
+    Variable("VLLM_BATCH_INVARIANT", "--batch-invariant"),
     Variable("VLLM_CPU_KVCACHE_SPACE", "--cpu-kvcache-space", "GiB, as there"),
     Variable("VLLM_OPENVINO_KVCACHE_SPACE", "--cpu-kvcache-space", _OPENVINO),
     Variable("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "--kv-cache-dtype", _OPENVINO),

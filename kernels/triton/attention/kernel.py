@@ -24,12 +24,14 @@ def attention_kernel(
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr, WRITE_LSE: tl.constexpr,
+    INVARIANT: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries and all heads that share a KV head, over all keys that they see.
 
     Grid (tiles, KV_HEADS). A row of the tile is (query, head of the group), so that one read of a
     key serves the whole group (GQA packing; Dao 2023, "Flash-Decoding"; Kwon et al. 2023,
-    "PagedAttention"). SCALES: 0 none, 1 one a cache, 2 one a KV head.
+    "PagedAttention"). SCALES: 0 none, 1 one a cache, 2 one a KV head. INVARIANT: every block of
+    keys is masked, so that a row's are computed alike wherever the tile's other rows end.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     QUERIES: tl.constexpr = ROWS // GROUP
@@ -54,6 +56,9 @@ def attention_kernel(
     low, high, start, plain, diagonal, stop = borders(
         length, count, first, sliding_window, QUERIES, KEYS, WINDOW
     )
+    if INVARIANT:
+        plain = start
+        diagonal = start
     best = tl.full((ROWS,), NOTHING, tl.float32)
     total = tl.zeros((ROWS,), tl.float32)
     if SINKS:

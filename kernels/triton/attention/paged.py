@@ -62,7 +62,11 @@ def as_operands(
 
 
 def paged_attention(
-    args: AttentionArgs, *, lse: Tensor | None = None, programs: int | None = None
+    args: AttentionArgs,
+    *,
+    lse: Tensor | None = None,
+    programs: int | None = None,
+    invariant: bool = False,
 ) -> Tensor:
     """See `KernelSet.paged_attention`; values of tables and lengths can't be checked on a GPU.
 
@@ -71,7 +75,8 @@ def paged_attention(
     softmax's sum to base 2, for `merge_attention_states`. `programs` share the keys of a batch
     for each KV head, which are split then; None: by the device's size. Needs no word from the
     device: it can be captured in a CUDA graph. A decoding row's result is the same to the bit
-    whatever else is in a batch of decodes.
+    whatever else is in a batch of decodes; with `invariant` any row's is, in prompts too: tiles are
+    those of decodes, and no keys are split.
     """
     q, out, window, page = args.q, args.out, args.sliding_window, args.key_cache.shape[2]
     tokens, heads, size = q.shape
@@ -88,9 +93,10 @@ def paged_attention(
 
     target = target_of(q.device)
     padded, sequences = max(16, triton.next_power_of_2(size)), args.block_tables.shape[0]
-    phase = "decode" if tokens <= sequences * DECODE_QUERIES else "prefill"
+    phase = "decode" if invariant or tokens <= sequences * DECODE_QUERIES else "prefill"
     group, widths = heads // kv_heads, (q.element_size(), args.key_cache.element_size())
-    queries = triton.cdiv(tokens, max(1, sequences)) if phase == "decode" else 1
+    alone = invariant or phase == "prefill"
+    queries = 1 if alone else triton.cdiv(tokens, max(1, sequences))
     wanted = max(group, min(DECODE_ROWS, group * queries))
     tile = tile_for(target, phase, padded, wanted, *widths)
     tiles = tokens // (tile.rows // group) + sequences if tokens else 0
@@ -112,10 +118,10 @@ def paged_attention(
     scaling = (args.key_scales, args.value_scales)
     settings = (token_stride(q), args.block_tables.stride(0), sequences, args.scale, args.soft_cap)
     few = tiles * kv_heads < target.processors if programs is None else programs > 1
-    if phase == "prefill" and not few:
+    if invariant or (phase == "prefill" and not few):
         launch(
             attention_kernel, (tiles, kv_heads), out, lse, *batch, args.sinks, *scaling, *settings,
-            window, **ends, **variation,
+            window, INVARIANT=invariant, **ends, **variation,
         )  # fmt: skip
         return out
     splits = most_splits(target, kv_heads)

@@ -9,6 +9,7 @@ from kernels.checks import describe
 from kernels.triton.activation import gate_and_mul
 from kernels.triton.grouped.align import align
 from kernels.triton.grouped.gemm import grouped_gemm, tile_rows
+from kernels.triton.launch import INTERPRETED
 
 
 def fused_experts(
@@ -21,12 +22,14 @@ def fused_experts(
     activation: str = "silu",
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    tile: int | None = None,
 ) -> Tensor:
     """[T, H]: each token's experts, weighted and added up.
 
     x [T, H]; gate_up [E, 2 I, H]; down [E, H, I]; weights float32 and ids int32 [T, top_k] as
     `route` gives them, ids in [0, E); biases [E, 2 I] and [E, H]. `activation` is "silu", "gelu" or
-    "gelu_tanh". The sum over a token's experts is done in float32. Gale et al. 2022 ("MegaBlocks").
+    "gelu_tanh". The sum over a token's experts is done in float32. With `tile` products have so
+    many rows a tile, and sums one order, whatever T is. Gale et al. 2022 ("MegaBlocks").
     """
     tokens, hidden = x.shape
     experts, inner = gate_up.shape[0], gate_up.shape[1] // 2
@@ -37,7 +40,8 @@ def fused_experts(
     top_k = ids.shape[1]
     if ids.shape != (tokens, top_k) or weights.shape != ids.shape or not weights.is_contiguous():
         raise ValueError(f"weights {describe(weights)} and ids {describe(ids)} must be [T, top_k]")
-    groups = align(ids.flatten(), experts, tile_rows(tokens * top_k, experts))
+    rows = tile_rows(tokens * top_k, experts) if tile is None or INTERPRETED else tile
+    groups = align(ids.flatten(), experts, rows)
     # `route` gives every row an expert, so that nothing needs to be filled with zeros first.
     both = grouped_gemm(x, gate_up, groups, shared=top_k, bias=gate_up_bias, fill=False)
     gated = gate_and_mul(both, activation)
@@ -45,4 +49,10 @@ def fused_experts(
         gated, down, groups, bias=down_bias, scales=weights.view(-1), dtype=torch.float32,
         fill=False,
     )  # fmt: skip
-    return each.view(tokens, top_k, hidden).sum(1).to(x.dtype)
+    parts = each.view(tokens, top_k, hidden)
+    if tile is None:
+        return parts.sum(1).to(x.dtype)
+    total = parts[:, 0].clone()
+    for place in range(1, top_k):
+        total += parts[:, place]
+    return total.to(x.dtype)

@@ -39,6 +39,8 @@ class QuantisedLinear(LinearLayer):
     bias: Tensor | None
     held: tuple[str, ...]
     """Attributes that are its tensors, or None."""
+    alike: int = 0
+    """Cut every product up as one of so many rows; 0: by its own."""
 
     def tensors(self) -> dict[str, Tensor]:
         """See `LinearLayer.tensors`."""
@@ -64,7 +66,7 @@ class QuantisedLinear(LinearLayer):
         """Write the product of x's rows, which are dense, to `out`."""
 
     def _grid(self, rows: int) -> tuple[int, ...]:
-        tile = product_tile(rows)
+        tile = product_tile(self.alike or rows)
         return (triton.cdiv(rows, tile.rows) * triton.cdiv(self.out_features, tile.columns),)
 
 
@@ -83,7 +85,7 @@ class Int8Linear(QuantisedLinear):
         self.nbytes = self.values.nbytes + self.scales.nbytes
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:
-        rows, tile = len(x), product_tile(len(x))
+        rows, tile = len(x), product_tile(self.alike or len(x))
         whole, scales = round_groups(x, self.group)
         depth = max(32, triton.next_power_of_2(self.group))
         launch(
@@ -123,9 +125,9 @@ class Int4Linear(QuantisedLinear):
         return torch.nn.functional.pad(scales.half(), (0, odd)).t().contiguous()
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:
-        rows, tile = len(x), product_tile(len(x))
+        rows, tile = len(x), product_tile(self.alike or len(x))
         spread = max(16, triton.next_power_of_2(self.group))
-        few = rows <= FEW_ROWS
+        few = (self.alike or rows) <= FEW_ROWS
         kernel = int4_few_rows_kernel if few else int4_product_kernel
         depth = {"BK": spread} if few else {
             "AT_ONCE": max(1, INT4_BYTES // spread), "SPREAD": spread,
@@ -160,7 +162,7 @@ class Fp8Linear(QuantisedLinear):
         self.nbytes = bits.nbytes + scales.nbytes
 
     def _multiply(self, x: Tensor, out: Tensor) -> None:
-        rows, tile = len(x), product_tile(len(x))
+        rows, tile = len(x), product_tile(self.alike or len(x))
         native = target_of(x.device).native_fp8
         eight, scales = native or INTERPRETED, None
         if eight:
