@@ -53,7 +53,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
     (
         "Device and kernels",
         "device num_threads cpu_threads_bind cpu_kernels round_activations attention_backend "
-        "enforce_eager optimization_level cudagraph_mode cudagraph_capture_sizes",
+        "batch_invariant enforce_eager optimization_level cudagraph_mode cudagraph_capture_sizes",
     ),
     ("Operation", "enable_sleep_mode otlp_traces_endpoint disable_log_stats"),
 )
