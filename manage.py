@@ -6,11 +6,24 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
+#: Commands that begin a data dir, or run a process that needs one on this machine.
+MAKERS = (
+    "up",
+    "serve",
+    "migrate",
+    "gateway",
+    "supervise",
+    "engine",
+    "worker",
+    "run_batch",
+    "bench",
+)
 
 
 def take_data_dir(arguments: list[str]) -> list[str]:
     """Act on `--data-dir DIR`, which settings need before any command sees its options."""
-    rest = []
+    rest: list[str] = []
+    given: str | None = None
     words = iter(arguments)
     for word in words:
         name, equals, value = word.partition("=")
@@ -20,9 +33,19 @@ def take_data_dir(arguments: list[str]) -> list[str]:
         folder = value if equals else next(words, "")
         if not folder or folder.startswith("-"):
             raise SystemExit("--data-dir needs a folder.")
-        os.environ["QUIRE_DATA_DIR"] = folder
+        os.environ["QUIRE_DATA_DIR"] = given = folder
         os.environ["QUIRE_FROM_FLAGS"] = "QUIRE_DATA_DIR"
+    if given is not None:
+        check_data_dir(given, rest[1:])
     return rest
+
+
+def check_data_dir(folder: str, words: list[str]) -> None:
+    """Refuse a folder that isn't there, but to commands that begin one: settings would make it."""
+    if words and words[0] not in MAKERS and not Path(folder).expanduser().is_dir():
+        raise SystemExit(
+            f"There is no data dir {folder}: is the name right? `manage.py up` begins a new one."
+        )
 
 
 def main() -> None:

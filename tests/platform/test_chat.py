@@ -25,7 +25,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self._json(200, {"data": [{"id": "one"}, {"id": "two"}]})
+        models = getattr(self.server, "models", [{"id": "one"}, {"id": "two"}])
+        self._json(200, {"data": models})
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -170,6 +171,18 @@ def test_one_question_on_the_command_line(server: Any, capsys: pytest.CaptureFix
 def test_an_unknown_model_is_refused_with_those_there_are(server: Any) -> None:
     with pytest.raises(CommandError, match="but: one, two"):
         call_command("chat", "x", "--url", server.url, "--model", "three")
+
+
+def test_a_model_that_is_ready_to_chat_comes_first(server: Any) -> None:
+    server.models = [
+        {"id": "a-vectors", "tasks": ["embed"]},
+        {"id": "b-unloaded", "tasks": None},
+        {"id": "c-ready", "tasks": ["generate"]},
+    ]
+    server.replies = [["Yes."]]
+    call_command("chat", "x", "--url", server.url)
+    assert server.seen[0][1]["model"] == "c-ready"
+    assert ChatApi(server.url, "").models() == ["c-ready", "b-unloaded", "a-vectors"]
 
 
 def test_a_server_that_is_not_there_is_said_so() -> None:

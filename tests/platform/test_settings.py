@@ -166,3 +166,19 @@ def test_an_identity_provider_and_its_groups_are_read(tmp_path: Path) -> None:
 def test_wrong_identity_settings_are_named(tmp_path: Path, name: str, value: str) -> None:
     with pytest.raises(RuntimeError, match=name):
         settings_with(tmp_path, "OIDC_ROLES", **{**PROVIDER, name: value})
+
+
+def test_a_mistyped_data_dir_of_a_command_that_reads_makes_nothing(tmp_path: Path) -> None:
+    """`up` and its like begin a folder; everything else wants the one that is there."""
+    wrong = tmp_path / "wrnog"
+    for words in (["status"], ["list_models"], ["create_tenant", "x"], ["status", "--help"]):
+        done = subprocess.run(
+            [sys.executable, "manage.py", *words, "--data-dir", str(wrong)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode != 0
+        assert done.stderr.startswith(f"There is no data dir {wrong}: is the name right?")
+    assert not wrong.exists()

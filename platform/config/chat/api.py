@@ -30,13 +30,15 @@ class ChatApi:
         self._client.close()
 
     def models(self) -> list[str]:
-        """Names of the models that the key may use. Raises `ApiError`."""
+        """Names of the models of the key, those that can chat now first. Raises `ApiError`."""
         try:
             response = self._client.get("/v1/models")
         except httpx.HTTPError as error:
             raise ApiError(f"Nothing answers at {self.url}: {error}") from error
         _check(response)
-        return [str(model["id"]) for model in response.json()["data"]]
+        data = response.json()["data"]
+        # Quire says what a model is for as soon as a replica serves it; others say nothing.
+        return sorted((str(model["id"]) for model in data), key=_places(data).__getitem__)
 
     def answer(
         self, model: str, messages: list[dict[str, str]], sampling: dict[str, Any]
@@ -64,6 +66,15 @@ def _pieces(line: str) -> Iterator[str]:
     for choice in event.get("choices", []):
         if text := choice["delta"].get("content"):
             yield text
+
+
+def _places(models: list[dict[str, Any]]) -> dict[str, int]:
+    """Where each model belongs: 0 can chat now, 1 nothing serves it yet, 2 does other work."""
+    found = {}
+    for model in models:
+        tasks = model.get("tasks", ["generate"])
+        found[str(model["id"])] = 1 if tasks is None else 0 if "generate" in tasks else 2
+    return found
 
 
 def _check(response: httpx.Response) -> None:

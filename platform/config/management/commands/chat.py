@@ -31,7 +31,7 @@ class Command(QuireCommand):
         parser.add_argument("message", nargs="*", help="one question; without it a conversation")
         parser.add_argument("--url", help="of the server (default: QUIRE_URL, or the data dir's)")
         parser.add_argument("--api-key", help="(default: QUIRE_API_KEY, or the data dir's)")
-        parser.add_argument("--model", help="(default: the first that the server lists)")
+        parser.add_argument("--model", help="(default: the first that is ready to chat)")
         parser.add_argument("--system", default="", help="system message")
         parser.add_argument("--temperature", type=float, help="0 is greedy (default: the model's)")
         parser.add_argument("--max-tokens", type=int, metavar="N", help="of an answer, at most")
