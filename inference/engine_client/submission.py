@@ -38,6 +38,11 @@ class Submission:
         """The replica that has the first request, or had it last; "" while none had it."""
         return self._flights[0].last_replica_id
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a request that isn't over waits for a replica that could take it."""
+        return any(not flight.placed and not flight.done for flight in self._flights)
+
     def ran(self, number: int) -> bool:
         """Whether the engine has computed anything for this request, as far as is known."""
         return self._flights[number].ran

@@ -199,6 +199,11 @@ class Generation:
             raise
 
     @property
+    def waiting(self) -> bool:
+        """Whether no replica has it now: it waits for the first, or for another."""
+        return not self._settled and self._submission.waiting
+
+    @property
     def finished(self) -> bool:
         """Whether every output has its end."""
         return self._unfinished == 0

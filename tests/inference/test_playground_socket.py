@@ -379,3 +379,80 @@ async def test_fault_23_a_foreign_tenant_is_refused_and_the_socket_stays(
     assert [(answer["type"], answer["id"]) for answer in answers] == [("error", "c1")] * 2
     assert answers[0]["error"] == answers[1]["error"]  # nothing tells which tenants there are
     assert replica.received == []
+
+
+async def test_an_answer_goes_on_where_its_connection_broke(
+    gateway: Gateway, tokenizer: Tokenizer, session_key: str
+) -> None:
+    text = "one two three four five six seven eight nine ten"
+    replica = gateway.scripted(byte_by_byte(tokenizer, text))
+    replica.token_delay = 0.01
+    async with gateway.serving(replica):
+        async with socket(session_key) as page:
+            await page.send_json_to(generate())
+            first = await frames_until(page, "delta")
+            first += await frames_until(page, "delta")
+        said = "".join(frame["text"] for frame in first if frame["type"] == "delta")
+        async with socket(session_key) as page:
+            await page.send_json_to(generate(after=first[-1]["at"]))
+            rest = await frames_until(page, "done", "error")
+        assert rest[-1]["type"] == "done", rest[-1]
+        assert rest[0]["request_id"] == first[0]["request_id"]
+        told = "".join(frame["text"] for frame in rest if frame["type"] == "delta")
+        assert told
+        assert said + told == text
+        # Behind the last word there's nothing but the end.
+        async with socket(session_key) as page:
+            ends = [frame["at"] for frame in rest if "at" in frame]
+            await page.send_json_to(generate(after=ends[-1]))
+            again = await frames_until(page, "done", "error")
+        assert [frame["type"] for frame in again] == ["start", "done"]
+        assert again[-1]["finish_reason"] == "stop"
+        # Another question isn't that stream's, and neither is what is no id.
+        async with socket(session_key) as page:
+            for after, param in ((ends[-1], "Last-Event-ID"), ("x", "Last-Event-ID"), (3, "after")):
+                other = [{"role": "user", "content": "other"}]
+                await page.send_json_to(generate(after=after, messages=other))
+                frame = await page.receive_json_from(timeout=10)
+                assert (frame["type"], frame["error"]["param"]) == ("error", param)
+
+
+async def test_tools_schemas_and_probabilities_have_frames(
+    gateway: Gateway, tokenizer: Tokenizer, session_key: str
+) -> None:
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+    replica = gateway.scripted(byte_by_byte(tokenizer, call))
+    replica.model.tool_call_parser = "hermes"
+    function = {"name": "weather", "parameters": {"type": "object", "properties": {}}}
+    tools = [{"type": "function", "function": function}]
+    async with gateway.serving(replica), socket(session_key) as page:
+        await page.send_json_to(generate(tools=tools))
+        frames = await frames_until(page, "done", "error")
+        assert frames[-1]["finish_reason"] == "tool_calls", frames[-1]
+        (begun,) = [frame for frame in frames if frame["type"] == "call"]
+        assert (begun["name"], begun["index"]) == ("weather", 0)
+        arguments = "".join(f["text"] for f in frames if f["type"] == "arguments")
+        assert arguments == '{"city": "Rome"}'
+        await page.send_json_to(generate(response_format={"type": "nope"}))
+        frame = (await frames_until(page, "done", "error"))[-1]
+        assert (frame["type"], frame["error"]["type"]) == ("error", "invalid_request_error")
+        wanted = {"logprobs": True, "top_logprobs": 2}
+        await page.send_json_to(generate(sampling=wanted))
+        frames = await frames_until(page, "done", "error")
+        assert frames[-1]["type"] == "done", frames[-1]
+
+
+async def test_a_page_is_told_that_its_answer_waits_for_an_engine(
+    gateway: Gateway, tokenizer: Tokenizer, session_key: str
+) -> None:
+    replica = gateway.scripted(byte_by_byte(tokenizer, "and so on " * 40))
+    replica.token_delay = 0.01
+    async with gateway.serving(replica), socket(session_key) as page:
+        await page.send_json_to(generate())
+        await frames_until(page, "delta")
+        client = get_engine_client()
+        for flight in client.flights:
+            client.fleet.bury(flight.replica_id, flight.incarnation)
+            client.orphan(flight, "its replica died")
+        frames = await frames_until(page, "waiting", "done", "error")
+        assert frames[-1]["type"] == "waiting", frames[-1]
