@@ -54,9 +54,11 @@ def show(
 @recent_authentication_required
 @deed("data", show)
 def keep(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
-    """How many days content is kept."""
-    days = number_of(request, "days")
-    actions.update_tenant(actor=request.user, tenant=tenant, keep_content_days=days)
+    """How many days content is kept, and whether the playground's conversations are."""
+    days, talks = number_of(request, "days"), request.POST.get("conversations") == "yes"
+    actions.update_tenant(
+        actor=request.user, tenant=tenant, keep_content_days=days, keep_conversations=talks
+    )
     if days is None:
         return {"text": "Content is kept as long as it was made for."}
     return {"text": f"Content is kept for {days} days; workers remove what is older."}

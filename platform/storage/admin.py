@@ -2,7 +2,7 @@
 
 from django.contrib import admin
 
-from storage.models import Batch, StoredCompletion, StoredFile, StoredResponse
+from storage.models import Batch, SavedConversation, StoredCompletion, StoredFile, StoredResponse
 from tenants.admin.base import ReadOnlyAdmin
 
 
@@ -48,3 +48,14 @@ class StoredCompletionAdmin(ReadOnlyAdmin):
     search_fields = ("public_id", "tenant__slug")
     list_select_related = ("tenant",)
     exclude = ("messages", "body", "metadata")
+
+
+@admin.register(SavedConversation)
+class SavedConversationAdmin(ReadOnlyAdmin):
+    """Conversations of the playground. What was said, titles too, is their owner's business."""
+
+    list_display = ("public_id", "tenant", "user", "size", "changed_at", "expires_at", "shared_at")
+    list_filter = ("tenant",)
+    search_fields = ("public_id", "tenant__slug", "user__username")
+    list_select_related = ("tenant", "user")
+    exclude = ("title", "document", "words")

@@ -9,7 +9,7 @@ from pathlib import Path
 from django.db.models import QuerySet
 
 from storage.blobs import blob_path, tenant_dir
-from storage.models import Batch, StoredCompletion, StoredFile, StoredResponse
+from storage.models import Batch, SavedConversation, StoredCompletion, StoredFile, StoredResponse
 from tenants.holdings import Holding, of_tenant, register, remove_in_parts
 from tenants.models import Tenant
 
@@ -19,6 +19,7 @@ def register_all() -> None:
     register(of_tenant("batches", Batch))
     register(of_tenant("responses", StoredResponse))
     register(of_tenant("chat-completions", StoredCompletion))
+    register(of_tenant("conversations", SavedConversation))
     register(Holding("files", _rows, StoredFile, erase=_erase, files=_bytes))
 
 

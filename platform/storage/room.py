@@ -1,4 +1,7 @@
-"""How much a tenant's stored answers take, as each process knows it: asked for once a minute."""
+"""How much a tenant's stored answers and conversations take, as each process knows it.
+
+The database is asked once a minute.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from django.core.signals import setting_changed
 from django.db.models import Sum
 
 from storage.errors import StorageFull
-from storage.models import StoredCompletion, StoredResponse
+from storage.models import SavedConversation, StoredCompletion, StoredResponse
 
 FRESH_S = 60.0
 
@@ -48,7 +51,7 @@ def check_answers(tenant_id: int) -> None:
     if not is_known(tenant_id):
         size = sum(
             int(kind.objects.filter(tenant_id=tenant_id).aggregate(sum=Sum("size"))["sum"] or 0)
-            for kind in (StoredResponse, StoredCompletion)
+            for kind in (StoredResponse, StoredCompletion, SavedConversation)
         )
         if len(_known) > 10_000:
             _known.clear()

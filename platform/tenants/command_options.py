@@ -1,5 +1,6 @@
 """What the commands for tenants and keys read from their command lines."""
 
+import argparse
 import re
 from argparse import BooleanOptionalAction
 from datetime import UTC, datetime, timedelta
@@ -121,11 +122,25 @@ def add_limit_options(parser: CommandParser, *, defaults: bool) -> None:
         help=f"of the models that it could use these alone; '': all{also('all')}",
     )
     parser.add_argument(
+        "--keep-conversations",
+        type=yes_or_no,
+        metavar="YES|NO",
+        help=f"whether the playground keeps conversations on the server{also('yes')}",
+    )
+    parser.add_argument(
         "--time-zone",
         metavar="ZONE",
         help="when days, weeks and months of its budgets begin, such as Europe/Berlin"
         f"{also('UTC')}",
     )
+
+
+def yes_or_no(text: str) -> bool:
+    """Raises ArgumentTypeError."""
+    word = text.strip().lower()
+    if word not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"must be yes or no, got {text!r}")
+    return word == "yes"
 
 
 def find_key(text: str) -> ApiKey:

@@ -30,6 +30,7 @@ from tenants.export import export_chunks
 from tenants.holdings import holdings
 from tenants.models import ApiKey, AuditEntry, Invitation, Membership, ServiceAccount, Tenant
 from tests.platform.conftest import World
+from tests.platform.test_conversations import talk
 from tests.platform.test_storage import caller_of
 from tests.platform.test_usage_sums import used
 
@@ -58,6 +59,9 @@ def fill(world: World, tenant: Tenant, key: ApiKey) -> StoredFile:
     actions.create_key(actor=SYSTEM, tenant=tenant, service_account=account)
     actions.invite(actor=SYSTEM, tenant=tenant, email="ines@example.org")
     money.set_budget(actor=SYSTEM, tenant=tenant, key=key, period="day", tokens=5)
+    member = Membership.objects.filter(tenant=tenant).first()
+    person = member.user if member else world.operator
+    storage.create_conversation(actor=person, tenant=tenant, document=talk("A secret of ours"))
     money.set_webhook(actor=SYSTEM, tenant=tenant, url="https://x.example/in")
     money.try_webhook(actor=SYSTEM, tenant=tenant)
     model = ServedModel.objects.get_or_create(name="m", source="hub/m")[0]

@@ -34,7 +34,7 @@ class TenantSerializer(serializers.ModelSerializer):
 
 
 class TenantChangesSerializer(serializers.ModelSerializer):
-    """What is named changes: `name` admins', `keep_content_days` owners', the rest operators'."""
+    """What is named changes: `name` admins', `keep_...` of content owners', the rest operators'."""
 
     active = serializers.BooleanField(required=False)
 

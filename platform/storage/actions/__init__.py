@@ -13,6 +13,13 @@ from storage.actions.batches import (
     start_batch,
 )
 from storage.actions.completions import delete_completion, store_completion, update_completion
+from storage.actions.conversations import (
+    create_conversation,
+    delete_conversation,
+    rename_conversation,
+    share_conversation,
+    update_conversation,
+)
 from storage.actions.files import create_file, delete_file, remove_expired
 from storage.actions.leases import (
     claim_batch,
@@ -35,8 +42,10 @@ __all__ = [
     "claim_batch",
     "claim_response",
     "create_batch",
+    "create_conversation",
     "create_file",
     "delete_completion",
+    "delete_conversation",
     "delete_file",
     "delete_response",
     "fail_batch",
@@ -46,10 +55,13 @@ __all__ = [
     "release_lease",
     "release_leases_of_dead",
     "remove_expired",
+    "rename_conversation",
     "renew_lease",
+    "share_conversation",
     "start_batch",
     "store_completion",
     "store_response",
     "update_completion",
+    "update_conversation",
     "update_response",
 ]

@@ -1,7 +1,8 @@
-"""Stored files, batches, stored responses and chat completions."""
+"""Stored files, batches, responses, chat completions and the playground's conversations."""
 
 from storage.models.batch import Batch, BatchStatus
 from storage.models.completion import StoredCompletion
+from storage.models.conversation import SavedConversation
 from storage.models.file import StoredFile
 from storage.models.response import ResponseStatus, StoredResponse
 
@@ -9,6 +10,7 @@ __all__ = [
     "Batch",
     "BatchStatus",
     "ResponseStatus",
+    "SavedConversation",
     "StoredCompletion",
     "StoredFile",
     "StoredResponse",

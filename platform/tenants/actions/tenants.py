@@ -31,7 +31,7 @@ LIMITS = (
     "keep_usage_days",
 )
 #: What its owners decide.
-OWN = ("keep_content_days", "store_prompts")
+OWN = ("keep_content_days", "keep_conversations", "store_prompts")
 
 
 @transaction.atomic

@@ -113,6 +113,10 @@ class Tenant(models.Model):
         help_text="Keep what was asked and answered with the records of requests, for 30 days at "
         "most; its owners and admins can read it.",
     )
+    keep_conversations = models.BooleanField(
+        default=True,
+        help_text="Whether the playground keeps conversations; off: in the browser alone.",
+    )
     salt = models.CharField(max_length=64, default=new_salt, editable=False)
     erase_requested_at = models.DateTimeField(null=True, blank=True, editable=False)
     erased_at = models.DateTimeField(null=True, blank=True, editable=False)

@@ -1,0 +1,113 @@
+"""What a kept conversation of the playground is made of, checked before it's stored.
+
+Turns are a tree: each names the one that it follows, and an edited question is a sibling of the
+first. Texts are shown as text; here only sizes and the shape are looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from engine.contract.errors import InvalidRequest
+
+#: Of the document as JSON, and what of it can be searched for.
+MAX_CHARS, MAX_WORDS = 1_000_000, 100_000
+MAX_TURNS = 1000
+
+Name = Annotated[str, Meta(max_length=64)]
+Short = Annotated[str, Meta(max_length=256)]
+#: A token's text, its log probability, its alternatives.
+Scored = tuple[str, float, list[tuple[str, float]]]
+
+
+class Call(msgspec.Struct, forbid_unknown_fields=True):
+    """A call of a tool that the model made, and what the person said that it returned."""
+
+    id: Short
+    name: Short
+    arguments: str
+    result: str | None = None
+
+
+class Said(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What an answer is, beside where it stands."""
+
+    text: str
+    model: Short = ""
+    reasoning: str = ""
+    thoughtFor: float = 0.0
+    state: Literal["streaming", "done", "stopped", "failed"] = "done"
+    stats: dict[str, Any] | None = None
+    error: dict[str, Any] | None = None
+    calls: list[Call] = []
+    logprobs: list[Scored] = []
+    at: Short = ""
+
+
+class Turn(Said):
+    """One turn. `parent`: the turn that it follows, None for a first one. `beside`: what a second
+    model said to the same question.
+    """
+
+    id: Name
+    parent: Name | None
+    role: Literal["user", "assistant"]
+    beside: Said | None = None
+
+
+class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """A conversation with the settings that it was had with. `leaf`: the turn it was left at."""
+
+    turns: Annotated[list[Turn], Meta(max_length=MAX_TURNS)]
+    leaf: Name | None = None
+    model: Short = ""
+    second: Short = ""
+    system: str = ""
+    tools: str = ""
+    schema: str = ""
+    settings: dict[str, Any] = {}
+
+
+def checked(document: Any) -> dict[str, Any]:
+    """The document, without anything that is no part of one. Raises `InvalidRequest`."""
+    size = len(json.dumps(document))
+    if size > MAX_CHARS:
+        raise InvalidRequest(
+            f"A conversation may take {MAX_CHARS} characters, this one takes {size}.",
+            param="document",
+            code="conversation_too_long",
+        )
+    try:
+        found = msgspec.convert(document, Document)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"No conversation: {error}.", param="document") from error
+    known: set[str | None] = {None}
+    for turn in found.turns:
+        if turn.id in known or turn.parent not in known:
+            raise InvalidRequest(
+                f"Turn {turn.id[:64]!r} is there twice, or before the one that it follows.",
+                param="document",
+            )
+        known.add(turn.id)
+    if found.leaf not in known:
+        raise InvalidRequest("leaf names no turn.", param="document")
+    return dict(msgspec.to_builtins(found))
+
+
+def searchable(title: str, document: dict[str, Any]) -> str:
+    """What a search looks at: the title and all that was said, in small letters, without NUL."""
+    texts = [title]
+    for turn in document["turns"]:
+        texts += [turn["text"], (turn.get("beside") or {}).get("text", "")]
+    return "\n".join(texts).lower().replace("\0", "")[:MAX_WORDS]
+
+
+def title_of(document: dict[str, Any]) -> str:
+    """The first words of the first question."""
+    said = next((turn["text"] for turn in document["turns"] if turn["role"] == "user"), "")
+    line = " ".join(said.replace("\0", "").split())
+    return (line[:60].rsplit(" ", 1)[0] + "…" if len(line) > 60 else line) or "Without words"

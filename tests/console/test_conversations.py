@@ -1,0 +1,84 @@
+"""The JSON of kept conversations: a session's own, changed with Django's CSRF token alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from django.test import Client
+
+from tenants.models import Membership, Role, Tenant, User
+from tests.console.conftest import Login
+from tests.platform.test_conversations import talk
+
+URL = "/console/api/conversations"
+
+
+def send(client: Client, method: str, url: str, **body: Any) -> Any:
+    return client.generic(method, url, json.dumps(body), content_type="application/json")
+
+
+def test_a_conversation_is_kept_found_changed_and_deleted(login: Login) -> None:
+    ada = login("ada")
+    made = send(ada, "POST", URL, document=talk("Where is Lisbon?")).json()
+    assert (made["title"], made["version"], made["own"]) == ("Where is Lisbon?", 1, True)
+    one = f"{URL}/{made['id']}"
+    assert ada.get(one).json()["document"]["turns"][0]["text"] == "Where is Lisbon?"
+    listed = ada.get(URL, {"q": "lisbon"}).json()
+    assert (listed["kept"], [row["id"] for row in listed["conversations"]]) == (True, [made["id"]])
+    assert ada.get(URL, {"q": "porto"}).json()["conversations"] == []
+    written = send(ada, "PUT", one, document=talk("Where is Porto?"), version=1).json()
+    assert written["version"] == 2
+    late = send(ada, "PUT", one, document=talk("Late"), version=1)
+    assert (late.status_code, late.json()["error"]["param"]) == (409, "version")
+    named = send(ada, "PATCH", one, title="Cities", shared=True).json()
+    assert (named["title"], named["shared"]) == ("Cities", True)
+    assert send(ada, "DELETE", one).json() == {"id": made["id"], "deleted": True}
+    assert ada.get(one).status_code == 404
+
+
+def test_fault_38_others_conversations_are_not_there(login: Login) -> None:
+    ada, olga = login("ada"), login("olga")
+    made = send(ada, "POST", URL, document=talk("Ours")).json()
+    one = f"{URL}/{made['id']}"
+    send(ada, "PATCH", one, shared=True)
+    calls = [
+        olga.get(one),
+        send(olga, "PUT", one, document=talk("x"), version=1),
+        send(olga, "PATCH", one, title="x"),
+        send(olga, "DELETE", one),
+        olga.get(URL, {"tenant": made["tenant"]}),
+        send(olga, "POST", f"{URL}?tenant={made['tenant']}", document=talk("x")),
+    ]
+    assert [call.status_code for call in calls] == [404] * 6
+    colleague = User.objects.create(username="carl")
+    tenant = Tenant.objects.get(slug=made["tenant"])
+    Membership.objects.create(tenant=tenant, user=colleague, role=Role.VIEWER)
+    carl = login("carl")
+    seen = carl.get(one).json()
+    assert (seen["own"], seen["by"], seen["document"]["leaf"]) == (False, "ada", "2")
+    assert send(carl, "DELETE", one).status_code == 404
+
+
+def test_bodies_that_are_no_conversation_are_refused(login: Login) -> None:
+    ada = login("ada")
+    one = f"{URL}/{send(ada, 'POST', URL, document=talk('x')).json()['id']}"
+    for method, url, body, param in (
+        ("POST", URL, {}, "document"),
+        ("POST", URL, {"document": {"turns": [{"html": 1}]}}, "document"),
+        ("PUT", one, {"document": talk("x")}, "version"),
+        ("PUT", one, {"document": talk("x"), "version": "1"}, "version"),
+        ("PATCH", one, {"title": ""}, "title"),
+        ("PATCH", one, {}, "title"),
+    ):
+        answer = send(ada, method, url, **body)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert ada.post(URL, "{", content_type="application/json").status_code == 400
+
+
+def test_without_a_csrf_token_nothing_is_changed(login: Login) -> None:
+    login("ada")
+    client = Client(enforce_csrf_checks=True)
+    client.force_login(User.objects.get(username="ada"))
+    assert send(client, "POST", URL, document=talk("x")).status_code == 403
+    assert client.get(URL).json()["conversations"] == []
