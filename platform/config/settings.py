@@ -121,7 +121,6 @@ INSTALLED_APPS = [
     "django_filters",
     "rest_framework",
     "drf_spectacular",
-    "drf_spectacular_sidecar",
     "channels",
     "config",
     "catalog",
@@ -158,7 +157,7 @@ MIDDLEWARE = [
     "tenants.middleware.note_address",
     "django.middleware.security.SecurityMiddleware",
     "console.csp.content_security_policy",
-    "servestatic.middleware.ServeStaticMiddleware",
+    "config.compression.CompressedFiles",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
@@ -235,10 +234,6 @@ SPECTACULAR_SETTINGS = {
     "POSTPROCESSING_HOOKS": [],
     "ENABLE_DJANGO_DEPLOY_CHECK": False,  # the document is of the gateway's URLs alone
     "SERVE_INCLUDE_SCHEMA": False,
-    # The reference page's scripts come from here, never from elsewhere.
-    "SWAGGER_UI_DIST": "SIDECAR",
-    "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
-    "REDOC_DIST": "SIDECAR",
 }
 
 # Invitations, new passwords. Without a server for it no mail is sent, and pages show links instead.

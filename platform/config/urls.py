@@ -3,12 +3,12 @@
 from django.contrib import admin
 from django.urls import include, path
 
-from config.reference import ReferenceView
+from console.reference.page import reference
 
 handler404 = "config.not_found.not_found"
 
 urlpatterns = [
-    path("reference/", ReferenceView.as_view(), name="reference"),
+    path("reference/", reference, name="reference"),
     path("admin/", admin.site.urls),
     path("api/", include("console.rest.urls")),
     path("", include("inference.urls")),

@@ -7,6 +7,7 @@ says what to do, as JSON:
      "reasoning": what comes before the text}
     {"error": {"message", "type", "param", "code"}, "text": what comes before it}
     {"close": code, "text": ...}
+    {"frames": [...]}: these frames, before the text
     {"echo": true}: the request itself, as an indented code block
 
 Anything else is answered with "You said: ...".
@@ -65,6 +66,9 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
         script = read_script(said, frame)
         await self.say(type="start", id=id_, request_id=f"req-{id_}", model=frame["model"])
         text, cut = script.get("text", ""), script.get("cut", 7)
+        for each in script.get("frames", []):
+            await self.say(**each, id=id_)
+            await asyncio.sleep(script.get("pause", 0.0))
         for kind, whole in (("reasoning", script.get("reasoning", "")), ("delta", text)):
             for at in range(0, len(whole), cut):
                 if id_ in self.stopped:
@@ -76,9 +80,9 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
         elif "error" in script:
             await self.say(type="error", id=id_, error=script["error"])
         else:
-            await self.done(id_, text, time.monotonic() - started)
+            await self.done(id_, text, time.monotonic() - started, script.get("reason", "stop"))
 
-    async def done(self, id_: str, text: str, seconds: float) -> None:
+    async def done(self, id_: str, text: str, seconds: float, reason: str) -> None:
         tokens = max(1, len(text) // 4)
         usage = {
             "prompt_tokens": 31,
@@ -89,7 +93,7 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
         await self.say(
             type="done",
             id=id_,
-            finish_reason="stop",
+            finish_reason=reason,
             usage=usage,
             ttft_ms=84.6,
             tokens_per_s=tokens / max(seconds, 0.01),
@@ -98,7 +102,7 @@ class ScriptedConsumer(AsyncWebsocketConsumer):
 
 def read_script(said: str, frame: dict[str, Any]) -> dict[str, Any]:
     """What the message asks for."""
-    if not said.startswith("{"):
+    if frame["messages"][-1]["role"] == "tool" or not said.startswith("{"):
         return {"text": f"You said: {said}"}
     script = json.loads(said)
     if script.get("echo"):

@@ -1,8 +1,16 @@
-"""Pieces of pages: `{% icon "send" %}`, `{% empty "key" "No key yet" %}…{% endempty %}`."""
+"""Pieces of pages: `{% icon "send" %}`, `{% empty "key" "No key yet" %}…{% endempty %}`,
+`{% module "console/js/x.js" %}`.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+from urllib.parse import urljoin
 
 from django import template
+from django.contrib.staticfiles import finders
 from django.templatetags.static import static
-from django.utils.html import format_html
+from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 register = template.Library()
@@ -23,3 +31,29 @@ def empty(content: SafeString, picture: str, title: str) -> SafeString:
     return format_html(
         '<div class="empty">{}<h3>{}</h3><p>{}</p></div>', icon(picture), title, content
     )
+
+
+IMPORT = re.compile(r'^(?:import|export)\b[^"]*?"(\.[^"]+)";$', re.MULTILINE)
+
+
+@register.simple_tag
+def module(name: str) -> SafeString:
+    """A script of the page, and a word on each that it imports: they're asked for all at once."""
+    links = ((static(each),) for each in imported(name))
+    preloads = format_html_join("\n", '<link rel="modulepreload" href="{}">', links)
+    return format_html('{}\n<script type="module" src="{}"></script>', preloads, static(name))
+
+
+@cache
+def imported(name: str) -> tuple[str, ...]:
+    """The modules below `static/` that one imports, those that they import included."""
+    found: dict[str, None] = {}
+    waiting = [name]
+    while waiting:
+        source = finders.find(here := waiting.pop())
+        for each in IMPORT.findall(Path(str(source)).read_text(encoding="utf-8")) if source else ():
+            other = urljoin(f"/{here}", each).lstrip("/")
+            if other not in found and other != name:
+                found[other] = None
+                waiting.append(other)
+    return tuple(found)

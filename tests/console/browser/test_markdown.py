@@ -16,6 +16,7 @@ ONCE = f"""async (text) => {{
   const root = document.createElement("div");
   renderMarkdown(root, text);
   for (const head of root.querySelectorAll("figcaption")) head.remove();
+  for (const math of root.querySelectorAll(".math")) math.textContent = math.textContent;
   for (const node of root.querySelectorAll("*"))
     for (const name of node.getAttributeNames())
       if (!["href", "class", "start"].includes(name) || !node.getAttribute(name))
@@ -51,11 +52,11 @@ CASES = {
     "# A\n### B ##\ntext": "<h1>A</h1><h3>B</h3><p>text</p>",
     "#no heading": "<p>#no heading</p>",
     "**b** *i* ***bi*** ~~d~~ __b__ _i_": (
-        "<p><strong>b</strong> <em>i</em> <strong><em>bi</em></strong> <del>d</del> "
+        "<p><strong>b</strong> <em>i</em> <em><strong>bi</strong></em> <s>d</s> "
         "<strong>b</strong> <em>i</em></p>"
     ),
     "**bold with *inner* words**": "<p><strong>bold with <em>inner</em> words</strong></p>",
-    "2*3*4, a * b, snake_case_name": "<p>2*3*4, a * b, snake_case_name</p>",
+    "2 * 3 * 4, a * b, snake_case_name": "<p>2 * 3 * 4, a * b, snake_case_name</p>",
     "中文**重要**です": "<p>中文<strong>重要</strong>です</p>",
     "**never closed and `open": "<p>**never closed and `open</p>",
     "`a < b` and ``x ` y``": "<p><code>a &lt; b</code> and <code>x ` y</code></p>",
@@ -64,9 +65,23 @@ CASES = {
     "- a\n- b\n  - c\n- d": (
         "<ul><li><p>a</p></li><li><p>b</p><ul><li><p>c</p></li></ul></li><li><p>d</p></li></ul>"
     ),
-    "1. a\n  - b\n2. c": ("<ol><li><p>a</p><ul><li><p>b</p></li></ul></li><li><p>c</p></li></ol>"),
+    "1. a\n  - b\n2. c": (
+        '<ol><li><p>a</p></li></ol><ul><li><p>b</p></li></ul><ol start="2"><li><p>c</p></li></ol>'
+    ),
     "3. a\n\n   more\n4. b": '<ol start="3"><li><p>a</p><p>more</p></li><li><p>b</p></li></ol>',
     "in\n1986. what": "<p>in<br>1986. what</p>",
+    "&copy; &lt;b&gt;": "<p>© &lt;b&gt;</p>",
+    "[a] and\n\n[a]: https://e.org": '<p><a href="https://e.org/">a</a> and</p>',
+    "- [x] done\n- [ ] to do": (
+        '<ul><li class="task"><p><span class="task-box">☑</span>done</p></li>'
+        '<li class="task"><p><span class="task-box">☐</span>to do</p></li></ul>'
+    ),
+    "$x^2$ costs $5 and $6, \\(y\\)": (
+        '<p><span class="math">$x^2$</span> costs $5 and $6, <span class="math">\\(y\\)</span></p>'
+    ),
+    "a\n$$\nx\n$$\nb": '<p>a</p><span class="math display">$$\nx\n$$</span><p>b</p>',
+    "    four spaces": '<figure class="code"><pre><code>four spaces</code></pre></figure>',
+    "![p](https://e.org/p.png)": '<p><a href="https://e.org/p.png">p</a></p>',
     "> a\n> b\nlazy\n\nout": "<blockquote><p>a<br>b<br>lazy</p></blockquote><p>out</p>",
     "a\n\n---\n\nb": "<p>a</p><hr><p>b</p>",
     "```py\nif a:\n\n    b()\n```\nend": (
@@ -77,7 +92,7 @@ CASES = {
         '<ol><li><p>x</p><figure class="code"><pre><code>y\n  z</code></pre></figure></li></ol>'
     ),
     "```\nnever closed": '<figure class="code"><pre><code>never closed</code></pre></figure>',
-    "| a | b |\n|:--|--:|\n| 1 | `x|y` |": (
+    "| a | b |\n|:--|--:|\n| 1 | `x\\|y` |": (
         '<div class="table"><table><thead><tr><th>a</th><th class="end">b</th></tr></thead>'
         '<tbody><tr><td>1</td><td class="end"><code>x|y</code></td></tr></tbody></table></div>'
     ),
@@ -86,6 +101,7 @@ CASES = {
     "see https://e.org/a, then": '<p>see <a href="https://e.org/a">https://e.org/a</a>, then</p>',
 }
 PIECES = ["*", "**", "_", "`", "```", "~~~", "\n", "\n\n", "- ", "1. ", "> ", "# ", " ", "a", "b c"]
+PIECES += ["$", "$$", "[x] ", "[k]: http://q.z", "[k]"]
 PIECES += ["[", "](https://x.y)", "~~", "|", "|-|-|\n", "<i>", "http://q.z", "  ", "\\", "!", "é🙂"]
 
 
@@ -137,7 +153,7 @@ def test_what_is_open_is_shown_as_if_it_were_closed(page: Page) -> None:
             const stream = new MarkdownStream(root);
             stream.write(text);
             stream.flush();
-            seen.push(root.innerHTML);
+            seen.push(root.innerHTML.replaceAll(' dir="auto"', ""));
           }}
           return seen;
         }}"""
@@ -146,10 +162,10 @@ def test_what_is_open_is_shown_as_if_it_were_closed(page: Page) -> None:
         "<p>a <strong>bo</strong></p>",
         "<p>a</p>",
         "<p><code>co</code></p>",
-        "<ul><li><p></p></li></ul>",
+        "<ul><li></li></ul>",
         "<ul><li><p>x</p></li></ul>",
         "",
-        "<p><span>lab</span></p>",
+        "<p>lab</p>",
         "<h1>T</h1>",
     ]
 

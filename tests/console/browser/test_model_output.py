@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from html import unescape
+
 import pytest
 from playwright.sync_api import Browser, expect
 
@@ -44,6 +46,11 @@ TRICKS = {
 ESCAPES = str.maketrans("", "", "\\")
 
 
+def as_shown(trick: str) -> str:
+    """Entities are the characters that they stand for, and NUL is what Unicode says for it."""
+    return unescape(trick).replace("\0", "\ufffd").translate(ESCAPES)
+
+
 def test_fault_37_tricks_stay_text(playground: PlaygroundPage) -> None:
     page = playground.page
     requests: list[str] = []
@@ -51,10 +58,11 @@ def test_fault_37_tricks_stay_text(playground: PlaygroundPage) -> None:
     for name, trick in TRICKS.items():
         prose = playground.shown(trick)
         text = prose.evaluate("e => e.textContent")
-        assert text.translate(ESCAPES) == trick.translate(ESCAPES), name
+        assert text.translate(ESCAPES) == as_shown(trick), name
         made = prose.evaluate("e => [...e.querySelectorAll('*')].map(n => n.href || n.localName)")
         # An address of the web may be linked to wherever it stands, inside a tag that's text too.
-        odd = {each for each in made if not each.startswith("https://evil.example/")}
+        odd = {each for each in made if not each.endswith(".example/")}
+        odd -= {each for each in made if each.startswith("https://evil.example/")}
         assert odd <= {"p", "br"}, (name, odd)
     assert page.evaluate("window.hit") is None
     host = page.url.split("/")[2]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from engine.contract.protocol import EngineRequest
 from engine.text import load_tokenizer
 from tests.console.browser.conftest import log_in
 from tests.console.browser.playground import PlaygroundPage
-from tests.console.live import LiveServer
+from tests.console.live import ROOT, LiveServer
 from tests.inference.scripted import ScriptedReplica
 from tests.inference.tokenizer_folder import EOS, write_tokenizer
 
@@ -34,6 +37,8 @@ class ReplicaThread:
             text = TRICK if "trick" in prompt else "Hello from the replica."
             if "long" in prompt:
                 text = "and so on " * 300
+            if "middling" in prompt:
+                text = "and so on " * 40
             return tokenizer.encode(text, add_special_tokens=False)
 
         self.replica = ScriptedReplica(
@@ -188,3 +193,74 @@ def test_an_api_path_answers_in_json_and_a_page_in_html(page: Page, product: Liv
     html = page.request.get(f"{product.url}/no/such/page", headers={"Accept": "text/html"})
     assert html.status == 404
     assert "No such page" in html.text()
+
+
+def test_an_answer_goes_on_after_its_connection_broke(
+    playground: PlaygroundPage, replica: ReplicaThread
+) -> None:
+    """Nothing is lost and nothing comes twice, and nobody has to ask again."""
+    page = playground.page
+    cut: list[bool] = []
+
+    def between(route: WebSocketRoute) -> None:
+        upstream = route.connect_to_server()
+        frames: list[object] = []
+
+        def pass_on(message: str | bytes) -> None:
+            frames.append(message)
+            route.send(message)
+            if len(frames) == 40 and not cut:
+                cut.append(True)
+                route.close(code=1012)
+
+        upstream.on_message(pass_on)
+
+    page.route_web_socket("**/ws/playground/", between)
+    page.reload()
+    playground.ready()
+    answer = playground.finished(playground.send("a middling one"))
+    assert cut == [True]
+    expect(answer).to_have_attribute("data-state", "done")
+    assert answer.locator(".prose").inner_text().split() == ["and", "so", "on"] * 40
+    expect(playground.error).to_have_count(0)
+
+
+def test_the_code_of_what_was_asked_runs_as_it_is_shown(
+    playground: PlaygroundPage, instance: dict[str, str], tmp_path: Path
+) -> None:
+    page = playground.page
+    made = subprocess.run(
+        [sys.executable, "manage.py", "create_key", "--tenant", "acme"],
+        cwd=ROOT,
+        env=instance,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    key = re.search(r"sk-quire-\w+", made.stdout)
+    assert key is not None
+    page.locator("#s-top_k").fill("7")
+    page.get_by_label("System prompt").fill("Quote \"'$HOME' and `ls`.\nJSON")
+    playground.answer_to("Grüße 🙂 \\n")
+    page.locator("#code-toggle").click()
+    clients = ROOT / "tests/clients/node"
+    runs = {"curl": ["bash"], "Python": [sys.executable, "-"], "JavaScript": ["node", "-"]}
+    runs["JavaScript"] = ["node", "--input-type=module", "-"]
+    for language, program in runs.items():
+        page.locator("#code").get_by_role("button", name=language, exact=True).click()
+        text = page.locator("#code code").inner_text()
+        assert "sk-quire" not in text
+        done = subprocess.run(
+            program,
+            input=text,
+            cwd=clients,
+            env={"PATH": os.environ["PATH"], "QUIRE_API_KEY": key[0], "HOME": str(tmp_path)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, (language, text, done.stderr)
+        said = "".join(re.findall(r'"content":"([^"]*)"', done.stdout)) or done.stdout.strip()
+        assert said == "Hello from the replica.", (language, done.stdout)

@@ -1,80 +1,87 @@
 /**
  * Markdown that grows: `write` as text arrives, `flush` once a frame, `end` when it's complete.
  *
- * The cost of a frame is that of the new text and of the open block, not of the whole answer. The
- * result doesn't depend on how the text was cut into pieces.
+ * Blocks before the last are settled: a frame parses and touches the last one alone. The result
+ * doesn't depend on how the text was cut into pieces.
  */
 
-import { BlockBuilder } from "./blocks.js";
-import { HEAD, isUndecided } from "./lines.js";
+import { morph } from "./morph.js";
+import { described } from "./nodes.js";
+import { healed, parse } from "./parser.js";
+
+/** A frame that took longer than this is followed by a pause of several times as much. */
+const LONG_FRAME = 4;
+const PAUSES = 3;
 
 export class MarkdownStream {
-  #blocks;
-  #buffer = "";
-  #fresh = false; // something was written since the last flush
-  #inLine = false; // the buffer continues a line whose head is already placed
+  #root;
+  #text = "";
+  #start = 0; // where the last block begins in the text
+  #kept = 0; // children of the root that belong to what is before it
+  #env = { references: Object.create(null) };
+  #fresh = false;
+  #newLine = false; // the last block may have ended
+  #notBefore = 0;
 
   constructor(root) {
-    this.#blocks = new BlockBuilder(root);
+    this.#root = root;
   }
 
   write(text) {
-    this.#buffer += text;
+    this.#text += text;
+    this.#newLine ||= text.includes("\n");
     this.#fresh = true;
   }
 
-  /** Bring the page up to date with what was written. */
+  /** Bring the page up to date with what was written. False: it's put off for some frames. */
   flush() {
-    if (!this.#fresh) return;
+    if (!this.#fresh) return true;
+    const begun = performance.now();
+    if (begun < this.#notBefore) return false;
     this.#fresh = false;
-    this.#blocks.takeBack();
-    this.#placeLines();
-    this.#placeLongLine();
-    if (this.#buffer && !isUndecided(this.#buffer)) this.#blocks.tryOut(this.#buffer);
-    this.#blocks.leaf?.render(true);
+    if (this.#newLine) this.#settle();
+    this.#newLine = false;
+    const env = { references: { ...this.#env.references } };
+    morph(this.#root, described(parse(healed(this.#text.slice(this.#start)), env)), this.#kept);
+    const took = performance.now() - begun;
+    if (took > LONG_FRAME) this.#notBefore = begun + took * (1 + PAUSES);
+    return true;
   }
 
   /** The text is complete: what is still open is taken literally. */
   end() {
-    this.#blocks.takeBack();
-    this.#placeLines();
-    this.#placeLongLine();
-    if (this.#buffer) this.#blocks.line(this.#buffer, true);
-    this.#buffer = "";
-    this.#blocks.end();
-  }
-
-  #placeLines() {
-    const lines = this.#buffer.split("\n");
-    const open = lines.pop();
-    for (const line of lines) this.#place(line.replace(/\r$/, ""));
-    this.#buffer = open;
-  }
-
-  #place(line) {
-    if (this.#inLine) {
-      this.#blocks.more(line);
-      this.#inLine = false;
-    } else if (line.length > HEAD) {
-      this.#blocks.line(line.slice(0, HEAD), false);
-      this.#blocks.more(line.slice(HEAD));
-    } else {
-      this.#blocks.line(line, true);
+    const tokens = parse(this.#text.slice(this.#start), this.#env);
+    if (Object.keys(this.#env.references).length === 0) {
+      morph(this.#root, described(tokens), this.#kept);
+      return;
     }
+    // Definitions hold for what stands before them, too.
+    const env = { references: this.#env.references };
+    morph(this.#root, described(parse(this.#text, env)));
   }
 
-  /** An unfinished line of any length: its head decides, the rest is added as it comes. */
-  #placeLongLine() {
-    if (this.#inLine) {
-      this.#blocks.more(this.#buffer);
-      this.#buffer = "";
-    } else if (this.#buffer.length > HEAD) {
-      this.#blocks.line(this.#buffer.slice(0, HEAD), false);
-      this.#blocks.more(this.#buffer.slice(HEAD));
-      this.#buffer = "";
-      this.#inLine = true;
-    }
+  /** A block is over when the next one has begun with a whole line. */
+  #settle() {
+    const open = this.#text.slice(this.#start);
+    const whole = open.lastIndexOf("\n") + 1;
+    if (whole === 0) return;
+    const env = { references: { ...this.#env.references } };
+    const starts = parse(open.slice(0, whole), env)
+      .filter((token) => token.level === 0 && token.nesting >= 0 && token.map)
+      .map((token) => token.map[0]);
+    if (starts.length < 2) return;
+    const cut = lineStart(open, starts.at(-1));
+    const nodes = described(parse(open.slice(0, cut), this.#env));
+    morph(this.#root, nodes, this.#kept);
+    this.#kept = this.#root.childNodes.length;
+    this.#start += cut;
   }
+}
+
+function lineStart(text, line) {
+  let at = 0;
+  for (let count = 0; count < line; count += 1) at = text.indexOf("\n", at) + 1;
+  return at;
 }
 
 /** A whole text at once. */

@@ -1,32 +1,43 @@
-/** An answer: growing Markdown, its figures below it, and what went wrong in its place. */
+/** An answer: growing Markdown, calls of tools, its figures below it, and what went wrong in its place. */
 
 import { copyFrom } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
 import { count, duration, plural, rate } from "../lib/format.js";
 import { MarkdownStream, renderMarkdown } from "../markdown/stream.js";
+import { branches } from "./branches.js";
+import { CallsView } from "./calls.js";
 import { errorNotice } from "./errors.js";
+import { TokensView } from "./tokens.js";
 import { ThinkingView } from "./thinking.js";
 
 const ENDINGS = {
   length: "cut at the length limit",
   abort: "stopped",
   error: "failed",
+  tool_calls: "calls tools",
 };
 
 export class AnswerView {
-  /** `actions`: `again()` asks anew; `errorActions(error)` gives the buttons for an error. */
+  /**
+   * `actions`: `again()` asks anew; `errorActions(error)` gives the buttons for an error; `results()` asks
+   * on with the results of calls; `siblings(turn)`, `choose(turn)` for its branches.
+   */
   constructor(turn, actions) {
     this.turn = turn;
     this.actions = actions;
     this.stream = null;
     this.thinking = new ThinkingView(turn);
+    this.calls = new CallsView(turn, () => actions.results());
     this.prose = el("div", { class: "prose", dir: "auto" });
+    this.wait = el("p", { class: "engine-wait", role: "status", hidden: true }, "Waiting for the engine…");
     this.figures = el("p", { class: "colophon" });
     this.errors = el("div", { class: "turn-error" });
+    this.branches = el("div", { class: "turn-branches" });
     this.copy = tool("copy", "Copy the answer", () => copyFrom(this.copy, turn.text));
+    this.tokens = new TokensView(turn, this.prose);
     const again = tool("again", "Answer again", () => actions.again());
     again.classList.add("only-last");
-    this.tools = el("div", { class: "turn-tools" }, this.copy, again);
+    this.tools = el("div", { class: "turn-tools" }, this.tokens.button, this.copy, again);
     this.who = el("h2", { class: "turn-who" }, turn.model ?? "Answer");
     this.element = el(
       "article",
@@ -34,8 +45,11 @@ export class AnswerView {
       this.who,
       this.thinking.element,
       this.prose,
+      this.tokens.element,
+      this.calls.element,
+      this.wait,
       this.errors,
-      el("footer", { class: "turn-foot" }, this.figures, this.tools),
+      el("footer", { class: "turn-foot" }, this.branches, this.figures, this.tools),
     );
     if (turn.state !== "streaming") renderMarkdown(this.prose, turn.text);
     this.#show();
@@ -43,12 +57,14 @@ export class AnswerView {
 
   /** More of what comes before the answer; it's drawn with the next `draw`. */
   think(text) {
+    this.#begin();
     this.thinking.write(text);
     if (this.element.dataset.state === "waiting") this.#show();
   }
 
   /** More text; it's drawn with the next `draw`. */
   write(text) {
+    this.#begin();
     if (!this.stream) {
       this.thinking.end();
       this.stream = new MarkdownStream(this.prose);
@@ -58,14 +74,33 @@ export class AnswerView {
     if (this.element.dataset.state === "waiting") this.#show();
   }
 
-  /** Bring the page up to date: once a frame. */
+  /** A call of a tool, or more of one. */
+  call(change) {
+    this.#begin();
+    this.turn.calls ??= [];
+    change(this.turn.calls);
+    this.calls.show();
+    if (this.element.dataset.state === "waiting") this.#show();
+  }
+
+  /** No replica has it: the words go with the next of its own. */
+  waitForEngine() {
+    this.wait.hidden = false;
+  }
+
+  #begin() {
+    this.wait.hidden = true;
+  }
+
+  /** Bring the page up to date: once a frame. False: there's more to draw. */
   draw() {
     this.thinking.draw();
-    this.stream?.flush();
+    return this.stream?.flush() ?? true;
   }
 
   /** The answer is over; `turn` says how. */
   finish() {
+    this.#begin();
     this.thinking.end();
     this.stream?.end();
     this.stream = null;
@@ -74,11 +109,15 @@ export class AnswerView {
 
   #show() {
     const { turn } = this;
-    const waiting = turn.state === "streaming" && turn.text === "" && !turn.reasoning;
-    this.element.dataset.state = waiting ? "waiting" : turn.state;
-    this.element.setAttribute("aria-busy", String(turn.state === "streaming"));
+    const streaming = turn.state === "streaming";
+    const waiting = streaming && turn.text === "" && !turn.reasoning && !turn.calls?.length;
+    this.element.dataset.state = waiting ? "waiting" : (turn.state ?? "done");
+    this.element.setAttribute("aria-busy", String(streaming));
     this.copy.hidden = turn.text === ""; // an error alone is nothing to take along
+    this.tokens.button.hidden = streaming || !turn.logprobs?.length;
     this.figures.replaceChildren(...figures(turn));
+    this.branches.replaceChildren(...branches(turn, this.actions));
+    this.calls.show();
     const actions = turn.error ? this.actions.errorActions(turn.error) : [];
     this.errors.replaceChildren(...(turn.error ? [errorNotice(turn.error, actions)] : []));
   }
@@ -91,15 +130,16 @@ function figures(turn) {
   return parts;
 }
 
-function statParts({ usage, ttft_ms: ttft, tokens_per_s: speed }) {
+function statParts({ usage, ttft_ms: ttft, tokens_per_s: speed, seed }) {
   const part = (name, text, title) => el("span", { class: name, title }, text);
   const parts = [];
   if (usage) parts.push(part("tokens", plural(usage.completion_tokens, "token"), "Output tokens"));
-  if (Number.isFinite(speed)) parts.push(part("speed", `${rate(speed)} tok/s`, "Output tokens a second"));
+  if (speed > 0) parts.push(part("speed", `${rate(speed)} tok/s`, "Output tokens a second"));
   if (Number.isFinite(ttft)) {
     parts.push(part("ttft", `first after ${duration(ttft)}`, "Time to first token"));
   }
   if (usage) parts.push(part("prompt", promptText(usage), "Prompt tokens, and those found in the cache"));
+  if (seed !== undefined) parts.push(part("seed", `seed ${seed}`, "With it the same question gets this answer"));
   return parts;
 }
 

@@ -1,75 +1,175 @@
 /**
- * The conversation: kept in memory and in this tab's sessionStorage, and nowhere else. Each reader
- * has their own key, so that the next one to log in here doesn't find it.
+ * The conversation as a tree: each turn follows another, and an edited question or a second answer
+ * stands beside the first. What is shown is the way from a first turn to the chosen leaf.
  *
- * A turn: {role: "user" | "assistant", text, reasoning?, thoughtFor?, model?, stats?, error?, state?}; an answer's state is
- * "streaming", "done", "stopped" or "failed".
+ * It's kept in this tab's sessionStorage under the reader's own key, so that a reload finds it, and
+ * on the server by `keeper.js` where the tenant keeps conversations.
+ *
+ * A turn: {id, parent, role: "user" | "assistant", text, model?, reasoning?, thoughtFor?, stats?,
+ * error?, state?, calls?, logprobs?, beside?}; `beside` is what a second model said to the same question.
+ * An answer's state is "streaming", "done", "stopped" or "failed".
  */
 
 const PREFIX = "quire.playground.";
-const VERSION = 1;
+const VERSION = 2;
 const SAVE_AFTER = 400;
+const KEPT = ["leaf", "model", "second", "system", "tools", "schema", "settings"];
+const SAID = ["text", "model", "reasoning", "thoughtFor", "state", "stats", "error", "calls", "logprobs"];
 
-export class Conversation {
-  turns = [];
+export class Conversation extends EventTarget {
+  #nodes = new Map();
+  leaf = null;
   model = "";
+  second = ""; // the model beside, "" for none
   system = "";
+  tools = "";
+  schema = "";
   settings = {};
+  saved = null; // {id, version, title, tenant, own, shared} of what the server keeps
   onUnsaved = null; // told once when the storage takes no more
 
   #key;
   #timer = null;
 
   constructor(reader) {
+    super();
     this.#key = PREFIX + reader;
-    this.#load();
+    this.#restore();
     addEventListener("pagehide", () => this.#save());
+  }
+
+  /** The turns on the way to the leaf. */
+  get turns() {
+    const found = [];
+    for (let at = this.#nodes.get(this.leaf); at; at = this.#nodes.get(at.parent)) found.push(at);
+    return found.reverse();
+  }
+
+  get empty() {
+    return this.#nodes.size === 0;
+  }
+
+  /** Put a turn behind the leaf. */
+  add(turn) {
+    const id = `t${this.#nodes.size + 1}-${Math.random().toString(36).slice(2, 8)}`;
+    Object.assign(turn, { id, parent: this.leaf });
+    this.#nodes.set(id, turn);
+    this.leaf = id;
+  }
+
+  /** Go back to the first `length` turns; the others stay as a branch. */
+  cut(length) {
+    this.leaf = this.turns[length - 1]?.id ?? null;
+  }
+
+  /** The turns that follow the same one as this, itself among them. */
+  siblings(turn) {
+    return [...this.#nodes.values()].filter((each) => each.parent === turn.parent);
+  }
+
+  /** Go over to a branch: to the last that was said in it. */
+  choose(turn) {
+    let at = turn;
+    const children = (id) => [...this.#nodes.values()].filter((each) => each.parent === id);
+    for (let next = children(at.id).at(-1); next; next = children(at.id).at(-1)) at = next;
+    this.leaf = at.id;
+  }
+
+  /** Forget everything but the settings. */
+  clear() {
+    this.#nodes = new Map();
+    this.leaf = null;
+    this.saved = null;
+  }
+
+  /** Take back what `clear` forgot. */
+  snapshot() {
+    const [nodes, leaf, saved] = [this.#nodes, this.leaf, this.saved];
+    return () => {
+      [this.#nodes, this.leaf, this.saved] = [nodes, leaf, saved];
+      this.changed();
+    };
   }
 
   /** Note that something changed. */
   changed() {
     this.#timer ??= setTimeout(() => this.#save(), SAVE_AFTER);
+    this.dispatchEvent(new Event("changed"));
   }
 
-  /** What the model is given: the system prompt, and the turns before index `end` that have text. */
-  messages(end) {
-    const turns = this.turns.slice(0, end).filter((turn) => turn.text);
-    const messages = turns.map(({ role, text }) => ({ role, content: text }));
+  /**
+   * What the model is given: the system prompt, and the turns before index `end` that say something.
+   * `beside`: as the second model sees it.
+   */
+  messages(end, beside = false) {
+    const messages = [];
+    for (const turn of this.turns.slice(0, end)) {
+      const said = beside ? (turn.beside ?? turn) : turn;
+      if (turn.role === "user") messages.push({ role: "user", content: turn.text });
+      else messages.push(...answerMessages(said));
+    }
     const system = this.system.trim();
     return system ? [{ role: "system", content: system }, ...messages] : messages;
   }
 
-  #load() {
-    let data;
+  /** As the server keeps it. */
+  document() {
+    const turns = [...this.#nodes.values()].map((turn) => ({
+      id: turn.id,
+      parent: turn.parent,
+      role: turn.role,
+      ...said(turn),
+      ...(turn.beside && { beside: said(turn.beside) }),
+    }));
+    return { turns, ...Object.fromEntries(KEPT.map((name) => [name, this[name]])) };
+  }
+
+  /** Be what the server, or this tab, has kept. */
+  load(document, saved) {
+    this.clear();
+    for (const turn of document.turns) {
+      for (const each of [turn, turn.beside]) if (each?.state === "streaming") each.state = "stopped";
+      this.#nodes.set(turn.id, turn);
+    }
+    for (const name of KEPT) if (document[name] !== undefined) this[name] = document[name];
+    this.leaf = document.leaf ?? null;
+    this.saved = saved;
+  }
+
+  #restore() {
     try {
-      data = JSON.parse(sessionStorage.getItem(this.#key) ?? "null");
+      const data = JSON.parse(sessionStorage.getItem(this.#key) ?? "null");
+      if (data?.version === VERSION) this.load(data.document, data.saved);
     } catch (error) {
       console.warn("The conversation can't be read back:", error);
-    }
-    if (data?.version !== VERSION) return;
-    Object.assign(this, {
-      turns: data.turns,
-      model: data.model,
-      system: data.system,
-      settings: data.settings,
-    });
-    for (const turn of this.turns) {
-      // The page was left in the middle of it.
-      if (turn.state === "streaming") turn.state = "stopped";
     }
   }
 
   #save() {
     clearTimeout(this.#timer);
     this.#timer = null;
-    const { turns, model, system, settings } = this;
     try {
-      const text = JSON.stringify({ version: VERSION, turns, model, system, settings });
-      sessionStorage.setItem(this.#key, text);
+      const kept = { version: VERSION, document: this.document(), saved: this.saved };
+      sessionStorage.setItem(this.#key, JSON.stringify(kept));
     } catch (error) {
       console.warn("The conversation can't be kept:", error);
       this.onUnsaved?.();
       this.onUnsaved = null;
     }
   }
+}
+
+function said(turn) {
+  return Object.fromEntries(SAID.filter((name) => turn[name] != null).map((name) => [name, turn[name]]));
+}
+
+function answerMessages({ text, calls }) {
+  if (!calls?.length) return text ? [{ role: "assistant", content: text }] : [];
+  const made = calls.map(({ id, name, arguments: json }) => ({
+    id,
+    type: "function",
+    function: { name, arguments: json },
+  }));
+  const results = calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result ?? "" }));
+  return [{ role: "assistant", content: text || null, tool_calls: made }, ...results];
 }

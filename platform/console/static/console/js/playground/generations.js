@@ -1,4 +1,4 @@
-/** The requests that run over the socket, each with its handlers. */
+/** The requests that run over the socket, each with its handlers; a broken one goes on by itself. */
 
 const LOST = {
   type: "connection_error",
@@ -9,6 +9,8 @@ const LOST = {
 
 /** The server closes the connection on a frame of more than 2^20 characters. */
 const MAX_FRAME_CHARS = 1_000_000;
+/** So long the server knows how an answer goes on. */
+const RESUMABLE = 60_000;
 const TOO_LONG = {
   type: "invalid_request_error",
   code: "message_too_large",
@@ -29,13 +31,14 @@ export class Generations {
 
   /**
    * Ask for an answer; while there's no connection the request waits for one.
-   * `request`: {model, messages, sampling}. `handlers`: `start(frame)`, `reasoning(text)`, `delta(text)`,
-   * `done(frame)`, `failed(error)`. Exactly one of `done` and `failed` ends it.
+   * `request`: {model, messages, sampling, ...}. `handlers`: `start(frame)`, `waiting()`, `reasoning(text)`,
+   * `delta(text)`, `call(frame)`, `arguments(frame)`, `logprobs(tokens)`, `done(frame)`, `failed(error)`.
+   * Exactly one of `done` and `failed` ends it.
    */
   start(request, handlers) {
     const id = crypto.randomUUID?.() ?? `c${Date.now()}-${Math.random().toString(36).slice(2)}`;
     const frame = { type: "generate", id, ...request };
-    const generation = { id, frame, handlers, sent: false, stopped: false };
+    const generation = { id, frame, handlers, sent: false, stopped: false, held: [], lostAt: 0 };
     this.#running.set(id, generation);
     if (JSON.stringify(frame).length > MAX_FRAME_CHARS) this.#end(id).failed(TOO_LONG);
     else if (this.#socket.state === "closed") this.#end(id).failed(closedError(this.#socket.reason));
@@ -52,6 +55,7 @@ export class Generations {
 
   #end(id) {
     const generation = this.#running.get(id);
+    clearTimeout(generation?.timer);
     this.#running.delete(id);
     return generation?.handlers;
   }
@@ -66,27 +70,47 @@ export class Generations {
       return;
     }
     if (!generation) return; // late words of a request that was given up
-    if (frame.type === "start") generation.handlers.start(frame);
-    else if (frame.type === "reasoning") generation.handlers.reasoning(frame.text);
-    else if (frame.type === "delta") generation.handlers.delta(frame.text);
-    else if (frame.type === "done") this.#end(frame.id).done(frame);
-    else if (frame.type === "error") this.#end(frame.id).failed(frame.error);
+    generation.held.push(frame);
+    if (frame.more) return; // it counts once all that belongs together is here
+    for (const each of generation.held.splice(0)) this.#take(generation, each);
+    if (frame.at) generation.frame = { ...generation.frame, after: frame.at };
+  }
+
+  #take({ handlers }, frame) {
+    const { type } = frame;
+    if (type === "reasoning" || type === "delta") handlers[type](frame.text);
+    else if (type === "logprobs") handlers.logprobs(frame.tokens);
+    else if (["start", "waiting", "call", "arguments"].includes(type)) handlers[type](frame);
+    else if (type === "done") this.#end(frame.id).done(frame);
+    else if (type === "error") this.#end(frame.id).failed(failure(frame.error));
   }
 
   #down(code) {
-    const error = code === 4409 ? TOO_LONG : LOST;
     for (const generation of [...this.#running.values()]) {
-      if (generation.sent) this.#end(generation.id).failed(error);
+      if (!generation.sent) continue;
+      generation.held = [];
+      generation.sent = false;
+      if (code === 4409) this.#end(generation.id).failed(TOO_LONG);
+      else if (!generation.frame.after) this.#end(generation.id).failed(LOST);
+      else generation.timer = setTimeout(() => this.#end(generation.id)?.failed(LOST), RESUMABLE);
     }
   }
 
   #state() {
     const { state, reason } = this.#socket;
     for (const generation of [...this.#running.values()]) {
-      if (state === "open" && !generation.sent) generation.sent = this.#socket.send(generation.frame);
+      if (state === "open" && !generation.sent) {
+        clearTimeout(generation.timer);
+        generation.sent = this.#socket.send(generation.frame);
+      }
       if (state === "closed") this.#end(generation.id).failed(closedError(reason));
     }
   }
+}
+
+/** An answer that can't be gone on with was lost with its connection. */
+function failure(error) {
+  return error.code === "stream_not_found" ? LOST : error;
 }
 
 function closedError(reason) {

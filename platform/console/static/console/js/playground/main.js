@@ -2,10 +2,13 @@
 
 import { byId } from "../lib/dom.js";
 import { Poll } from "../lib/poll.js";
+import { CodeDialog } from "./code_dialog.js";
 import { Composer } from "./composer.js";
 import { ConnectionLine } from "./connection.js";
 import { Conversation } from "./conversation.js";
+import { Extras } from "./extras.js";
 import { Generations } from "./generations.js";
+import { Keeping } from "./keeping.js";
 import { Page } from "./page.js";
 import { Panel } from "./panel.js";
 import { Picker } from "./picker.js";
@@ -24,18 +27,27 @@ const socket = new PlaygroundSocket(socketPath);
 const connection = new ConnectionLine(byId("connection"), socket, loginUrl);
 const generations = new Generations(socket);
 const panel = new Panel(byId("settings"), byId("settings-toggle"));
+const extras = new Extras(byId("extras"), conversation);
 const settings = new Settings(byId("sampling"), conversation.settings, (raw) => {
-  conversation.settings = raw;
+  const { probabilities } = conversation.settings;
+  conversation.settings = { ...raw, ...(probabilities && { probabilities }) };
   conversation.changed();
 });
 const picker = new Picker(byId("model"), byId("model-list"), conversation.model, (id) => {
   conversation.model = id;
   conversation.changed();
 });
+const second = new Picker(byId("second"), byId("second-list"), conversation.second, (id) => {
+  conversation.second = compare.getAttribute("aria-pressed") === "true" ? id : "";
+  conversation.changed();
+});
 const tenants = new Tenants(byId("tenant-choice"), byId("tenant"), reader, () => models.now());
 const thread = new Thread(byId("scroller"), byId("thread"), {
   edit: (index, text) => playground.edit(index, text),
   again: () => playground.again(),
+  results: () => playground.results(),
+  siblings: (turn) => conversation.siblings(turn),
+  choose: (turn) => playground.choose(turn),
   errorActions: (error) => playground.errorActions(error),
   followed: (following) => (byId("to-end").hidden = following),
 });
@@ -49,16 +61,38 @@ const playground = new Playground({
   thread,
   generations,
   settings,
+  extras,
   panel,
-  picker,
+  pickers: [picker, second],
   tenants,
   composer,
   page,
 });
+const code = new CodeDialog(byId("code"), byId("code-toggle"));
+code.request = () => playground.lastRequest();
+
+/* -- two models side by side -- */
+
+const compare = byId("compare");
+
+function showSecond(shown) {
+  compare.setAttribute("aria-pressed", String(shown));
+  byId("second").parentElement.hidden = !shown;
+  conversation.second = shown ? (second.model?.id ?? "") : "";
+}
+
+compare.addEventListener("click", () => {
+  showSecond(compare.getAttribute("aria-pressed") !== "true");
+  conversation.changed();
+});
+if (conversation.second) showSecond(true);
+
+/* -- models -- */
 
 function showModels({ models, tenant, tenants: all = [] }) {
   tenants.update(all, tenant);
   picker.update(models);
+  second.update(models);
   byId("no-models").hidden = models.length > 0;
   composer.blocked = models.length > 0 ? "" : "no model";
   root.dataset.models = "known";
@@ -74,28 +108,47 @@ function isReady(model) {
   return model.state === "ready";
 }
 
+/* -- the rest of the page -- */
+
 function keys(event) {
-  if (event.key === "Escape" && !event.defaultPrevented && !byId("settings").matches(":modal")) {
+  if (event.key === "Escape" && !event.defaultPrevented && !document.querySelector("dialog:modal")) {
     playground.stop();
   }
 }
 
 const system = byId("system");
-system.value = conversation.system;
 system.addEventListener("input", () => {
   conversation.system = system.value;
   conversation.changed();
 });
+
+/** The fields follow a conversation that was opened. */
+function showConversation() {
+  system.value = conversation.system;
+  settings.show(conversation.settings);
+  extras.show();
+  picker.value = conversation.model;
+  second.value = conversation.second;
+  showSecond(Boolean(conversation.second));
+  playground.restore();
+}
+
+const keeping = new Keeping(root, { conversation, tenants, page, stop: () => playground.stop(), show: showConversation });
 conversation.onUnsaved = () =>
   page.say("This conversation is too long to be kept when the page is reloaded.");
-byId("new-conversation").addEventListener("click", () => playground.clear());
+byId("new-conversation").addEventListener("click", () => {
+  playground.clear();
+  keeping.show();
+});
 byId("to-end").addEventListener("click", () => thread.follower.toEnd());
 for (const button of root.querySelectorAll("[data-starter]")) {
   button.addEventListener("click", () => composer.put(button.dataset.starter));
 }
 addEventListener("keydown", keys);
 
+system.value = conversation.system;
 playground.restore();
+keeping.begin();
 socket.connect();
 models.now();
 composer.focus();

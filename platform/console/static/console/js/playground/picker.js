@@ -53,6 +53,12 @@ export class Picker {
     return this.models.find((model) => model.id === this.#value);
   }
 
+  /** Choose one without telling; "" leaves it to the next `update`. */
+  set value(id) {
+    this.#value = id;
+    this.update(this.models);
+  }
+
   /** New models or states. A choice that is gone falls to the first that is ready. */
   update(models) {
     this.models = models;
@@ -73,7 +79,7 @@ export class Picker {
     const ids = models.map((each) => each.id).join("\n");
     if (this.#list.dataset.ids !== ids) {
       this.#list.dataset.ids = ids;
-      this.#list.replaceChildren(...models.map((_, index) => newOption(index)));
+      this.#list.replaceChildren(...models.map((_, index) => newOption(this.#list.id, index)));
     }
     for (const [index, each] of models.entries()) {
       fillOption(this.#list.children[index], each, each.id === this.#value);
@@ -154,10 +160,10 @@ export class Picker {
   }
 }
 
-function newOption(index) {
+function newOption(list, index) {
   return el(
     "li",
-    { id: `model-${index}`, role: "option", class: "picker-option", dataset: { index } },
+    { id: `${list}-${index}`, role: "option", class: "picker-option", dataset: { index } },
     el("span", { class: "picker-name" }),
     el("span", { class: "state" }),
     el("span", { class: "picker-context" }),

@@ -2,21 +2,26 @@
 
 import { noticeAction } from "./errors.js";
 
+/** Seeds that are drawn here, so that an answer can be had again: they fit any number. */
+const SEEDS = 2 ** 31;
+
 export class Playground {
   #parts;
-  #running = null; // {generation, turn, view, stopped}
+  #running = null; // {turn, columns: [{turn, view, generation}], left, stopped}
 
-  /** `parts`: conversation, thread, generations, settings, panel, picker, tenants, composer, page. */
+  /** `parts`: conversation, thread, generations, settings, extras, panel, pickers, tenants, composer, page. */
   constructor(parts) {
     this.#parts = parts;
   }
 
   /** Put what was kept back on the page. */
   restore() {
-    const { conversation, thread } = this.#parts;
+    const { thread, conversation } = this.#parts;
+    this.#asked = null;
+    thread.truncate(0);
     for (const turn of conversation.turns) thread.add(turn);
     thread.follower.toEnd();
-    this.#changed();
+    this.#parts.page.empty = conversation.empty;
   }
 
   /** Ask something new. False if it can't be asked as things stand. */
@@ -28,16 +33,21 @@ export class Playground {
     return true;
   }
 
-  /** Ask the last question again. */
+  /** Ask the last question again; the answer that is there stays beside the new one. */
   again() {
     const { conversation } = this.#parts;
-    const last = conversation.turns.findLastIndex((turn) => turn.role === "user");
+    const last = conversation.turns.length - 1;
     if (last < 0 || !this.#ready()) return;
-    this.#cut(last + 1);
+    this.#cut(conversation.turns[last].role === "user" ? last + 1 : last);
     this.#generate();
   }
 
-  /** Put another question in the place of turn `index`; what followed it goes. */
+  /** Go on with the results of the calls in the last answer. */
+  results() {
+    if (this.#ready()) this.#generate();
+  }
+
+  /** Put another question beside turn `index`; what followed that stays with it. */
   edit(index, text) {
     if (!this.#ready()) return false;
     this.#cut(index);
@@ -53,23 +63,39 @@ export class Playground {
     views.findLast((view) => view.turn.role === "user")?.edit();
   }
 
-  /** Stop the answer that is being written. */
+  /** Go over to another branch. */
+  choose(turn) {
+    this.#abandon();
+    const { conversation, thread } = this.#parts;
+    const kept = conversation.turns.findIndex((each) => each.parent === turn.parent);
+    conversation.choose(turn);
+    thread.truncate(kept);
+    for (const each of conversation.turns.slice(kept)) thread.add(each);
+    this.#changed();
+    const shown = thread.views[kept]?.element;
+    shown?.querySelector(".turn-branches button:not(:disabled)")?.focus();
+  }
+
+  /** Stop the answers that are being written. */
   stop() {
     if (!this.#running) return;
     this.#running.stopped = true;
-    this.#running.generation.stop();
+    for (const { generation } of this.#running.columns) generation.stop();
   }
 
   /** An empty page; the old one can be brought back as long as nothing new was asked. */
   clear() {
-    const { conversation, page } = this.#parts;
-    if (conversation.turns.length === 0) return;
+    const { conversation, page, thread } = this.#parts;
+    if (conversation.empty) return;
     this.#abandon();
-    const old = conversation.turns;
-    this.#cut(0);
+    const takeBack = conversation.snapshot();
+    conversation.clear();
+    thread.truncate(0);
+    this.#changed();
     page.offerUndo("Conversation cleared.", () => {
-      if (conversation.turns.length > 0) return;
-      for (const turn of old) this.#add(turn);
+      if (!conversation.empty) return;
+      takeBack();
+      this.restore();
     });
     this.#parts.composer.focus();
   }
@@ -89,52 +115,86 @@ export class Playground {
     return actions;
   }
 
+  /** What would be asked now, of the model of a column; null without one. */
+  request(column = 0) {
+    const { conversation, settings, extras, pickers, tenants } = this.#parts;
+    const model = pickers[column].model;
+    if (!model) return null;
+    return {
+      ...(tenants.value && { tenant: tenants.value }),
+      model: model.id,
+      messages: conversation.messages(conversation.turns.length, column > 0),
+      sampling: { seed: Math.floor(Math.random() * SEEDS), ...settings.sampling(), ...extras.sampling() },
+      ...extras.request(),
+    };
+  }
+
+  /** What was asked last, for a program that asks it again. */
+  lastRequest() {
+    const { conversation } = this.#parts;
+    if (this.#asked) return this.#asked;
+    const request = conversation.empty || !this.#ready(true) ? null : this.request();
+    if (!request) return null;
+    const last = request.messages.findLastIndex(({ role }) => role === "user" || role === "tool");
+    return { ...request, messages: request.messages.slice(0, last + 1) };
+  }
+
+  #asked = null;
+
   /** Whether a request can be made; if not, the reader is put at what is in the way. */
-  #ready() {
-    const { settings, panel, picker } = this.#parts;
-    const wrong = settings.check();
-    if (wrong) {
+  #ready(quiet = false) {
+    const { settings, extras, panel, pickers } = this.#parts;
+    const wrong = settings.check() ?? extras.check();
+    if (wrong && !quiet) {
       panel.show();
       wrong.focus();
-      return false;
     }
-    return Boolean(picker.model);
+    return !wrong && Boolean(pickers[0].model);
   }
 
   #generate() {
     this.#abandon();
-    const { conversation, thread, generations, settings, picker, tenants } = this.#parts;
-    const request = {
-      ...(tenants.value && { tenant: tenants.value }),
-      model: picker.model.id,
-      messages: conversation.messages(conversation.turns.length),
-      sampling: settings.sampling(),
-    };
-    const turn = { role: "assistant", text: "", model: request.model, state: "streaming" };
+    const { conversation, thread, pickers } = this.#parts;
+    const two = conversation.second && pickers[1].model;
+    const requests = two ? [this.request(0), this.request(1)] : [this.request(0)];
+    if (two) requests[1].sampling.seed = requests[0].sampling.seed;
+    this.#asked = requests[0];
+    const turn = { role: "assistant", ...begun(requests[0]) };
+    if (two) turn.beside = begun(requests[1]);
     const view = this.#add(turn);
     thread.follower.toEnd();
-    this.#running = { turn, view, generation: null, stopped: false };
+    const views = view.views ?? [view];
+    const running = { turn, left: views.length, stopped: false, columns: [] };
+    this.#running = running;
     this.#parts.composer.busy = true;
-    const mine = this.#running;
-    mine.generation = generations.start(request, {
+    for (const [index, each] of views.entries()) this.#ask(running, requests[index], each);
+  }
+
+  #ask(running, request, view) {
+    const { generations, thread } = this.#parts;
+    const column = { view, turn: view.turn, generation: null };
+    running.columns.push(column);
+    const grew = (change) => {
+      if (running !== this.#running) return;
+      thread.grow(view, change);
+      this.#parts.conversation.changed();
+    };
+    column.generation = generations.start(request, {
       start: () => {},
-      reasoning: (text) => this.#grew(mine, () => thread.think(view, text)),
-      delta: (text) => this.#grew(mine, () => thread.write(view, text)),
-      done: (frame) => this.#end(mine, mine.stopped ? "stopped" : "done", frame),
-      failed: (error) => this.#end(mine, "failed", null, error),
+      waiting: () => running === this.#running && view.waitForEngine(),
+      reasoning: (text) => grew(() => view.think(text)),
+      delta: (text) => grew(() => view.write(text)),
+      call: ({ index, call_id: id, name }) =>
+        grew(() => view.call((calls) => (calls[index] = { id, name, arguments: "" }))),
+      arguments: ({ index, text }) => grew(() => view.call((calls) => (calls[index].arguments += text))),
+      logprobs: (tokens) => (column.turn.logprobs ??= []).push(...tokens),
+      done: (frame) => this.#end(running, column, running.stopped ? "stopped" : "done", frame, request),
+      failed: (error) => this.#end(running, column, "failed", null, request, error),
     });
   }
 
-  #grew(running, show) {
+  #end(running, { turn, view }, state, frame, request, error = null) {
     if (running !== this.#running) return;
-    show();
-    this.#parts.conversation.changed();
-  }
-
-  #end(running, state, frame, error = null) {
-    if (running !== this.#running) return;
-    this.#running = null;
-    const { turn, view } = running;
     turn.state = state;
     if (error) {
       turn.error = error;
@@ -142,9 +202,12 @@ export class Playground {
     }
     if (frame) {
       const { finish_reason, usage, ttft_ms, tokens_per_s } = frame;
-      turn.stats = { finish_reason, usage, ttft_ms, tokens_per_s };
+      turn.stats = { finish_reason, usage, ttft_ms, tokens_per_s, seed: request.sampling.seed };
     }
     this.#parts.thread.finish(view);
+    running.left -= 1;
+    if (running.left > 0) return;
+    this.#running = null;
     this.#parts.composer.busy = false;
     this.#parts.page.announce(state === "failed" ? "The answer failed." : "Answer complete.");
     this.#changed();
@@ -155,14 +218,16 @@ export class Playground {
     const running = this.#running;
     if (!running) return;
     this.#running = null;
-    running.generation.stop();
-    running.turn.state = "stopped";
-    this.#parts.thread.finish(running.view);
+    for (const { generation, turn, view } of running.columns) {
+      generation.stop();
+      if (turn.state === "streaming") turn.state = "stopped";
+      this.#parts.thread.finish(view);
+    }
     this.#parts.composer.busy = false;
   }
 
   #add(turn) {
-    this.#parts.conversation.turns.push(turn);
+    this.#parts.conversation.add(turn);
     const view = this.#parts.thread.add(turn);
     this.#changed();
     return view;
@@ -171,16 +236,20 @@ export class Playground {
   #cut(length) {
     this.#abandon();
     const { conversation, thread } = this.#parts;
-    conversation.turns = conversation.turns.slice(0, length);
+    conversation.cut(length);
     thread.truncate(length);
     this.#changed();
   }
 
   #changed() {
     const { conversation, page } = this.#parts;
-    page.empty = conversation.turns.length === 0;
+    page.empty = conversation.empty;
     conversation.changed();
   }
+}
+
+function begun({ model }) {
+  return { text: "", model, state: "streaming" };
 }
 
 /** The setting that an error is about: the last part of "sampling.max_tokens". */

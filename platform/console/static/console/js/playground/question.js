@@ -2,9 +2,10 @@
 
 import { copyFrom } from "../lib/clipboard.js";
 import { el, tool } from "../lib/dom.js";
+import { branches } from "./branches.js";
 
 export class QuestionView {
-  /** `actions`: `edit(text)` sends the changed text in the place of this turn. */
+  /** `actions`: `edit(text)` sends the changed text beside this turn; `siblings`, `choose`: its branches. */
   constructor(turn, actions) {
     this.turn = turn;
     this.actions = actions;
@@ -17,6 +18,7 @@ export class QuestionView {
       { class: "turn question", "aria-label": "Your message" },
       el("h2", { class: "turn-who" }, "You"),
       this.text,
+      el("div", { class: "turn-branches" }, ...branches(turn, actions)),
       this.tools,
     );
   }

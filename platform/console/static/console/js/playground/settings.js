@@ -14,11 +14,19 @@ export class Settings {
   constructor(form, raw, onChange) {
     this.#form = form;
     this.#onChange = onChange;
-    for (const input of this.#inputs()) input.value = raw[input.name] ?? "";
     for (const range of form.querySelectorAll("input[type=range]")) this.#link(range);
     form.addEventListener("input", (event) => this.#changed(event.target));
     form.addEventListener("submit", (event) => event.preventDefault());
     form.querySelector("[data-reset]").addEventListener("click", () => this.reset());
+    this.show(raw);
+  }
+
+  /** Put these values into the fields. */
+  show(raw) {
+    for (const input of this.#inputs()) {
+      input.value = raw[input.name] ?? "";
+      this.#followRange(input);
+    }
     this.check();
   }
 

@@ -2,6 +2,7 @@
 
 import { AnswerView } from "./answer.js";
 import { Follower } from "./follow.js";
+import { PairView } from "./pair.js";
 import { QuestionView } from "./question.js";
 
 export class Thread {
@@ -9,9 +10,12 @@ export class Thread {
   #list;
   #actions;
   #frame = null;
-  #growing = null;
+  #growing = new Set();
 
-  /** `actions`: `edit(index, text)`, `again()`, `errorActions(error)`, `followed(following)`. */
+  /**
+   * `actions`: `edit(index, text)`, `again()`, `results()`, `siblings(turn)`, `choose(turn)`,
+   * `errorActions(error)`, `followed(following)`.
+   */
   constructor(scroller, list, actions) {
     this.#list = list;
     this.#actions = actions;
@@ -21,50 +25,49 @@ export class Thread {
 
   /** Show a turn after the others. */
   add(turn) {
-    const index = this.views.length;
-    const view =
-      turn.role === "user"
-        ? new QuestionView(turn, { edit: (text) => this.#actions.edit(index, text) })
-        : new AnswerView(turn, this.#actions);
+    const view = this.#view(turn, this.views.length);
     this.views.push(view);
     this.#list.append(view.element);
     this.follower.keep();
     return view;
   }
 
+  #view(turn, index) {
+    if (turn.role !== "user") return new (turn.beside ? PairView : AnswerView)(turn, this.#actions);
+    return new QuestionView(turn, { ...this.#actions, edit: (text) => this.#actions.edit(index, text) });
+  }
+
   /** Remove all turns but the first `length`. */
   truncate(length) {
-    for (const view of this.views.splice(length)) view.element.remove();
-    if (!this.views.includes(this.#growing)) this.#growing = null;
+    for (const view of this.views.splice(length)) {
+      view.element.remove();
+      for (const each of view.views ?? [view]) this.#growing.delete(each);
+    }
   }
 
-  /** More text for the last answer. */
-  write(view, text) {
-    view.write(text);
-    this.#grow(view);
+  /** An answer grew: `change(view)` says how. */
+  grow(view, change) {
+    change(view);
+    this.#growing.add(view);
+    this.#frame ??= requestAnimationFrame(() => this.#draw());
+    this.follower.keep();
   }
 
-  /** More of what the model thinks before its answer. */
-  think(view, text) {
-    view.think(text);
-    this.#grow(view);
-  }
-
-  /** The last answer is over. */
+  /** An answer is over. */
   finish(view) {
-    this.#growing = null;
+    this.#growing.delete(view);
     view.finish();
     this.follower.keep();
   }
 
-  #grow(view) {
-    this.#growing = view;
-    this.#frame ??= requestAnimationFrame(() => this.#draw());
-  }
-
   #draw() {
     this.#frame = null;
-    this.#growing?.draw();
+    let drawn = true;
+    for (const view of this.#growing) {
+      if (view.draw()) this.#growing.delete(view);
+      else drawn = false;
+    }
     this.follower.keep();
+    if (!drawn) this.#frame = requestAnimationFrame(() => this.#draw());
   }
 }

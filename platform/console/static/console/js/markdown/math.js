@@ -1,0 +1,50 @@
+/** A formula: its source at first, KaTeX's drawing of it once that is here. */
+
+import { el } from "../lib/dom.js";
+
+const FOLDER = new URL("../../vendor/katex/", import.meta.url);
+const LIMITS = { trust: false, strict: "ignore", maxSize: 20, maxExpand: 200, throwOnError: true };
+
+let library = null;
+
+export class MathView {
+  #tex;
+  #display;
+  #source;
+
+  constructor({ tex, source, display }) {
+    this.#tex = tex;
+    this.#display = display;
+    this.#source = source;
+    this.element = el("span", { class: display ? "math display" : "math", dir: "ltr" }, source);
+    if (display) this.element.tabIndex = 0;
+    if (display) this.element.setAttribute("role", "group");
+    if (display) this.element.setAttribute("aria-label", "Formula");
+    this.#draw();
+  }
+
+  fits({ tex, display, source }) {
+    return tex === this.#tex && source === this.#source && display === this.#display;
+  }
+
+  update() {}
+
+  async #draw() {
+    try {
+      library ??= load();
+      const katex = await library;
+      const place = el("span");
+      katex.render(this.#tex, place, { ...LIMITS, displayMode: this.#display });
+      this.element.replaceChildren(...place.childNodes);
+    } catch (error) {
+      this.element.classList.add("unread"); // no formula that KaTeX knows: its source stays
+      if (!library) console.warn("Formulas can't be drawn:", error);
+    }
+  }
+}
+
+async function load() {
+  const sheet = el("link", { rel: "stylesheet", href: new URL("katex.css", FOLDER).pathname });
+  document.head.append(sheet);
+  return (await import(new URL("katex.mjs", FOLDER))).default;
+}

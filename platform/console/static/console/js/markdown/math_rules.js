@@ -1,0 +1,78 @@
+/**
+ * Formulas for markdown-it: `$x$`, `$$x$$` and `\(x\)` inside a line, `$$ ... $$` and `\[ ... \]` on
+ * lines of their own, none of them blank. A dollar that could be money isn't one: an opening one has no space behind it, a closing one
+ * none before it and no digit behind.
+ */
+
+const MOST = 5000; // characters of one formula
+/** What would link, load or name things: such a formula stays text. */
+const NOT_OURS = /\\(?:href|url|includegraphics|html[A-Za-z]*|def|gdef|edef|xdef|let|newcommand|renewcommand|providecommand)(?![A-Za-z])/;
+const PAIRS = [
+  ["$$", "$$", true],
+  ["\\(", "\\)", false],
+  ["$", "$", false],
+];
+
+export function mathRules(parser) {
+  parser.inline.ruler.before("escape", "math", inline);
+  parser.block.ruler.before("fence", "math_block", block, {
+    alt: ["paragraph", "reference", "blockquote", "list"],
+  });
+}
+
+function inline(state, silent) {
+  const { src, pos } = state;
+  for (const [open, close, display] of PAIRS) {
+    if (!src.startsWith(open, pos)) continue;
+    const end = closing(src, pos + open.length, close, state.posMax);
+    if (end < 0) return false;
+    const tex = src.slice(pos + open.length, end);
+    if (!isFormula(tex, close, src[end + close.length])) return false;
+    if (!silent) push(state, tex.trim(), src.slice(pos, end + close.length), display);
+    state.pos = end + close.length;
+    return true;
+  }
+  return false;
+}
+
+function closing(src, from, close, max) {
+  for (let at = src.indexOf(close, from); at >= 0 && at < max; at = src.indexOf(close, at + 1)) {
+    if (at - from > MOST) return -1;
+    if (close[0] === "\\" || src[at - 1] !== "\\") return at;
+  }
+  return -1;
+}
+
+function isFormula(tex, close, next) {
+  if (!tex.trim() || NOT_OURS.test(tex)) return false;
+  return close !== "$" || !(/^\s|\s$/.test(tex) || /\d/.test(next ?? ""));
+}
+
+/** The opening mark begins a line, the closing one ends one. */
+function block(state, first, last, silent) {
+  const start = state.bMarks[first] + state.tShift[first];
+  const mark = state.src.slice(start, start + 2);
+  if (mark !== "$$" && mark !== "\\[") return false;
+  const close = mark === "$$" ? "$$" : "\\]";
+  let line = first;
+  let text = state.src.slice(start + 2, state.eMarks[first]);
+  while (!text.trimEnd().endsWith(close)) {
+    line += 1;
+    if (line >= last || state.isEmpty(line) || text.length > MOST || state.sCount[line] < state.blkIndent) return false;
+    text += "\n" + state.src.slice(state.bMarks[line] + state.tShift[line], state.eMarks[line]);
+  }
+  const tex = text.trimEnd().slice(0, -2).trim();
+  if (!tex || NOT_OURS.test(tex) || tex.includes(close)) return false;
+  if (silent) return true;
+  const token = push(state, tex, mark + text.trimEnd(), true);
+  token.block = true;
+  token.map = [first, line + 1];
+  state.line = line + 1;
+  return true;
+}
+
+function push(state, tex, source, display) {
+  const token = state.push("math", "", 0);
+  Object.assign(token, { content: tex, markup: source, meta: { display } });
+  return token;
+}

@@ -1,0 +1,37 @@
+/**
+ * Markdown to tokens, by markdown-it. HTML is text here, and so is every link that isn't a plain
+ * one to the web; `nodes.js` makes elements of the tokens, never of a string.
+ */
+
+import MarkdownIt from "../../vendor/markdown-it.mjs";
+import remend from "../../vendor/remend.mjs";
+import { safeHref } from "./links.js";
+import { mathRules } from "./math_rules.js";
+
+const parser = new MarkdownIt({ html: false, linkify: true, breaks: true });
+parser.linkify.set({ fuzzyLink: false, fuzzyEmail: false });
+parser.normalizeLink = (address) => safeHref(address) ?? "";
+parser.normalizeLinkText = (text) => text;
+parser.validateLink = (address) => address !== "";
+parser.use(mathRules);
+
+/** A last line that may still become something else: not shown until it has. */
+const UNDECIDED = /^ *(?:[-*+]{1,2}|#{1,6}|>|\d{1,9}[.)]?|`{1,3}|~{1,3}|\|[ :|-]*)$/;
+/** The beginning of a mark, or of a link. */
+const BEGUN = /(?<!\\)(?:[*_~`$]{1,3}|!?\[)$/;
+/** In blocks of more characters marks may flash up: what looks for them reads the whole block. */
+const MOST_HEALED = 4000;
+const HEAL = { htmlTags: false, comparisonOperators: false, singleTilde: false, linkMode: "text-only" };
+
+/** `env` collects the link definitions. */
+export function parse(text, env) {
+  return parser.parse(text, env);
+}
+
+/** Unfinished text as if what is open in its last line were closed. */
+export function healed(text) {
+  const line = text.slice(text.lastIndexOf("\n") + 1);
+  if (UNDECIDED.test(line)) return text.slice(0, text.length - line.length);
+  if (text.length > MOST_HEALED) return text;
+  return remend(text.replace(BEGUN, ""), HEAL);
+}

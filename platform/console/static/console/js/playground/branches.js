@@ -1,0 +1,18 @@
+/** Which of a turn's siblings is shown, and the way to the others. */
+
+import { el, tool } from "../lib/dom.js";
+
+/** `actions`: `siblings(turn)`, `choose(turn)`. Nothing where there's one alone. */
+export function branches(turn, actions) {
+  const all = actions.siblings?.(turn) ?? [];
+  const at = all.indexOf(turn);
+  if (all.length < 2 || at < 0) return [];
+  const step = (by, label) => {
+    const button = tool("chevron", label, () => actions.choose(all[at + by]));
+    button.classList.add(by < 0 ? "before" : "after");
+    button.disabled = !all[at + by];
+    return button;
+  };
+  const words = el("span", {}, `${at + 1} of ${all.length}`);
+  return [step(-1, "The version before"), words, step(1, "The next version")];
+}

@@ -1,0 +1,101 @@
+/** Tools, the schema of the answer, probabilities: what a request can have beside its sampling. */
+
+const NAME = /^[\w-]{1,64}$/;
+
+export class Extras {
+  #conversation;
+  #fields;
+
+  /** `root` has the textareas `tools` and `schema`, and the checkbox `probabilities`. */
+  constructor(root, conversation) {
+    this.#conversation = conversation;
+    this.#fields = Object.fromEntries(
+      ["tools", "schema", "probabilities"].map((name) => [name, root.querySelector(`[name=${name}]`)]),
+    );
+    this.show();
+    root.addEventListener("input", () => this.#changed());
+  }
+
+  /** Put what the conversation has into the fields. */
+  show() {
+    const { tools, schema, probabilities } = this.#fields;
+    tools.value = this.#conversation.tools;
+    schema.value = this.#conversation.schema;
+    probabilities.checked = this.#conversation.settings.probabilities === "yes";
+    this.check();
+  }
+
+  /** What to add to a request; call `check` first. */
+  request() {
+    const { tools, schema } = this.#conversation;
+    return {
+      ...(tools.trim() && { tools: toolList(tools) }),
+      ...(schema.trim() && {
+        response_format: {
+          type: "json_schema",
+          json_schema: { name: "answer", schema: JSON.parse(schema), strict: true },
+        },
+      }),
+    };
+  }
+
+  /** What to add to its sampling. */
+  sampling() {
+    const wanted = this.#conversation.settings.probabilities === "yes";
+    return wanted ? { logprobs: true, top_logprobs: 5 } : {};
+  }
+
+  /** The first field that is wrong, or null; all wrong ones are marked. */
+  check() {
+    let first = null;
+    for (const name of ["tools", "schema"]) {
+      const input = this.#fields[name];
+      const problem = input.value.trim() ? problemOf(name, input.value) : "";
+      const slot = document.getElementById(`${input.id}-error`);
+      slot.textContent = problem;
+      slot.hidden = !problem;
+      input.setAttribute("aria-invalid", problem ? "true" : "false");
+      if (problem) first ??= input;
+    }
+    return first;
+  }
+
+  #changed() {
+    const conversation = this.#conversation;
+    conversation.tools = this.#fields.tools.value;
+    conversation.schema = this.#fields.schema.value;
+    const { probabilities: _, ...rest } = conversation.settings;
+    conversation.settings = this.#fields.probabilities.checked ? { ...rest, probabilities: "yes" } : rest;
+    this.check();
+    conversation.changed();
+  }
+}
+
+function problemOf(name, text) {
+  let value;
+  try {
+    value = JSON.parse(text);
+  } catch (error) {
+    return `This is no JSON: ${error.message}`;
+  }
+  if (name === "schema") {
+    const object = value && typeof value === "object" && !Array.isArray(value);
+    return object ? "" : "A JSON schema is an object, such as {\"type\": \"object\"}.";
+  }
+  for (const each of Array.isArray(value) ? value : [value]) {
+    const made = each?.function ?? each;
+    if (!NAME.test(made?.name ?? "")) return "Each tool needs a name of letters, digits, _ and -.";
+    if (made.parameters !== undefined && typeof made.parameters !== "object") {
+      return `The parameters of ${made.name} must be a JSON schema.`;
+    }
+  }
+  return "";
+}
+
+/** OpenAI's form; bare functions are taken too. */
+function toolList(text) {
+  const value = JSON.parse(text);
+  return (Array.isArray(value) ? value : [value]).map((each) =>
+    each.function ? each : { type: "function", function: each },
+  );
+}

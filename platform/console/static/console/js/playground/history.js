@@ -1,0 +1,141 @@
+/** The drawer of kept conversations: found, opened, renamed, shared, deleted. */
+
+import { copy } from "../lib/clipboard.js";
+import { el, tool } from "../lib/dom.js";
+import { send } from "./server.js";
+
+const SEARCH_AFTER = 250;
+
+export class History {
+  #dialog;
+  #list;
+  #words;
+  #more;
+  #url;
+  #tenants;
+  #handlers;
+  #timer = null;
+  #asked = 0;
+
+  /** `handlers`: `open(id)`, `current()` (the id that's open), `deleted(id)`, `changed(row)`, `say(text)`. */
+  constructor(dialog, url, tenants, handlers) {
+    this.#dialog = dialog;
+    this.#url = url;
+    this.#tenants = tenants;
+    this.#handlers = handlers;
+    this.#list = dialog.querySelector("ul");
+    this.#words = dialog.querySelector("[role=status]");
+    this.#more = dialog.querySelector("[data-more]");
+    this.search = dialog.querySelector("input");
+    this.search.addEventListener("input", () => {
+      clearTimeout(this.#timer);
+      this.#timer = setTimeout(() => this.#load(), SEARCH_AFTER);
+    });
+    this.#more.addEventListener("click", () => this.#load(this.#list.lastElementChild?.dataset.id));
+    dialog.querySelector("[data-close]").addEventListener("click", () => dialog.close());
+    dialog.addEventListener("click", (event) => event.target === dialog && dialog.close());
+  }
+
+  show() {
+    this.#dialog.showModal();
+    this.#load();
+  }
+
+  async #load(before = "") {
+    const turn = (this.#asked += 1);
+    const url = new URL(this.#tenants.address(this.#url), location.href);
+    if (this.search.value) url.searchParams.set("q", this.search.value);
+    if (before) url.searchParams.set("before", before);
+    try {
+      const { conversations, more, kept } = await send("GET", url.pathname + url.search);
+      if (turn !== this.#asked) return; // an older question's answer
+      const rows = conversations.map((row) => this.#row(row));
+      if (before) this.#list.append(...rows);
+      else this.#list.replaceChildren(...rows);
+      this.#more.hidden = !more;
+      this.#words.textContent = this.#sentence(this.#list.children.length, kept);
+    } catch (error) {
+      this.#words.textContent = `The conversations can't be listed: ${error.message}`;
+    }
+  }
+
+  #sentence(found, kept) {
+    if (!kept) return "This tenant keeps no new conversations on the server: yours stay in this tab.";
+    if (found) return "";
+    return this.search.value ? "Nothing was found." : "Nothing is kept yet. What you ask will be listed here.";
+  }
+
+  #row(row) {
+    const open = el("button", { type: "button", class: "history-open" }, row.title);
+    if (row.id === this.#handlers.current()) open.setAttribute("aria-current", "true");
+    open.addEventListener("click", () => {
+      this.#dialog.close();
+      this.#handlers.open(row.id);
+    });
+    const when = el("time", { dateTime: row.changed_at }, new Date(row.changed_at).toLocaleString());
+    const shared = el("span", { class: "badge", hidden: !row.shared }, "shared");
+    const item = el("li", { dataset: { id: row.id } });
+    const tools = [
+      tool("edit", `Rename ${row.title}`, () => this.#rename(row, item)),
+      tool("people", `Share ${row.title}`, () => this.#share(row, shared)),
+      tool("close", `Delete ${row.title}`, () => this.#delete(row, item)),
+    ];
+    item.append(open, el("div", { class: "history-line" }, when, shared, el("div", { class: "history-tools" }, ...tools)));
+    return item;
+  }
+
+  #rename(row, item) {
+    const input = el("input", { class: "input", value: row.title, maxLength: 200, "aria-label": "Title" });
+    const form = el("form", { class: "history-rename" }, input, el("button", { type: "submit", class: "button small" }, "Rename"));
+    form.addEventListener("submit", async (event) => {
+      event.preventDefault();
+      await this.#change(row, { title: input.value }, (changed) => item.replaceWith(this.#row(changed)));
+    });
+    form.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      event.preventDefault();
+      item.replaceWith(this.#row(row));
+    });
+    item.replaceChildren(form);
+    input.select();
+  }
+
+  async #share(row, badge) {
+    await this.#change(row, { shared: !row.shared }, async (changed) => {
+      Object.assign(row, changed);
+      badge.hidden = !row.shared;
+      const link = `${location.origin}/?conversation=${row.id}`;
+      const copied = row.shared && (await copy(link));
+      if (!row.shared) this.#words.textContent = "Shared no longer: its link opens for you alone.";
+      else if (copied) this.#words.textContent = `Everybody in ${row.tenant} may read it. The link was copied.`;
+      else this.#words.textContent = `Everybody in ${row.tenant} may read it: ${link}`;
+    });
+  }
+
+  async #delete(row, item) {
+    const sure = el("button", { type: "button", class: "button small danger" }, "Delete it for good");
+    const keep = el("button", { type: "button", class: "button quiet small" }, "Keep it");
+    keep.addEventListener("click", () => item.replaceWith(this.#row(row)));
+    sure.addEventListener("click", async () => {
+      try {
+        await send("DELETE", `${this.#url}/${row.id}`);
+        item.remove();
+        this.#handlers.deleted(row.id);
+      } catch (error) {
+        this.#words.textContent = error.message;
+      }
+    });
+    item.replaceChildren(el("p", {}, row.title), el("div", { class: "history-line" }, sure, keep));
+    sure.focus();
+  }
+
+  async #change(row, changes, done) {
+    try {
+      const changed = await send("PATCH", `${this.#url}/${row.id}`, changes);
+      this.#handlers.changed(changed);
+      await done(changed);
+    } catch (error) {
+      this.#words.textContent = error.message;
+    }
+  }
+}

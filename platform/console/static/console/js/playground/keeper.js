@@ -1,0 +1,76 @@
+/** Keeps the conversation on the server, where the reader's tenant does so: some time after a change. */
+
+import { send } from "./server.js";
+
+const SAVE_AFTER = 1200;
+
+export class Keeper {
+  #url;
+  #conversation;
+  #tenants;
+  #tell;
+  #timer = null;
+  #saving = false;
+  #offIn = null; // a tenant that keeps none
+
+  /** `tell(state, message)`: "saving", "kept", "off", "failed". */
+  constructor(url, conversation, tenants, tell) {
+    this.#url = url;
+    this.#conversation = conversation;
+    this.#tenants = tenants;
+    this.#tell = tell;
+    conversation.addEventListener("changed", () => this.#later());
+  }
+
+  /** Whether the chosen tenant is known to keep none. */
+  get off() {
+    return this.#offIn !== null && this.#offIn === this.#tenants.value;
+  }
+
+  /** The conversation was opened as it is kept. */
+  opened() {
+    const { saved } = this.#conversation;
+    const document = this.#conversation.document();
+    this.#last = { id: saved?.id, text: JSON.stringify(document), turns: document.turns.length };
+  }
+
+  #later() {
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#save(), SAVE_AFTER);
+  }
+
+  async #save() {
+    const conversation = this.#conversation;
+    if (this.off || conversation.empty) return;
+    if (this.#saving || conversation.turns.some(isRunning)) {
+      this.#later();
+      return;
+    }
+    const document = conversation.document();
+    const text = JSON.stringify(document);
+    const last = conversation.saved && this.#last?.id === conversation.saved.id ? this.#last : null;
+    // A colleague's is copied by whoever says something, not by who looks at it.
+    if (last?.text === text || (last?.turns === document.turns.length && !conversation.saved.own)) return;
+    this.#saving = true;
+    try {
+      const { saved } = conversation;
+      const answer = saved?.own
+        ? await send("PUT", `${this.#url}/${saved.id}`, { document, version: saved.version })
+        : await send("POST", this.#tenants.address(this.#url), { document });
+      if (conversation.saved === saved) conversation.saved = answer;
+      this.#last = { text, id: answer.id, turns: document.turns.length };
+      this.#tell("kept", answer);
+    } catch (error) {
+      if (error.code === "conversations_off") this.#offIn = this.#tenants.value;
+      this.#tell(this.off ? "off" : "failed", error.message);
+    } finally {
+      this.#saving = false;
+    }
+  }
+
+  #last = null;
+}
+
+function isRunning(turn) {
+  return turn.state === "streaming" || turn.beside?.state === "streaming";
+}

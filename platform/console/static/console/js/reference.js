@@ -1,0 +1,107 @@
+/** The reference: operations found by a word, opened by an address, and sent with the reader's key. */
+
+import { copyFrom } from "./lib/clipboard.js";
+
+const MOST_CHARS = 200_000; // of an answer that's shown
+
+/* -- what an address names is open -- */
+
+function openNamed() {
+  const named = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (named?.localName !== "details") return;
+  named.open = true;
+  named.scrollIntoView();
+}
+
+addEventListener("hashchange", openNamed);
+openNamed();
+
+/* -- finding -- */
+
+const find = document.getElementById("find");
+find.closest("[hidden]").hidden = false;
+find.addEventListener("input", () => {
+  const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
+  for (const group of document.querySelectorAll("[data-group]")) {
+    let any = false;
+    for (const operation of group.querySelectorAll("details.operation")) {
+      const text = `${operation.querySelector("summary").textContent} ${group.querySelector("h2").textContent}`;
+      operation.hidden = !words.every((word) => text.toLowerCase().includes(word));
+      any ||= !operation.hidden;
+    }
+    group.hidden = !any;
+  }
+});
+
+/* -- copying and sending -- */
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest?.("[data-example] [data-copy]");
+  if (button) copyFrom(button, button.closest("figure").querySelector("code").textContent);
+});
+
+const keyField = document.querySelector(".try-key");
+
+document.addEventListener(
+  "toggle",
+  (event) => {
+    const form = event.target.querySelector?.("form.try");
+    if (!form || !event.target.open) return;
+    form.hidden = false;
+    keyField.hidden = false;
+    form.prepend(keyField); // one field for all: it goes to the operation that was opened last
+  },
+  true,
+);
+
+let running = null;
+
+document.addEventListener("submit", async (event) => {
+  const form = event.target.closest("form.try");
+  if (!form) return;
+  event.preventDefault();
+  running?.abort();
+  running = new AbortController();
+  const { method, path } = form.closest("details").dataset;
+  const state = form.querySelector(".try-state");
+  const log = form.querySelector(".log");
+  const body = form.querySelector("[data-body]")?.value;
+  const address = path.replace(/\{(\w+)\}/g, (_, name) => encodeURIComponent(form.elements[name].value));
+  const headers = { Authorization: `Bearer ${keyField.querySelector("input").value.trim()}` };
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  log.hidden = true;
+  log.textContent = "";
+  state.textContent = "Sent…";
+  try {
+    const request = { method: method.toUpperCase(), headers, body, signal: running.signal, credentials: "omit" };
+    const response = await fetch(address, request);
+    state.textContent = `${response.status} ${response.statusText}`;
+    log.hidden = false;
+    await show(response, log);
+  } catch (error) {
+    if (error.name !== "AbortError") state.textContent = `It could not be sent: ${error.message}`;
+  }
+});
+
+async function show(response, log) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (let { value, done } = await reader.read(); !done; { value, done } = await reader.read()) {
+    text += value;
+    if (text.length > MOST_CHARS) {
+      await reader.cancel();
+      text = `${text.slice(0, MOST_CHARS)}\n… cut off here.`;
+      break;
+    }
+    log.textContent = text;
+  }
+  log.textContent = pretty(text);
+}
+
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text; // a stream, or no JSON at all
+  }
+}

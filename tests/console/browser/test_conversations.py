@@ -1,0 +1,216 @@
+"""Conversations that are kept: found, named, shared, branched; tools, schemas, two models."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from playwright.sync_api import Locator, Page, expect
+
+from tests.console.browser.conftest import PHONE, Open, log_in
+from tests.console.browser.playground import PlaygroundPage
+from tests.console.browser.test_accessibility import problems, views
+
+TOOL = '{"name": "weather", "parameters": {"type": "object"}}'
+CALL = [
+    {"type": "call", "index": 0, "call_id": "call_1", "name": "weather"},
+    {"type": "arguments", "index": 0, "text": '{"city": '},
+    {"type": "arguments", "index": 0, "text": '"Rome"}'},
+]
+TOKENS = [["Yes", -0.05, [["Yes", -0.05], ["No", -3.2]]], ["<b>\n", -2.5, [["!", -0.2]]]]
+
+
+def kept(playground: PlaygroundPage) -> str:
+    """Wait until the conversation is kept; its id."""
+    playground.page.wait_for_url("**/?conversation=talk-*")
+    return playground.page.url.rpartition("=")[2]
+
+
+def drawer(page: Page) -> Locator:
+    page.locator("#history-toggle").click()
+    return page.locator("#history")
+
+
+def test_a_conversation_is_kept_found_renamed_and_deleted(playground: PlaygroundPage) -> None:
+    page = playground.page
+    playground.answer_to("Where is Lisbon, my heron?")
+    kept(playground)
+    page.evaluate("sessionStorage.clear()")
+    page.evaluate("window.addEventListener('pagehide', () => sessionStorage.clear())")
+    page.reload()
+    expect(playground.answers.first.locator(".prose")).to_contain_text("my heron")
+    history = drawer(page)
+    history.get_by_label("Search").fill("heron nowhere")
+    expect(history.get_by_text("Nothing was found.")).to_be_visible()
+    history.get_by_label("Search").fill("HERON")
+    history.get_by_role("button", name="Rename Where is Lisbon").click()
+    history.get_by_label("Title").fill("A heron's question")
+    history.get_by_label("Title").press("Enter")
+    expect(history.get_by_role("button", name="A heron's question", exact=True)).to_be_visible()
+    assert page.title() == "A heron's question · Quire"
+    history.get_by_role("button", name="Delete A heron's question").click()
+    history.get_by_role("button", name="Delete it for good").click()
+    expect(page.locator("#thread")).to_be_empty()
+    assert "conversation=" not in page.url
+
+
+def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
+    playground: PlaygroundPage, open_page: Open, browser: Any, server: Any
+) -> None:
+    page = playground.page
+    playground.answer_to("For my colleagues, about the otter")
+    where = f"/?conversation={kept(playground)}"
+    context = browser.new_context()
+    olga = context.new_page()
+    log_in(olga, server.url, "olga")
+    root = open_page(where, "root")
+    for other in (olga, root):
+        other.goto(server.url + where)
+        expect(other.get_by_text("There is no such conversation.")).to_be_visible()
+    history = drawer(page)
+    history.get_by_label("Search").fill("otter")
+    history.get_by_role("button", name="Share For my colleagues").click()
+    expect(history.get_by_role("status")).to_contain_text("may read it")
+    olga.goto(server.url + where)
+    expect(olga.get_by_text("There is no such conversation.")).to_be_visible()
+    root.goto(server.url + where)  # who runs the installation belongs to every tenant
+    expect(root.locator(".question")).to_contain_text("about the otter")
+    expect(root.locator("#kept")).to_contain_text("Shared by ada")
+    root.wait_for_timeout(2000)
+    assert root.url.endswith(where)  # to look at it makes no copy
+    context.close()
+
+
+def test_questions_and_answers_have_branches(playground: PlaygroundPage) -> None:
+    playground.answer_to("First")
+    playground.answer_to("Second")
+    question = playground.questions.first
+    question.hover()
+    question.get_by_role("button", name="Edit").click()
+    question.get_by_role("textbox").fill("Changed")
+    question.get_by_role("textbox").press("Enter")
+    expect(playground.answers.last.locator(".prose")).to_have_text("You said: Changed")
+    expect(playground.questions.first.locator(".turn-branches")).to_have_text("2 of 2")
+    playground.questions.first.get_by_role("button", name="The version before").click()
+    expect(playground.questions).to_have_count(2)
+    expect(playground.answers.last.locator(".prose")).to_have_text("You said: Second")
+    playground.answers.last.hover()
+    playground.answers.last.get_by_role("button", name="Answer again").click()
+    expect(playground.answers.last.locator(".turn-branches")).to_have_text("2 of 2")
+    kept(playground)
+    playground.page.reload()
+    playground.ready()
+    expect(playground.questions.first.locator(".turn-branches")).to_have_text("1 of 2")
+    answer = playground.finished(playground.play(echo=True))
+    expect(answer.locator(".prose")).to_contain_text(
+        "roles: user, assistant, user, assistant, user"
+    )
+
+
+@views
+def test_two_models_answer_side_by_side(open_page: Open, view: dict[str, Any]) -> None:
+    page = open_page(**view)
+    playground = PlaygroundPage(page).ready()
+    page.locator("#compare").click()
+    page.get_by_role("combobox", name="Model beside").click()
+    page.get_by_role("listbox", name="Models beside").get_by_text("acme-private").click()
+    playground.prompt.fill("Both of you")
+    playground.prompt.press("Enter")
+    pair = page.locator(".pair")
+    expect(pair.locator(".prose")).to_have_text(["You said: Both of you"] * 2)
+    expect(pair.locator(".turn-who")).to_have_text(["quill", "acme-private"])
+    expect(pair.locator('[aria-busy="false"]')).to_have_count(2)
+    assert problems(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.locator("#compare").click()
+    playground.answer_to("One alone")
+    expect(page.locator(".pair")).to_have_count(1)
+
+
+@views
+def test_tools_are_called_and_the_reader_says_what_they_return(
+    open_page: Open, view: dict[str, Any]
+) -> None:
+    page = open_page(**view)
+    playground = PlaygroundPage(page).ready()
+    if page.locator("#settings").is_hidden():
+        page.get_by_role("button", name="Settings").click()
+    tools, schema = (
+        page.get_by_label("Tools", exact=True),
+        page.get_by_label("Schema of the answer"),
+    )
+    for field, wrong, words in (
+        (tools, "{", "This is no JSON"),
+        (tools, '[{"name": "a b"}]', "Each tool needs a name"),
+        (schema, "[]", "A JSON schema is an object"),
+    ):
+        field.fill(wrong)
+        expect(page.locator("#extras").get_by_text(words)).to_be_visible()
+        field.fill("")
+    tools.fill(TOOL)
+    schema.fill('{"type": "object"}')
+    if view["viewport"] == PHONE:
+        page.get_by_role("button", name="Close the settings").click()
+    request = playground.requested()
+    assert request["tools"] == [{"type": "function", "function": json.loads(TOOL)}]
+    assert request["response_format"]["json_schema"]["schema"] == {"type": "object"}
+    answer = playground.finished(playground.play(frames=CALL, reason="tool_calls"))
+    expect(answer.locator(".call code")).to_have_text('weather({"city": "Rome"})')
+    answer.get_by_label("Result of weather").fill('{"sky": "<b>clear</b>"}')
+    assert problems(page) == []
+    answer.get_by_role("button", name="Send results").click()
+    said = playground.finished(playground.answers.nth(2)).locator(".prose")
+    expect(said).to_have_text('You said: {"sky": "<b>clear</b>"}')
+
+
+def test_probabilities_are_told_token_by_token(playground: PlaygroundPage) -> None:
+    page = playground.page
+    page.get_by_label("Tell the tokens' probabilities").check()
+    request = playground.requested()["sampling"]
+    assert (request["logprobs"], request["top_logprobs"]) == (True, 5)
+    frames = [{"type": "logprobs", "tokens": TOKENS}]
+    answer = playground.finished(playground.play(text="Yes<b>", frames=frames))
+    answer.hover()
+    answer.get_by_role("button", name="Probabilities of the tokens").click()
+    tokens = answer.locator(".token")
+    expect(tokens).to_have_text(["Yes", "<b>⏎"])
+    tokens.first.hover()
+    expect(answer.get_by_role("tooltip")).to_contain_text("95.1 %")
+    tokens.first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(answer.get_by_role("tooltip")).to_contain_text("8.2 %")
+    assert problems(page) == []
+    assert answer.locator("b").count() == 0
+
+
+def test_an_answer_that_waits_for_an_engine_says_so(playground: PlaygroundPage) -> None:
+    answer = playground.play(frames=[{"type": "waiting"}], pause=1.5, text="There.")
+    expect(answer.get_by_text("Waiting for the engine…")).to_be_visible()
+    playground.finished(answer)
+    expect(answer.get_by_text("Waiting for the engine…")).to_be_hidden()
+
+
+@views
+def test_the_drawer_and_the_code_are_accessible(open_page: Open, view: dict[str, Any]) -> None:
+    page = open_page(**view)
+    playground = PlaygroundPage(page).ready()
+    playground.answer_to("A question for the drawer")
+    kept(playground)
+    history = drawer(page)
+    expect(
+        history.get_by_role("button", name="A question for the drawer", exact=True).first
+    ).to_be_visible()
+    assert problems(page) == []
+    history.get_by_role("button", name="Close the conversations").click()
+    page.locator("#code-toggle").click()
+    page.get_by_role("button", name="Python").click()
+    expect(page.locator("#code code")).to_contain_text('os.environ["QUIRE_API_KEY"]')
+    assert problems(page) == []
+
+
+def test_without_javascript_there_is_a_sentence(open_page: Open) -> None:
+    page = open_page("/", java_script_enabled=False)
+    sentence = page.locator(".playground-noscript")
+    expect(sentence).to_be_visible()
+    expect(sentence).to_contain_text("The playground needs JavaScript")
+    assert "Looking" not in page.content()

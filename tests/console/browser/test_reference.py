@@ -1,0 +1,35 @@
+"""The API's reference in a browser: readable in both themes, found, tried."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import expect
+
+from tests.console.browser.conftest import Open
+from tests.console.browser.test_accessibility import problems, views
+
+
+@views
+def test_the_whole_page_is_accessible(open_page: Open, view: dict[str, Any]) -> None:
+    page = open_page("/reference/#post-v1-chat-completions", **view)
+    operation = page.locator("#post-v1-chat-completions")
+    expect(operation.locator("form.try")).to_be_visible()
+    page.locator("#shape-Message > summary").click()
+    assert problems(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    # No secret, though the reader is logged in and has models.
+    assert "sk-quire-" not in operation.locator("code").first.inner_text()
+    expect(operation.locator("figure code")).to_contain_text('"model": "acme-private"')
+
+
+def test_operations_are_found_and_sent(open_page: Open) -> None:
+    page = open_page("/reference/", None)
+    page.get_by_label("Find an operation").fill("list models")
+    models = page.locator("#get-v1-models")
+    models.locator("summary").click()
+    expect(page.locator("#post-v1-chat-completions")).to_be_hidden()
+    page.get_by_label("Key for “Send it”").fill("sk-quire-nobodys")
+    models.get_by_role("button", name="Send it").click()
+    expect(models.get_by_role("status")).to_have_text("401 Unauthorized")
+    expect(models.locator("pre.log")).to_contain_text("Incorrect API key")
