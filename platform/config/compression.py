@@ -60,6 +60,7 @@ class CompressedFiles(ServeStaticMiddleware):
         if etag := response.get("ETag"):
             made["ETag"] = f"W/{etag}"
         made["Content-Encoding"] = "gzip"
+        made["Content-Length"] = str(len(body))
         return made
 
     def _keep(self, key: tuple[str, str], body: bytes) -> None:
