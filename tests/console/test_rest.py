@@ -345,3 +345,30 @@ def test_the_document_names_every_route(callers: dict[str, Caller], capfd: Any) 
     assert "/api/tenants/{tenant}/members/{id}/" in found["paths"]
     assert "/api/users/{id}/password/" in found["paths"]
     assert set(found["paths"]["/api/audit/"]) == {"get"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field"),
+    [
+        ("POST", "tenants/acme/keys/", {"name": "k", "expires": "2027-01-01"}, "expires"),
+        ("PATCH", "tenants/acme/", {"name": "Acme", "token_per_minute": 5}, "token_per_minute"),
+        ("POST", "users/", {**NEW_USER, "is_super": True}, "is_super"),
+        ("PATCH", "users/1/", {"active": False}, "active"),
+    ],
+)
+def test_a_field_that_is_misspelt_is_refused_by_name(
+    callers: dict[str, Caller], method: str, path: str, body: dict[str, Any], field: str
+) -> None:
+    before = ApiKey.objects.count(), User.objects.count()
+    if path == "users/1/":
+        path = f"users/{User.objects.get(username='member').pk}/"
+    answer = callers["operator"].ask(method, f"/api/{path}", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, field)
+    assert (ApiKey.objects.count(), User.objects.count()) == before
+
+
+@pytest.mark.parametrize("query", ["limit=-1", "limit=0", "limit=x", "limit=", "offset=-1"])
+def test_a_page_that_is_none_is_refused(callers: dict[str, Caller], query: str) -> None:
+    answer = callers["owner"].ask("GET", f"/api/tenants/acme/members/?{query}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, query.partition("=")[0])
+    assert len(callers["owner"].get("/api/tenants/acme/members/?limit=9999")["results"]) == 4

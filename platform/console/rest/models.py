@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import redis
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema
@@ -140,8 +138,7 @@ class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
         """Change what is named."""
         row = self.row()
         given = ModelChangesSerializer(row, data=request.data, partial=True)
-        given.is_valid(raise_exception=True)
-        values: dict[str, Any] = dict(given.validated_data)
+        values = self.checked(given)
         named = values.pop("tenants", None)
         saved = actions.update_model(actor=self.actor, model=row, **values)
         if named is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http.response import HttpResponseBase
@@ -90,8 +88,7 @@ class Tenants(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSe
         """Change what is named; `active` switches it off and on."""
         row = self.row()
         given = TenantChangesSerializer(row, data=request.data, partial=True)
-        given.is_valid(raise_exception=True)
-        values: dict[str, Any] = dict(given.validated_data)
+        values = self.checked(given)
         active = values.pop("active", None)
         with transaction.atomic():
             saved = actions.update_tenant(actor=self.actor, tenant=row, **values)

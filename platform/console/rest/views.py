@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +24,7 @@ from console.mail import mail_invitation
 from console.rest import serializers as shapes
 from console.rest.authentication import ManagementKeyAuthentication, RecentSession, actor_of
 from console.rest.paging import Page
+from engine.contract.errors import InvalidRequest
 from tenants import access, actions
 from tenants.actors import Actor, require_operator
 from tenants.errors import NotFound
@@ -59,7 +61,15 @@ class ManagementViewSet(GenericViewSet):
 
     def read(self, shape: type[Serializer]) -> dict[str, Any]:
         """The body, checked."""
-        given = shape(data=self.request.data)
+        return self.checked(shape(data=self.request.data))
+
+    def checked(self, given: Serializer) -> dict[str, Any]:
+        """What a serializer read. Raises `InvalidRequest` for a field that it doesn't know: a
+        limit that is misspelt must not be left out.
+        """
+        data: Any = self.request.data
+        for name in sorted(set(data) - set(given.fields)) if isinstance(data, Mapping) else ():
+            raise InvalidRequest(f"There is no field {name[:80]!r}.", param=name[:80])
         given.is_valid(raise_exception=True)
         return dict(given.validated_data)
 
@@ -105,8 +115,8 @@ class Users(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet)
     def partial_update(self, request: Request, pk: str) -> Response:
         """Change a profile or a standing. Deactivating ends sessions, sockets and keys."""
         given = shapes.UserSerializer(self.row(), data=request.data, partial=True)
-        given.is_valid(raise_exception=True)
-        saved = actions.update_user(actor=self.actor, user=self.row(), **given.validated_data)
+        values = self.checked(given)
+        saved = actions.update_user(actor=self.actor, user=self.row(), **values)
         return Response(shapes.UserSerializer(saved).data)
 
     @extend_schema(responses={204: None})
