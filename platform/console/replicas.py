@@ -74,7 +74,9 @@ def model_state(beats: Iterable[Heartbeat], rows: Iterable[Replica]) -> dict[str
 
 
 def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:
-    """A replica's load as JSON. Where it runs and why it failed is for operators alone."""
+    """A replica's load as JSON. Where it runs, why it failed and what its cache holds is
+    for operators alone: the cache is everybody's.
+    """
     stats = beat.stats
     figures = {
         "id": beat.replica_id,
@@ -91,16 +93,20 @@ def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:
         "waiting": stats.num_requests_waiting,
         "kv_usage": stats.kv_cache_usage_perc,
         "num_blocks": stats.num_blocks,
-        "num_free_blocks": stats.num_free_blocks,
-        "num_cached_blocks": stats.num_cached_blocks,
         "preemptions": stats.num_preemptions_total,
         "prompt_tokens": stats.prompt_tokens_total,
         "generation_tokens": stats.generation_tokens_total,
-        "prefix_queries": stats.prefix_cache_queries_total,
-        "prefix_hits": stats.prefix_cache_hits_total,
         "steps": stats.steps_total,
         "last_step_ms": stats.last_step_ms,
     }
     if operator:
-        figures |= {"host": beat.host, "pid": beat.pid, "detail": beat.detail}
+        figures |= {
+            "host": beat.host,
+            "pid": beat.pid,
+            "detail": beat.detail,
+            "num_free_blocks": stats.num_free_blocks,
+            "num_cached_blocks": stats.num_cached_blocks,
+            "prefix_queries": stats.prefix_cache_queries_total,
+            "prefix_hits": stats.prefix_cache_hits_total,
+        }
     return figures

@@ -150,8 +150,23 @@ def test_load_is_told_as_the_heartbeat_has_it(login: Login, beat: Beat) -> None:
     beat(heartbeat("q-0", stats=stats))
     replica = overview(login("ada"))["replicas"][0]
     assert (replica["running"], replica["waiting"], replica["kv_usage"]) == (3, 2, 0.25)
-    assert (replica["num_blocks"], replica["num_free_blocks"]) == (400, 300)
+    assert replica["num_blocks"] == 400
     assert replica["generation_tokens"] == 1234
+
+
+@pytest.mark.usefixtures("committed")
+def test_fault_50_what_a_shared_cache_holds_and_finds_is_for_operators(
+    login: Login, beat: Beat
+) -> None:
+    stats = {"num_cached_blocks": 7, "prefix_cache_hits_total": 160}
+    beat(heartbeat("q-0", stats=stats))
+    told = {"num_free_blocks", "num_cached_blocks", "prefix_hits", "prefix_queries"}
+    assert not told & overview(login("ada"))["replicas"][0].keys()
+    assert told <= overview(login("root"))["replicas"][0].keys()
+    pools = {who: login(who).get("/console/api/history").json()["pools"] for who in ("ada", "root")}
+    assert "active_blocks" in pools["ada"]
+    assert "cached_blocks" not in pools["ada"]
+    assert "cached_blocks" in pools["root"]
 
 
 @pytest.mark.usefixtures("committed")

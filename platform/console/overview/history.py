@@ -63,7 +63,7 @@ def history(request: HttpRequest) -> dict[str, Any]:
         "sums": line.sums,
         "first_token": percentiles(line.first_token),
         "gaps": percentiles(line.gaps),
-        "pools": pools(_pools_of(wanted, tenant), at),
+        "pools": _pools(wanted, tenant, at),
         "groups": _groups(wanted, by, at) if by else [],
     }
 
@@ -89,13 +89,16 @@ def range_of(request: HttpRequest) -> Range:
     return RANGES[name]
 
 
-def _pools_of(wanted: Wanted, tenant: Tenant | None) -> Wanted:
-    """Pools are whole models': a tenant sees those of the models that it may use."""
+def _pools(wanted: Wanted, tenant: Tenant | None, at: Sequence[int]) -> dict[str, Any]:
+    """Pools are whole models': a tenant sees those of the models that it may use, and of these
+    nothing of the cache, which holds what others have asked too.
+    """
     if tenant is None:
-        return wanted
+        return pools(wanted, at)
     own = access_served_models(tenant).values_list("name", flat=True)
     models = [name for name in own if wanted.models is None or name in wanted.models]
-    return Wanted(range=wanted.range, models=models)
+    found = pools(Wanted(range=wanted.range, models=models), at)
+    return {name: values for name, values in found.items() if name != "cached_blocks"}
 
 
 def _groups(wanted: Wanted, by: str, at: Sequence[int]) -> list[dict[str, Any]]:

@@ -89,7 +89,8 @@ function modelText({ model, dtype, quantization, max_model_len: length }) {
 
 function kvText({ kv_usage: usage, num_blocks: blocks, num_cached_blocks: cached }) {
   if (!blocks) return `KV cache ${percent(usage)} in use`;
-  return `${percent(usage)} of ${plural(blocks, "page")} in use, ${count(cached)} hold a findable prefix`;
+  const used = `${percent(usage)} of ${plural(blocks, "page")} in use`;
+  return cached === undefined ? used : `${used}, ${count(cached)} hold a findable prefix`;
 }
 
 function smallPrint({ host, pid, preemptions, steps, last_step_ms: step }) {

@@ -109,15 +109,17 @@ export class Traffic {
 
   #showPools(at, step, pools) {
     const share = (name) => pools[name].map((value, i) => (pools.blocks[i] ? value / pools.blocks[i] : null));
-    const [active, cached] = [share("active_blocks"), share("cached_blocks")];
+    const active = share("active_blocks");
+    // Only operators are told what is cached.
+    const cached = pools.cached_blocks ? share("cached_blocks") : active.map(() => 0);
     this.#charts.queue.show(at, step, [
       { name: "running", tone: 3, values: pools.running },
       { name: "waiting", tone: 1, values: pools.waiting },
     ]);
     this.#charts.kv.show(at, step, [
       { name: "in use", tone: 0, values: active },
-      { name: "cached", tone: 7, values: cached },
-      { name: "empty", tone: "empty", values: active.map((used, i) => (used === null ? null : Math.max(0, 1 - used - cached[i]))) },
+      ...(pools.cached_blocks ? [{ name: "cached", tone: 7, values: cached }] : []),
+      { name: pools.cached_blocks ? "empty" : "not in use", tone: "empty", values: active.map((used, i) => (used === null ? null : Math.max(0, 1 - used - cached[i]))) },
     ]);
   }
 
