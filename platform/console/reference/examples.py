@@ -76,16 +76,20 @@ PARTS = {
     "file_id": "file-00000000000000000000000000000000",
     "response_id": "resp_00000000000000000000000000000000",
 }
+#: What an address needs, as a shell works it out.
+_SINCE = '"?start_time=$(($(date +%s) - 86400))"'
 _FILE = (
     'echo \'{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions", "body": '
     f"{json.dumps(_CHAT)}}}' > batch.jsonl\n"
 )
 
 
-def curl(method: str, path: str, base: str, *, query: str = "", multipart: bool = False) -> str:
+def curl(method: str, path: str, base: str, *, multipart: bool = False) -> str:
     """The operation as a shell command. The key comes from QUIRE_API_KEY."""
-    address = base + path.format(**PARTS) + query
-    lines = [f"curl {shlex.quote(address)}"]
+    address = shlex.quote(base + path.format(**PARTS))
+    if path.startswith("/v1/organization/"):
+        address += _SINCE
+    lines = [f"curl {address}"]
     if method not in ("get", "post"):
         lines[0] += f" -X {method.upper()}"
     lines.append('-H "Authorization: Bearer $QUIRE_API_KEY"')
