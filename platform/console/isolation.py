@@ -31,7 +31,7 @@ WORDS = 120
 ATTEMPTS = 4
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 #: What stands for a second tenant where somebody has only one.
-STRANGER = "a namespace that nobody has"
+STRANGER = "an unused namespace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,15 @@ def _verdict(steps: list[Step]) -> dict[str, Any]:
     same = "; its own second request did" if others_again.cached_tokens else ""
     said = (
         f"{again.who} found {again.cached_tokens} of {again.prompt_tokens} tokens of its text "
-        f"cached. {others.who} sent the very same text to the same replica and found none{same}."
+        f"cached. {_begun(others.who)} sent the very same text to the same replica and found "
+        f"none{same}."
     )
-    return {"verdict": "isolated", "conclusion": said[0].upper() + said[1:]}
+    return {"verdict": "isolated", "conclusion": _begun(said)}
+
+
+def _begun(text: str) -> str:
+    """As a sentence begins."""
+    return text[0].upper() + text[1:]
 
 
 def _unheard() -> str:

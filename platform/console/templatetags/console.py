@@ -33,6 +33,17 @@ def empty(content: SafeString, picture: str, title: str) -> SafeString:
     )
 
 
+@register.filter
+def codes(text: str) -> SafeString:
+    """Text in which what stands between pairs of `backticks` is code."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one is without its other
+        return format_html("{}", text)
+    shapes = ("{}", "<code>{}</code>")
+    pieces = [format_html(shapes[at % 2], part) for at, part in enumerate(parts)]
+    return format_html_join("", "{}", ((piece,) for piece in pieces))
+
+
 IMPORT = re.compile(r'^(?:import|export)\b[^"]*?"(\.[^"]+)";$', re.MULTILINE)
 
 

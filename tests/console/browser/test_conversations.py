@@ -165,7 +165,7 @@ def test_tools_are_called_and_the_reader_says_what_they_return(
 
 def test_probabilities_are_told_token_by_token(playground: PlaygroundPage) -> None:
     page = playground.page
-    page.get_by_label("Tell the tokens' probabilities").check()
+    page.get_by_label("Show token probabilities").check()
     request = playground.requested()["sampling"]
     assert (request["logprobs"], request["top_logprobs"]) == (True, 5)
     frames = [{"type": "logprobs", "tokens": TOKENS}]

@@ -111,7 +111,7 @@ def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
     expect(page.locator(".proof-said")).to_have_attribute(
         "data-verdict", "isolated", timeout=60_000
     )
-    expect(page.locator(".proof-said")).to_contain_text("A namespace that nobody has")
+    expect(page.locator(".proof-said")).to_contain_text("An unused namespace sent")
 
 
 @pytest.mark.parametrize(("viewport", "theme"), VIEWS)
