@@ -41,7 +41,15 @@ GROUPS = {
     "Ask": ("chat", "run_batch"),
     "Prove": ("bench", "chaos"),
     "Upkeep": (
-        *("list_settings", "drain_usage", "migrate", "changepassword", "openapi", "arguments"),
+        *(
+            "list_settings",
+            "drain_usage",
+            "reconcile_usage",
+            "migrate",
+            "changepassword",
+            "openapi",
+            "arguments",
+        ),
     ),
 }
 #: Of Django's and others', those that an operator meets.
