@@ -65,9 +65,13 @@ class Load:
         return min(_MOST_S, max(1.0, (self.waiting - waiting) / self.per_second))
 
 
+#: Where no more wait, the rate of late says nothing of what comes: hardly anything was asked.
+_FEW = 16
+
+
 def check_patience(model: str, load: Load, seconds: float) -> None:
     """Raise `Overloaded` (503) when a request's turn would come after its client has left."""
-    if not load.per_second or load.waiting <= seconds * load.per_second:
+    if not load.per_second or load.waiting <= max(_FEW, seconds * load.per_second):
         return
     error = Overloaded(
         f"{load.waiting} requests wait for '{model}', and this one's turn would not come within "

@@ -517,7 +517,7 @@ async def test_replicas_that_were_only_slow_are_no_fault_of_a_request(
             left = client.fleet.get(flight.replica_id)
             assert left is not None
             left.changed_at -= protocol.SILENT_AFTER_S
-            client.supervisor.check()
+            client.watchman.check()
             assert flight.attempt == moves + 1
             before = left.heartbeat.at
             # It's heard again.
