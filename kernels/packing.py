@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from kernels.codes import CodeKind, Codes, Coding, check_codes, check_coding, decoded
 from kernels.layers import Integers, LinearLayer
 from kernels.quantization import check_integer_groups, check_integers, stacked
 
@@ -17,6 +18,12 @@ class LinearMaker(ABC):
 
     quantizations: tuple[str, ...] = ("int8", "int4")
     """What `PackedLinear` takes as `quantization`."""
+
+    codings: frozenset[CodeKind] = frozenset()
+    """Of which kinds `StreamedCodedLinear` keeps codes; others become float32."""
+
+    sorts_inputs: bool = False
+    """Whether `StreamedIntegerLinear` takes an order of the inputs."""
 
     @abstractmethod
     def PackedLinear(
@@ -90,12 +97,16 @@ class LinearMaker(ABC):
         group_size: int,
         with_minima: bool = False,
         with_zeros: bool = False,
+        order: Tensor | None = None,
     ) -> LinearLayer:
         """`IntegerLinear` of a weight [N, K] = `shape` that comes in pieces.
 
         They are as for `StreamedLinear`; K must be a multiple of `group_size`, and either all
-        pieces have minima (or zero points) or none has.
+        pieces have minima (or zero points) or none has. With `order` int64 [K], where
+        `sorts_inputs` holds, column i of the pieces meets value order[i] of x.
         """
+        if order is not None:
+            raise ValueError("these kernels have no order of inputs")
         check_integer_groups(shape, bits, group_size, with_minima or with_zeros)
         parts = list(pieces)
         for part in parts:
@@ -110,3 +121,24 @@ class LinearMaker(ABC):
             bits=bits,
             zeros=torch.cat(zeros) if zeros else None,
         )
+
+    def StreamedCodedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Codes],
+        bias: Tensor | None = None,
+        *,
+        coding: Coding,
+    ) -> LinearLayer:
+        """A linear layer of weights that are codes of floats, see `Codes`; the last group may be
+        shorter.
+
+        They come in pieces as for `StreamedLinear`. Sums are float32; x stays as it is, but for
+        "e2m1", where it's rounded to 8 bits for each group as for integers, and scales are kept in
+        float16.
+        """
+        check_coding(coding)
+        parts = list(pieces)
+        for part in parts:
+            check_codes(part, shape[1], coding)
+        return self.PackedLinear(stacked(shape, (decoded(part, coding) for part in parts)), bias)

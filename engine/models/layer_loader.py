@@ -185,7 +185,7 @@ class LayerLoader:
         stack = Stack(matrices, order, self.weights.release, self._scratch)
         layer = stack.pack(self.ops, bias, self.dtype, quantization, self.scheme.round_inputs)
         if names:
-            kept = stack.keeps(self.dtype, quantization)
+            kept = stack.keeps(self.ops, self.dtype, quantization)
             made = report_layer(names, matrices, layer, kept, self.ops.device, order)
             self.reports.append(made)
             self.weights.release()

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.interface import Integers
+from kernels.codes import Codes, Coding
+from kernels.interface import Integers, KernelSet
 
 Rows = slice | Tensor
 """Which rows: a slice, or their numbers int64 [n]."""
@@ -15,12 +16,22 @@ Rows = slice | Tensor
 
 @dataclass(frozen=True, slots=True)
 class IntegerFormat:
-    """A format of `KernelSet.StreamedIntegerLinear`."""
+    """A format of `KernelSet.StreamedIntegerLinear`; `order`: of the inputs, int64 in bytes."""
 
     bits: int
     group_size: int
     with_minima: bool = False
     with_zeros: bool = False
+    order: bytes = b""
+
+
+Own = IntegerFormat | Coding
+"""A form that only some sets of kernels keep: sorted inputs, codes of floats."""
+
+
+def keeps(ops: KernelSet, own: Own) -> bool:
+    """Whether these kernels keep weights of such a form."""
+    return own.kind in ops.codings if isinstance(own, Coding) else ops.sorts_inputs
 
 
 class Matrix(Protocol):
@@ -33,6 +44,7 @@ class Matrix(Protocol):
         stored_bits: of a value in the checkpoint, without scales.
         quantized: it is kept in few bits, and 8 hold it where no kernel has its own format.
         integers: the kernels' format that takes it as it is; None: none does.
+        own: its own form, that some kernels keep; goes before `integers` there. None: it has none.
     """
 
     shape: tuple[int, int]
@@ -41,6 +53,7 @@ class Matrix(Protocol):
     stored_bits: int
     quantized: bool
     integers: IntegerFormat | None
+    own: Own | None
 
     def floats(self, rows: Rows) -> Tensor:
         """Those rows, [n, K] in a float dtype; maybe backed by the mapped file."""
@@ -48,12 +61,29 @@ class Matrix(Protocol):
     def as_integers(self, rows: Rows) -> Integers:
         """Those rows as `integers` says. Raises ValueError where it is None."""
 
+    def as_own(self, rows: Rows) -> Integers | Codes:
+        """Those rows as `own` says. Raises ValueError where it is None."""
 
-class DenseMatrix:
+
+class Plain:
+    """Of a `Matrix` that no kernel takes as it is."""
+
+    integers: IntegerFormat | None = None
+    own: Own | None = None
+
+    def as_integers(self, rows: Rows) -> Integers:
+        """See `Matrix`."""
+        raise ValueError(f"{type(self).__name__} has no integers of the kernels")
+
+    def as_own(self, rows: Rows) -> Integers | Codes:
+        """See `Matrix`."""
+        raise ValueError(f"{type(self).__name__} has no form of the kernels")
+
+
+class DenseMatrix(Plain):
     """A tensor."""
 
     quantized: bool = False
-    integers: IntegerFormat | None = None
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -65,7 +95,3 @@ class DenseMatrix:
     def floats(self, rows: Rows) -> Tensor:
         """See `Matrix`."""
         return self.tensor[rows]
-
-    def as_integers(self, rows: Rows) -> Integers:
-        """See `Matrix`."""
-        raise ValueError("a tensor of floats has no integers")

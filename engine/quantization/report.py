@@ -52,7 +52,7 @@ def report_layer(
 
     `order`: the layer's rows as numbers of the only matrix's; None: as they are.
     """
-    plain = kept and all(matrix.integers is None for matrix in matrices)
+    plain = kept and all(matrix.integers is matrix.own is None for matrix in matrices)
     formats = dict.fromkeys(matrix.source for matrix in matrices)
     return LayerReport(
         layer=_shared(names),

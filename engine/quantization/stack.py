@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from engine.quantization.matrix import IntegerFormat, Matrix, Rows
+from engine.quantization.matrix import IntegerFormat, Matrix, Own, Rows, keeps
 from engine.quantization.scratch import Scratch
 from kernels import KernelSet, LinearLayer
+from kernels.codes import Codes, Coding
 from kernels.interface import PIECE_ROWS, Integers
 
 #: Floats that are read at once: what a load needs beside the packed weights.
@@ -54,21 +56,31 @@ class Stack:
         in few bits stays so, without being rounded again where the kernels have its format; and
         floats are kept in `dtype`. `round_inputs`: see `KernelSet.PackedLinear`.
         """
-        only = self.kept_as(quantization)
+        own = self._own(ops, quantization)
+        if isinstance(own, Coding):
+            return self._pack_codes(ops, bias, own)
+        only = own or self._integers(quantization)
         if only is not None:
             return self._pack_integers(ops, bias, only)
         if quantization is None and any(matrix.quantized for matrix in self._matrices):
             return self._pack_floats(ops, bias, dtype, "int8", _MIXED_GROUP, False)
         return self._pack_floats(ops, bias, dtype, quantization, None, round_inputs)
 
-    def kept_as(self, quantization: str | None) -> IntegerFormat | None:
+    def _own(self, ops: KernelSet, quantization: str | None) -> Own | None:
+        """The form of their own that all matrices have and these kernels keep."""
+        forms = {matrix.own for matrix in self._matrices}
+        own = forms.pop() if quantization is None and len(forms) == 1 else None
+        return own if own is not None and keeps(ops, own) else None
+
+    def _integers(self, quantization: str | None) -> IntegerFormat | None:
         """The kernels' format in which all matrices stay as they are; None: there is none."""
         formats = {matrix.integers for matrix in self._matrices}
         return formats.pop() if quantization is None and len(formats) == 1 else None
 
-    def keeps(self, dtype: torch.dtype, quantization: str | None) -> bool:
+    def keeps(self, ops: KernelSet, dtype: torch.dtype, quantization: str | None) -> bool:
         """Whether the kernels multiply by the checkpoint's own numbers."""
-        if (kind := self.kept_as(quantization)) is not None:
+        kind = self._own(ops, quantization) or self._integers(quantization)
+        if kind is not None:
             return all(matrix.stored_bits == kind.bits for matrix in self._matrices)
         plain = str(dtype).removeprefix("torch.")
         return quantization is None and all(each.source == plain for each in self._matrices)
@@ -97,13 +109,17 @@ class Stack:
     ) -> LinearLayer:
         return ops.StreamedIntegerLinear(
             self.shape,
-            self._integer_pieces(),
+            self._integer_pieces(kind),
             bias,
             bits=kind.bits,
             group_size=kind.group_size,
             with_minima=kind.with_minima,
             with_zeros=kind.with_zeros,
+            order=_order_of(kind),
         )
+
+    def _pack_codes(self, ops: KernelSet, bias: Tensor | None, coding: Coding) -> LinearLayer:
+        return ops.StreamedCodedLinear(self.shape, self._code_pieces(), bias, coding=coding)
 
     def _float_pieces(self, dtype: torch.dtype | None) -> Iterator[Tensor]:
         """The stack's rows, in `dtype` or as they are; each piece valid until the next."""
@@ -113,9 +129,20 @@ class Stack:
             del pieces
             self._release()
 
-    def _integer_pieces(self) -> Iterator[Integers]:
+    def _code_pieces(self) -> Iterator[Codes]:
         for parts in self._pieces():
-            pieces = [matrix.as_integers(rows) for matrix, rows in parts]
+            pieces = [cast(Codes, matrix.as_own(rows)) for matrix, rows in parts]
+            codes, scales = zip(*((piece.codes, piece.scales) for piece in pieces), strict=True)
+            yield Codes(torch.cat(codes), torch.cat(scales)) if len(pieces) > 1 else pieces[0]
+            del pieces, codes, scales
+            self._release()
+
+    def _integer_pieces(self, kind: IntegerFormat) -> Iterator[Integers]:
+        for parts in self._pieces():
+            pieces = [
+                cast(Integers, matrix.as_own(rows)) if kind.order else matrix.as_integers(rows)
+                for matrix, rows in parts
+            ]
             yield pieces[0] if len(pieces) == 1 else _joined(pieces)
             del pieces
             self._release()
@@ -138,6 +165,10 @@ class Stack:
             if low < high:
                 yield matrix, slice(low - above, high - above)
             above += matrix.shape[0]
+
+
+def _order_of(kind: IntegerFormat) -> Tensor | None:
+    return torch.frombuffer(bytearray(kind.order), dtype=torch.int64) if kind.order else None
 
 
 def _joined(pieces: list[Integers]) -> Integers:

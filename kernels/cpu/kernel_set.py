@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.args import AttentionArgs
+from kernels.codes import Codes, Coding
 from kernels.cpu import structs as c
 from kernels.cpu.checks import (
     address,
@@ -33,6 +34,7 @@ from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
 from kernels.cpu.linear import (
     integer_linear,
     packed_linear,
+    streamed_coded_linear,
     streamed_integer_linear,
     streamed_linear,
 )
@@ -59,6 +61,8 @@ class CpuKernels(KernelSet):
     """`KernelSet` of the compiled library. Raises `CpuKernelsUnavailable` where there is none."""
 
     batch_invariant = True
+    codings = frozenset({"e2m1"})
+    sorts_inputs = True
 
     def __init__(self, isa: str | None = None) -> None:
         self._library = library = Library(isa)
@@ -151,11 +155,23 @@ class CpuKernels(KernelSet):
         group_size: int,
         with_minima: bool = False,
         with_zeros: bool = False,
+        order: Tensor | None = None,
     ) -> LinearLayer:
         """See `KernelSet.StreamedIntegerLinear`."""
         return streamed_integer_linear(
-            self._library, shape, pieces, bias, bits, group_size, with_minima, with_zeros
+            self._library, shape, pieces, bias, bits, group_size, with_minima, with_zeros, order
         )
+
+    def StreamedCodedLinear(
+        self,
+        shape: tuple[int, int],
+        pieces: Iterable[Codes],
+        bias: Tensor | None = None,
+        *,
+        coding: Coding,
+    ) -> LinearLayer:
+        """See `KernelSet.StreamedCodedLinear`."""
+        return streamed_coded_linear(self._library, shape, pieces, bias, coding)
 
     def compile_experts(self, experts: ExpertLayers) -> CpuExperts:
         """See `KernelSet.compile_experts`."""

@@ -32,6 +32,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_pack_rows": [P, L, L, P, L, N, N],
     "quire_pack_quantized_rows": [P, L, L, P, L, N, N],
     "quire_pack_integer_rows": [P, L, L, P, P, P, N],
+    "quire_pack_coded_rows": [P, L, L, P, P, N],
     "quire_read_memory": [P, L, N],
     "quire_multiply": [L, N],
     "quire_argmax": [P, P, L, L, N],
@@ -48,7 +49,7 @@ SIGNATURES: dict[str, list[Any]] = {
 MAKERS: dict[str, list[Any]] = {
     "quire_decoder_new": [P, P, L, P],
     "quire_step_new": [P, P],
-    "quire_pack_new": [N, L, L, L, P, N],
+    "quire_pack_new": [N, L, L, L, P, N, P, P],
 }
 """Functions that give a handle, null when memory runs out."""
 

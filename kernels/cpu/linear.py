@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kernels.codes import Codes, Coding, check_codes, check_coding, check_order
 from kernels.cpu.checks import address
 from kernels.cpu.library import DTYPES, Library, check
 from kernels.cpu.threads import num_threads
@@ -23,6 +24,7 @@ from kernels.quantization import (
 
 FORMATS = {"int8": 3, "int4": 4}
 INT4_WITH_MINIMA, INT4_WITH_ZEROS = 5, 6
+CODINGS = {"e2m1": 7, "e4m3": 8, "table": 9}
 Piece = TypeVar("Piece")
 
 
@@ -117,12 +119,14 @@ def streamed_integer_linear(
     group_size: int,
     with_minima: bool,
     with_zeros: bool = False,
+    order: Tensor | None = None,
 ) -> CpuLinear:
     """See `KernelSet.StreamedIntegerLinear`."""
+    check_order(order, shape[1])
     check_integer_groups(shape, bits, group_size, with_minima or with_zeros)
     kind = INT4_WITH_MINIMA if with_minima else FORMATS[f"int{bits}"]
     kind = INT4_WITH_ZEROS if with_zeros else kind
-    layer = _room(library, shape, bias, kind, group_size, False)
+    layer = _room(library, shape, bias, kind, group_size, False, order=order)
 
     def put(first: int, piece: Integers) -> None:
         check_integers(piece, shape[1], bits, group_size, with_minima, with_zeros)
@@ -136,6 +140,41 @@ def streamed_integer_linear(
             check(status)
 
     _fill(shape[0], pieces, put, lambda piece: len(piece.values))
+    return layer
+
+
+def streamed_coded_linear(
+    library: Library,
+    shape: tuple[int, int],
+    pieces: Iterable[Codes],
+    bias: Tensor | None,
+    coding: Coding,
+) -> CpuLinear:
+    """See `KernelSet.StreamedCodedLinear`."""
+    check_coding(coding)
+    if coding.kind == "e2m1" and shape[1] % coding.group_size:
+        raise ValueError(f"rows of {shape[1]} values have no whole groups of {coding.group_size}")
+    table = torch.tensor(coding.table, dtype=torch.float32) if coding.table else None
+    kind = CODINGS[coding.kind]
+    layer = _room(library, shape, bias, kind, coding.group_size, False, table=table)
+
+    def put(first: int, piece: Codes) -> None:
+        check_codes(piece, shape[1], coding)
+        codes, scales = piece.codes.contiguous(), piece.scales.float().contiguous()
+        if coding.kind == "e2m1":
+            halved = scales * 0.5  # the kernel's integers are twice the floats
+            status = library.pack_integer_rows(
+                layer.handle, first, len(codes), codes.data_ptr(), halved.data_ptr(), None,
+                num_threads(),
+            )  # fmt: skip
+        else:
+            status = library.pack_coded_rows(
+                layer.handle, first, len(codes), codes.data_ptr(), scales.data_ptr(), num_threads()
+            )
+        if status:
+            check(status)
+
+    _fill(shape[0], pieces, put, lambda piece: len(piece.codes))
     return layer
 
 
@@ -170,12 +209,16 @@ def _room(
     kind: int,
     group: int,
     round_inputs: bool,
+    table: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> CpuLinear:
     """A layer whose weights are still to come."""
     kept = _bias(bias, shape[0])
-    return CpuLinear(
-        library, library.pack_new(kind, *shape, group, address(kept), round_inputs), *shape
+    numbers = None if order is None else order.to(torch.int32).contiguous()
+    handle = library.pack_new(
+        kind, *shape, group, address(kept), round_inputs, address(table), address(numbers)
     )
+    return CpuLinear(library, handle, *shape)
 
 
 def _fill(

@@ -9,7 +9,7 @@ from engine.models.gguf import types
 from engine.models.gguf.block_formats import FORMATS, READERS
 from engine.models.gguf.reader import TensorInfo
 from engine.models.mapped import MappedFile
-from engine.quantization.matrix import Rows
+from engine.quantization.matrix import Plain, Rows
 from kernels.interface import Integers
 
 _FLOATS = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch.bfloat16}
@@ -17,7 +17,7 @@ _FLOATS = {types.F32: torch.float32, types.F16: torch.float16, types.BF16: torch
 _READ_BYTES = 32
 
 
-class GGUFMatrix:
+class GGUFMatrix(Plain):
     """Rows of a tensor, in an order of our own where `order` (int64 [N]) says so."""
 
     def __init__(

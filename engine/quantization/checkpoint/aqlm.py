@@ -16,8 +16,7 @@ from engine.quantization.checkpoint.bits import row_numbers
 from engine.quantization.checkpoint.fields import Fields
 from engine.quantization.checkpoint.format import CheckpointFormat
 from engine.quantization.checkpoint.tensors import Parts, Tensors, modules_with
-from engine.quantization.matrix import IntegerFormat, Matrix, Rows
-from kernels.interface import Integers
+from engine.quantization.matrix import Matrix, Plain, Rows
 
 _WIDTHS = {torch.int8: 1 << 8, torch.int16: 1 << 16}
 
@@ -58,12 +57,11 @@ def _check_codes(parts: Parts, codes: Tensor, entries: int) -> None:
         raise parts.wrong("codes", f"names an entry that isn't among the {entries}")
 
 
-class _Sums:
+class _Sums(Plain):
     """A `Matrix` of sums out of codebooks."""
 
     quantized = False
     stored_bits = 2
-    integers: IntegerFormat | None = None
     source = "aqlm"
 
     def __init__(self, codes: Tensor, codebooks: Tensor, scales: Tensor) -> None:
@@ -81,7 +79,3 @@ class _Sums:
         for book, entries in enumerate(self._codebooks):
             total += entries[codes[..., book], within[:, None]].float()
         return total.flatten(1).mul_(self._scales[above].float()[:, None])
-
-    def as_integers(self, rows: Rows) -> Integers:
-        """See `Matrix`."""
-        raise ValueError("sums out of codebooks are no integers")

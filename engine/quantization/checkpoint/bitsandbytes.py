@@ -20,7 +20,7 @@ from torch import Tensor
 from engine.quantization.checkpoint.bits import nibbles, row_numbers
 from engine.quantization.checkpoint.fields import Fields
 from engine.quantization.checkpoint.format import CheckpointFormat
-from engine.quantization.checkpoint.grouped import GroupedMatrix
+from engine.quantization.checkpoint.grouped import GroupedMatrix, kernel_group
 from engine.quantization.checkpoint.table import TableMatrix
 from engine.quantization.checkpoint.tensors import Parts, Tensors, modules_with
 from engine.quantization.matrix import Matrix, Rows
@@ -101,6 +101,7 @@ def _four_bits(parts: Parts) -> Matrix:
         lambda at: nibbles(flat[at], high_first=True),
         lambda _: table[None],
         factors,
+        group=kernel_group(block, columns) if columns % block == 0 else None,
     )
 
 

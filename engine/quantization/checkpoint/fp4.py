@@ -1,6 +1,7 @@
 """e2m1: floats of four bits, two in a byte, with a scale for 16 or 32 neighbours of a row.
 
-Twice such a float is a whole number from -12 to 12, so that integers of 8 bits hold it exactly.
+Twice such a float is a whole number from -12 to 12, so that integers of 8 bits hold it
+exactly where no kernel has these floats.
 """
 
 from __future__ import annotations
@@ -25,5 +26,6 @@ def e2m1_matrix(
 
     rows, half = packed.shape
     return GroupedMatrix(
-        source, (rows, 2 * half), group, 8, values, scales, factor=factor / 2.0, stored_bits=4
-    )
+        source, (rows, 2 * half), group, 8, values, scales, factor=factor / 2.0, stored_bits=4,
+        codes=lambda at: nibbles(packed[at]),
+    )  # fmt: skip

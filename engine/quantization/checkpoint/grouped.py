@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from engine.quantization.matrix import IntegerFormat, Rows
+from engine.quantization.matrix import IntegerFormat, Own, Plain, Rows
+from kernels.codes import Codes, Coding
 from kernels.interface import Integers
 from kernels.quantization import MOST
 
@@ -17,7 +19,7 @@ _MOST_SCALE_ERROR = 2.0**-10
 _READ_BYTES = 16
 
 
-class GroupedMatrix:
+class GroupedMatrix(Plain):
     """weight[r, k] = scale[r, g] * (value[r, k] - zero[r, g]), where g is the group of column k.
 
     Args:
@@ -32,6 +34,7 @@ class GroupedMatrix:
         whole_zeros: zero points are whole numbers, from 0 to 255.
         factor: what all scales are multiplied with.
         stored_bits: of a value in the checkpoint, where it isn't `bits`.
+        codes: codes [n, K] of some rows, where values are twice the floats of e2m1.
     """
 
     quantized = False
@@ -49,14 +52,17 @@ class GroupedMatrix:
         whole_zeros: bool = True,
         factor: float = 1.0,
         stored_bits: int | None = None,
+        codes: Callable[[Rows], Tensor] | None = None,
     ) -> None:
         self.source, self.shape, self.row_bytes = source, shape, shape[1] * _READ_BYTES
         self._group, self._bits, self.stored_bits = group, bits, stored_bits or bits
         self._values, self._scales, self._factor = values, scales, factor
         self._zeros = zeros if isinstance(zeros, int) else _constant(zeros)
         self._group_of = group_of
-        self._whole_zeros = whole_zeros
-        self.integers = self._format()
+        self._whole_zeros, self._codes = whole_zeros, codes
+        form = self._format()
+        self.integers = form if group_of is None else None
+        self.own = self._own(form)
 
     # -- floats -------------------------------------------------------------------------------
 
@@ -87,7 +93,7 @@ class GroupedMatrix:
     def _format(self) -> IntegerFormat | None:
         """The kernels' format that holds it; None: there's none."""
         group = kernel_group(self._group, self.shape[1])
-        if group is None or self._group_of is not None or not self._fit_half():
+        if group is None or not self._fit_half():
             return None
         shared = isinstance(self._zeros, int)
         if self._bits <= 4:
@@ -99,6 +105,15 @@ class GroupedMatrix:
         if self._bits == 8 and self._zeros not in (0, 128):
             return None
         return IntegerFormat(8, group)
+
+    def _own(self, form: IntegerFormat | None) -> Own | None:
+        """e2m1, or integers whose columns are sorted so that groups are whole; None: neither."""
+        if form is None:
+            return None
+        if self._codes is not None:
+            return Coding("e2m1", form.group_size)
+        order = None if self._group_of is None else sorted_columns(self._group_of, self._group)
+        return None if order is None else replace(form, order=order.numpy().tobytes())
 
     def _shifted(self, zero: int) -> int | None:
         """What to add to values so that `zero` stands for nothing; None: they'd leave four bits."""
@@ -119,10 +134,23 @@ class GroupedMatrix:
 
     def as_integers(self, rows: Rows) -> Integers:
         """See `Matrix`."""
-        kind = self.integers
-        if kind is None:
+        if self.integers is None:
             raise ValueError(f"{self.source} has no format of the kernels")
-        values, scales = self._values(rows), self._scales_of(rows)
+        return self._as(self.integers, self._values(rows), rows)
+
+    def as_own(self, rows: Rows) -> Integers | Codes:
+        """See `Matrix`."""
+        if isinstance(self.own, Coding) and self._codes is not None:
+            scales = self._scales_of(rows) * 2
+            times = self.shape[1] // self.own.group_size // scales.shape[1]
+            return Codes(self._codes(rows), scales.repeat_interleave(times, 1))
+        if not isinstance(self.own, IntegerFormat) or self._group_of is None:
+            raise ValueError(f"{self.source} has no form of its own in the kernels")
+        order = torch.argsort(self._group_of, stable=True)
+        return self._as(self.own, self._values(rows)[:, order], rows)
+
+    def _as(self, kind: IntegerFormat, values: Tensor, rows: Rows) -> Integers:
+        scales = self._scales_of(rows)
         minima = zeros = None
         if kind.with_zeros:
             zeros = self._zeros_of(rows).expand_as(scales)
@@ -153,6 +181,13 @@ def kernel_group(group: int, width: int) -> int | None:
     if width % group:
         return None
     return next((part for part in range(MOST, 0, -16) if group % part == 0), None)
+
+
+def sorted_columns(group_of: Tensor, group: int) -> Tensor | None:
+    """int64 [K]: columns by group, each in its order; None unless all groups are whole."""
+    if bool((torch.bincount(group_of) != group).any()):
+        return None
+    return torch.argsort(group_of, stable=True)
 
 
 def _constant(zeros: Callable[[Rows], Tensor]) -> Callable[[Rows], Tensor] | int:

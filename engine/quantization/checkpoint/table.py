@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from engine.quantization.matrix import IntegerFormat, Rows
-from kernels.interface import Integers
+from engine.quantization.matrix import Plain, Rows
+from kernels.codes import Codes, Coding
 
 
-class TableMatrix:
+class TableMatrix(Plain):
     """weight[r, k] = table[r, number[r, k]] * factor[r, k].
 
     Args:
@@ -19,11 +20,12 @@ class TableMatrix:
         numbers: of some rows, [n, K].
         tables: of some rows, [n or 1, entries].
         factors: of some rows, [n, K]; None: 1.
+        group: so many neighbours of a row have the same factor, where kernels have such groups.
+            Then there's one table for all rows.
     """
 
     quantized = False
     stored_bits = 4
-    integers: IntegerFormat | None = None
 
     def __init__(
         self,
@@ -32,9 +34,13 @@ class TableMatrix:
         numbers: Callable[[Rows], Tensor],
         tables: Callable[[Rows], Tensor],
         factors: Callable[[Rows], Tensor] | None = None,
+        group: int | None = None,
     ) -> None:
         self.source, self.shape, self.row_bytes = source, shape, shape[1] * 20
         self._numbers, self._tables, self._factors = numbers, tables, factors
+        if group is not None:
+            table = tuple(tables(slice(0, 1))[0].float().tolist())
+            self.own = Coding("table", group, table)
 
     def floats(self, rows: Rows) -> Tensor:
         """See `Matrix`: float32, not rounded."""
@@ -45,6 +51,9 @@ class TableMatrix:
             found = tables.gather(1, numbers)
         return found if self._factors is None else found.mul_(self._factors(rows))
 
-    def as_integers(self, rows: Rows) -> Integers:
+    def as_own(self, rows: Rows) -> Codes:
         """See `Matrix`."""
-        raise ValueError("entries of a table are no integers of the kernels")
+        if not isinstance(self.own, Coding) or self._factors is None:
+            raise ValueError(f"{self.source} has no form of the kernels")
+        factors = self._factors(rows)[:, :: self.own.group_size]
+        return Codes(self._numbers(rows).to(torch.uint8), factors)

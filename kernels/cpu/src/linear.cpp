@@ -15,6 +15,9 @@ constexpr int64_t kPieceBytes = 768 << 10;
 constexpr int64_t kLeastPieceRows = 128;
 constexpr int64_t kPiecePanels = 4;
 
+// Values of x in a block: most, a unit of four each, and a group more.
+constexpr int64_t kMostBlock = 4 * kBlockUnits + 256;
+
 // Values of x that a thread loads while another would be woken for as many.
 constexpr int64_t kLoadedEach = 8192;
 
@@ -38,6 +41,9 @@ Kernel kernel_for(const Packed& w, int dtype) {
       return kernel_bf16(dtype == kBF16 || w.round_inputs);
     case kHalf:
       return kernel_f16();
+    case kFloat8:
+    case kTable4:
+      return kernel_coded(w);
     default:
       return kernel_int(w);
   }
@@ -70,14 +76,27 @@ struct Job {
   }
 };
 
+// x in the order of sorted weights: `count` values from the `first` on, of a row that begins at
+// `offset`.
+void gather(float* to, const void* x, int64_t offset, const int32_t* order, int64_t first,
+            int64_t count, int dtype) {
+  for (int64_t i = 0; i < count; i++) read_row(to + i, x, offset + order[first + i], 1, dtype);
+}
+
 void load_rows(const Job& job, const void* x, int64_t stride, int64_t low, int64_t high) {
   const int64_t block_k = job.block_steps * job.w.step_k;
+  float sorted[kMostBlock];
   for (int64_t r = low; r < high; r++) {
     for (int64_t i = 0; i < job.blocks; i++) {
       const int64_t steps = std::min(job.block_steps, job.w.steps - i * job.block_steps);
       const int64_t count = std::min(block_k, job.w.k - i * block_k);
-      job.kernel.load_row(job.a + (i * job.rows + r) * kRowUnits, x, r * stride + i * block_k,
-                          count, steps, job.dtype, job.w.group);
+      uint32_t* to = job.a + (i * job.rows + r) * kRowUnits;
+      if (job.w.order) {
+        gather(sorted, x, r * stride, job.w.order, i * block_k, count, job.dtype);
+        job.kernel.load_row(to, sorted, 0, count, steps, kF32, job.w.group);
+      } else {
+        job.kernel.load_row(to, x, r * stride + i * block_k, count, steps, job.dtype, job.w.group);
+      }
     }
   }
 }
@@ -166,7 +185,8 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
     job.kernel.micro[to - from - 1](MicroCall{
         job.a + (block * job.rows + row + from) * kRowUnits, job.rows * kRowUnits, job.block_steps,
         b, ahead, next ? w.step_bytes / tiles : w.step_bytes, steps, block ? kept : nullptr, NR,
-        done ? sums.done + from * sums.ld_done : kept, done ? sums.ld_done : NR, w.group});
+        done ? sums.done + from * sums.ld_done : kept, done ? sums.ld_done : NR, w.group,
+        w.table});
   }
 }
 

@@ -19,12 +19,15 @@ enum Format : int32_t {
   kInt4 = 4,      // likewise
   kInt4Min = 5,   // likewise, with a minimum for each group
   kInt4Zero = 6,  // likewise, with a zero point for each group
+  kInt4Float = 7, // likewise, of floats in 4 bits (e2m1), doubled
+  kFloat8 = 8,    // step: a group of k;  see linear_coded.h
+  kTable4 = 9,    // likewise
 };
 
 struct Packed {
   Format format;
   int64_t n, k;
-  int64_t group;  // integers: values along k that share a scale
+  int64_t group;  // of integers and codes: values along k that share a scale
   int64_t steps;  // along k
   int64_t step_k;
   int64_t step_bytes;
@@ -33,6 +36,8 @@ struct Packed {
   int64_t bytes;
   float* bias;       // [n] or null
   bool round_inputs;  // bf16: multiply as pairs of bf16, where the CPU can, whatever x is
+  float table[16];    // kTable4: what the codes stand for
+  int32_t* order;     // [k] or null: which value of x meets each value of a row, in its order here
 
   char* panel(int64_t p) const { return data + p * steps * step_bytes; }
 };
@@ -56,6 +61,7 @@ struct MicroCall {
   float* to;  // where they go, likewise
   int64_t ld_to;
   int64_t group;
+  const float* table;
 };
 // The start of a microkernel's sums. Where they go to another place than they come from, that is
 // fetched meanwhile.
@@ -103,6 +109,7 @@ Kernel kernel_f32();
 Kernel kernel_bf16(bool pairs);
 Kernel kernel_f16();
 Kernel kernel_int(const Packed& w);
+Kernel kernel_coded(const Packed& w);
 
 // out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`.
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,

@@ -19,6 +19,10 @@ constexpr int kHead = 3;
 
 constexpr int x_unit(Format format) { return format == kInt8 ? kInt8Unit : 4; }
 
+// Twice e2m1, without a sign.
+alignas(16) constexpr uint8_t kLookedUp[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                               12, 11, 10, 9,  8,  6,  4,  0};
+
 // sums[r] += quads of one group, for int8 and int4.
 template <int ROWS>
 QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
@@ -36,28 +40,39 @@ QUIRE_INLINE void add_int8(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
   }
 }
 
+template <Format FORMAT>
+QUIRE_INLINE auto load_four_bits(const char* p) {
+  if constexpr (FORMAT == kInt4Float) {
+    return look_up(load_nibbles(p), kLookedUp);
+  } else {
+    return load_nibbles(p);
+  }
+}
+
 // sums[r] += `count` values of k.
-template <int ROWS>
+template <Format FORMAT, int ROWS>
 QUIRE_INLINE void add_nibbles(vi (&sums)[ROWS][2], const uint32_t*& a, const char*& b,
                               const char*& ahead, int64_t line_ahead, int64_t count) {
   for (int64_t i = 0; i < count; i += 8, b += NR * 4, ahead += line_ahead, a += 2) {
 #pragma GCC unroll 4
     for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
-    const Nibbles b0 = load_nibbles(b), b1 = load_nibbles(b + W * 4);
+    const auto b0 = load_four_bits<FORMAT>(b), b1 = load_four_bits<FORMAT>(b + W * 4);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) dot_row(sums[r], b0, b1, a + r * kRowUnits);
   }
 }
 
 #ifdef QUIRE_PAIRS
-template <int ROWS>
+template <Format FORMAT, int ROWS>
 QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
                            int64_t line_ahead, int64_t group) {
-  for (int64_t left = group; left > 0; left -= kNibbleRun) {
+  // Products of up to 24 fill the words sooner than those of up to 15.
+  constexpr int64_t kRun = FORMAT == kInt4Float ? kNibbleRun / 2 : kNibbleRun;
+  for (int64_t left = group; left > 0; left -= kRun) {
     vi words[ROWS][2];
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) words[r][0] = words[r][1] = vset_int(0);
-    add_nibbles(words, a, b, ahead, line_ahead, left < kNibbleRun ? left : kNibbleRun);
+    add_nibbles<FORMAT>(words, a, b, ahead, line_ahead, left < kRun ? left : kRun);
 #pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++) {
       sums[r][0] = widen(sums[r][0], words[r][0]);
@@ -66,10 +81,10 @@ QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
   }
 }
 #else
-template <int ROWS>
+template <Format FORMAT, int ROWS>
 QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b, const char* ahead,
                            int64_t line_ahead, int64_t group) {
-  add_nibbles(sums, a, b, ahead, line_ahead, group);
+  add_nibbles<FORMAT>(sums, a, b, ahead, line_ahead, group);
 }
 #endif
 
@@ -93,7 +108,7 @@ void int_micro(const MicroCall& call) {
       if (FORMAT == kInt8) {
         add_int8<ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
       } else {
-        add_int4<ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
+        add_int4<FORMAT, ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
       }
       const f16* scales = reinterpret_cast<const f16*>(b + values);
       const float* head = reinterpret_cast<const float*>(a);
@@ -193,8 +208,9 @@ Kernel kernel_int(const Packed& w) {
   constexpr std::make_index_sequence<kInt4Tile> nibbles{};
   return w.format == kInt8   ? make<kInt8>(w.group, bytes)
          : w.format == kInt4 ? make<kInt4>(w.group, nibbles)
-         : w.format == kInt4Min ? make<kInt4Min>(w.group, nibbles)
-                                : make<kInt4Zero>(w.group, nibbles);
+         : w.format == kInt4Min   ? make<kInt4Min>(w.group, nibbles)
+         : w.format == kInt4Float ? make<kInt4Float>(w.group, nibbles)
+                                  : make<kInt4Zero>(w.group, nibbles);
 }
 
 }  // namespace quire

@@ -2,7 +2,8 @@
 //
 // A step is one group of a panel: its quads of k, [group / 4][NR] four bytes each (or pairs of k, see
 // kInt8Unit; int4: two quads in the low and the high nibbles, [group / 8][NR]), then NR scales in f16,
-// then, with minima or zero points, NR of those. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
+// then, with minima or zero points, NR of those. Floats in 4 bits are looked up as the integers that
+// they are twice of. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
 // up for it.
 #pragma once
 
@@ -19,12 +20,21 @@ struct Scale {
 
 constexpr bool has_second(Format format) { return format == kInt4Min || format == kInt4Zero; }
 
+// Twice what codes of e2m1 stand for.
+constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+constexpr int kDoubledOffset = 12;
+
 inline int64_t group_bytes(Format format, int64_t group) {
   const int64_t values = format == kInt8 ? group * NR : group * NR / 2;
   return values + NR * 2 * (has_second(format) ? 2 : 1);
 }
 
-inline int offset_of(Format format) { return format == kInt8 ? kInt8Offset : format == kInt4 ? 8 : 0; }
+inline int offset_of(Format format) {
+  return format == kInt8        ? kInt8Offset
+         : format == kInt4      ? 8
+         : format == kInt4Float ? kDoubledOffset
+                                : 0;
+}
 
 // Rounds `count` values to integers on the best grid: int8 in [-127, 127], int4 in [0, 15].
 Scale quantize_group(Format format, const float* x, int64_t count, int8_t* q);

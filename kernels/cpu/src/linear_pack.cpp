@@ -1,6 +1,7 @@
 // Brings weights into the order in which the kernels read them.
 #include <memory>
 
+#include "linear_coded.h"
 #include "linear_int.h"
 #include "weights.h"
 
@@ -91,25 +92,37 @@ struct Freed {
   void operator()(Packed* w) const {
     give_weights(w->data, w->bytes);
     give_weights(w->bias, w->n * static_cast<int64_t>(sizeof(float)));
+    give_weights(w->order, w->k * static_cast<int64_t>(sizeof(int32_t)));
     delete w;
   }
 };
 
+template <class T>
+T* copied(const T* from, int64_t count) {
+  const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+  T* to = reinterpret_cast<T*>(take_weights(bytes));
+  std::memcpy(to, from, bytes);
+  return to;
+}
+
+int64_t bytes_of_step(Format format, int64_t group) {
+  if (is_coded(format)) return coded_bytes(format, group);
+  return format >= kInt8 ? group_bytes(format, group) : NR * (format == kHalf ? 2 : 4);
+}
+
 // Everything but the values.
 std::unique_ptr<Packed, Freed> make(Format format, int64_t n, int64_t k, int64_t group,
-                                    const float* bias) {
+                                    const float* bias, const int32_t* order) {
   std::unique_ptr<Packed, Freed> w(new Packed{});
   w->format = format, w->n = n, w->k = k, w->group = group;
   w->panels = (n + NR - 1) / NR;
   w->step_k = format >= kInt8 ? group : format == kBrain ? 2 : 1;
   w->steps = (k + w->step_k - 1) / w->step_k;
-  w->step_bytes = format >= kInt8 ? group_bytes(format, group) : NR * (format == kHalf ? 2 : 4);
+  w->step_bytes = bytes_of_step(format, group);
   w->bytes = w->panels * w->steps * w->step_bytes;
   w->data = take_weights(w->bytes);
-  if (bias) {
-    w->bias = reinterpret_cast<float*>(take_weights(n * sizeof(float)));
-    std::memcpy(w->bias, bias, n * sizeof(float));
-  }
+  if (bias) w->bias = copied(bias, n);
+  if (order) w->order = copied(order, k);
   return w;
 }
 
@@ -119,12 +132,14 @@ std::unique_ptr<Packed, Freed> make(Format format, int64_t n, int64_t k, int64_t
 using namespace quire;
 
 // Room for weights [n, k], which the functions below fill, rows by rows. Gives null when memory runs
-// out. `group` is for integers.
+// out. `group` is for integers and codes, `table` [16] for codes of one. With `order` [k] value i of a
+// row meets value order[i] of x; each must be within k.
 extern "C" void* quire_pack_new(int format, int64_t n, int64_t k, int64_t group, const float* bias,
-                                int round_inputs) {
+                                int round_inputs, const float* table, const int32_t* order) {
   try {
-    auto w = make(static_cast<Format>(format), n, k, group, bias);
+    auto w = make(static_cast<Format>(format), n, k, group, bias, order);
     w->round_inputs = round_inputs != 0;
+    if (table) std::copy(table, table + 16, w->table);
     return w.release();
   } catch (const std::bad_alloc&) {
     return nullptr;
@@ -149,7 +164,7 @@ extern "C" int quire_pack_quantized_rows(void* packed, int64_t first, int64_t ro
                                          const void* weight, int64_t row_stride, int dtype,
                                          int threads) {
   const Packed& w = *static_cast<Packed*>(packed);
-  if (!whole_panels(w, first, rows) || w.format < kInt8) return kBadPiece;
+  if (!whole_panels(w, first, rows) || (w.format != kInt8 && w.format != kInt4)) return kBadPiece;
   return guarded([&] {
     const int64_t width = w.steps * w.group;
     std::unique_ptr<float[]> row(new float[threads * width]);
@@ -164,11 +179,11 @@ extern "C" int quire_pack_quantized_rows(void* packed, int64_t first, int64_t ro
 
 // Packs integers [rows, k] that are quantised already: w = scale * (q - offset) - minimum, with an
 // offset of 0 for int8 and int4 with minima, 8 for int4 without. scales, minima [rows, k / group]. Of
-// kInt4Zero minima are zero points: w = scale * (q - zero).
+// kInt4Zero minima are zero points: w = scale * (q - zero). Of kInt4Float q are codes.
 extern "C" int quire_pack_integer_rows(void* packed, int64_t first, int64_t rows, const int8_t* q,
                                        const float* scales, const float* minima, int threads) {
   const Packed& w = *static_cast<Packed*>(packed);
-  if (!whole_panels(w, first, rows) || w.format < kInt8) return kBadPiece;
+  if (!whole_panels(w, first, rows) || w.format < kInt8 || is_coded(w.format)) return kBadPiece;
   deal(threads, (rows + NR - 1) / NR, [&](int64_t p, int) {
     for (int64_t j = 0; j < NR; j++) {
       const int64_t row = p * NR + j;
@@ -178,6 +193,24 @@ extern "C" int quire_pack_integer_rows(void* packed, int64_t first, int64_t rows
         const bool real = row < rows;
         const Scale scale{real ? scales[at] : 0.0f, real && minima ? minima[at] : 0.0f};
         put_group(w, first / NR + p, g, j, real ? q + row * w.k + g * w.group : zeros, scale);
+      }
+    }
+  });
+  return kOk;
+}
+
+// Packs codes [rows, k] of floats, scales [rows, groups]; the last group may be shorter.
+extern "C" int quire_pack_coded_rows(void* packed, int64_t first, int64_t rows,
+                                     const uint8_t* codes, const float* scales, int threads) {
+  const Packed& w = *static_cast<Packed*>(packed);
+  if (!whole_panels(w, first, rows) || !is_coded(w.format)) return kBadPiece;
+  deal(threads, (rows + NR - 1) / NR, [&](int64_t p, int) {
+    for (int64_t j = 0; j < NR; j++) {
+      const int64_t row = p * NR + j;
+      for (int64_t g = 0; g < w.steps; g++) {
+        const int64_t count = row < rows ? std::min(w.group, w.k - g * w.group) : 0;
+        const float scale = row < rows ? scales[row * w.steps + g] : 0.0f;
+        put_codes(w, first / NR + p, g, j, codes + row * w.k + g * w.group, count, scale);
       }
     }
   });

@@ -1,4 +1,7 @@
 // Rows of packed weights as float32: what makes a tied output layer serve as the embedding too.
+#include <vector>
+
+#include "linear_coded.h"
 #include "linear_int.h"
 #include "ops.h"
 
@@ -25,10 +28,17 @@ void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int6
       q = kInt8Offset ? byte - kInt8Offset : static_cast<int8_t>(byte);
     } else {
       const uint8_t both = at<uint8_t>(step, i / 8 * NR * 4 + j * 4 + i % 4);
-      q = (i % 8 < 4 ? both & 15 : both >> 4) - offset_of(w.format);
+      const int code = i % 8 < 4 ? both & 15 : both >> 4;
+      q = w.format == kInt4Float ? kDoubled[code] : code - offset_of(w.format);
     }
     out[i] = scale * static_cast<float>(q) - minimum;
   }
+}
+
+// Brings a row of sorted values back into the order of x.
+void unsort(float* row, const int32_t* order, int64_t k) {
+  const std::vector<float> sorted(row, row + k);
+  for (int64_t i = 0; i < k; i++) row[order[i]] = sorted[i];
 }
 
 void unpack_row(const Packed& w, int64_t row, float* out) {
@@ -40,7 +50,11 @@ void unpack_row(const Packed& w, int64_t row, float* out) {
     if (w.format == kHalf) out[k] = to_float(at<f16>(panel, j));
     for (int64_t i = 0; w.format == kBrain && i < count; i++)
       out[k + i] = to_float(at<bf16>(panel, 2 * j + i));
-    if (w.format >= kInt8) unpack_group(w, panel, j, out + k, count);
+    if (is_coded(w.format)) {
+      unpack_codes(w, panel, j, out + k, count);
+    } else if (w.format >= kInt8) {
+      unpack_group(w, panel, j, out + k, count);
+    }
   }
 }
 
@@ -51,7 +65,10 @@ int unpack_rows(const Packed& w, float* out, const int64_t* ids, int64_t count, 
     if (ids[i] < 0 || ids[i] >= w.n) return kBadRow;
   }
   deal_ranges(worth(threads, count * w.k, 4096), count, 1, [&](int64_t low, int64_t high) {
-    for (int64_t i = low; i < high; i++) unpack_row(w, ids[i], out + i * w.k);
+    for (int64_t i = low; i < high; i++) {
+      unpack_row(w, ids[i], out + i * w.k);
+      if (w.order) unsort(out + i * w.k, w.order, w.k);
+    }
   });
   return kOk;
 }

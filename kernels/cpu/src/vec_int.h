@@ -120,6 +120,9 @@ constexpr int kInt8Offset = 128;
 struct Bytes {
   const uint8_t* at;
 };
+struct LookedUp {
+  const uint8_t *at, *table;
+};
 struct Quad {
   const int8_t* at;
 };
@@ -140,7 +143,30 @@ QUIRE_INLINE vi vdot_small(vi sum, Nibbles b, Quad low, Quad high) {
       sum[lane] += (b.at[lane * 4 + i] & 15) * low.at[i] + (b.at[lane * 4 + i] >> 4) * high.at[i];
   return sum;
 }
+QUIRE_INLINE LookedUp look_up(Nibbles codes, const uint8_t* table) { return {codes.at, table}; }
+QUIRE_INLINE vi vdot_small(vi sum, LookedUp b, Quad low, Quad high) {
+  for (int lane = 0; lane < 4; lane++) {
+    for (int i = 0; i < 4; i++) {
+      const uint8_t both = b.at[lane * 4 + i];
+      sum[lane] += b.table[both & 15] * low.at[i] + b.table[both >> 4] * high.at[i];
+    }
+  }
+  return sum;
+}
 
+#endif
+
+#if defined(QUIRE_AVX512)
+// Entries of a table of 16 bytes.
+QUIRE_INLINE Nibbles look_up(Nibbles codes, const uint8_t* table) {
+  const vi entries = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)table));
+  return {_mm512_shuffle_epi8(entries, codes.low), _mm512_shuffle_epi8(entries, codes.high)};
+}
+#elif defined(QUIRE_AVX2)
+QUIRE_INLINE Nibbles look_up(Nibbles codes, const uint8_t* table) {
+  const vi entries = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)table));
+  return {_mm256_shuffle_epi8(entries, codes.low), _mm256_shuffle_epi8(entries, codes.high)};
+}
 #endif
 
 // Values of k in one 32-bit unit of x that meets int8 weights: bytes, or words to go with pairs.
@@ -177,7 +203,8 @@ QUIRE_INLINE void dot_row(vi (&sums)[2], Bytes b0, Bytes b1, const uint32_t* a) 
   sums[0] = vdot(sums[0], b0, x);
   sums[1] = vdot(sums[1], b1, x);
 }
-QUIRE_INLINE void dot_row(vi (&sums)[2], Nibbles b0, Nibbles b1, const uint32_t* a) {
+template <class Four>
+QUIRE_INLINE void dot_row(vi (&sums)[2], Four b0, Four b1, const uint32_t* a) {
   const Quad low = load_quad(a), high = load_quad(a + 1);
   sums[0] = vdot_small(sums[0], b0, low, high);
   sums[1] = vdot_small(sums[1], b1, low, high);

@@ -1,0 +1,166 @@
+"""Linear layers of codes of floats, and of sorted inputs, against float64 at odd shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.codes import Codes, Coding, decoded
+from kernels.interface import Integers, KernelSet, LinearLayer
+from tests.kernels.tolerance import assert_close
+
+TABLE = tuple(float(x) for x in torch.linspace(-1, 1, 16) ** 3)
+ROWS = [0, 1, 2, 3, 7, 15, 33]
+SHAPES = [(1, 32), (15, 48), (33, 160), (64, 320), (101, 608)]
+
+
+def drawn(coding: Coding, n: int, k: int) -> Codes:
+    """Of each of its values, but for e4m3's NaN."""
+    codes = torch.randint(0, 1 << coding.bits, (n, k), dtype=torch.uint8)
+    if coding.kind == "e4m3":
+        codes[(codes & 0x7F) == 0x7F] = 0x01
+    scales = torch.rand(n, -(-k // coding.group_size)) + 0.01
+    # float16 holds those of e2m1.
+    return Codes(codes, scales.half().float() if coding.kind == "e2m1" else scales)
+
+
+def packed(ops: KernelSet, codes: Codes, coding: Coding, bias: Tensor | None = None) -> LinearLayer:
+    n, k = codes.codes.shape
+    cut = [Codes(codes.codes[at : at + 32], codes.scales[at : at + 32]) for at in range(0, n, 32)]
+    return ops.StreamedCodedLinear((n, k), cut, bias, coding=coding)
+
+
+def inputs(rows: int, k: int, coding: Coding) -> Tensor:
+    """What no rounding changes, where x is rounded."""
+    if coding.kind != "e2m1":
+        return torch.randn(rows, k)
+    x = torch.randint(-127, 128, (rows, k)).float()
+    x[:, :: coding.group_size] = 127
+    return x
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e2m1", "table"])
+@pytest.mark.parametrize("group", [16, 32, 128, 256])
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_products(kernels, kind, group, n, k):
+    if kind == "e2m1" and k % group:
+        k = -(-k // group) * group
+    torch.manual_seed(n * k + group)
+    coding = Coding(kind, group, TABLE if kind == "table" else ())
+    codes, bias = drawn(coding, n, k), torch.randn(n)
+    weight = decoded(codes, coding)
+    layer = packed(kernels, codes, coding, bias)
+    for rows in ROWS:
+        x = inputs(rows, k, coding)
+        exact = x.double() @ weight.double().T + bias.double()
+        got = layer(x).double()
+        # Of sums of float32 in any order: parts of what is summed.
+        size = x.double().abs() @ weight.double().abs().T + bias.double().abs()
+        assert bool(((got - exact).abs() <= 2e-6 * size).all())
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e2m1", "table"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_inputs(compiled, kind, dtype):
+    coding = Coding(kind, 64, TABLE if kind == "table" else ())
+    codes = drawn(coding, 50, 192)
+    codes = Codes(codes.codes, codes.scales / 64)
+    x = (inputs(5, 192, coding) / 16).to(dtype)
+    exact = x.double() @ decoded(codes, coding).double().T
+    slack = 8.0 if kind != "e2m1" else 64.0  # x of a narrow dtype isn't on the grid of 8 bits
+    assert_close(packed(compiled, codes, coding)(x), exact, dtype, slack=slack)
+
+
+def test_rows_come_back(kernels):
+    ids = torch.tensor([0, 69, 5, 5, 33])
+    for kind in ("e4m3", "e2m1", "table"):
+        coding = Coding(kind, 16, TABLE if kind == "table" else ())
+        codes = drawn(coding, 70, 80)
+        got = packed(kernels, codes, coding).rows(ids)
+        assert torch.equal(got, decoded(codes, coding)[ids])
+
+
+@pytest.mark.parametrize("kind", ["e4m3", "e2m1", "table"])
+def test_rows_are_independent_of_the_batch(compiled, threads, kind):
+    coding = Coding(kind, 64, TABLE if kind == "table" else ())
+    layer = packed(compiled, drawn(coding, 96, 640), coding)
+    x = torch.randn(150, 640)
+    whole = layer(x)
+    for low, high in ((0, 1), (3, 5), (7, 9), (11, 14), (20, 33), (40, 140)):
+        assert torch.equal(layer(x[low:high]), whole[low:high])
+
+
+def test_every_float_of_eight_bits(compiled):
+    """Each alone: subnormal ones too, and NaN shows."""
+    codes = torch.arange(256, dtype=torch.uint8)[:, None].repeat(1, 16)
+    coding = Coding("e4m3", 16)
+    layer = packed(compiled, Codes(codes, torch.full((256, 1), 2.0**-30)), coding)
+    got = layer(torch.eye(16)[:1])[0]
+    exact = codes[:, 0].view(torch.float8_e4m3fn).float() * 2.0**-30
+    torch.testing.assert_close(got, exact, rtol=0, atol=0, equal_nan=True)
+    assert int(got.isnan().sum()) == 2
+
+
+def test_inputs_that_are_no_numbers_stay_in_their_row(compiled):
+    for kind in ("e4m3", "e2m1", "table"):
+        coding = Coding(kind, 32, TABLE if kind == "table" else ())
+        x = torch.randn(9, 64)
+        x[4, 40] = float("nan")
+        bad = packed(compiled, drawn(coding, 40, 64), coding)(x).isnan()
+        assert bool(bad[4].all())
+        assert not bool(bad[[0, 1, 2, 3, 5, 6, 7, 8]].any())
+
+
+@pytest.mark.parametrize("form", [{"bits": 4}, {"bits": 8}, {"bits": 4, "with_zeros": True}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sorted_inputs(compiled, threads, form: dict[str, Any], dtype):
+    """As if the columns stood where they belong; a row stays independent of its batch."""
+    torch.manual_seed(4)
+    n, k, group = 70, 2400, 48
+    low, high = (-128, 128) if form["bits"] == 8 else (0, 16)
+    values = torch.randint(low, high, (n, k), dtype=torch.int8)
+    zeros = torch.randint(0, 16, (n, k // group)) if "with_zeros" in form else None
+    whole = Integers(values, torch.rand(n, k // group).half(), zeros=zeros)
+    order = torch.randperm(k)
+    x = torch.randn(40, k).to(dtype)
+
+    def made(order: Tensor | None) -> LinearLayer:
+        return compiled.StreamedIntegerLinear(
+            (n, k), [whole], group_size=group, order=order, **form
+        )
+
+    plain, layer = made(None), made(order)
+    expected = plain(x[:, order].contiguous())
+    assert torch.equal(layer(x), expected)
+    assert torch.equal(layer(x[7:8]), expected[7:8])
+    ids = torch.arange(n)
+    assert torch.equal(layer.rows(ids)[:, order], plain.rows(ids))
+
+
+def test_what_does_not_fit_is_refused(kernels):
+    codes = Codes(torch.full((4, 32), 16, dtype=torch.uint8), torch.ones(4, 1))
+    for wrong in (
+        Coding("e4m3", 24), Coding("e4m3", 512), Coding("table", 32), Coding("e5m2", 32),
+        Coding("e2m1", 32), Coding("e4m3", 16),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"group_size|table|coding|lie in|scales"):
+            kernels.StreamedCodedLinear((4, 32), [codes], coding=wrong)
+
+
+def test_an_order_that_leaves_inputs_out_is_refused(compiled):
+    whole = Integers(torch.zeros(4, 32, dtype=torch.int8), torch.ones(4, 1))
+    for order in (torch.zeros(32, dtype=torch.int64), torch.arange(31), torch.arange(1, 33)):
+        with pytest.raises(ValueError, match="order"):
+            compiled.StreamedIntegerLinear((4, 32), [whole], bits=8, group_size=32, order=order)
+
+
+def test_sizes_in_memory(compiled):
+    sizes = {
+        (kind, group): packed(compiled, drawn(coding, 256, 1024), coding).nbytes * 8 / (256 * 1024)
+        for kind, group in (("e4m3", 128), ("e2m1", 32), ("table", 64))
+        for coding in [Coding(kind, group, TABLE if kind == "table" else ())]
+    }
+    assert sizes == {("e4m3", 128): 8.25, ("e2m1", 32): 4.5, ("table", 64): 4.5}
