@@ -5,11 +5,15 @@ What runs where a set has nothing faster, and what the faster ones are compared 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from kernels.activations import ACTIVATIONS, GatedKernels, gated_activation
 from kernels.layers import ExpertLayers, LinearLayer, MixtureOfExperts
+from kernels.lora import ExpertUse, LoraUse
 
 
 def check_experts(experts: ExpertLayers) -> None:
@@ -35,28 +39,42 @@ def bytes_read(experts: ExpertLayers) -> int:
     )
 
 
+class ExpertKernels(GatedKernels, Protocol):
+    """What the mixture asks of a set of kernels."""
+
+    def add_lora(self, y: Tensor, x: Tensor, uses: Sequence[LoraUse]) -> None:
+        """See `KernelSet.add_lora`."""
+
+
 class ExpertsOneByOne(MixtureOfExperts):
     """Tokens are sorted by expert, so that each expert that is hit runs once on its own rows."""
 
-    def __init__(self, ops: GatedKernels, experts: ExpertLayers) -> None:
+    def __init__(self, ops: ExpertKernels, experts: ExpertLayers) -> None:
         """Raises ValueError for what doesn't fit together."""
         check_experts(experts)
+        self._ops, self.layers, self._linears = ops, experts, experts.linears()
         self._experts, self._act = experts, gated_activation(ops, experts.activation)
         self.nbytes = bytes_read(experts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `MixtureOfExperts.__call__`."""
-        experts = self._experts
-        weights, chosen = route(experts, x)
+        return self.adapted(x, ())
+
+    def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
+        """See `MixtureOfExperts.adapted`."""
+        experts, every = self._experts, torch.arange(len(x), device=x.device)
+        layers = _Adapted(self._ops, self._linears, uses)
+        weights, chosen = route(experts, layers("router", x, every))
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         tokens = order // experts.top_k
         rows, scales = x[tokens], weights.flatten()[order].unsqueeze(-1)
-        out, start = self._shared(x), 0
+        out, start = self._shared(x, every, layers), 0
         for expert, count in enumerate(torch.bincount(flat).tolist()):
             if count:
                 part = slice(start, start + count)
-                given = self._mlp(experts.gate_up[expert], experts.down[expert], rows[part])
+                up = self._act(layers(f"up.{expert}", rows[part], tokens[part]))
+                given = layers(f"down.{expert}", up, tokens[part])
                 out.index_add_(0, tokens[part], (given * scales[part]).to(out.dtype))
                 start += count
         return out
@@ -79,22 +97,41 @@ class ExpertsOneByOne(MixtureOfExperts):
             for part, tensor in layer.tensors().items()
         }
 
-    def _mlp(self, gate_up: LinearLayer, down: LinearLayer, x: Tensor) -> Tensor:
-        return down(self._act(gate_up(x)))
-
-    def _shared(self, x: Tensor) -> Tensor:
+    def _shared(self, x: Tensor, every: Tensor, layers: _Adapted) -> Tensor:
         """What the expert of all tokens says, or zeros."""
         experts = self._experts
         if experts.shared_gate_up is None or experts.shared_down is None:
             return torch.zeros_like(x)
-        out = self._mlp(experts.shared_gate_up, experts.shared_down, x)
-        gate = experts.shared_gate
-        return out if gate is None else torch.sigmoid(gate(x)) * out
+        out = layers("shared_down", self._act(layers("shared_up", x, every)), every)
+        if experts.shared_gate is None:
+            return out
+        return torch.sigmoid(layers("shared_gate", x, every)) * out
 
 
-def route(experts: ExpertLayers, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Which experts x [T, H] goes to: weights float32 and ids int64, [T, top_k], best first."""
-    scores, top_k = experts.router(x).float(), experts.top_k
+class _Adapted:
+    """The linear layers of a mixture, whose rows get what their adapters add."""
+
+    def __init__(
+        self, ops: ExpertKernels, layers: Mapping[str, LinearLayer], uses: Sequence[ExpertUse]
+    ) -> None:
+        self._ops, self._layers, self._uses = ops, layers, uses
+
+    def __call__(self, slot: str, x: Tensor, tokens: Tensor) -> Tensor:
+        """What the layer makes of x, rows of the mixture's own at `tokens`, ascending."""
+        y = self._layers[slot](x)
+        own = [
+            (loras[slot], torch.isin(tokens, rows).nonzero().flatten())
+            for loras, rows in self._uses
+            if slot in loras
+        ]
+        if found := [use for use in own if len(use[1])]:
+            self._ops.add_lora(y, x, found)
+        return y
+
+
+def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Which experts rows go to by their scores [T, E]: weights float32, ids int64 [T, top_k]."""
+    scores, top_k = scores.float(), experts.top_k
     if experts.softmax_first:
         weights, chosen = torch.softmax(scores, dim=-1).topk(top_k, dim=-1)
         if experts.renormalize:

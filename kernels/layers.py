@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from kernels.lora import LayerLoras, LoraTable, TableUse
+from kernels.lora import ExpertUse, LayerLoras, LoraTable, TableUse
 
 if TYPE_CHECKING:
     from kernels.steps import CompiledStep, StepEnds, StepTables
@@ -129,12 +129,28 @@ class ExpertLayers:
     shared_down: LinearLayer | None = None
     shared_gate: LinearLayer | None = None
 
+    def linears(self) -> dict[str, LinearLayer]:
+        """Its linear layers by the slots that adapters name; of expert 3 "up.3" and "down.3"."""
+        shared = {
+            "shared_up": self.shared_gate_up,
+            "shared_down": self.shared_down,
+            "shared_gate": self.shared_gate,
+        }
+        return {
+            "router": self.router,
+            **{slot: layer for slot, layer in shared.items() if layer is not None},
+            **{f"up.{index}": layer for index, layer in enumerate(self.gate_up)},
+            **{f"down.{index}": layer for index, layer in enumerate(self.down)},
+        }
+
 
 class MixtureOfExperts(ABC):
     """`ExpertLayers` as one function."""
 
     nbytes: int
     """Bytes that a pass over one token reads."""
+    layers: ExpertLayers | None = None
+    """What it is made of; None where adapters can't change it."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:
@@ -142,6 +158,10 @@ class MixtureOfExperts(ABC):
 
         A token's result doesn't depend on the others.
         """
+
+    def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
+        """The same, with what rows' adapters add to its linear layers; there must be `layers`."""
+        raise NotImplementedError(f"{type(self).__name__} takes no adapters")
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that it is made of, by name; none where its memory isn't torch's."""

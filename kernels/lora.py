@@ -81,7 +81,10 @@ class LoraTable:
 #: Rows of a step, int64 and ascending, and what they go through.
 LoraUse = tuple[PackedLora, Tensor]
 TableUse = tuple[LoraTable, Tensor]
-#: Of each layer, by "qkv", "o", "up" and "down"; what an adapter leaves as it is isn't there.
+#: What an adapter does to a mixture of experts, by the slots of `ExpertLayers.linears`.
+ExpertUse = tuple[Mapping[str, PackedLora], Tensor]
+#: Of each layer, by "qkv", "o", "up" and "down", or the slots of its experts; what an adapter
+#: leaves as it is isn't there.
 LayerLoras = Sequence[Mapping[str, PackedLora]]
 
 

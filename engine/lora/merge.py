@@ -9,10 +9,15 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
-from engine.lora.modules import Modules
+from engine.lora.modules import Modules, Stack
 from engine.models.experts import Weights
 from engine.models.spec import DecoderSpec
 from engine.quantization.matrix import DenseMatrix, Matrix
+
+#: The last words of the names of experts' tensors that hold all of a layer.
+_PROJECTIONS = {
+    "gate_up_proj": "up", "input_linear": "up", "down_proj": "down", "output_linear": "down",
+}  # fmt: skip
 
 
 def merged_spec(spec: DecoderSpec) -> DecoderSpec:
@@ -38,6 +43,8 @@ class FloatWeights:
         if name.endswith(".bias"):
             return self._bias(name, shape, delta)
         weight = self._inner.get(name, shape)
+        if (stack := self._stack(name)) is not None:
+            return self._merged_stack(weight, *stack)
         if delta is None:
             return weight
         flipped = self._spec.transposed
@@ -59,6 +66,25 @@ class FloatWeights:
     def _delta(self, module: str) -> ModuleDelta | None:
         known = self._modules.find(module)
         return None if known is None else self._adapter.modules.get(known)
+
+    def _stack(self, name: str) -> tuple[Stack, str] | None:
+        """The experts whose weights this tensor is, and of which projection."""
+        module, _, last = name.removesuffix(".weight").rpartition(".")
+        projection = _PROJECTIONS.get(last)
+        known = self._modules.find(f"{module}.{last}") or self._modules.find(module)
+        stack = None if known is None else self._modules.stack(known)
+        return None if stack is None or projection is None else (stack, projection)
+
+    def _merged_stack(self, weight: Tensor, stack: Stack, projection: str) -> Tensor:
+        """[experts, outputs, inputs], or the other way around in an interleaved stack."""
+        flipped = stack.moe.layout == "interleaved"
+        merged = (weight.mT if flipped else weight).float().clone()
+        for expert in range(stack.moe.num_experts):
+            for word, rows in stack.rows(projection):
+                delta = self._adapter.modules.get(f"{stack.at}{expert}.{word}")
+                if delta is not None:
+                    merged[expert, rows] = _merge(merged[expert, rows], delta)
+        return merged.mT.contiguous() if flipped else merged
 
     def _table(self, name: str) -> str:
         """Which table this is, "" for another tensor; checkpoints may leave out a prefix."""

@@ -10,13 +10,18 @@ from engine.models.description import (
     ExpertsDescription,
     LayerDescription,
     LinearDescription,
+    LinearPart,
     MlpDescription,
     ModelDescription,
 )
-from engine.models.spec import DecoderSpec
+from engine.models.spec import DecoderSpec, MoeSpec
 
 #: Wrappers that PEFT and `transformers` put before a module's name, or leave out.
 _PREFIXES = ("", "model.", "transformer.", "language_model.", "model.language_model.")
+
+
+#: Where `transformers` has a mixture, and where checkpoints have it.
+_MIXTURES = (("", ""), (".mlp.", ".block_sparse_moe."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +42,37 @@ class Place:
     columns: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """All experts of a layer, whose weights `transformers` has in one tensor a projection.
+
+    Attributes:
+        at: prefix of the experts' names, see `linears_of`.
+        moe: how many, and how they lie in memory.
+        hidden: inputs of the first projection, and outputs of the second.
+    """
+
+    at: str
+    moe: MoeSpec
+    hidden: int
+
+    @property
+    def projections(self) -> dict[str, tuple[int, int]]:
+        """Inputs and outputs of both."""
+        inner = self.moe.intermediate_size
+        return {"up": (self.hidden, 2 * inner), "down": (inner, self.hidden)}
+
+    def rows(self, projection: str) -> list[tuple[str, slice]]:
+        """The last words of an expert's modules, and which of the projection's rows are theirs."""
+        gate, up, down = self.moe.expert_names
+        if projection == "down":
+            return [(down, slice(None))]
+        if self.moe.layout == "interleaved":
+            return [(gate, slice(0, None, 2)), (up, slice(1, None, 2))]
+        inner = self.moe.intermediate_size
+        return [(gate, slice(0, inner)), (up, slice(inner, None))]
+
+
 class Modules:
     """A model's modules by name, found whichever wrappers stand before theirs."""
 
@@ -45,23 +81,27 @@ class Modules:
         self.embedding, self.head = spec.names.embedding, spec.names.lm_head
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
         self._places = dict(_places(self.description))
-        self._known = {*self._places, self.embedding, self.head}
+        self._stacks = dict(_stacks(self.description))
+        self._known = {*self._places, *self._stacks, self.embedding, self.head}
 
     def find(self, name: str) -> str | None:
-        """The checkpoint's name of a module: a key of `place`, `embedding` or `head`."""
-        for prefix in _PREFIXES:
-            for candidate in (prefix + name, name.removeprefix(prefix)):
-                if candidate in self._known:
-                    return candidate
+        """The checkpoint's name of a module: a key of `place` or `stack`, `embedding` or `head`."""
+        for ending in ("", ".layer"):
+            for ours, theirs in _MIXTURES:
+                for prefix in _PREFIXES:
+                    for candidate in (prefix + name, name.removeprefix(prefix)):
+                        found = candidate.replace(ours, theirs) + ending
+                        if found in self._known:
+                            return found
         return None
 
     def place(self, name: str) -> Place | None:
         """Where the weight of this name is; None for a table, or nothing of the model's."""
         return self._places.get(name)
 
-    def linear(self, place: Place) -> LinearDescription:
-        """The linear layer that a place is in."""
-        return dict(linears_of(self.description.layers[place.layer]))[place.slot]
+    def stack(self, name: str) -> Stack | None:
+        """The experts whose weights are one tensor of this name."""
+        return self._stacks.get(name)
 
 
 def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription]]:
@@ -74,6 +114,7 @@ def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription
             yield "shared_gate", layer.mlp.shared_gate
         if layer.mlp.shared is not None:
             yield from _mlp("shared_", layer.mlp.shared)
+        yield from _experts(layer.mlp)
     else:
         yield from _mlp("", layer.mlp)
     if layer.residual_mlp is not None:
@@ -83,6 +124,32 @@ def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription
 def _mlp(prefix: str, mlp: MlpDescription) -> Iterator[tuple[str, LinearDescription]]:
     yield f"{prefix}up", mlp.up
     yield f"{prefix}down", mlp.down
+
+
+def _experts(experts: ExpertsDescription) -> Iterator[tuple[str, LinearDescription]]:
+    """Each expert's, by names of its own whichever way a checkpoint keeps them."""
+    moe, hidden = experts.moe, experts.router.columns
+    gate, up, down = moe.expert_names
+    for index in range(moe.num_experts):
+        at, inner = f"{experts.layer}{moe.experts}{index}.", moe.intermediate_size
+        both = (LinearPart(f"{at}{gate}", inner), LinearPart(f"{at}{up}", inner))
+        yield f"up.{index}", LinearDescription(parts=both, columns=hidden)
+        yield (
+            f"down.{index}",
+            LinearDescription(parts=(LinearPart(f"{at}{down}", hidden),), columns=inner),
+        )
+
+
+def _stacks(description: ModelDescription) -> Iterator[tuple[str, Stack]]:
+    """By the names under which PEFT has them: of the module, or of its two weights."""
+    for layer in description.layers:
+        if not isinstance(layer.mlp, ExpertsDescription) or layer.mlp.moe.layout == "flat":
+            continue
+        moe, at = layer.mlp.moe, f"{layer.mlp.layer}{layer.mlp.moe.experts}"
+        stack = Stack(at, moe, layer.mlp.router.columns)
+        granite = ("experts", "input_linear", "output_linear")
+        for name in granite if moe.layout == "granite" else ("",):
+            yield f"{at}{name}".removesuffix("."), stack
 
 
 def _places(description: ModelDescription) -> Iterator[tuple[str, Place]]:

@@ -150,6 +150,7 @@ class _Parts:
         self._gain = torch.ones(layer.out_features)
         self._shift = torch.zeros(layer.out_features)
         self._rank = 0
+        self._starts: dict[int, int] = {}
 
     def add(self, first: int, rows: int, delta: ModuleDelta, order: Tensor | None) -> None:
         """A part's delta for the layer's rows [first, first + rows)."""
@@ -168,9 +169,12 @@ class _Parts:
             self._shift[at] = self._gain[at] * (self._shift[at] - own) + own
         if delta.bias is not None:
             self._shift[at] += delta.bias.float()[chosen] - own
-        self._parts.append((first, b, self._rank, delta.scale))
-        self._a.append(a)
-        self._rank += len(a)
+        start = self._starts.get(id(a))
+        if start is None:  # gate and up of an expert have one between them
+            start = self._starts[id(a)] = self._rank
+            self._a.append(a)
+            self._rank += len(a)
+        self._parts.append((first, b, start, delta.scale))
 
     def _bias(self) -> Tensor:
         """The layer's own bias: what it makes of nothing."""

@@ -15,13 +15,14 @@ from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
 from engine.contract.checks import shown
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
+from engine.lora.checks import check_entry, check_rank, wrong
 from engine.lora.config import AdapterConfig, read_adapter_config
 from engine.lora.keys import Key, parse_key
 from engine.lora.modules import Modules
+from engine.lora.stacks import Stacks
 
 #: Bytes of a weights file's header; safetensors itself allows 100 million.
 _MOST_HEADER = 1 << 26
-_DTYPES = ("F32", "BF16", "F16")
 
 
 def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) -> Adapter:
@@ -37,13 +38,20 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
     config = read_adapter_config(folder)
     with _opened(folder / WEIGHTS_FILE) as file:
         parts = _Parts(config, modules, max_rank)
-        keys = {name: parts.check(name, file.get_slice(name)) for name in file.keys()}  # noqa: SIM118
-        parts.check_whole(keys)
+        keys, stacks = {}, Stacks(config, modules, max_rank)
+        for name in file.keys():  # noqa: SIM118
+            if not stacks.take(name, file.get_slice(name)):
+                keys[name] = parts.check(name, file.get_slice(name))
+        pairs = stacks.pairs()
+        if keys or not pairs:
+            parts.check_whole(keys)
         adapter = Adapter(digest=digest)
         for name, key in keys.items():
             _put(adapter, key, modules, _read(file, name))
         for name, key in keys.items():
             _delta(adapter, key, modules).scale = config.scale_of(_peft_name(name))
+        for a, b, pair in pairs:
+            adapter.modules |= pair.deltas(_read(file, a), _read(file, b))
     if _state(folder) != before:
         raise InvalidRequest("The adapter's files changed while they were read.", param="path")
     return adapter
@@ -80,10 +88,6 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def _wrong(name: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"{WEIGHTS_FILE}: {shown(name)} {why}.", param=name[:200])
-
-
 def _peft_name(name: str) -> str:
     """The name of a tensor's module as PEFT has it, by which patterns are looked up."""
     key = parse_key(name)
@@ -100,22 +104,19 @@ class _Parts:
         """The tensor's module by the model's name, and what it is of it."""
         key = parse_key(name)
         if key is None:
-            raise _wrong(name, "is nothing that a LoRA adapter has")
-        if entry.get_dtype() not in _DTYPES:
-            raise _wrong(name, f"is kept as {entry.get_dtype()}, which isn't supported")
+            raise wrong(name, "is nothing that a LoRA adapter has")
+        check_entry(name, entry)
         module = self._modules.find(key.module)
         if module is None:
-            raise _wrong(name, "belongs to no module of this model that an adapter can change")
+            raise wrong(name, "belongs to no module of this model that an adapter can change")
         rank = self._config.rank_of(key.module)
-        if self._max_rank is not None and rank > self._max_rank and key.kind != "table":
-            raise InvalidRequest(
-                f"The adapter's rank {rank} is over max_lora_rank ({self._max_rank}).", param="r"
-            )
+        if key.kind != "table":
+            check_rank(rank, self._max_rank)
         shape, wanted = tuple(entry.get_shape()), self._shapes(module, rank).get(key.kind)
         if wanted is None:
-            raise _wrong(name, "isn't supported for a module of this kind")
+            raise wrong(name, "isn't supported for a module of this kind")
         if shape != wanted:
-            raise _wrong(name, f"has shape {list(shape)}, but it must be {list(wanted)}")
+            raise wrong(name, f"has shape {list(shape)}, but it must be {list(wanted)}")
         return Key(module, key.kind)
 
     def _shapes(self, module: str, rank: int) -> Mapping[str, tuple[int, ...]]:
@@ -131,6 +132,8 @@ class _Parts:
         place = modules.place(module)
         rows, columns = (vocab, hidden) if place is None else (place.rows, place.columns)
         shapes: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
+        if place is not None and "." in place.slot:  # of an expert
+            return shapes
         vectors = ("b_bias", "magnitude", "bias")
         shapes |= dict.fromkeys(vectors, (rows,))
         return shapes | ({"table": (vocab, hidden)} if place is None else {})
@@ -146,11 +149,11 @@ class _Parts:
             has = kinds[key.module]
             for one, other in (("a", "b"), ("embedding_a", "embedding_b")):
                 if (one in has) != (other in has):
-                    raise _wrong(name, f"has no partner: {one} and {other} go together")
+                    raise wrong(name, f"has no partner: {one} and {other} go together")
             if has & {"b_bias", "magnitude"} and "a" not in has:
-                raise _wrong(name, "is of a module without matrices")
+                raise wrong(name, "is of a module without matrices")
             if self._config.dora and "a" in has and "magnitude" not in has:
-                raise _wrong(name, "is of DoRA (use_dora), but its module has no magnitude")
+                raise wrong(name, "is of DoRA (use_dora), but its module has no magnitude")
         if self._config.dora and any("embedding_a" in has for has in kinds.values()):
             raise InvalidRequest("DoRA of an embedding isn't supported.", param="use_dora")
 
@@ -159,7 +162,7 @@ def _read(file: Any, name: str) -> Tensor:
     tensor: Tensor = file.get_tensor(name)
     # In one pass: a sum in float64 is a number unless something in it is none.
     if not bool(tensor.sum(dtype=torch.float64).isfinite()):
-        raise _wrong(name, "holds NaN or infinity")
+        raise wrong(name, "holds NaN or infinity")
     return tensor
 
 

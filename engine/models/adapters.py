@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from kernels import KernelSet, LinearLayer
-from kernels.lora import LoraTable, LoraUse, PackedLora, TableUse
+from kernels.interface import MixtureOfExperts
+from kernels.lora import ExpertUse, LoraTable, LoraUse, PackedLora, TableUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +109,14 @@ class StepAdapters:
             if slot in adapter.layers[layer]
         ]
 
+    def of_experts(self, layer: int, slots: Set[str]) -> list[ExpertUse]:
+        """Those that change one of a layer's `slots`, which are its experts'."""
+        return [
+            (adapter.layers[layer], rows)
+            for adapter, rows in self.groups
+            if not slots.isdisjoint(adapter.layers[layer])
+        ]
+
     def heads(self, rows: Tensor | None) -> StepAdapters | None:
         """Those that change logits, by their places among `rows` of the step (None: all rows)."""
         changing = [(adapter, own) for adapter, own in self.groups if adapter.head is not None]
@@ -149,6 +158,26 @@ class AdaptedLinear(LinearLayer):
     def tensors(self) -> dict[str, Tensor]:
         """See `LinearLayer.tensors`."""
         return self._layer.tensors()
+
+
+class AdaptedExperts(MixtureOfExperts):
+    """A mixture of experts whose rows get what their adapters add, while a step says which."""
+
+    def __init__(self, experts: MixtureOfExperts, layer: int, step: CurrentStep) -> None:
+        """`layer`: the number of the layer that it is in."""
+        self._experts, self._layer, self._step = experts, layer, step
+        self.layers, self.nbytes = experts.layers, experts.nbytes
+        self._slots = frozenset() if self.layers is None else frozenset(self.layers.linears())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `MixtureOfExperts.__call__`."""
+        adapters = self._step.adapters
+        uses = [] if adapters is None else adapters.of_experts(self._layer, self._slots)
+        return self._experts.adapted(x, uses) if uses else self._experts(x)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `MixtureOfExperts.tensors`."""
+        return self._experts.tensors()
 
 
 @dataclass(slots=True)

@@ -209,6 +209,8 @@ class NativeDecoder:
         for prefix, mlp in (("", weights.mlp), ("residual_", weights.residual_mlp)):
             if mlp is not None:
                 found |= {f"{prefix}up": mlp.up, f"{prefix}down": mlp.down}
+        if weights.experts is not None and weights.experts.layers is not None:
+            found |= weights.experts.layers.linears()
         return found
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.models.adapters import AdaptedLinear, CurrentStep
+from engine.models.adapters import AdaptedExperts, AdaptedLinear, CurrentStep
 from engine.models.attention import Attention, Clamped, FullWidthNorm, HeadLayerNorm
 from engine.models.decoder_layers import Layer, ParallelLayer, ResidualExpertsLayer, SequentialLayer
 from engine.models.layer_weights import AttentionWeights, LayerWeights, MlpWeights
@@ -15,7 +15,7 @@ from kernels.interface import HeadNormWeights, NormWeights
 
 
 def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: CurrentStep) -> LayerWeights:
-    """The layer whose linear layers, but for those of experts, also do what adapters say."""
+    """The layer whose linear layers also do what adapters say."""
 
     def one(linear: LinearLayer, slot: str) -> LinearLayer:
         return AdaptedLinear(ops, linear, (index, slot), step)
@@ -26,9 +26,10 @@ def adapted(ops: KernelSet, layer: LayerWeights, index: int, step: CurrentStep) 
         up, down = one(weights.up, f"{prefix}up"), one(weights.down, f"{prefix}down")
         return replace(weights, up=up, down=down)
 
-    attention = layer.attention
+    attention, experts = layer.attention, layer.experts
     return replace(
         layer,
+        experts=None if experts is None else AdaptedExperts(experts, index, step),
         attention=replace(attention, qkv=one(attention.qkv, "qkv"), o=one(attention.o, "o")),
         mlp=mlp(layer.mlp, ""),
         residual_mlp=mlp(layer.residual_mlp, "residual_"),

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels.ablations import is_on
 from kernels.cpu import structs as c
 from kernels.cpu.checks import address, check_dense
-from kernels.cpu.experts import CpuExperts, activation_of, handle_of
+from kernels.cpu.experts import CpuExperts, activation_of, handle_of, sizes_of
 from kernels.cpu.library import CACHE_DTYPES, Library, check
 from kernels.cpu.lora import CpuLoraTable, LoraGroups
 from kernels.cpu.step import CpuStep
@@ -111,11 +111,13 @@ class CpuDecoder(CompiledDecoder):
 def _sizes(layer: DecoderLayerWeights) -> dict[str, tuple[int, int]]:
     """Inputs and outputs of the linear layers that adapters may change."""
     slots = {"qkv": layer.qkv, "o": layer.o, "up": layer.gate_up, "down": layer.down}
-    return {
+    sizes = {
         slot: (linear.in_features, linear.out_features)
         for slot, linear in slots.items()
         if linear is not None
     }
+    experts = None if layer.experts is None else layer.experts.layers
+    return sizes if experts is None else sizes | sizes_of(experts)
 
 
 def _shape(shape: DecoderShape, layers: list[DecoderLayerWeights]) -> c.DecoderShape:

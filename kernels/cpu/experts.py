@@ -10,10 +10,12 @@ from torch import Tensor
 
 from kernels.cpu.library import Library, check
 from kernels.cpu.linear import CpuLinear
+from kernels.cpu.lora import CpuLoraTable, LoraGroups
 from kernels.cpu.structs import Activation, Experts
 from kernels.cpu.threads import num_threads
 from kernels.experts import bytes_read, check_experts
 from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer, MixtureOfExperts
+from kernels.lora import ExpertUse
 
 KINDS = {
     "silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "relu2": 4, "swiglu_clamped": 5,
@@ -38,6 +40,13 @@ def handle_of(name: str, layer: LinearLayer | None, sizes: tuple[int, int]) -> i
     if (layer.in_features, layer.out_features) != sizes:
         raise ValueError(f"{name} must map {sizes[0]} to {sizes[1]}")
     return layer.handle
+
+
+def sizes_of(experts: ExpertLayers) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the linear layers that adapters may change, by their slots."""
+    return {
+        slot: (layer.in_features, layer.out_features) for slot, layer in experts.linears().items()
+    }
 
 
 class CpuExperts(MixtureOfExperts):
@@ -77,16 +86,25 @@ class CpuExperts(MixtureOfExperts):
         )
         self.address = ctypes.addressof(self._table)
         self._kept = (experts, ups, downs)
+        self.layers, self._sizes = experts, sizes_of(experts)
         self._run = library.run_experts
         self.nbytes = bytes_read(experts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """See `MixtureOfExperts.__call__`."""
+        return self.adapted(x, ())
+
+    def adapted(self, x: Tensor, uses: Sequence[ExpertUse]) -> Tensor:
+        """See `MixtureOfExperts.adapted`."""
         if x.dim() != 2 or x.shape[1] != self.hidden_size or x.dtype != torch.float32:
             raise ValueError(f"x {list(x.shape)} {x.dtype} must be float32 [T, {self.hidden_size}]")
         x = x.contiguous()
         out = torch.empty_like(x)
-        status = self._run(self.address, out.data_ptr(), x.data_ptr(), len(x), num_threads())
+        groups = LoraGroups([(CpuLoraTable([own], [self._sizes]), rows) for own, rows in uses])
+        status = self._run(
+            self.address, out.data_ptr(), x.data_ptr(), len(x), groups.table, groups.count,
+            num_threads(),
+        )  # fmt: skip
         if status:
             check(status)
         return out

@@ -38,7 +38,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_argmax": [P, P, L, L, N],
     "quire_sample": [P, P, L, L, P, P, P, P, P, N],
     "quire_top_logprobs": [P, P, P, P, P, L, L, P, L, N],
-    "quire_run_experts": [P, P, P, L, N],
+    "quire_run_experts": [P, P, P, L, P, L, N],
     "quire_decoder_run": [P, P, P, L, P, P, L, P, P, L, P, L, P, L, N],
     "quire_step_run": [P, P, P, L, L, P, P, P, L, N],
     "quire_add_lora": [P, L, P, L, L, P, L, N],

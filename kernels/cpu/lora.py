@@ -25,7 +25,9 @@ from kernels.lora import (
 
 #: `kLoraColumns` of lora.h.
 _COLUMNS = 32
-_SLOTS = ("qkv", "o", "up", "down")
+_SLOTS = ("qkv", "o", "up", "down", "router", "shared_up", "shared_down", "shared_gate")
+#: Of experts, with the field that lists them all.
+_LISTS = {"up": "expert_ups", "down": "expert_downs"}
 
 
 class CpuLora(PackedLora):
@@ -107,15 +109,32 @@ class CpuLoraTable(LoraTable):
     def __init__(self, layers: LayerLoras, sizes: Sequence[dict[str, tuple[int, int]]]) -> None:
         """`sizes`: inputs and outputs of each layer's linear layers, by their slots."""
         self._kept = [dict(layer) for layer in layers]
+        self._lists: dict[tuple[int, str], ctypes.Array[ctypes.c_void_p]] = {}
         self._table = (c.LoraLayer * len(sizes))()
         for row, layer, fits in zip(self._table, layers, sizes, strict=True):
             for slot, lora in layer.items():
-                if slot not in _SLOTS or not isinstance(lora, CpuLora):
+                kind, _, expert = slot.partition(".")
+                known = kind in _LISTS if expert else slot in _SLOTS
+                if not known or not isinstance(lora, CpuLora):
                     raise ValueError(f"{slot} isn't adapted in one call")
                 if (lora.in_features, lora.out_features) != fits.get(slot):
                     raise ValueError(f"an adapter of {slot} must map {fits.get(slot)}")
-                setattr(row, slot, lora.address)
+                if expert:
+                    self._list(row, kind, fits)[int(expert)] = lora.address
+                else:
+                    setattr(row, slot, lora.address)
         self.address = ctypes.addressof(self._table)
+
+    def _list(
+        self, row: c.LoraLayer, kind: str, fits: dict[str, tuple[int, int]]
+    ) -> ctypes.Array[ctypes.c_void_p]:
+        """The row's list of all experts' addresses, made where there is none yet."""
+        key = (ctypes.addressof(row), kind)
+        if key not in self._lists:
+            count = sum(slot.startswith(f"{kind}.") for slot in fits)
+            self._lists[key] = (ctypes.c_void_p * count)()
+            setattr(row, _LISTS[kind], ctypes.addressof(self._lists[key]))
+        return self._lists[key]
 
 
 class LoraGroups:

@@ -204,7 +204,11 @@ class LoraLinear(ctypes.Structure):
 class LoraLayer(ctypes.Structure):
     """Declared in lora.h."""
 
-    _fields_ = [(name, P) for name in ("qkv", "o", "up", "down")]
+    _fields_ = [
+        *((name, P) for name in ("qkv", "o", "up", "down")),
+        *((name, P) for name in ("router", "shared_up", "shared_down", "shared_gate")),
+        *((name, P) for name in ("expert_ups", "expert_downs")),
+    ]
 
 
 class LoraGroup(ctypes.Structure):

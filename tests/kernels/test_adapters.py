@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.interface import KernelSet
+from kernels.experts import ExpertsOneByOne
+from kernels.interface import ActivationSpec, ExpertLayers, KernelSet, LinearLayer
 from kernels.lora import LoraPart, LoraWeights, PackedLora
 
 K = 203
@@ -92,3 +93,57 @@ def test_what_does_not_fit_is_refused(compiled: KernelSet) -> None:
     weights = make(8)
     with pytest.raises(ValueError, match="ranks"):
         compiled.pack_lora(LoraWeights(a=weights.a[:3], parts=weights.parts, out_features=152))
+
+
+def mixture(kernels: KernelSet) -> ExpertLayers:
+    """Five experts and one of all tokens."""
+
+    def linear(rows: int, columns: int) -> LinearLayer:
+        return kernels.PackedLinear(0.1 * torch.randn(rows, columns), None)
+
+    return ExpertLayers(
+        router=linear(5, 48),
+        gate_up=[linear(80, 48) for _ in range(5)],
+        down=[linear(48, 40) for _ in range(5)],
+        top_k=2,
+        softmax_first=True,
+        renormalize=True,
+        activation=ActivationSpec("silu"),
+        shared_gate_up=linear(64, 48),
+        shared_down=linear(48, 32),
+        shared_gate=linear(1, 48),
+    )
+
+
+def of_mixture(experts: ExpertLayers, rank: int, *left_out: str) -> dict[str, LoraWeights]:
+    """An adapter of all its layers but some."""
+    return {
+        slot: LoraWeights(
+            a=0.2 * torch.randn(rank, layer.in_features),
+            parts=[LoraPart(0, 0.2 * torch.randn(layer.out_features, rank), 0, 0.75)],
+            out_features=layer.out_features,
+        )
+        for slot, layer in experts.linears().items()
+        if slot not in left_out
+    }
+
+
+def test_rows_of_experts_get_what_their_adapters_add(compiled: KernelSet, threads: int) -> None:
+    experts = mixture(compiled)
+    loras = [of_mixture(experts, 4), of_mixture(experts, 16, "router", "up.1", "down.3")]
+    x, owner = torch.randn(31, 48), torch.randint(-1, 2, (31,))
+    rows = [(owner == index).nonzero().flatten() for index in range(2)]
+    packed = [{slot: compiled.pack_lora(each) for slot, each in lora.items()} for lora in loras]
+    uses = list(zip(packed, rows, strict=True))
+    fused = compiled.compile_experts(experts)
+    together = fused.adapted(x, uses)
+    plain = ExpertsOneByOne(compiled, experts).adapted(x, uses)
+    torch.testing.assert_close(together, plain, rtol=1e-4, atol=1e-4)
+    assert torch.equal(together[owner < 0], fused(x)[owner < 0])
+    for lora, own in uses:
+        for row in own.tolist():
+            alone = fused.adapted(x[row : row + 1], [(lora, torch.tensor([0]))])
+            assert torch.equal(alone[0], together[row])
+            assert not torch.equal(alone, fused(x[row : row + 1]))
+    with pytest.raises(ValueError, match="isn't there"):
+        fused.adapted(x, [(packed[0], torch.tensor([31]))])

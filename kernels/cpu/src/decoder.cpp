@@ -27,19 +27,11 @@ struct Run {
   int64_t num_adapters;
   std::vector<LoraGroup> kept_adapters;
   std::vector<int64_t> kept_rows;
-  std::vector<LoraUse> uses;
   const DecoderShape& shape() const { return decoder.shape; }
 };
 
-// y [rows, n] gets what the adapters of rows [low, low + rows) add to x W^T in this layer; x and y
-// begin at row `low`.
-void adapt(Run& run, int64_t layer, const LoraLinear* LoraLayer::* slot, float* y, int64_t n,
-           const float* x, int64_t stride, int64_t low, int64_t rows) {
-  if (!run.num_adapters) return;
-  lora_uses(run.uses, run.adapters, run.num_adapters, layer, slot, low, low + rows);
-  if (run.uses.empty()) return;
-  add_lora(y, n, x, stride, run.uses.data(), static_cast<int64_t>(run.uses.size()), low,
-           run.threads);
+LayerAdapters adapters_of(const Run& run, int64_t layer) {
+  return {run.adapters, run.num_adapters, layer};
 }
 
 // run_mlp with adapters: each product is whole before its adapters add to it.
@@ -48,12 +40,14 @@ int run_adapted_mlp(Run& run, int64_t layer, const Mlp& w, float* x, int64_t low
   float* up = w.gated ? run.gated : run.inner;
   int wrong = linear(*w.gate_up, up, x, hidden, rows, kF32, run.threads);
   if (wrong) return wrong;
-  adapt(run, layer, &LoraLayer::up, up, w.gate_up->n, x, hidden, low, rows);
+  const LayerAdapters adapters = adapters_of(run, layer);
+  adapt(adapters, &LoraLayer::up, up, w.gate_up->n, x, hidden, low, rows, run.threads);
   if (w.gated) gate_and_mul(run.inner, up, rows, w.inner, w.act, run.threads);
   else activate(run.inner, up, rows, w.inner, w.act, run.threads);
   wrong = linear(*w.down, x, run.inner, w.inner, rows, kF32, run.threads);
-  if (!wrong) adapt(run, layer, &LoraLayer::down, x, hidden, run.inner, w.inner, low, rows);
-  return wrong;
+  if (wrong) return wrong;
+  adapt(adapters, &LoraLayer::down, x, hidden, run.inner, w.inner, low, rows, run.threads);
+  return kOk;
 }
 
 // The groups of the rows that go on, by their new places.
@@ -181,7 +175,8 @@ int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* 
   const int64_t index = &layer - run.decoder.layers.data();
   int wrong = linear(*layer.qkv, run.qkv, run.x, s.hidden, *rows, kF32, run.threads);
   if (wrong) return wrong;
-  adapt(run, index, &LoraLayer::qkv, run.qkv, run.qkv_width, run.x, s.hidden, 0, *rows);
+  adapt(adapters_of(run, index), &LoraLayer::qkv, run.qkv, run.qkv_width, run.x, s.hidden, 0, *rows,
+        run.threads);
   prepare_qkv(run, layer);
   if (!wrong) wrong = rope_and_cache(rope_of(run, layer), run.threads);
   if (!wrong) wrong = paged_attention(attention_of(run, layer, last), run.threads);
@@ -190,17 +185,19 @@ int attend(Run& run, const DecoderLayer& layer, float* out, bool last, int64_t* 
   if (!out) out = run.x;
   wrong = linear(*layer.o, out, run.attention, run.q_width, *rows, kF32, run.threads);
   if (wrong) return wrong;
-  adapt(run, index, &LoraLayer::o, out, s.hidden, run.attention, run.q_width, 0, *rows);
+  adapt(adapters_of(run, index), &LoraLayer::o, out, s.hidden, run.attention, run.q_width, 0, *rows,
+        run.threads);
   finish(run, layer.attention_out_norm, out, *rows);
   return wrong;
 }
 
 int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
   const DecoderShape& s = run.shape();
+  const int64_t index = &layer - run.decoder.layers.data();
   int wrong = kOk;
   if (layer.experts) {
     // A parallel layer has no experts: `other` is free.
-    wrong = run_experts(*layer.experts, run.other, run.x, rows, run.threads);
+    wrong = run_experts(*layer.experts, run.other, run.x, rows, adapters_of(run, index), run.threads);
     std::swap(run.x, run.other);
   }
   const Mlp mlp{layer.gate_up, layer.down, s.inner, s.gated, s.act};
@@ -208,7 +205,7 @@ int feed_forward(Run& run, const DecoderLayer& layer, int64_t rows) {
     float* x = run.x + row * s.hidden;
     const int64_t count = std::min(kMlpRows, rows - row);
     wrong = run.num_adapters
-                ? run_adapted_mlp(run, &layer - run.decoder.layers.data(), mlp, x, row, count)
+                ? run_adapted_mlp(run, index, mlp, x, row, count)
                 : run_mlp(mlp, x, x, count, run.inner, run.gated, run.threads);
   }
   finish(run, layer.mlp_out_norm, run.x, rows);

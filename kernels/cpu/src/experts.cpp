@@ -2,6 +2,8 @@
 // sum goes through its experts in their order, whatever other rows there are.
 #include "experts.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 namespace quire {
@@ -49,9 +51,35 @@ void route_row(const Experts& e, float* scores, int32_t* chosen, float* weights)
   for (int64_t i = 0; i < e.top_k; i++) weights[i] /= sum;
 }
 
+// run_mlp of a gated MLP whose products are whole before `adapt_up` and `adapt_down` add to them.
+template <class Up, class Down>
+int run_adapted(const Mlp& w, float* out, const float* x, int64_t rows, const Buffers& b, Up&& adapt_up,
+                Down&& adapt_down, int threads) {
+  int wrong = linear(*w.gate_up, b.gated, x, w.gate_up->k, rows, kF32, threads);
+  if (wrong) return wrong;
+  adapt_up(b.gated, w.gate_up->n, x, w.gate_up->k);
+  gate_and_mul(b.inner, b.gated, rows, w.inner, w.act, threads);
+  wrong = linear(*w.down, out, b.inner, w.inner, rows, kF32, threads);
+  if (wrong) return wrong;
+  adapt_down(out, w.down->n, b.inner, w.inner);
+  return kOk;
+}
+
+int run_shared_mlp(const Mlp& w, float* out, const float* x, int64_t low, int64_t rows,
+                   const Buffers& b, const LayerAdapters& adapters, int threads) {
+  if (!adapters.count) return run_mlp(w, out, x, rows, b.inner, b.gated, threads);
+  const auto add = [&](const LoraLinear* LoraLayer::* slot) {
+    return [&, slot](float* y, int64_t n, const float* of, int64_t k) {
+      adapt(adapters, slot, y, n, of, k, low, rows, threads);
+    };
+  };
+  return run_adapted(w, out, x, rows, b, add(&LoraLayer::shared_up), add(&LoraLayer::shared_down),
+                     threads);
+}
+
 // out = what the expert of all tokens says, or zeros.
 int run_shared(const Experts& e, float* out, const float* x, int64_t rows, const Buffers& b,
-               int threads) {
+               const LayerAdapters& adapters, int threads) {
   if (!e.shared_down) {
     std::fill(out, out + rows * e.hidden, 0.0f);
     return kOk;
@@ -60,10 +88,12 @@ int run_shared(const Experts& e, float* out, const float* x, int64_t rows, const
   int wrong = kOk;
   for (int64_t row = 0; row < rows && !wrong; row += kRowsAtOnce) {
     const int64_t count = std::min(kRowsAtOnce, rows - row), at = row * e.hidden;
-    wrong = run_mlp(mlp, out + at, x + at, count, b.inner, b.gated, threads);
+    wrong = run_shared_mlp(mlp, out + at, x + at, row, count, b, adapters, threads);
   }
   if (wrong || !e.shared_gate) return wrong;
   wrong = linear(*e.shared_gate, b.scores, x, e.hidden, rows, kF32, threads);
+  if (wrong) return wrong;
+  adapt(adapters, &LoraLayer::shared_gate, b.scores, 1, x, e.hidden, 0, rows, threads);
   for (int64_t row = 0; row < rows; row++) {
     const vf by = vset(1.0f / (1.0f + std::exp(-b.scores[row])));
     float* to = out + row * e.hidden;
@@ -79,9 +109,48 @@ struct Hit {
   float weight;
 };
 
+// Which of the rows that an expert sees meet which adapter of its two products.
+struct HitUses {
+  std::vector<int64_t> places;
+  std::vector<LoraUse> ups, downs;
+
+  // `group_of`: of each row of x its group, -1 for none.
+  HitUses(const LayerAdapters& adapters, const std::vector<int32_t>& group_of, int64_t index,
+          const Hit* hits, int64_t count) {
+    std::vector<std::pair<int32_t, int64_t>> found;
+    for (int64_t i = 0; i < count; i++)
+      if (const int32_t group = group_of[hits[i].row]; group >= 0) found.emplace_back(group, i);
+    std::stable_sort(found.begin(), found.end(),
+                     [](const auto& one, const auto& other) { return one.first < other.first; });
+    for (const auto& [group, place] : found) places.push_back(place);
+    for (size_t from = 0, to; from < found.size(); from = to) {
+      for (to = from; to < found.size() && found[to].first == found[from].first;) to++;
+      const LoraLayer& layer = adapters.groups[found[from].first].layers[adapters.layer];
+      const int64_t* of = places.data() + from;
+      const int64_t some = static_cast<int64_t>(to - from);
+      if (layer.expert_ups && layer.expert_ups[index]) ups.push_back({layer.expert_ups[index], of, some});
+      if (layer.expert_downs && layer.expert_downs[index])
+        downs.push_back({layer.expert_downs[index], of, some});
+    }
+  }
+};
+
+int run_hit_mlp(const Mlp& w, float* out, const float* x, int64_t rows, const Buffers& b,
+                const HitUses& uses, int threads) {
+  if (uses.ups.empty() && uses.downs.empty())
+    return run_mlp(w, out, x, rows, b.inner, b.gated, threads);
+  const auto add = [&](const std::vector<LoraUse>& some) {
+    return [&](float* y, int64_t n, const float* of, int64_t k) {
+      if (!some.empty())
+        add_lora(y, n, of, k, some.data(), static_cast<int64_t>(some.size()), 0, threads);
+    };
+  };
+  return run_adapted(w, out, x, rows, b, add(uses.ups), add(uses.downs), threads);
+}
+
 // Adds what an expert says of the rows in `hits`.
 int run_hits(const Experts& e, int64_t index, const Hit* hits, int64_t count, float* out,
-             const float* x, const Buffers& b, int threads) {
+             const float* x, const Buffers& b, const HitUses& uses, int threads) {
   const float* rows = x + hits[0].row * e.hidden;
   if (count > 1) {
     for (int64_t i = 0; i < count; i++) {
@@ -90,7 +159,7 @@ int run_hits(const Experts& e, int64_t index, const Hit* hits, int64_t count, fl
     rows = b.rows;
   }
   const Mlp mlp{e.gate_up[index], e.down[index], e.inner, true, e.act};
-  if (const int wrong = run_mlp(mlp, b.out, rows, count, b.inner, b.gated, threads)) return wrong;
+  if (const int wrong = run_hit_mlp(mlp, b.out, rows, count, b, uses, threads)) return wrong;
   deal_ranges(worth(threads, count * e.hidden, 16384), count, 1, [&](int64_t low, int64_t high) {
     for (int64_t i = low; i < high; i++) {
       float* to = out + hits[i].row * e.hidden;
@@ -104,8 +173,18 @@ int run_hits(const Experts& e, int64_t index, const Hit* hits, int64_t count, fl
   return kOk;
 }
 
+// Of each row its group of adapters, -1 for none.
+std::vector<int32_t> groups_of(const LayerAdapters& adapters, int64_t rows) {
+  std::vector<int32_t> found(rows, -1);
+  for (int64_t g = 0; g < adapters.count; g++)
+    for (int64_t i = 0; i < adapters.groups[g].count; i++)
+      found[adapters.groups[g].rows[i]] = static_cast<int32_t>(g);
+  return found;
+}
+
 int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const Buffers& b,
-               int threads) {
+               const LayerAdapters& adapters, int threads) {
+  const std::vector<int32_t> group_of = groups_of(adapters, rows);
   std::vector<std::vector<Hit>> hits(e.count);
   for (int64_t row = 0; row < rows; row++) {
     for (int64_t i = row * e.top_k; i < (row + 1) * e.top_k; i++) {
@@ -116,8 +195,9 @@ int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const
     const int64_t all = static_cast<int64_t>(hits[index].size());
     for (int64_t from = 0; from < all; from += kRowsAtOnce) {
       const int64_t count = std::min(kRowsAtOnce, all - from);
-      if (const int wrong = run_hits(e, index, hits[index].data() + from, count, out, x, b, threads))
-        return wrong;
+      const Hit* some = hits[index].data() + from;
+      const HitUses uses(adapters, group_of, index, some, count);
+      if (const int wrong = run_hits(e, index, some, count, out, x, b, uses, threads)) return wrong;
     }
   }
   return kOk;
@@ -125,7 +205,8 @@ int run_chosen(const Experts& e, float* out, const float* x, int64_t rows, const
 
 }  // namespace
 
-int run_experts(const Experts& e, float* out, const float* x, int64_t rows, int threads) {
+int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
+                const LayerAdapters& adapters, int threads) {
   const int64_t most = std::min(rows, kRowsAtOnce), inner = std::max(e.inner, e.shared_inner);
   Buffers b;
   Layout layout;
@@ -137,9 +218,10 @@ int run_experts(const Experts& e, float* out, const float* x, int64_t rows, int 
   layout.add(&b.inner, most * inner);
   layout.add(&b.out, most * e.hidden);
   layout.take(Scratch::kExperts);
-  int wrong = run_shared(e, out, x, rows, b, threads);
+  int wrong = run_shared(e, out, x, rows, b, adapters, threads);
   if (!wrong) wrong = linear(*e.router, b.scores, x, e.hidden, rows, kF32, threads);
   if (wrong) return wrong;
+  adapt(adapters, &LoraLayer::router, b.scores, e.count, x, e.hidden, 0, rows, threads);
   deal_ranges(worth(threads, rows * e.count * e.top_k, 16384), rows, 1,
               [&](int64_t low, int64_t high) {
                 for (int64_t row = low; row < high; row++) {
@@ -147,16 +229,21 @@ int run_experts(const Experts& e, float* out, const float* x, int64_t rows, int 
                             b.weights + row * e.top_k);
                 }
               });
-  return run_chosen(e, out, x, rows, b, threads);
+  return run_chosen(e, out, x, rows, b, adapters, threads);
 }
 
 }  // namespace quire
 
 using namespace quire;
 
-// out, x [rows, hidden] float32.
+// out, x [rows, hidden] float32. Rows of `groups`, whose tables are of one layer, are in [0, rows).
 extern "C" int quire_run_experts(const void* experts, float* out, const float* x, int64_t rows,
-                                 int threads) {
-  return guarded(
-      [&] { return run_experts(*static_cast<const Experts*>(experts), out, x, rows, threads); });
+                                 const LoraGroup* groups, int64_t num_groups, int threads) {
+  for (int64_t g = 0; g < num_groups; g++)
+    for (int64_t i = 0; i < groups[g].count; i++)
+      if (groups[g].rows[i] < 0 || groups[g].rows[i] >= rows) return kBadRow;
+  return guarded([&] {
+    const LayerAdapters adapters{groups, num_groups, 0};
+    return run_experts(*static_cast<const Experts*>(experts), out, x, rows, adapters, threads);
+  });
 }

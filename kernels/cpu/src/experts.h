@@ -1,6 +1,7 @@
 // A mixture of experts: each token goes through the few that its router chooses.
 #pragma once
 
+#include "lora.h"
 #include "ops.h"
 
 namespace quire {
@@ -17,7 +18,8 @@ struct Experts {
   Activation act;
 };
 
-// out [rows, hidden] from x of the same, which it must not be.
-int run_experts(const Experts& e, float* out, const float* x, int64_t rows, int threads);
+// out [rows, hidden] from x of the same, which it must not be. `adapters` name rows of x.
+int run_experts(const Experts& e, float* out, const float* x, int64_t rows,
+                const LayerAdapters& adapters, int threads);
 
 }  // namespace quire

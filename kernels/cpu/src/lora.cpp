@@ -179,6 +179,16 @@ void lora_uses(std::vector<LoraUse>& uses, const LoraGroup* groups, int64_t num_
   }
 }
 
+void adapt(const LayerAdapters& adapters, const LoraLinear* LoraLayer::* slot, float* y, int64_t n,
+           const float* x, int64_t stride, int64_t low, int64_t rows, int threads) {
+  thread_local std::vector<LoraUse> kept;
+  if (!adapters.count) return;
+  std::vector<LoraUse>& uses = kept;
+  lora_uses(uses, adapters.groups, adapters.count, adapters.layer, slot, low, low + rows);
+  if (uses.empty()) return;
+  add_lora(y, n, x, stride, uses.data(), static_cast<int64_t>(uses.size()), low, threads);
+}
+
 }  // namespace quire
 
 using namespace quire;

@@ -35,6 +35,8 @@ struct LoraLinear {
 // Of one layer of a decoder; null where the adapter leaves one as it is.
 struct LoraLayer {
   const LoraLinear *qkv, *o, *up, *down;
+  const LoraLinear *router, *shared_up, *shared_down, *shared_gate;
+  const LoraLinear *const *expert_ups, *const *expert_downs;  // by expert, or null
 };
 
 // The rows of a step that go through one adapter, in ascending order.
@@ -59,5 +61,15 @@ void add_lora(float* y, int64_t n, const float* x, int64_t stride, const LoraUse
 // The uses of one layer's `slot` among rows [low, high); nothing where no group has any.
 void lora_uses(std::vector<LoraUse>& uses, const LoraGroup* groups, int64_t num_groups,
                int64_t layer, const LoraLinear* LoraLayer::* slot, int64_t low, int64_t high);
+
+// What goes through adapters in one layer: rows [0, ..) of the layer's x.
+struct LayerAdapters {
+  const LoraGroup* groups;
+  int64_t count, layer;
+};
+
+// A linear layer's y [rows, n] gets what adapters add; x and y begin at row `low`.
+void adapt(const LayerAdapters& adapters, const LoraLinear* LoraLayer::* slot, float* y, int64_t n,
+           const float* x, int64_t stride, int64_t low, int64_t rows, int threads);
 
 }  // namespace quire

@@ -290,6 +290,12 @@ void list_lora_layer(Listing& listing) {
   QUIRE_FIELD(o);
   QUIRE_FIELD(up);
   QUIRE_FIELD(down);
+  QUIRE_FIELD(router);
+  QUIRE_FIELD(shared_up);
+  QUIRE_FIELD(shared_down);
+  QUIRE_FIELD(shared_gate);
+  QUIRE_FIELD(expert_ups);
+  QUIRE_FIELD(expert_downs);
 }
 
 void list_lora_group(Listing& listing) {

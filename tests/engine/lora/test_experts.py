@@ -1,0 +1,200 @@
+"""Adapters of experts: PEFT's tokens for each family, and all layouts that adapters have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.errors import InvalidRequest
+from engine.lora.check import check_adapter
+from engine.lora.modules import Modules
+from engine.lora.read import read_adapter
+from engine.models.architectures import decoder_spec, read_config
+
+from .adapters import write_adapter
+from .peft_oracle import checkpoint, make_adapter
+from .test_peft_equality import check
+
+STACKS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+SHARED = [f"shared_expert.{name}_proj" for name in ("gate", "up", "down")]
+#: recipe -> PEFT's options.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mixtral": {"target_modules": ["q_proj"], "target_parameters": STACKS},
+    "qwen3_moe": {
+        "target_modules": ["q_proj", "o_proj"],
+        "target_parameters": [*STACKS, "mlp.gate.weight"],
+        "rank_pattern": {"mlp.experts.down_proj": 3},
+        "alpha_pattern": {"mlp.experts.gate_up_proj": 5},
+    },
+    "qwen2_moe": {
+        "target_modules": [*SHARED, "shared_expert_gate"],
+        "target_parameters": STACKS,
+        "use_rslora": True,
+        "lora_alpha": 4,
+    },
+    "gpt_oss": {
+        "target_modules": ["q_proj"],
+        "target_parameters": [*STACKS, "mlp.router.weight"],
+    },
+    "granitemoe": {
+        "target_modules": ["q_proj"],
+        "target_parameters": [name.replace("mlp.", "block_sparse_moe.") for name in STACKS],
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tokens_are_those_of_peft(tmp_path: Path, family: str) -> None:
+    model = checkpoint(family, tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "adapter", **FAMILIES[family])
+    check(model, adapter)
+    verdict = check_adapter(str(model), adapter, probe=True)
+    assert verdict.error is None
+    assert verdict.probe is not None
+    assert verdict.probe.max_difference < 1e-4
+
+
+def test_expert_by_expert_they_give_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = checkpoint("qwen2_moe", tmp_path / "model")
+    adapter = make_adapter(model, tmp_path / "adapter", **FAMILIES["qwen2_moe"])
+    monkeypatch.setattr("engine.models.decoder.is_on", lambda name: False)
+    check(model, adapter)
+    check(model, adapter, cpu_kernels=False)
+
+
+Files = tuple[dict[str, Any], dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Modules, Path]:
+    folder = tmp_path_factory.mktemp("experts")
+    model = checkpoint("mixtral", folder / "model")
+    adapter = make_adapter(
+        model, folder / "adapter", target_modules=[], target_parameters=STACKS, r=4
+    )
+    return Modules(decoder_spec(read_config(model))), adapter
+
+
+def files(folder: Path) -> Files:
+    config = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    return config, load_file(folder / WEIGHTS_FILE)
+
+
+def one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each expert's own matrices by the names of a Mixtral whose experts are modules."""
+    found = {}
+    for name, a in tensors.items():
+        if "lora_A" not in name:
+            continue
+        b = tensors[name.replace("lora_A", "lora_B")]
+        at = name.removesuffix(".lora_A.weight").removesuffix(".base_layer")
+        at = at.replace(".mlp.", ".block_sparse_moe.")
+        half = len(b) // 2
+        words = {"w1": slice(0, half), "w3": slice(half, None)}
+        if a.shape[1] != 64:  # not of the hidden size
+            words = {"w2": slice(None)}
+        for expert in range(4):
+            for word, rows in words.items():
+                key = f"{at}.{expert}.{word}.lora"
+                found[f"{key}_A.weight"] = a[4 * expert : 4 * expert + 4].clone()
+                found[f"{key}_B.weight"] = b.view(len(b), 4, 4)[rows, :, expert].clone()
+    return found
+
+
+def old_order(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """As PEFT had them at first: A of a weight's outputs, B of its inputs."""
+    found = {}
+    for name, a in tensors.items():
+        if "lora_A" in name:
+            other = name.replace("lora_A", "lora_B")
+            b = tensors[other]
+            by_expert = b.view(len(b), 4, 4)  # outputs, rank, experts
+            found[name] = by_expert.permute(2, 1, 0).reshape(16, -1).clone()
+            found[other] = a.view(4, 4, -1).permute(2, 1, 0).reshape(-1, 16).clone()
+    return found
+
+
+@pytest.mark.parametrize("layout", [one_by_one, old_order])
+def test_other_layouts_are_the_same_adapter(
+    made: tuple[Modules, Path],
+    tmp_path: Path,
+    layout: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+) -> None:
+    modules, folder = made
+    config, tensors = files(folder)
+    plain = read_adapter(folder, modules).modules
+    other = read_adapter(write_adapter(tmp_path / "x", config, layout(tensors)), modules).modules
+    assert plain.keys() == other.keys()
+    assert len(plain) == 2 * 4 * 3  # layers, experts, projections
+    for name, delta in plain.items():
+        assert delta.a is not None
+        assert delta.b is not None
+        assert torch.equal(delta.a, other[name].a)
+        assert torch.equal(delta.b, other[name].b)
+        assert delta.scale == other[name].scale
+
+
+def _wrong_rank(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    config["r"] = 8
+
+
+def _half_an_expert_less(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        tensors[name] = tensor[:14] if "lora_A" in name else tensor[:, :14]
+
+
+def _no_partner(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    del tensors[next(name for name in tensors if "lora_A" in name)]
+
+
+def _other_width(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    for name in [name for name in tensors if "lora_A" in name]:
+        tensors[name] = tensors[name][:, :7]
+
+
+def _twice(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    for name in list(tensors):
+        tensors[name.replace("experts", "experts.base_layer.base_layer")] = tensors[name].clone()
+
+
+def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    next(iter(tensors.values()))[0, 0] = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (_wrong_rank, r"is of rank 4, but it must be 8"),
+        (_half_an_expert_less, r"they must be \[4 \* rank, inputs\]"),
+        (_no_partner, "has no partner"),
+        (_other_width, "but the experts map"),
+        (_twice, "changes what another tensor changes too"),
+        (_nan, "holds NaN"),
+    ],
+)
+def test_what_does_not_fit_is_refused_by_name(
+    made: tuple[Modules, Path], tmp_path: Path, spoil: Callable[..., None], words: str
+) -> None:
+    modules, folder = made
+    config, tensors = files(folder)
+    spoil(config, tensors)
+    spoilt = write_adapter(tmp_path / "adapter", config, tensors)
+    with pytest.raises(InvalidRequest, match=words) as refused:
+        read_adapter(spoilt, modules)
+    assert "experts" in (refused.value.param or "")
+
+
+def test_a_rank_above_the_bound_is_refused(made: tuple[Modules, Path]) -> None:
+    modules, folder = made
+    with pytest.raises(InvalidRequest, match=r"rank 4 is over max_lora_rank \(2\)"):
+        read_adapter(folder, modules, 2)
