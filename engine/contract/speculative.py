@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from engine.contract.errors import ConfigError
+from engine.contract.quantization import QUANTIZATIONS
 
-METHODS = ("ngram", "suffix")
-#: vLLM's methods that need weights of their own.
-_WITH_WEIGHTS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
+METHODS = ("ngram", "suffix", "draft_model")
+#: vLLM's methods that read the target's hidden states, and what each of them would take.
+_OF_HIDDEN_STATES = {
+    "eagle": "a layer that goes on from the model's last hidden state isn't run yet",
+    "eagle3": "a layer that goes on from three of the model's hidden states isn't run yet",
+    "medusa": "heads on the model's last hidden state aren't run yet",
+    "mlp_speculator": "a speculator on the model's last hidden state isn't run yet",
+    "mtp": "a checkpoint's own multi-token-prediction layers aren't run yet",
+}
 _PARAM = "speculative_config"
 
 
@@ -21,12 +28,17 @@ class SpeculativeConfig:
 
     Attributes:
         method: "ngram", what followed the last time the newest tokens stood in the prompt or the
-            output; "suffix", the same in earlier outputs of the same tenant too.
+            output; "suffix", the same in earlier outputs of the same tenant too; "draft_model",
+            what a smaller model with the same vocabulary says.
         num_speculative_tokens: most drafts of a row in a step; in [1, 64].
         prompt_lookup_min, prompt_lookup_max: how many of the newest tokens must stand there, and at
             how many the search begins; in [1, 32].
         suffix_decoding_max_cached_requests: outputs that are kept for "suffix", over all tenants.
         disable_by_batch_size: no drafts in steps of at least so many sequences; 0: as it pays.
+        model: folder or hub id of the "draft_model".
+        quantization: rounds its weights while they load, as the setting of that name.
+        max_model_len: sequences longer than this get no drafts from it; 0: its own context.
+        draft_tensor_parallel_size: 1.
     """
 
     method: str
@@ -35,15 +47,17 @@ class SpeculativeConfig:
     prompt_lookup_max: int = 4
     suffix_decoding_max_cached_requests: int = 1000
     disable_by_batch_size: int = 0
+    model: str = ""
+    quantization: str | None = None
+    max_model_len: int = 0
+    draft_tensor_parallel_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.method in _WITH_WEIGHTS:
-            raise _refused(
-                f"method={self.method} needs a draft model, which can't be loaded yet: take "
-                f"{' or '.join(METHODS)}."
-            )
+        if why := _OF_HIDDEN_STATES.get(self.method):
+            raise _refused(f"method={self.method}: {why}. Take {', '.join(METHODS)}.")
         if self.method not in METHODS:
             raise _refused(f"method must be one of {', '.join(METHODS)}; got {self.method!r}.")
+        self._check_model()
         self._check("num_speculative_tokens", 1, 64)
         self._check("prompt_lookup_max", 1, 32)
         self._check("prompt_lookup_min", 1, 32)
@@ -54,6 +68,22 @@ class SpeculativeConfig:
                 f"prompt_lookup_min ({self.prompt_lookup_min}) must not be above "
                 f"prompt_lookup_max ({self.prompt_lookup_max})."
             )
+
+    def _check_model(self) -> None:
+        """What only means something with a draft model."""
+        if not isinstance(self.model, str) or bool(self.model) != (self.method == "draft_model"):
+            raise _refused(
+                "model must be the folder or hub id of the draft model."
+                if self.method == "draft_model"
+                else f"method={self.method} takes no model, got {self.model!r}."
+            )
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise _refused(
+                f"quantization must be one of {', '.join(QUANTIZATIONS)}; got "
+                f"{self.quantization!r}."
+            )
+        self._check("max_model_len", 0, 1 << 30)
+        self._check("draft_tensor_parallel_size", 1, 1)
 
     def _check(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)
@@ -67,11 +97,15 @@ class SpeculativeConfig:
         Raises `ConfigError` for an unknown key.
         """
         values = dict(given)
-        model = values.pop("model", None)
+        model = values.get("model")
         if model is not None and "method" not in values:
-            values["method"] = str(model).strip("[]")
-            if values["method"] not in METHODS:
-                values["method"] = "draft_model"
+            named = str(model).strip("[]")
+            values["method"] = named if named in ("ngram", "suffix") else "draft_model"
+        if values.get("method") in ("ngram", "suffix") and str(model).strip("[]") in (
+            values["method"],
+            "None",
+        ):
+            values.pop("model", None)
         known = {spec.name for spec in dataclasses.fields(cls)}
         for key in values:
             if key not in known:

@@ -86,13 +86,13 @@ def _only(name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any)
     return Foreign(name, kind, note, takes=takes, **more)
 
 
-def _drafts(name: str, kind: Kind, key: str) -> Foreign:
+def _drafts(name: str, kind: Kind, key: str, **more: Any) -> Foreign:
     """One of the manual's flags that became a key of `speculative_config`."""
 
     def becomes(value: Any) -> dict[str, Any]:
         return {"speculative_config": {key: value}} if value else {}
 
-    return Foreign(name, kind, f"`speculative_config`, `{key}`", becomes=becomes)
+    return Foreign(name, kind, f"`speculative_config`, `{key}`", becomes=becomes, **more)
 
 
 def _attention_config(value: Any) -> dict[str, Any]:
@@ -155,7 +155,6 @@ _ONE_DEVICE = (
     "(`manage.py load_model --replicas N`); for a model that doesn't fit, --quantization."
 )
 _ON_REQUEST = "an adapter comes with each request: `lora_request`, or its name as the model's."
-_NO_DRAFT_MODEL = "drafts come from text (`speculative_config`), not from a model yet."
 _DRAFTS_HOLD = (
     "a draft holds if it is the token that the model draws itself, so the text is the same as "
     "without. Leave it out."
@@ -271,14 +270,14 @@ FOREIGN: tuple[Foreign, ...] = (
     ),
     _drafts("speculative_model", str, "model"),
     _drafts("num_speculative_tokens", int, "num_speculative_tokens"),
-    _only(
+    _drafts("speculative_model_quantization", str, "quantization"),
+    _drafts(
         "speculative_draft_tensor_parallel_size",
         int,
-        (1,),
-        _NO_DRAFT_MODEL,
+        "draft_tensor_parallel_size",
         short=("-spec-draft-tp",),
     ),
-    _nothing("speculative_max_model_len", int, "it only means something with a draft model."),
+    _drafts("speculative_max_model_len", int, "max_model_len"),
     _drafts("speculative_disable_by_batch_size", int, "disable_by_batch_size"),
     _drafts("ngram_prompt_lookup_max", int, "prompt_lookup_max"),
     _drafts("ngram_prompt_lookup_min", int, "prompt_lookup_min"),

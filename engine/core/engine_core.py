@@ -127,7 +127,12 @@ class EngineCore:
         self._harvest = Harvest(self.scheduler, self.structured, self._counters, self._exits)
         self._most_in_flight = 1 if overlaps else 0
         self._drafter = make_drafter(
-            config, facts, overlaps=overlaps, possible=self.structured.possible
+            config,
+            facts,
+            overlaps=overlaps,
+            possible=self.structured.possible,
+            draft=executor.draft,
+            run=executor.execute_draft,
         )
         self.scheduler.drafts = self._drafter
         #: Follows how long prompts take; set where that bounds them beside decodes.
@@ -399,6 +404,8 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while any request holds blocks."""
+        if self._drafter is not None:
+            self._drafter.reset()
         return self.scheduler.kv.pool.reset_cache()
 
     @property
@@ -429,6 +436,8 @@ class EngineCore:
         if level == 2:
             self.adapters.drop_idle()
         self.executor.sleep(level)
+        if self._drafter is not None:
+            self._drafter.reset(worker_too=True)
         return deltas
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
@@ -449,6 +458,8 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's books balance."""
         self.scheduler.check_integrity()
+        if self._drafter is not None:
+            self._drafter.check_integrity()
 
     def reset_stats(self) -> None:
         """Start the totals anew."""

@@ -12,6 +12,7 @@ from engine.kv_cache.layout import KVLayout
 from engine.lora.store import AdapterFacts
 from engine.models.facts import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+from engine.speculative.draft_facts import DraftFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,15 @@ class Executor(Protocol):
 
     def detach(self, handle: int) -> None:
         """Let an attachment go: no later plan names it."""
+
+    # -- drafts -------------------------------------------------------------------------------
+
+    @property
+    def draft(self) -> DraftFacts | None:
+        """The draft model of `speculative_config`; None without one."""
+
+    def execute_draft(self, plan: StepPlan) -> StepResult:
+        """Run one step of the draft model, which has a batch of its own; as `execute`."""
 
     # -- adapters -----------------------------------------------------------------------------
 

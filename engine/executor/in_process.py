@@ -13,9 +13,11 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
 from engine.contract.loading import CACHE, KERNELS, READING, note
 from engine.contract.protocol import KV_CACHE, WEIGHTS
+from engine.contract.speculative import SpeculativeConfig
 from engine.devices.device import CacheNeed, RunnerParts
 from engine.devices.find import make_device
 from engine.devices.host_memory import adapter_bytes, num_counted_blocks
+from engine.executor.draft import DraftExecutor
 from engine.executor.executor import Capacity
 from engine.executor.outcome import Launched, Outcome
 from engine.executor.sleep import Sleeper
@@ -27,6 +29,7 @@ from engine.models.decoder import NativeDecoder
 from engine.models.facts import ModelFacts
 from engine.models.spec import DecoderSpec
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+from engine.speculative.draft_facts import DraftFacts
 from engine.worker.attachments import Attachments
 from engine.worker.batch import RunningBatch
 from engine.worker.grammar_inbox import GrammarInbox
@@ -76,6 +79,7 @@ class InProcessExecutor:
         self._thread: StepThread | None = None
         self._begun = self._serving = False
         self._runner: Runner = cast(Any, None)
+        self._draft: DraftExecutor | None = None
 
     # -- start --------------------------------------------------------------------------------
 
@@ -86,13 +90,26 @@ class InProcessExecutor:
         self.loaded = load_model(self._config, self.device.kernels, progress)
         self._kv_dtype = _KV_DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
         self._sleeper = Sleeper(self.loaded, self._config, self.device)
+        self._load_draft()
         return self.loaded.facts
+
+    def _load_draft(self) -> None:
+        """The draft model, where the settings name one and drafts can be checked."""
+        config = self._config
+        if config.speculative_config is None or config.plans_ahead(self.overlaps):
+            return
+        wanted = SpeculativeConfig.from_mapping(config.speculative_config)
+        if wanted.model and self.loaded.pooler is None and not self.loaded.model.stateful:
+            self._draft = DraftExecutor(config, wanted, self.device, self.loaded)
 
     def size_cache(self) -> Capacity:
         """See `Executor`."""
         budget, layout = self._token_budget(), self._layout()
         per_token = self._token_bytes()
         self.capacity = Capacity(self._num_blocks(budget, layout), layout, per_token, budget)
+        if self._draft is not None:
+            block = self._token_bytes(layout.layers_per_block) * self._config.block_size
+            self._draft.size_cache(self.capacity.num_blocks, block)
         return self.capacity
 
     def allocate_cache(self) -> None:
@@ -113,6 +130,8 @@ class InProcessExecutor:
         if self._serving:
             self.device.cache_allocated(self.loaded)
         self._runner = self._make_runner(batch)
+        if self._draft is not None:
+            self._draft.allocate_cache()
 
     def _make_runner(self, batch: RunningBatch) -> Runner:
         """What runs steps on the device."""
@@ -125,6 +144,21 @@ class InProcessExecutor:
         """See `Executor`."""
         self._serving = True
         self.device.cache_allocated(self.loaded)
+
+    # -- drafts -------------------------------------------------------------------------------
+
+    @property
+    def draft(self) -> DraftFacts | None:
+        """See `Executor`."""
+        return None if self._draft is None else self._draft.facts
+
+    def execute_draft(self, plan: StepPlan) -> StepResult:
+        """See `Executor`."""
+        if self._draft is None:
+            raise RuntimeError("There is no draft model.")
+        if not self._begun:
+            self._begin()
+        return self._draft.execute(plan)
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -247,6 +281,8 @@ class InProcessExecutor:
         # Graphs and their buffers go with the runner: they hold addresses of what goes.
         self._runner = cast(Any, None)
         self.device.cache_released()
+        if self._draft is not None:
+            self._draft.sleep(level)
         self._sleeper.sleep(level)
 
     def wake_up(self, tags: Collection[str]) -> None:
@@ -254,6 +290,8 @@ class InProcessExecutor:
         asleep = self._sleeper.asleep
         if WEIGHTS in tags:
             self._sleeper.wake_weights()
+            if self._draft is not None:
+                self._draft.wake_weights()
         if KV_CACHE in tags:
             asleep.discard(KV_CACHE)
         if not asleep and self._runner is None:

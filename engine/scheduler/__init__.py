@@ -1,6 +1,6 @@
 """Decides which tokens each step computes."""
 
-from engine.scheduler.plan import GrammarOutput, NewSequence, StepPlan, StepResult
+from engine.scheduler.plan import GrammarOutput, NewSequence, Rewound, StepPlan, StepResult
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.sequence import Request, Sequence, Status
 
@@ -8,6 +8,7 @@ __all__ = [
     "GrammarOutput",
     "NewSequence",
     "Request",
+    "Rewound",
     "Scheduler",
     "Sequence",
     "Status",

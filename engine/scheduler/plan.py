@@ -67,6 +67,22 @@ class NewSequence(msgspec.Struct, omit_defaults=True):
     pooling: PoolingParams | None = None
 
 
+class Rewound(msgspec.Struct, frozen=True):
+    """A sequence that the worker holds, and whose last tokens turned out to be others.
+
+    Attributes:
+        seq_id: the sequence.
+        kept: tokens, from the first, that are as the worker has them; the prompt at least.
+        token_ids: those that stand behind them.
+        num_computed_tokens: tokens whose KV holds.
+    """
+
+    seq_id: int
+    kept: int
+    token_ids: list[int]
+    num_computed_tokens: int
+
+
 class StepPlan(msgspec.Struct, omit_defaults=True):
     """One step's work, a row a sequence.
 
@@ -89,6 +105,8 @@ class StepPlan(msgspec.Struct, omit_defaults=True):
     removed: list[int] = msgspec.field(default_factory=list)
     #: (seq_id, token) that sequences which the worker holds got without sampling it. Before `new`.
     appended: list[tuple[int, int]] = msgspec.field(default_factory=list)
+    #: Sequences of a draft model whose drafts were checked. After `removed`.
+    rewound: list[Rewound] = msgspec.field(default_factory=list)
     #: A `GrammarOutput` of this step follows, made while the model runs; sampling waits for it.
     awaits_masks: bool = False
 

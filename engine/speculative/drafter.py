@@ -9,16 +9,17 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.contract.speculative import SpeculativeConfig
 from engine.models.facts import ModelFacts
-from engine.scheduler import Sequence, StepPlan
+from engine.scheduler import Sequence, StepPlan, StepResult
+from engine.speculative.chances import PRIOR, UsualChances, moved
+from engine.speculative.draft_facts import DraftFacts
+from engine.speculative.draft_model import DraftModel
 from engine.speculative.proposers import PROPOSERS, Proposer
 from engine.speculative.step_costs import StepCosts
 
 Possible = Callable[[Sequence, list[int]], list[int]]
-#: What a draft's chance to hold is taken for before any was tried.
-_PRIOR = 0.5
 #: The weight of a new draft in a sequence's average.
 _NEW = 0.15
-#: How fast the chance of a sequence that gets no drafts comes back to the prior.
+#: How fast the chance of a sequence that gets no drafts comes back to `PRIOR`.
 _DRIFT = 0.01
 #: Drafts must promise so many times the tokens per second: what is measured is never exact.
 _WORTH = 1.02
@@ -26,37 +27,45 @@ _WORTH = 1.02
 
 @dataclass(slots=True)
 class _Chance:
-    """How likely a sequence's next draft holds, in [0, 1]."""
+    """How likely a sequence's next draft holds, in [0, 1]; `matched`: see `Guess`."""
 
     sequence: Sequence
-    value: float = _PRIOR
+    value: float
+    matched: int
 
     def note(self, num_drafts: int, num_accepted: int) -> None:
         """So many of its drafts held; those behind the first that didn't say nothing."""
-        for _ in range(num_accepted):
-            self.value += _NEW * (1.0 - self.value)
-        if num_accepted < num_drafts:
-            self.value -= _NEW * self.value
+        self.value = moved(self.value, num_drafts, num_accepted, _NEW)
 
 
 class Drafter:
     """Gives drafts to the rows where they promise the most tokens for the step's time.
 
     A draft j of a row whose drafts hold with chance p brings p^j tokens; a step that is one token
-    wider takes longer by what `StepCosts` knows. Drafts are added, the likeliest first, up to where
-    tokens per second are highest. In a full batch, where a wider step takes as much longer, none
-    are, and none are looked for.
+    wider takes longer by what `StepCosts` knows, and a draft model's steps come before it. Drafts
+    are added, the likeliest first, up to where tokens per second are highest. In a full batch,
+    where a wider step takes as much longer, none are, and none are looked for.
     """
 
     def __init__(
-        self, config: SpeculativeConfig, max_model_len: int, possible: Possible | None = None
+        self,
+        config: SpeculativeConfig,
+        max_model_len: int,
+        possible: Possible | None = None,
+        model: DraftModel | None = None,
     ) -> None:
-        """`possible`: cuts a sequence's drafts to those that what it follows allows."""
+        """`possible`: cuts a sequence's drafts to those that what it follows allows; `model`: of
+        the method "draft_model".
+        """
         self._config = config
         self._possible = possible or (lambda sequence, drafts: drafts)
         self._max_model_len = max_model_len
-        self._proposer: Proposer = PROPOSERS[config.method](config)
+        self.model = model
+        self._proposer: Proposer | None = None
+        if model is None:
+            self._proposer = PROPOSERS[config.method](config)
         self._chances: dict[int, _Chance] = {}
+        self._usual = UsualChances()
         self.costs = StepCosts()
 
     def propose(self, decoding: list[Sequence], room: int) -> dict[int, list[int]]:
@@ -72,24 +81,74 @@ class Drafter:
         off = 0 < self._config.disable_by_batch_size <= width
         if off or most < 1 or not self._may_pay(width, most):
             return {}
+        if self.model is not None:
+            return self._drawn(self.model, decoding, most)
+        return self._found(decoding, most)
+
+    def _found(self, decoding: list[Sequence], most: int) -> dict[int, list[int]]:
+        """Drafts from text: all that there are, then as many of them as pay."""
         proposed = {}
         for sequence in decoding:
             count = self._most(sequence)
-            if count > 0:
-                self._chances.setdefault(sequence.seq_id, _Chance(sequence))
-                drafts = self._proposer.propose(sequence, count)
-                if drafts and (drafts := self._possible(sequence, drafts)):
+            if count > 0 and self._proposer is not None:
+                guess = self._proposer.propose(sequence, count)
+                if guess.tokens and (drafts := self._possible(sequence, guess.tokens)):
+                    self._chance(sequence, guess.matched)
                     proposed[sequence.seq_id] = drafts
-        return self._worth(proposed, width, most)
+        counts = self._worth(
+            {seq_id: len(drafts) for seq_id, drafts in proposed.items()}, len(decoding), most
+        )
+        return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
+
+    def _drawn(
+        self, model: DraftModel, decoding: list[Sequence], most: int
+    ) -> dict[int, list[int]]:
+        """Drafts of a model, which cost: first as many as pay, and then these are drawn."""
+        if not model.works:
+            return {}
+        possible = {}
+        for sequence in decoding:
+            count = min(self._most(sequence), model.longest(sequence))
+            if count > 0 and model.takes(sequence):
+                self._chance(sequence, 0)
+                possible[sequence.seq_id] = count
+        counts = self._worth(possible, len(decoding), most)
+        rows = {sequence.seq_id: sequence for sequence in decoding}
+        drawn = model.propose([(rows[seq_id], count) for seq_id, count in counts.items()])
+        found = {seq_id: self._possible(rows[seq_id], drafts) for seq_id, drafts in drawn.items()}
+        return {seq_id: drafts for seq_id, drafts in found.items() if drafts}
 
     def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """A row's drafts were checked."""
-        self._chances.setdefault(sequence.seq_id, _Chance(sequence)).note(num_drafts, num_accepted)
+        chance = self._chance(sequence, 0)
+        chance.note(num_drafts, num_accepted)
+        self._usual.note(chance.matched, num_drafts, num_accepted)
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
-        """A step was run."""
+        """A step was run; the seconds of a draft model's steps before it are no part of it."""
+        if self.model is not None:
+            seconds -= self.model.seconds
+            self.model.seconds = 0.0
         if not plan.num_prompt_tokens and plan.seq_ids:
             self.costs.note(plan.num_tokens, seconds)
+
+    def reset(self, *, worker_too: bool = False) -> None:
+        """Forget what a draft model has cached; `worker_too`: its memory was given back."""
+        if self.model is not None:
+            self.model.reset(worker_too=worker_too)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless a draft model's pool is in order."""
+        if self.model is not None:
+            self.model.check_integrity()
+
+    def _chance(self, sequence: Sequence, matched: int) -> _Chance:
+        """A sequence's; one that begins has the usual one of drafts like its first."""
+        chance = self._chances.get(sequence.seq_id)
+        if chance is None:
+            chance = _Chance(sequence, self._usual.of(matched), matched)
+            self._chances[sequence.seq_id] = chance
+        return chance
 
     def _most(self, sequence: Sequence) -> int:
         """Drafts that a sequence can use: a step gives one token more than drafts hold."""
@@ -104,37 +163,49 @@ class Drafter:
         """Whether drafts could pay if each of them held."""
         seconds, count = self.costs.seconds, min(most, width * self._config.num_speculative_tokens)
         now = _WORTH * width / seconds(width)
-        return any((width + more) / seconds(width + more) > now for more in (1, count))
+        deepest = -(-count // max(1, width))
+        return any(
+            (width + more) / (seconds(width + more) + self._drawing(depth, min(more, width))) > now
+            for more, depth in ((1, 1), (count, deepest))
+        )
 
-    def _worth(self, proposed: dict[int, list[int]], width: int, most: int) -> dict[int, list[int]]:
-        """The first drafts of each row, as many as pay."""
+    def _drawing(self, depth: int, rows: int) -> float:
+        """Seconds that a draft model takes to draw so many drafts for each of `rows`."""
+        return 0.0 if self.model is None else depth * self.model.costs.seconds(rows)
+
+    def _worth(self, possible: dict[int, int], width: int, most: int) -> dict[int, int]:
+        """How many drafts pay, by sequence id, of the first `possible` ones of each."""
         promised = sorted(
             (
-                (self._chances[seq_id].value ** (place + 1), seq_id)
-                for seq_id, drafts in proposed.items()
-                for place in range(len(drafts))
+                (self._chances[seq_id].value ** (place + 1), -place, seq_id)
+                for seq_id, count in possible.items()
+                for place in range(count)
             ),
             reverse=True,
         )[:most]
         tokens, best, taken = float(width), _WORTH * width / self.costs.seconds(width), 0
-        for count, (chance, _) in enumerate(promised, 1):
+        depth, rows = 0, set()
+        for count, (chance, place, seq_id) in enumerate(promised, 1):
             tokens += chance
-            rate = tokens / self.costs.seconds(width + count)
+            depth = max(depth, 1 - place)
+            rows.add(seq_id)
+            rate = tokens / (self.costs.seconds(width + count) + self._drawing(depth, len(rows)))
             if rate > best:
                 best, taken = rate, count
         counts: dict[int, int] = {}
-        for _, seq_id in promised[:taken]:
+        for _, _, seq_id in promised[:taken]:
             counts[seq_id] = counts.get(seq_id, 0) + 1
-        for seq_id in proposed.keys() - counts.keys():
+        for seq_id in possible.keys() - counts.keys():
             unused = self._chances[seq_id]
-            unused.value += _DRIFT * (_PRIOR - unused.value)
-        return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
+            unused.value += _DRIFT * (PRIOR - unused.value)
+            self._usual.drift(unused.matched)
+        return counts
 
     def _forget_those_that_left(self) -> None:
         for seq_id, chance in list(self._chances.items()):
             if chance.sequence.finished:
                 del self._chances[seq_id]
-                self._proposer.forget(chance.sequence)
+                (self.model or self._proposer).forget(chance.sequence)
 
 
 def takes_drafts(sequence: Sequence) -> bool:
@@ -144,9 +215,16 @@ def takes_drafts(sequence: Sequence) -> bool:
 
 
 def make_drafter(
-    config: EngineConfig, facts: ModelFacts, *, overlaps: bool, possible: Possible | None = None
+    config: EngineConfig,
+    facts: ModelFacts,
+    *,
+    overlaps: bool,
+    possible: Possible | None = None,
+    draft: DraftFacts | None = None,
+    run: Callable[[StepPlan], StepResult] | None = None,
 ) -> Drafter | None:
-    """As the settings say; None without `speculative_config`. `possible`: see `Drafter`.
+    """As the settings say; None without `speculative_config`. `possible`: see `Drafter`; `draft`:
+    the draft model that was loaded, whose steps `run` runs.
 
     Raises `ConfigError` where drafts can't be checked.
     """
@@ -164,4 +242,8 @@ def make_drafter(
         raise ConfigError(
             f"speculative_config can't be used: {obstacle}.", param="speculative_config"
         )
-    return Drafter(wanted, facts.max_model_len, possible)
+    model = None
+    if draft is not None and run is not None:
+        ends = facts.eos_token_ids
+        model = DraftModel(draft, run, config.block_size, config.max_num_seqs, ends)
+    return Drafter(wanted, facts.max_model_len, possible, model)

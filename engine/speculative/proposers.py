@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from typing import NamedTuple
 
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence
@@ -14,11 +15,18 @@ from engine.speculative.lookup import TokenLookup, continued
 MOST_TOKENS = 1 << 18
 
 
+class Guess(NamedTuple):
+    """Tokens that may follow; `matched`: how many of the newest stood before those copied."""
+
+    tokens: list[int]
+    matched: int
+
+
 class Proposer(ABC):
     """Guesses at the tokens that follow a sequence's newest one."""
 
     @abstractmethod
-    def propose(self, sequence: Sequence, count: int) -> list[int]:
+    def propose(self, sequence: Sequence, count: int) -> Guess:
         """At most `count` tokens; none where it has no idea."""
 
     @abstractmethod
@@ -37,11 +45,10 @@ class NgramProposer(Proposer):
         self._lookups: dict[int, TokenLookup] = {}
         self._size = 0
 
-    def propose(self, sequence: Sequence, count: int) -> list[int]:
+    def propose(self, sequence: Sequence, count: int) -> Guess:
         """See the base."""
         tokens = sequence.token_ids
-        found = self.lookup_of(sequence).find(tokens, tokens)
-        return [] if found is None else continued(tokens, found[0], count)
+        return _guess(tokens, self.lookup_of(sequence).find(tokens, tokens), count)
 
     def lookup_of(self, sequence: Sequence) -> TokenLookup:
         """The sequence's own, up to date."""
@@ -85,7 +92,7 @@ class SuffixProposer(Proposer):
         self._count = 0
         self._size = 0
 
-    def propose(self, sequence: Sequence, count: int) -> list[int]:
+    def propose(self, sequence: Sequence, count: int) -> Guess:
         """The continuation of the longest run found anywhere; of equals, the sequence's own."""
         tokens = sequence.token_ids
         best = self._own.lookup_of(sequence).find(tokens, tokens)
@@ -98,7 +105,7 @@ class SuffixProposer(Proposer):
             found = lookup.find(output, newest)
             if found is not None and (best is None or found[1] > best[1]):
                 best, source = found, output
-        return [] if best is None else continued(source, best[0], count)
+        return _guess(source, best, count)
 
     def forget(self, sequence: Sequence) -> None:
         """Keep what it said."""
@@ -122,6 +129,11 @@ class SuffixProposer(Proposer):
         self._numbers[namespace].remove(number)
         if not self._numbers[namespace]:
             del self._numbers[namespace]
+
+
+def _guess(source: list[int], found: tuple[int, int] | None, count: int) -> Guess:
+    """What stands in `source` where `TokenLookup.find` found something."""
+    return Guess([], 0) if found is None else Guess(continued(source, found[0], count), found[1])
 
 
 def _namespace(sequence: Sequence) -> str:

@@ -20,7 +20,9 @@ class StepCosts:
     tried, and from then on known.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, unknown: float = 1.0) -> None:
+        """`unknown`: seconds before anything was measured."""
+        self._unknown = unknown
         self._widths: list[int] = []
         self._seconds: dict[int, float] = {}
         self._counts: dict[int, int] = {}
@@ -47,9 +49,9 @@ class StepCosts:
         return self._widths[-1] if self._widths else 0
 
     def seconds(self, width: int) -> float:
-        """What a step of `width` tokens takes; 1 before anything was measured."""
+        """What a step of `width` tokens takes."""
         if not self._widths:
-            return 1.0
+            return self._unknown
         at = bisect_left(self._widths, width)
         if at == len(self._widths):
             return self._seconds[self._widths[-1]]

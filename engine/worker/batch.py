@@ -15,7 +15,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.models.adapters import AdapterWeights, StepAdapters
 from engine.models.context import AttentionContext
 from engine.sampling.state import SequenceSampling
-from engine.scheduler.plan import NewSequence, StepPlan, decodes
+from engine.scheduler.plan import NewSequence, Rewound, StepPlan, decodes
 from engine.worker.attachments import Attachments
 
 #: (index into the plan, its state, first prompt position, count) of wanted prompt logprobs.
@@ -142,6 +142,8 @@ class RunningBatch:
         self._left = []
         for seq_id in plan.removed:
             self._remove(seq_id)
+        for each in plan.rewound:
+            self._rewind(each)
         for seq_id, token_id in plan.appended:
             self._append(seq_id, token_id)
         for sequence in plan.new:
@@ -157,6 +159,17 @@ class RunningBatch:
             self.embeds.pop(row, None)
             self.adapters.pop(row, None)
             self._left.append(row)
+
+    def _rewind(self, rewound: Rewound) -> None:
+        row, kept = self.row_of[rewound.seq_id], rewound.kept
+        known = kept + len(rewound.token_ids)
+        self.tokens[row, kept:known] = rewound.token_ids
+        self.num_tokens[row] = known
+        self.num_computed[row] = rewound.num_computed_tokens
+        state = self.state(row)
+        state.output_token_ids[kept - int(self.num_prompt[row]) :] = rewound.token_ids
+        if state.counts is not None:  # they only ever grow: count anew
+            self.sampling[row] = dataclasses.replace(state)
 
     def _add(self, sequence: NewSequence) -> None:
         row = self._free_rows.pop()

@@ -72,7 +72,8 @@ class DecodeSteps:
         """The step's result; None when it must be run as any other. The batch has the plan's
         changes.
         """
-        fresh = plan.new or plan.appended or plan.seq_ids != self._seq_ids
+        rewound = plan.rewound and self._sampled
+        fresh = plan.new or plan.appended or rewound or plan.seq_ids != self._seq_ids
         if fresh or plan.awaits_masks != self._masked:
             self._look(plan)
         if self._run is None or not self._decodes(plan):

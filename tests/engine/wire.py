@@ -39,6 +39,9 @@ class WireExecutor(InProcessExecutor):
     def execute(self, plan: StepPlan) -> StepResult:
         return sent(super().execute(sent(plan)))
 
+    def execute_draft(self, plan: StepPlan) -> StepResult:
+        return sent(super().execute_draft(sent(plan)))
+
     def prepare(self, plan: StepPlan) -> None:
         super().prepare(sent(plan))
 

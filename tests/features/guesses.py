@@ -10,7 +10,7 @@ from unittest import mock
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence
 from engine.speculative import drafter
-from engine.speculative.proposers import Proposer
+from engine.speculative.proposers import Guess, Proposer
 from engine.speculative.step_costs import StepCosts
 from tests.engine.models import VOCAB
 from tests.features.workload import Outputs
@@ -32,15 +32,16 @@ class Guesses(Proposer):
             said.setdefault(number, []).append(output.tokens)
         type(self)._said = said
 
-    def propose(self, sequence: Sequence, count: int) -> list[int]:
+    def propose(self, sequence: Sequence, count: int) -> Guess:
         number = int(sequence.request.request_id.rpartition("-")[2])
         had = sequence.token_ids[sequence.num_prompt_tokens :]
         rng = self._rng
         for text in self._said.get(number, []):
             if text[: len(had)] == had:
                 drafts = text[len(had) : len(had) + count]
-                return [rng.randrange(4, VOCAB) if rng.random() < 0.15 else d for d in drafts]
-        return [rng.randrange(4, VOCAB) for _ in range(count)]
+                said = [rng.randrange(4, VOCAB) if rng.random() < 0.15 else d for d in drafts]
+                return Guess(said, 4)
+        return Guess([rng.randrange(4, VOCAB) for _ in range(count)], 4)
 
     def forget(self, sequence: Sequence) -> None:
         pass

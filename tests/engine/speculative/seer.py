@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence
-from engine.speculative.proposers import Proposer
+from engine.speculative.proposers import Guess, Proposer
 from tests.engine.models import VOCAB
 
 
@@ -19,17 +20,21 @@ class Seer(Proposer):
     def __init__(self, config: SpeculativeConfig) -> None:
         pass
 
-    def propose(self, sequence: Sequence, count: int) -> list[int]:
+    def propose(self, sequence: Sequence, count: int) -> Guess:
         tokens = sequence.token_ids
         prompt, output = tokens[: sequence.num_prompt_tokens], tokens[sequence.num_prompt_tokens :]
         for text in self.said.get(tuple(prompt), []):
             if text[: len(output)] == output:
                 drafts = text[len(output) : len(output) + count]
-                return [
+                return self._guess(
                     self.rng.randrange(4, VOCAB) if self.rng.random() < 0.15 else draft
                     for draft in drafts
-                ]
-        return [self.rng.randrange(4, VOCAB) for _ in range(count)]
+                )
+        return self._guess(self.rng.randrange(4, VOCAB) for _ in range(count))
+
+    @staticmethod
+    def _guess(tokens: Iterable[int]) -> Guess:
+        return Guess(list(tokens), 4)
 
     def forget(self, sequence: Sequence) -> None:
         pass

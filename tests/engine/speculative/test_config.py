@@ -32,12 +32,40 @@ def test_the_manuals_flags_become_keys() -> None:
     )
 
 
+def test_a_model_is_a_draft_model() -> None:
+    given = {
+        "model": "m",
+        "speculative_model": "org/draft",
+        "num_speculative_tokens": 5,
+        "speculative_max_model_len": 512,
+        "speculative_model_quantization": "int8",
+        "speculative_draft_tensor_parallel_size": 1,
+    }
+    config = EngineConfig.from_mapping(given).speculative_config
+    assert config is not None
+    assert SpeculativeConfig.from_mapping(config) == SpeculativeConfig(
+        method="draft_model",
+        model="org/draft",
+        num_speculative_tokens=5,
+        max_model_len=512,
+        quantization="int8",
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"num_speculative_tokens": 3}, "method is missing"),
-        ({"method": "eagle3"}, "needs a draft model"),
-        ({"model": "org/draft"}, "needs a draft model"),
+        ({"method": "eagle"}, "last hidden state isn't run"),
+        ({"method": "eagle3"}, "three of the model's hidden states"),
+        ({"method": "medusa"}, "heads on the model's last hidden state"),
+        ({"method": "mlp_speculator"}, "a speculator on"),
+        ({"method": "mtp"}, "multi-token-prediction layers"),
+        ({"method": "draft_model"}, "model must be the folder or hub id"),
+        ({"method": "suffix", "model": "org/draft"}, "suffix takes no model"),
+        ({"model": "org/draft", "quantization": "int3"}, "quantization must be one of"),
+        ({"model": "org/draft", "max_model_len": -1}, "max_model_len must be"),
+        ({"model": "org/draft", "draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size"),
         ({"method": "magic"}, "must be one of ngram, suffix"),
         ({"method": "ngram", "typo": 1}, "there is no typo"),
         ({"method": "ngram", "num_speculative_tokens": 0}, "num_speculative_tokens must be"),

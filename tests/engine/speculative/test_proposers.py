@@ -42,23 +42,23 @@ def sequence(
 def test_what_followed_in_the_prompt_is_proposed() -> None:
     proposer = NgramProposer(CONFIG)
     own = sequence([1, 2, 3, 4, 5, 9], [1, 2])
-    assert proposer.propose(own, 2) == [3, 4]
+    assert proposer.propose(own, 2).tokens == [3, 4]
     own.token_ids += [3, 7]
-    assert proposer.propose(own, 2) == []
+    assert proposer.propose(own, 2).tokens == []
     own.token_ids += [1, 2]
-    assert proposer.propose(own, 2) == [3, 7]
+    assert proposer.propose(own, 2).tokens == [3, 7]
 
 
 def test_earlier_outputs_of_the_same_tenant_are_proposed() -> None:
     proposer = SuffixProposer(CONFIG)
     proposer.forget(sequence([50], [1, 2, 3, 4, 5], namespace="a"))
-    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 3) == [3, 4, 5]
+    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 3).tokens == [3, 4, 5]
 
 
 def test_prompts_are_not_kept() -> None:
     proposer = SuffixProposer(CONFIG)
     proposer.forget(sequence([1, 2, 3, 4], [7, 7, 7], namespace="a"))
-    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 3) == []
+    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 3).tokens == []
 
 
 def test_nobody_meets_anothers_outputs() -> None:
@@ -67,13 +67,13 @@ def test_nobody_meets_anothers_outputs() -> None:
     proposer.forget(sequence([50], [1, 2, 3, 4, 5], namespace="a"))
     for namespace, own in (("b", None), ("", None), ("a", adapter)):
         stranger = sequence([60], [1, 2], 1, namespace, own)
-        assert proposer.propose(stranger, 3) == [], namespace
+        assert proposer.propose(stranger, 3).tokens == [], namespace
 
 
 def test_a_namespace_is_no_other_with_a_digest_behind_it() -> None:
     proposer = SuffixProposer(CONFIG)
     proposer.forget(sequence([50], [1, 2, 3], namespace="a", adapter=AdapterRef(digest="bc")))
-    assert proposer.propose(sequence([60], [1, 2], 1, "abc"), 3) == []
+    assert proposer.propose(sequence([60], [1, 2], 1, "abc"), 3).tokens == []
 
 
 def test_the_oldest_outputs_are_forgotten_first() -> None:
@@ -83,16 +83,16 @@ def test_the_oldest_outputs_are_forgotten_first() -> None:
     proposer = SuffixProposer(config)
     for number in range(3):
         proposer.forget(sequence([50], [10 * number + 1, 10 * number + 2, 99], namespace="a"))
-    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 1) == []
-    assert proposer.propose(sequence([60], [11, 12], 1, "a"), 1) == [99]
-    assert proposer.propose(sequence([60], [21, 22], 1, "a"), 1) == [99]
+    assert proposer.propose(sequence([60], [1, 2], 1, "a"), 1).tokens == []
+    assert proposer.propose(sequence([60], [11, 12], 1, "a"), 1).tokens == [99]
+    assert proposer.propose(sequence([60], [21, 22], 1, "a"), 1).tokens == [99]
 
 
 def test_the_longest_run_wins_whoever_said_it() -> None:
     proposer = SuffixProposer(CONFIG)
     proposer.forget(sequence([50], [1, 2, 3, 8, 8], namespace="a"))
     own = sequence([2, 3, 9, 5], [1, 2, 3], 1, "a")
-    assert proposer.propose(own, 2) == [8, 8]
+    assert proposer.propose(own, 2).tokens == [8, 8]
 
 
 def test_outputs_are_kept_up_to_a_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_outputs_are_kept_up_to_a_number_of_tokens(monkeypatch: pytest.MonkeyPat
     for first in (1, 11, 21):
         proposer.forget(sequence([50], [first, first + 1, 90, 91], namespace=f"of {first}"))
     known = [
-        proposer.propose(sequence([60], [first, first + 1], first, f"of {first}"), 1)
+        proposer.propose(sequence([60], [first, first + 1], first, f"of {first}"), 1).tokens
         for first in (1, 11, 21)
     ]
     assert known == [[], [90], [90]]
@@ -115,13 +115,13 @@ def test_long_sequences_that_run_forget_what_they_said(monkeypatch: pytest.Monke
     monkeypatch.setattr(proposers, "MOST_TOKENS", 12)
     proposer = NgramProposer(CONFIG)
     long, short = sequence([1, 2, 3, 4, 5, 6, 7], [1, 2]), sequence([8, 9, 7], [8, 9], 1)
-    assert proposer.propose(long, 2) == [3, 4]
-    assert proposer.propose(short, 1) == [7]
-    assert proposer.propose(long, 2) == []
+    assert proposer.propose(long, 2).tokens == [3, 4]
+    assert proposer.propose(short, 1).tokens == [7]
+    assert proposer.propose(long, 2).tokens == []
     long.token_ids += [6, 6, 1, 2]
-    assert proposer.propose(long, 1) == [6]
+    assert proposer.propose(long, 1).tokens == [6]
     long.token_ids += [9, 1, 2]
-    assert proposer.propose(long, 1) == [9]
+    assert proposer.propose(long, 1).tokens == [9]
     for each in (long, short):
         proposer.forget(each)
     assert proposer._size == 0

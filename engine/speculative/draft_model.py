@@ -1,0 +1,295 @@
+"""`DraftModel`: a smaller model says what it would, some tokens ahead of the target."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.contract.sampling_params import SamplingParams
+from engine.kv_cache import Tables, make_coordinator
+from engine.scheduler import NewSequence, Rewound, Sequence, StepPlan, StepResult
+from engine.speculative.draft_facts import DraftFacts
+from engine.speculative.step_costs import StepCosts
+
+log = logging.getLogger(__name__)
+
+#: After so many failed steps one behind the other there are no more drafts.
+_MOST_FAILURES = 3
+
+
+@dataclass(slots=True, eq=False)
+class _Row:
+    """A sequence as the draft model has it: `held` tokens of its own, then `drafts`.
+
+    Attributes:
+        computed: of all of these, those whose KV is there.
+        caught_up: the step that is being made leaves nothing of the sequence's own to compute.
+        wanted: drafts of this round.
+    """
+
+    sequence: Sequence
+    held: int = 0
+    computed: int = 0
+    drafts: list[int] = field(default_factory=list)
+    caught_up: bool = False
+    wanted: int = 0
+
+    def valid(self) -> int:
+        """Computed tokens that are the sequence's, as far as that has come by now."""
+        matched = 0
+        for draft, token in zip(self.drafts, self.sequence.token_ids[self.held :], strict=False):
+            if draft != token:
+                break
+            matched += 1
+        return min(self.computed, self.held + matched)
+
+
+class DraftModel:
+    """Drafts of a model with a paged cache of its own, over the sequences that decode.
+
+    A sequence's prompt is read when it is first to get drafts, `token_budget` tokens of all of them
+    in a step, so that nobody waits long; whatever of its tokens a finished neighbour, or itself
+    before a preemption, left in the cache is there already. What it draws it draws as the target
+    would: with the same parameters and, at each place, the same random number, so that both choose
+    alike where their probabilities are alike.
+
+    Attributes:
+        costs: of its steps, by rows.
+        seconds: that the last round took.
+    """
+
+    def __init__(
+        self,
+        facts: DraftFacts,
+        run: Callable[[StepPlan], StepResult],
+        block_size: int,
+        max_num_seqs: int,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        """`run`: runs its steps; `max_num_seqs`: rows of its batch."""
+        self._facts = facts
+        self._most_rows = max_num_seqs
+        self._ends = frozenset(eos_token_ids)
+        self._run = run
+        self.kv = make_coordinator(facts.layout, facts.num_blocks, block_size)
+        #: Nobody pays for these blocks: whoever is read first has them.
+        self._quota = self.kv.quotas.of("drafts")
+        #: Least lately used first.
+        self._rows: dict[int, _Row] = {}
+        self._removed: list[int] = []
+        self._step = 0
+        self._failures = 0
+        self.costs = StepCosts(unknown=0.0)
+        self.seconds = 0.0
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+        """Drafts by sequence id, at most as many as are wanted for each."""
+        started = time.perf_counter()
+        try:
+            return self._propose(wanted)
+        except Exception:  # whatever it is, the target goes on without drafts
+            self._failures += 1
+            log.exception("The draft model failed; %d in a row", self._failures)
+            self.reset()
+            return {}
+        finally:
+            self.seconds = time.perf_counter() - started
+
+    @property
+    def works(self) -> bool:
+        """Whether there may be drafts."""
+        return self._failures < _MOST_FAILURES
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether it can read a sequence."""
+        return not sequence.request.encoder_inputs
+
+    def longest(self, sequence: Sequence) -> int:
+        """Drafts of a sequence that its context has room for."""
+        return self._facts.max_model_len - sequence.num_tokens
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has left; what was read of it stays cached."""
+        row = self._rows.pop(sequence.seq_id, None)
+        if row is not None:
+            self.kv.free(sequence.seq_id, self._quota)
+            self._removed.append(sequence.seq_id)
+
+    def reset(self, *, worker_too: bool = False) -> None:
+        """Forget all sequences and the cache; `worker_too`: the batch has gone as well."""
+        for row in list(self._rows.values()):
+            self.forget(row.sequence)
+        self.kv.pool.reset_cache()
+        if worker_too:
+            self._removed.clear()
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless its pool's books balance."""
+        self.kv.check_integrity(dict.fromkeys(self._rows, "drafts"))
+
+    # -- a round ------------------------------------------------------------------------------
+
+    def _propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+        plan = self._new_plan()
+        left, rows = self._facts.token_budget, []
+        busy = {sequence.seq_id for sequence, _ in wanted}
+        for sequence, count in wanted:
+            row = self._scheduled(plan, sequence, count, left, busy)
+            if row is not None:
+                left -= plan.num_scheduled[-1]
+                rows.append(row)
+        if not rows:
+            return {}
+        started = time.perf_counter()
+        rows = self._take(self._execute(plan), rows)
+        if plan.num_tokens <= 2 * len(plan.seq_ids):  # all of them decode, or nearly so
+            self.costs.note(len(plan.seq_ids), time.perf_counter() - started)
+        for row in rows:
+            sequence = row.sequence
+            own = min(row.computed, row.held)
+            self.kv.cache_full_blocks(
+                sequence.seq_id, sequence.token_ids, sequence.block_hashes, own
+            )
+        drawing = [row for row in rows if row.caught_up]
+        while drawing := [row for row in drawing if self._goes_on(row)]:
+            drawing = self._draw(drawing)
+        self._failures = 0
+        return {row.sequence.seq_id: list(row.drafts) for row in rows if row.drafts}
+
+    def _goes_on(self, row: _Row) -> bool:
+        """Whether one more draft is wanted behind those that a row has."""
+        return 0 < len(row.drafts) < row.wanted and row.drafts[-1] not in self._ends
+
+    def _draw(self, rows: list[_Row]) -> list[_Row]:
+        """One more draft for each."""
+        started, plan = time.perf_counter(), self._new_plan()
+        plan.seq_ids = [row.sequence.seq_id for row in rows]
+        plan.num_scheduled, plan.num_samples = [1] * len(rows), [1] * len(rows)
+        for row in rows:
+            row.computed += 1
+        left = self._take(self._execute(plan), rows)
+        self.costs.note(len(rows), time.perf_counter() - started)
+        return left
+
+    def _take(self, result: StepResult, rows: list[_Row]) -> list[_Row]:
+        """Take over what was drawn; the rows that may go on."""
+        going = []
+        for row, token_ids in zip(rows, result.token_ids, strict=True):
+            if row.sequence.seq_id in result.errors:
+                self.forget(row.sequence)  # NaN, say: it's read anew, if ever
+                continue
+            if token_ids and token_ids[0] >= self._facts.vocab_size:
+                row.wanted = 0  # an id that the target lacks
+            elif token_ids:
+                row.drafts.append(token_ids[0])
+            going.append(row)
+        return going
+
+    def _execute(self, plan: StepPlan) -> StepResult:
+        plan.removed = self._removed
+        result = self._run(plan)
+        self._removed = []
+        return result
+
+    def _new_plan(self) -> StepPlan:
+        self._step += 1
+        return StepPlan(self._step)
+
+    # -- one sequence of it -------------------------------------------------------------------
+
+    def _scheduled(
+        self, plan: StepPlan, sequence: Sequence, count: int, left: int, busy: set[int]
+    ) -> _Row | None:
+        """Put what a sequence is behind into the plan, and room for `count` drafts; None where
+        budget or blocks don't suffice.
+        """
+        seq_id, known = sequence.seq_id, sequence.num_tokens
+        row, prefix = self._rows.pop(seq_id, None), None
+        if row is None:
+            prefix = self.kv.find_cached_prefix(sequence.token_ids, sequence.block_hashes)
+            computed = len(prefix[0]) * self.kv.block_size
+        else:
+            self._rows[seq_id] = row  # used lately
+            computed = row.valid()
+        behind = min(known - computed, left)
+        caught_up = computed + behind == known
+        room = behind + (count - 1 if caught_up else 0)
+        if behind < 1 or not self._make_room(seq_id, computed, room, busy, prefix):
+            return None
+        fresh = self.kv.allocate(seq_id, self._quota, computed, room, prefix)
+        if row is None:
+            row = self._rows[seq_id] = _Row(sequence)
+            plan.new.append(self._described(sequence, computed))
+        else:
+            rest = sequence.token_ids[row.held :]
+            plan.rewound.append(Rewound(seq_id, row.held, rest, computed))
+            if fresh:
+                plan.new_blocks.append((seq_id, _ids(fresh)))
+        row.held, row.computed, row.drafts = known, computed + behind, []
+        row.caught_up, row.wanted = caught_up, count
+        plan.seq_ids.append(seq_id)
+        plan.num_scheduled.append(behind)
+        plan.num_samples.append(int(caught_up))
+        return row
+
+    def _make_room(
+        self,
+        seq_id: int,
+        computed: int,
+        count: int,
+        busy: set[int],
+        prefix: Tables | None,
+    ) -> bool:
+        """Whether a sequence can have blocks and a row, once those idle longest gave theirs."""
+        while (seq_id not in self._rows and len(self._rows) >= self._most_rows) or (
+            not self.kv.can_allocate(seq_id, self._quota, computed, count, prefix)
+        ):
+            idle = next((row for key, row in self._rows.items() if key not in busy), None)
+            if idle is None:
+                return False
+            self.forget(idle.sequence)
+        return True
+
+    def _described(self, sequence: Sequence, computed: int) -> NewSequence:
+        return NewSequence(
+            seq_id=sequence.seq_id,
+            token_ids=list(sequence.token_ids),
+            num_prompt_tokens=sequence.num_prompt_tokens,
+            num_computed_tokens=computed,
+            block_ids=_ids(self.kv.tables(sequence.seq_id)),
+            sampling=self._sampling(sequence.request.sampling),
+            seed=sequence.seed,
+        )
+
+    def _sampling(self, params: SamplingParams) -> SamplingParams:
+        """What of the target's choice a draft follows: all but grammars and the caller's functions,
+        of which drafts are told apart afterwards.
+        """
+        size = self._facts.vocab_size
+        bias = {token: value for token, value in (params.logit_bias or {}).items() if token < size}
+        allowed = [token for token in params.allowed_token_ids or () if token < size]
+        bad = [words for words in params.bad_words_token_ids or () if max(words) < size]
+        ends = [token for token in params.stop_token_ids or () if token < size]
+        return SamplingParams(
+            temperature=params.temperature,
+            top_p=params.top_p,
+            top_k=params.top_k,
+            min_p=params.min_p,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            repetition_penalty=params.repetition_penalty,
+            logit_bias=bias or None,
+            allowed_token_ids=allowed or None,
+            bad_words_token_ids=bad or None,
+            min_tokens=params.min_tokens,
+            stop_token_ids=ends or None,
+            ignore_eos=params.ignore_eos,
+            max_tokens=None,
+        )
+
+
+def _ids(tables: Tables) -> list[list[int]]:
+    """Block ids of tables."""
+    return [[block.block_id for block in table] for table in tables]

@@ -1,0 +1,183 @@
+"""A draft model changes nothing but how many tokens a step gives."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine import LLM, SamplingParams
+from engine.contract.errors import ConfigError, ModelLoadError
+from engine.scheduler import StepPlan, StepResult
+from engine.speculative.step_costs import StepCosts
+from tests.engine.models import make_model, make_tokenizer
+from tests.engine.speculative.test_equality import MIXED, make, prompts, run, texts
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "widest", 10**6)
+
+
+@pytest.fixture(scope="module")
+def draft(model_folder: Folder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Nearly the model itself: mostly right."""
+    folder = tmp_path_factory.mktemp("draft")
+    shutil.copytree(model_folder("llama"), folder, dirs_exist_ok=True)
+    torch.manual_seed(1)
+    weights = {
+        name: tensor + 0.001 * torch.randn_like(tensor)
+        for name, tensor in load_file(folder / "model.safetensors").items()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def drafting(folder: Path, draft: Path, **settings: Any) -> LLM:
+    config = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 4}
+    return make(folder, speculative_config=config, **settings)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_every_way_of_choosing_gives_the_same(
+    kernels: bool, model_folder: Folder, draft: Path
+) -> None:
+    folder, asked = model_folder("llama"), prompts(random.Random(5))
+    plain = run(make(folder, cpu_kernels=kernels), asked)
+    llm = drafting(folder, draft, cpu_kernels=kernels)
+    for turn in range(2):  # cold, then from both prefix caches
+        drafted = run(llm, asked)
+        assert texts(drafted) == texts(plain), turn
+        for was, now in zip(plain, drafted, strict=True) if kernels else ():
+            assert [each.logprobs for each in was.outputs] == [
+                each.logprobs for each in now.outputs
+            ]
+    stats = llm.core.stats
+    assert stats.spec_decode_num_accepted_tokens_total > 200
+    assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
+
+
+def test_a_sampled_text_is_drafted_with_the_same_random_numbers(model_folder: Folder) -> None:
+    """A draft that is the model itself draws what the model draws, penalties and all."""
+    folder = model_folder("llama")
+    params = [MIXED[name] for name in ("seeded", "filters", "penalties", "bias", "least")]
+    llm = drafting(folder, folder)
+    llm.generate([[5, 6, 7]] * len(params), params, use_tqdm=False)
+    stats = llm.core.stats
+    assert stats.spec_decode_num_draft_tokens_total > 40
+    assert stats.spec_decode_num_accepted_tokens_total == stats.spec_decode_num_draft_tokens_total
+
+
+def test_preempted_sequences_are_caught_up_with(model_folder: Folder, draft: Path) -> None:
+    folder, asked = model_folder("llama"), prompts(random.Random(3))
+    plain = run(make(folder), asked)
+    few = {"num_gpu_blocks_override": 14, "max_model_len": 128}
+    llm = drafting(folder, draft, **few)
+    assert texts(run(llm, asked)) == texts(plain)
+    assert llm.core.scheduler.num_preemptions > 0
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
+
+
+def test_a_pool_too_small_for_all_leaves_some_without_drafts(
+    model_folder: Folder, draft: Path
+) -> None:
+    folder = model_folder("llama")
+    llm = drafting(folder, draft, num_gpu_blocks_override=400, max_model_len=64, max_num_seqs=32)
+    model = llm.core._drafter.model
+    held = [model.kv.pool.allocate(model.kv.pool.num_free - 8, model._quota)]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    asked = [[5 + number] * 20 for number in range(12)]
+    drafted = llm.generate(asked, params, use_tqdm=False)
+    plain = make(folder, max_model_len=64).generate(asked, params, use_tqdm=False)
+    assert texts(drafted) == texts(plain)
+    assert 0 < llm.core.stats.spec_decode_num_drafts_total < 12 * 19
+    for blocks in held:
+        model.kv.pool.free(blocks, model._quota)
+
+
+def test_a_long_prompt_is_read_in_pieces_beside_others(model_folder: Folder, draft: Path) -> None:
+    folder = model_folder("llama")
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    asked = [list(range(4, 204)), [9, 8, 7]]
+    llm = drafting(folder, draft)
+    object.__setattr__(llm.core._drafter.model._facts, "token_budget", 32)
+    assert texts(llm.generate(asked, params, use_tqdm=False)) == texts(
+        make(folder).generate(asked, params, use_tqdm=False)
+    )
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
+    llm.core.check_integrity()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_it_sleeps_with_the_model(level: int, model_folder: Folder, draft: Path) -> None:
+    folder, asked = model_folder("llama"), [[5, 6, 7], [8, 9]]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    llm = drafting(folder, draft, enable_sleep_mode=True)
+    before = llm.generate(asked, params, use_tqdm=False)
+    for _ in range(2):
+        llm.sleep(level)
+        assert not llm.core.executor._draft._sleeper._loaded.model.__dict__.get("kv_caches")
+        llm.wake_up()
+        llm.core.reset_stats()
+        assert texts(llm.generate(asked, params, use_tqdm=False)) == texts(before)
+        assert llm.core.stats.spec_decode_num_accepted_tokens_total > 10
+
+
+def test_a_draft_that_fails_ends_drafts_alone(
+    model_folder: Folder, draft: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = model_folder("llama"), [[5, 6, 7], [8, 9]]
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    llm = drafting(folder, draft)
+    failed = []
+
+    def fail(plan: StepPlan) -> StepResult:
+        failed.append(plan.step)
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(llm.core._drafter.model, "_run", fail)
+    drafted = llm.generate(asked, params, use_tqdm=False)
+    assert texts(drafted) == texts(make(folder).generate(asked, params, use_tqdm=False))
+    assert len(failed) == 3
+    assert llm.core.stats.spec_decode_num_drafts_total == 0
+    llm.core.check_integrity()
+
+
+def test_an_aborted_sequence_gives_its_blocks(model_folder: Folder, draft: Path) -> None:
+    llm = drafting(model_folder("llama"), draft)
+    pool = llm.core._drafter.model.kv.pool
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, n=2)
+    llm.llm_engine.add_request("r", {"prompt_token_ids": [5, 6, 7]}, params)
+    for _ in range(5):
+        llm.llm_engine.step()
+    assert pool.num_free < pool.num_blocks
+    llm.llm_engine.abort_request("r")
+    llm.generate([[4, 4]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+    llm.generate([[4, 4]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
+    assert len(llm.core._drafter.model._rows) <= 1
+    llm.core.check_integrity()
+
+
+def test_another_vocabulary_is_refused_by_the_token(model_folder: Folder, tmp_path: Path) -> None:
+    make_model("llama", tmp_path)
+    tokenizer = make_tokenizer()
+    tokenizer.add_tokens(["magic"])
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"token 312 is 'magic' in its vocabulary") as caught:
+        drafting(model_folder("llama"), tmp_path)
+    assert caught.value.param == "speculative_config"
+
+
+def test_what_is_no_draft_is_refused_by_name(model_folder: Folder, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="speculative_config: There is no folder") as caught:
+        drafting(model_folder("llama"), tmp_path / "nowhere")
+    assert caught.value.param == "speculative_config"
