@@ -15,6 +15,7 @@ from inference.errors import as_quire_error, is_about_storage, report
 from inference.responses.answer import ResponseAnswer, failed_response
 from inference.responses.kept import KeptEvents, NotTheWriter
 from inference.responses.output import Event
+from inference.responses.resume import StreamLost
 from inference.responses.schemas import ResponsesRequest
 from inference.responses.views import parse_request, start_turn
 from inference.web.asked import Asked, asked
@@ -160,6 +161,6 @@ class _Run:
 
 def _wait_for(error: QuireError) -> float | None:
     """Seconds until it's worth another try; None: never."""
-    if error.status not in (429, 503):
+    if error.status not in (429, 503) or isinstance(error, StreamLost):
         return None
     return min(getattr(error, "retry_after", None) or 1.0, MAX_PAUSE_S)

@@ -9,6 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 NAME = re.compile(r"\b(QUIRE_[A-Z0-9_]+|DATABASE_URL|REDIS_URL)\b")
 #: Of the tests alone.
 OF_TESTS = {"QUIRE_TEST_CHROMIUM", "QUIRE_TEST_REQUIRE_SERVICES"}
+#: What a process of ours tells those that it starts: none is an operator's to set.
+BETWEEN_PROCESSES = {"QUIRE_FROM_FLAGS", "QUIRE_TERMINAL", "QUIRE_CHAOS_RELAY"}
 
 
 def named_in(text: str) -> set[str]:
@@ -23,7 +25,7 @@ def _read_by_the_code() -> frozenset[str]:
         for path in (ROOT / folder).rglob("*"):
             if path.suffix in (".py", ".cpp", ".h"):
                 found.update(quoted.findall(path.read_text(encoding="utf-8")))
-    return frozenset(found)
+    return frozenset(found - BETWEEN_PROCESSES)
 
 
 #: Every variable whose name stands as a string in the product's code, or is made there.

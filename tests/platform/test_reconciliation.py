@@ -196,6 +196,7 @@ async def test_fault_49_what_a_dead_gateway_left_is_closed_by_who_buries_it(
         prompts=[10],
         outputs=2,
         outbox="gone",
+        stream=True,
     )
     await in_db_thread(budget, world, tokens=1000)
     await admit(caller(world), asking)
