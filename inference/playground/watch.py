@@ -42,12 +42,18 @@ class SessionWatch:
     async def _look(self) -> None:
         while self._sockets:
             await asyncio.sleep(LOOK_EVERY_S)
+            # Who comes during the look wasn't asked after, and isn't gone.
+            looked_at = dict(self._sockets)
             try:
-                living = await in_db_thread(living_sessions, set(self._sockets.values()))
+                living = await in_db_thread(living_sessions, set(looked_at.values()))
             except (DatabaseError, InterfaceError) as error:
                 logger.warning("sessions of open sockets can't be looked at: %s", error)
                 continue
-            gone = [ended for ended, seen in self._sockets.items() if seen not in living]
+            gone = [
+                ended
+                for ended, seen in looked_at.items()
+                if seen not in living and ended in self._sockets
+            ]
             for ended in gone:
                 self.remove(ended)
             await asyncio.gather(*(ended() for ended in gone), return_exceptions=True)

@@ -175,5 +175,6 @@ def test_a_replica_publishes_while_it_is_watched(redis_url: str, model_folder: F
         gateway.finish(f"seen{len(frames)}")
         assert frames[0].whole
         assert not any(frame.whole for frame in frames[1:])
-        assert seen <= {f"seen{number}" for number in range(1, len(frames) + 1)} and seen
+        assert seen <= {f"seen{number}" for number in range(1, len(frames) + 1)}
+        assert seen
         assert frames[0].num_blocks == frames[-1].num_blocks > 0

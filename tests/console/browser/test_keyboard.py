@@ -37,7 +37,7 @@ def test_the_model_is_picked_with_arrows(playground: PlaygroundPage) -> None:
     picker.focus()
     press(page, "ArrowDown")
     expect(page.get_by_role("listbox")).to_be_visible()
-    expect(picker).to_have_attribute("aria-activedescendant", "model-1")
+    expect(picker).to_have_attribute("aria-activedescendant", "model-list-1")
     press(page, "ArrowUp", "Enter")
     expect(picker).to_contain_text("acme-private")
     expect(picker).to_have_attribute("aria-expanded", "false")
