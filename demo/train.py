@@ -68,7 +68,7 @@ def initial(tokens: AutoTokenizer) -> LlamaForCausalLM:
     return model
 
 
-def batches(tokens: AutoTokenizer, seed: int) -> Iterator[Batch]:
+def batches(tokens: AutoTokenizer, seed: int, echo_steps: int = ECHO_STEPS) -> Iterator[Batch]:
     """Batches of one number of tokens: at first with many echoes, now and then with long rows."""
     encoder, pad = Encoder(tokens), tokens.pad_token_id
     short = pack(stream(seed), encoder, SHORT)
@@ -79,7 +79,7 @@ def batches(tokens: AutoTokenizer, seed: int) -> Iterator[Batch]:
             yield collate(list(islice(long, TOKENS_A_STEP // LONG)), LONG, pad)
             continue
         size = TOKENS_A_STEP // SHORT
-        first = list(islice(copies, size // 2)) if step <= ECHO_STEPS else []
+        first = list(islice(copies, size // 2)) if step <= echo_steps else []
         yield collate(first + list(islice(short, size - len(first))), SHORT, pad)
 
 

@@ -109,6 +109,7 @@ def compare(
     rows = max(1, stats.spec_decode_num_drafts_total)
     return {
         "benchmark": "speculation",
+        "method": drafting.config.speculative_config["method"],
         "text": kind,
         "streams": streams,
         "ratio": round(percentile(ratios, 50), 3),
@@ -127,7 +128,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.bench.speculation", description=__doc__)
     parser.add_argument("--model", default="demo/model")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--method", default="ngram", help="ngram or suffix")
+    parser.add_argument("--method", default="ngram", help="ngram, suffix or draft_model")
+    parser.add_argument("--draft", help="folder of the draft_model")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--texts", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--turns", type=int, default=5)
@@ -136,7 +138,8 @@ def main() -> None:
     settings = {"model": args.model, "dtype": args.dtype, "max_model_len": 1024}
     settings["enable_prefix_caching"] = False
     plain = LLM(**settings)
-    drafting = LLM(**settings, speculative_config={"method": args.method})
+    wanted = {"method": args.method} | ({"model": args.draft} if args.draft else {})
+    drafting = LLM(**settings, speculative_config=wanted)
     for llm in (plain, drafting):
         ask(llm, [_story(random.Random(0), llm)], 16)
     for kind in args.texts:

@@ -16,6 +16,7 @@ PAGES = [
     *sorted(ROOT.glob("docs/*.md")),
     *ROOT.glob("deploy/*.md"),
     *ROOT.glob("demo/model/*.md"),
+    *ROOT.glob("demo/draft/*.md"),
 ]
 page = pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 #: Words of a line that show that its options are another program's.
