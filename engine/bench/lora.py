@@ -24,7 +24,7 @@ from engine.bench.statistics import percentile, table
 from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
 from engine.contract.lora_request import LoRARequest
 from engine.contract.sampling_params import SamplingParams
-from engine.lora.modules import Modules, linears_of
+from engine.lora.modules import Modules
 from engine.models.architectures import decoder_spec, read_config
 from engine.offline.llm import LLM
 
@@ -36,8 +36,8 @@ def write_adapter(folder: Path, model: Path, rank: int, seed: int) -> LoRAReques
     made = torch.Generator().manual_seed(seed)
     modules = Modules(decoder_spec(read_config(model)))
     tensors = {}
-    for layer in modules.description.layers:
-        for _, linear in linears_of(layer):
+    for layer in modules.layers:
+        for linear in layer.values():
             for part in linear.parts:
                 for name, shape in (("A", (rank, linear.columns)), ("B", (part.rows, rank))):
                     values = 0.01 * torch.randn(shape, generator=made)

@@ -23,9 +23,11 @@ from engine.executor.outcome import Launched, Outcome
 from engine.executor.sleep import Sleeper
 from engine.executor.step_thread import StepThread
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
+from engine.lora.pack import AdaptableModel
 from engine.lora.store import AdapterFacts, AdapterStore, StoreLimits
 from engine.model_loader.loader import LoadedModel, load_model
 from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
 from engine.models.facts import ModelFacts
 from engine.models.spec import DecoderSpec
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
@@ -197,7 +199,7 @@ class InProcessExecutor:
             return "Adapters are turned off here (enable_lora)."
         if not self.device.runs_adapters:
             return f"Adapters aren't supported on the device {self.device.name}."
-        if not isinstance(self.loaded.model, NativeDecoder):
+        if not isinstance(self.loaded.model, NativeDecoder | NativeEncoder):
             return f"Adapters of {self.loaded.spec.architecture} aren't supported."
         return ""
 
@@ -208,7 +210,9 @@ class InProcessExecutor:
 
     def load_adapter(self, ref: AdapterRef) -> AdapterFacts:
         """See `Executor`."""
-        return self._adapters.load(ref, cast(NativeDecoder, self.loaded.model))
+        pooler = self.loaded.pooler
+        heads = None if pooler is None else pooler.maker
+        return self._adapters.load(ref, cast(AdaptableModel, self.loaded.model), heads)
 
     def drop_adapter(self, digest: str) -> bool:
         """See `Executor`."""

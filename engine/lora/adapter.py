@@ -50,6 +50,7 @@ class Adapter:
         embedding, head: of the tables; None: it leaves them as they are.
         tables: weights [vocabulary, hidden] in the place of the model's own, by "embedding" or
             "head".
+        classifier: tensors in the place of those of a classifier's head, by the checkpoint's names.
     """
 
     digest: str
@@ -57,6 +58,7 @@ class Adapter:
     embedding: ModuleDelta | None = None
     head: ModuleDelta | None = None
     tables: dict[str, Tensor] = field(default_factory=dict)
+    classifier: dict[str, Tensor] = field(default_factory=dict)
 
     def deltas(self) -> Iterator[ModuleDelta]:
         """Of all modules, tables included."""
@@ -68,6 +70,7 @@ class Adapter:
         for delta in self.deltas():
             yield from delta.tensors()
         yield from self.tables.values()
+        yield from self.classifier.values()
 
     @property
     def rank(self) -> int:
@@ -89,5 +92,6 @@ class Adapter:
         """The last words of the names of modules that it changes, sorted."""
         names = {name.rsplit(".", 1)[-1] for name in self.modules}
         changed = {"embedding": self.embedding, "head": self.head}
+        names |= {name.split(".")[0] for name in self.classifier}
         names |= {name for name, delta in changed.items() if delta is not None}
         return sorted(names | self.tables.keys())

@@ -24,8 +24,9 @@ from engine.lora.probe import Probe, probe_adapter
 from engine.lora.read import read_adapter
 from engine.model_loader.loader import resolve_folder
 from engine.models.architectures import decoder_spec, is_known, read_config
+from engine.models.encoders.spec import EncoderSpec
 from engine.models.spec import DecoderSpec
-from engine.pooling.load import pooled_spec
+from engine.pooling.load import head_shapes, pooled_spec
 from engine.pooling.settings import pooling_settings
 
 
@@ -63,8 +64,8 @@ def check_adapter(
     try:
         config = EngineConfig(model=model, skip_tokenizer_init=True)
         source = resolve_folder(config)
-        spec = _spec(config, source)
-        adapter = read_adapter(folder, Modules(spec), max_rank)
+        spec, heads = _spec(config, source)
+        adapter = read_adapter(folder, Modules(spec, heads), max_rank)
         result = probe_adapter(adapter, source, spec, config) if probe else None
     except QuireError as error:
         return Verdict(error={"message": error.message, "param": error.param})
@@ -86,22 +87,22 @@ def _verdict(adapter: Adapter, probe: Probe | None) -> Verdict:
     )
 
 
-def _spec(config: EngineConfig, folder: Path) -> DecoderSpec:
-    """The model's description, without its weights.
+def _spec(
+    config: EngineConfig, folder: Path
+) -> tuple[DecoderSpec | EncoderSpec, dict[str, tuple[int, ...]]]:
+    """The model's description, and the tensors of its classifier's head if it has one.
 
     Raises `ModelLoadError` for what can't be read, `InvalidRequest` for a model without adapters.
     """
     raw = read_config(folder)
     pooling = pooling_settings(config, folder, raw)
-    spec = None
     if pooling is not None:
         spec = pooled_spec(pooling, raw)
-    elif is_known(raw):
-        spec = decoder_spec(raw)
-    if not isinstance(spec, DecoderSpec):
-        names = ", ".join(raw.get("architectures") or ["this model"])
-        raise InvalidRequest(f"Adapters of {names} aren't supported.", param="model")
-    return spec
+        return spec, head_shapes(pooling, spec, folder, config)
+    if is_known(raw):
+        return decoder_spec(raw), {}
+    names = ", ".join(raw.get("architectures") or ["this model"])
+    raise InvalidRequest(f"Adapters of {names} aren't supported.", param="model")
 
 
 def main(argv: list[str] | None = None) -> int:

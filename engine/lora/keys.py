@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 Kind = Literal["a", "b", "b_bias", "magnitude", "embedding_a", "embedding_b", "bias", "table"]
 
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 #: Endings, the longer ones first; older versions of PEFT wrote no `.weight` behind a magnitude.
 _ENDINGS: tuple[tuple[str, Kind], ...] = (
     (".lora_A.weight", "a"),
@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
 def parse_key(name: str) -> Key | None:
     """What the tensor of this name is; None: nothing that is known."""
-    bare = name.removeprefix(_PREFIX)
+    bare = name.removeprefix(PREFIX)
     for ending, kind in _ENDINGS:
         if bare.endswith(ending) and len(bare) > len(ending):
             return Key(bare.removesuffix(ending), kind)

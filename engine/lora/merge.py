@@ -10,10 +10,12 @@ from torch import Tensor
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
 from engine.lora.modules import Modules, Stack
+from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
 from engine.models.spec import DecoderSpec
 from engine.quantization.matrix import DenseMatrix, Matrix
 
+_BOTH = "An adapter with both lora_bias and DoRA can't be probed."
 #: The last words of the names of experts' tensors that hold all of a layer.
 _PROJECTIONS = {
     "gate_up_proj": "up", "input_linear": "up", "down_proj": "down", "output_linear": "down",
@@ -113,9 +115,7 @@ class FloatWeights:
         if delta.b_bias is None:
             return bias
         if delta.magnitude is not None:
-            raise InvalidRequest(
-                "An adapter with both lora_bias and DoRA can't be probed.", param="lora_bias"
-            )
+            raise InvalidRequest(_BOTH, param="lora_bias")
         return bias + delta.scale * delta.b_bias.float()
 
 
@@ -127,3 +127,38 @@ def _merge(weight: Tensor, delta: ModuleDelta) -> Tensor:
     if delta.magnitude is None:
         return merged
     return merged * (delta.magnitude.float() / merged.norm(dim=1)).unsqueeze(1)
+
+
+class EncoderWeights:
+    """An encoder's checkpoint in float32 with an adapter merged into it."""
+
+    def __init__(self, inner: Weights, spec: EncoderSpec, adapter: Adapter | None = None) -> None:
+        self._inner, self._modules = inner, Modules(spec)
+        self._deltas = {} if adapter is None else adapter.modules
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._inner
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """See `Weights.get`."""
+        tensor = self._inner.get(name, shape).float()
+        module, _, part = name.rpartition(".")
+        delta = self._deltas.get(self._modules.find(module) or "")
+        if delta is None:
+            return tensor
+        if part == "weight":
+            return _merge(tensor, delta)
+        own = tensor if delta.bias is None else delta.bias.float()
+        if delta.b_bias is None:
+            return own
+        if delta.magnitude is not None:
+            raise InvalidRequest(_BOTH, param="lora_bias")
+        return own + delta.scale * delta.b_bias.float()
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
+        """See `Weights.matrix`."""
+        return DenseMatrix(self.get(name, shape))
+
+    def release(self) -> None:
+        """See `Weights.release`."""
+        self._inner.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.models.describe import describe
@@ -14,6 +14,8 @@ from engine.models.description import (
     MlpDescription,
     ModelDescription,
 )
+from engine.models.encoders.build import encoder_linears
+from engine.models.encoders.spec import EncoderSpec
 from engine.models.spec import DecoderSpec, MoeSpec
 
 #: Wrappers that PEFT and `transformers` put before a module's name, or leave out.
@@ -74,21 +76,40 @@ class Stack:
 
 
 class Modules:
-    """A model's modules by name, found whichever wrappers stand before theirs."""
+    """A model's modules by name, found whichever wrappers stand before theirs.
 
-    def __init__(self, spec: DecoderSpec) -> None:
-        self.description = describe(spec)
-        self.embedding, self.head = spec.names.embedding, spec.names.lm_head
+    Attributes:
+        layers: of each its linear layers by their slots, see `linears_of`.
+        embedding, head: the names of the tables; "" of an encoder, whose tables stay as they are.
+        classifier: shapes of a classifier's head, by the checkpoint's names of its tensors.
+    """
+
+    def __init__(
+        self,
+        spec: DecoderSpec | EncoderSpec,
+        classifier: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`classifier`: the tensors of a classifier's head, by their names."""
+        self.classifier = dict(classifier or {})
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
-        self._places = dict(_places(self.description))
-        self._stacks = dict(_stacks(self.description))
-        self._known = {*self._places, *self._stacks, self.embedding, self.head}
+        self.embedding, self.head, prefix = "", "", ""
+        self._stacks: dict[str, Stack] = {}
+        if isinstance(spec, EncoderSpec):
+            self.layers, prefix = encoder_linears(spec), spec.names.prefix
+        else:
+            described = describe(spec)
+            self.embedding, self.head = spec.names.embedding, spec.names.lm_head
+            self.layers = [dict(linears_of(layer)) for layer in described.layers]
+            self._stacks |= _stacks(described)
+        self._prefixes = (*_PREFIXES, prefix)
+        self._places = dict(_places(self.layers))
+        self._known = {*self._places, *self._stacks, self.embedding, self.head} - {""}
 
     def find(self, name: str) -> str | None:
         """The checkpoint's name of a module: a key of `place` or `stack`, `embedding` or `head`."""
         for ending in ("", ".layer"):
             for ours, theirs in _MIXTURES:
-                for prefix in _PREFIXES:
+                for prefix in self._prefixes:
                     for candidate in (prefix + name, name.removeprefix(prefix)):
                         found = candidate.replace(ours, theirs) + ending
                         if found in self._known:
@@ -152,8 +173,8 @@ def _stacks(description: ModelDescription) -> Iterator[tuple[str, Stack]]:
             yield f"{at}{name}".removesuffix("."), stack
 
 
-def _places(description: ModelDescription) -> Iterator[tuple[str, Place]]:
-    for index, layer in enumerate(description.layers):
-        for slot, linear in linears_of(layer):
+def _places(layers: Sequence[Mapping[str, LinearDescription]]) -> Iterator[tuple[str, Place]]:
+    for index, layer in enumerate(layers):
+        for slot, linear in layer.items():
             for number, part in enumerate(linear.parts):
                 yield part.name, Place(index, slot, number, part.rows, linear.columns)

@@ -9,11 +9,15 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
-from engine.lora.modules import Modules, linears_of
+from engine.lora.modules import Modules
 from engine.models.adapters import AdapterWeights, EmbeddingLora, HeadLora
 from engine.models.decoder import NativeDecoder
 from engine.models.description import LinearDescription
+from engine.models.encoders.encoder import NativeEncoder
+from engine.models.encoders.spec import EncoderSpec
 from engine.models.layer_loader import repeated_rows, ungrouped_rows
+from engine.models.norms import Step
+from engine.pooling.head_maker import HeadMaker
 from kernels import LinearLayer
 from kernels.lora import LoraPart, LoraWeights, PackedLora
 
@@ -21,15 +25,24 @@ from kernels.lora import LoraPart, LoraWeights, PackedLora
 _ROWS = 1024
 
 
+#: Models whose layers may have adapters.
+AdaptableModel = NativeDecoder | NativeEncoder
+
+
 def pack_adapter(
-    adapter: Adapter, model: NativeDecoder, dtype: torch.dtype | None = None
+    adapter: Adapter,
+    model: AdaptableModel,
+    dtype: torch.dtype | None = None,
+    heads: HeadMaker | None = None,
 ) -> AdapterWeights:
     """An adapter for a model, on its device, in `dtype` (None: as its file keeps it).
+
+    `heads` makes a classifier's head for adapters that bring one.
 
     Raises `InvalidRequest` for what is understood, but not done for this model.
     """
     packer = _Packer(adapter, model, dtype)
-    layers = [dict(packer.layer(index)) for index in range(len(model.weights))]
+    layers = [dict(packer.layer(index)) for index in range(model.spec.num_layers)]
     embedding, head = packer.embedding(), packer.head()
     return AdapterWeights(
         digest=adapter.digest,
@@ -37,12 +50,13 @@ def pack_adapter(
         table=model.lora_table(layers),
         embedding=embedding,
         head=head,
+        classifier=packer.classifier(heads),
         num_bytes=packer.num_bytes,
     )
 
 
 class _Packer:
-    def __init__(self, adapter: Adapter, model: NativeDecoder, dtype: torch.dtype | None) -> None:
+    def __init__(self, adapter: Adapter, model: AdaptableModel, dtype: torch.dtype | None) -> None:
         self._adapter, self._model, self._dtype = adapter, model, dtype
         self._modules = Modules(model.spec)
         self.num_bytes = 0
@@ -50,7 +64,7 @@ class _Packer:
     def layer(self, index: int) -> Iterator[tuple[str, PackedLora]]:
         """What the adapter changes in one layer."""
         layers = self._model.linears(index)
-        for slot, linear in linears_of(self._modules.description.layers[index]):
+        for slot, linear in self._modules.layers[index].items():
             deltas = [self._adapter.modules.get(part.name) for part in linear.parts]
             if any(deltas):
                 if slot not in layers:
@@ -77,6 +91,8 @@ class _Packer:
     def _orders(self, linear: LinearDescription) -> list[Tensor | None]:
         """Which of a checkpoint's rows each part's are, where that isn't its own order."""
         spec = self._model.spec
+        if isinstance(spec, EncoderSpec):
+            return [None] * len(linear.parts)
         if linear.order == "grouped":
             return [ungrouped_rows(spec)]
         if linear.order == "repeated":
@@ -88,6 +104,14 @@ class _Packer:
         packed = self._model.ops.pack_lora(parts.weights(self._dtype))
         self.num_bytes += packed.nbytes
         return packed
+
+    def classifier(self, heads: HeadMaker | None) -> Step | None:
+        """The head that the adapter brings."""
+        given = self._adapter.classifier
+        if not given or heads is None:
+            return None
+        self.num_bytes += sum(4 * tensor.numel() for tensor in given.values())
+        return heads.with_tensors(given)
 
     def embedding(self) -> EmbeddingLora | None:
         """What the adapter does to the embedding."""
@@ -115,6 +139,8 @@ class _Packer:
         if delta is None:
             return None
         model = self._model
+        if isinstance(model, NativeEncoder):
+            raise InvalidRequest("An encoder has no output layer.", param="target_modules")
         if model.spec.normalized_head:
             raise InvalidRequest(
                 "Adapters of an output layer with normalised rows aren't supported.",

@@ -11,11 +11,13 @@ from torch import Tensor
 import kernels
 from engine.contract.config import EngineConfig
 from engine.lora.adapter import Adapter
-from engine.lora.merge import FloatWeights, merged_spec
+from engine.lora.merge import EncoderWeights, FloatWeights, merged_spec
 from engine.lora.pack import pack_adapter
 from engine.models.adapters import AdapterWeights, StepAdapters
 from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
+from engine.models.encoders.encoder import NativeEncoder
+from engine.models.encoders.spec import EncoderSpec
 from engine.models.source import open_weights
 from engine.models.spec import DecoderSpec
 
@@ -39,13 +41,22 @@ class Probe:
     passed: bool
 
 
-def probe_adapter(adapter: Adapter, folder: Path, spec: DecoderSpec, config: EngineConfig) -> Probe:
-    """Compare logits of random prompts, in float32. The model is held twice, one after the other.
+def probe_adapter(
+    adapter: Adapter, folder: Path, spec: DecoderSpec | EncoderSpec, config: EngineConfig
+) -> Probe:
+    """Compare logits of random prompts, in float32; of an encoder its hidden states.
+
+    The model is held twice, one after the other. A classifier's head isn't compared: the adapter
+    brings it whole.
 
     Raises `ModelLoadError` for a model that can't be read.
     """
-    apart = _logits(folder, spec, config, None, adapter)
-    merged = _logits(folder, spec, config, adapter, None)
+    if isinstance(spec, EncoderSpec):
+        apart = _states(folder, spec, config, None, adapter)
+        merged = _states(folder, spec, config, adapter, None)
+    else:
+        apart = _logits(folder, spec, config, None, adapter)
+        merged = _logits(folder, spec, config, adapter, None)
     largest = max(float(logits.abs().max()) for logits in merged)
     difference = max(
         float((one - other).abs().max()) for one, other in zip(apart, merged, strict=True)
@@ -72,6 +83,26 @@ def _logits(
     return [_run(model, prompt, packed) for prompt in _prompts(spec.vocab_size)]
 
 
+def _states(
+    folder: Path,
+    spec: EncoderSpec,
+    config: EngineConfig,
+    merged: Adapter | None,
+    apart: Adapter | None,
+) -> list[Tensor]:
+    """Float32 [tokens, hidden] of each prompt, with the adapter merged, or apart."""
+    ops = kernels.get("cpu", use_compiled=config.cpu_kernels)
+    model = NativeEncoder(spec, ops, torch.float32, _LENGTH)
+    weights = EncoderWeights(open_weights(folder, config, ops.device), spec, merged)
+    model.load(weights, lambda done, total: None)
+    packed = None if apart is None else pack_adapter(apart, model)
+    return [_encode(model, prompt, packed) for prompt in _prompts(spec.vocab_size)]
+
+
+def _encode(model: NativeEncoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
+    return model.forward(prompt, _context(len(prompt), adapter))
+
+
 def _prompts(vocab: int) -> list[Tensor]:
     made = torch.Generator().manual_seed(1)
     return [torch.randint(vocab, (_LENGTH,), generator=made) for _ in range(_PROMPTS)]
@@ -79,10 +110,16 @@ def _prompts(vocab: int) -> list[Tensor]:
 
 @torch.inference_mode()
 def _run(model: NativeDecoder, prompt: Tensor, adapter: AdapterWeights | None) -> Tensor:
-    count = len(prompt)
+    context = _context(len(prompt), adapter)
+    hidden, adapters = model.forward(prompt, context), context.adapters
+    return model.logits(hidden, None if adapters is None else adapters.heads(None))
+
+
+def _context(count: int, adapter: AdapterWeights | None) -> AttentionContext:
+    """A step of one prompt, all of whose tokens go through the adapter."""
     every = torch.arange(count)
     adapters = None if adapter is None else StepAdapters([(adapter, every)])
-    context = AttentionContext(
+    return AttentionContext(
         positions=every,
         slot_mapping=every,
         block_tables=torch.arange(-(-count // _BLOCK)).int().unsqueeze(0),
@@ -90,5 +127,3 @@ def _run(model: NativeDecoder, prompt: Tensor, adapter: AdapterWeights | None) -
         query_start_loc=torch.tensor([0, count]).int(),
         adapters=adapters,
     )
-    hidden = model.forward(prompt, context)
-    return model.logits(hidden, None if adapters is None else adapters.heads(None))

@@ -17,7 +17,7 @@ from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
 from engine.lora.checks import check_entry, check_rank, wrong
 from engine.lora.config import AdapterConfig, read_adapter_config
-from engine.lora.keys import Key, parse_key
+from engine.lora.keys import PREFIX, Key, parse_key
 from engine.lora.modules import Modules
 from engine.lora.stacks import Stacks
 
@@ -39,11 +39,14 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
     with _opened(folder / WEIGHTS_FILE) as file:
         parts = _Parts(config, modules, max_rank)
         keys, stacks = {}, Stacks(config, modules, max_rank)
+        classifier: dict[str, str] = {}
         for name in file.keys():  # noqa: SIM118
-            if not stacks.take(name, file.get_slice(name)):
+            if (part := _classifier_part(name, file.get_slice(name), modules)) is not None:
+                classifier[name] = part
+            elif not stacks.take(name, file.get_slice(name)):
                 keys[name] = parts.check(name, file.get_slice(name))
         pairs = stacks.pairs()
-        if keys or not pairs:
+        if keys or not (pairs or classifier):
             parts.check_whole(keys)
         adapter = Adapter(digest=digest)
         for name, key in keys.items():
@@ -52,6 +55,7 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
             _delta(adapter, key, modules).scale = config.scale_of(_peft_name(name))
         for a, b, pair in pairs:
             adapter.modules |= pair.deltas(_read(file, a), _read(file, b))
+        adapter.classifier = {part: _read(file, name) for name, part in classifier.items()}
     if _state(folder) != before:
         raise InvalidRequest("The adapter's files changed while they were read.", param="path")
     return adapter
@@ -156,6 +160,18 @@ class _Parts:
                 raise wrong(name, "is of DoRA (use_dora), but its module has no magnitude")
         if self._config.dora and any("embedding_a" in has for has in kinds.values()):
             raise InvalidRequest("DoRA of an embedding isn't supported.", param="use_dora")
+
+
+def _classifier_part(name: str, entry: Any, modules: Modules) -> str | None:
+    """Which tensor of a classifier's head this replaces; None: another one."""
+    part = name.removeprefix(PREFIX).replace(".modules_to_save.", ".")
+    wanted = modules.classifier.get(part)
+    if wanted is None:
+        return None
+    check_entry(name, entry)
+    if (shape := tuple(entry.get_shape())) != wanted:
+        raise wrong(name, f"has shape {list(shape)}, but it must be {list(wanted)}")
+    return part
 
 
 def _read(file: Any, name: str) -> Tensor:

@@ -15,10 +15,10 @@ from engine.contract.adapters import AdapterRef
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter
 from engine.lora.modules import Modules
-from engine.lora.pack import pack_adapter
+from engine.lora.pack import AdaptableModel, pack_adapter
 from engine.lora.read import read_adapter
 from engine.models.adapters import AdapterWeights
-from engine.models.decoder import NativeDecoder
+from engine.pooling.head_maker import HeadMaker
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +71,17 @@ class AdapterStore:
         """See the class."""
         return self._device
 
-    def load(self, ref: AdapterRef, model: NativeDecoder) -> AdapterFacts:
-        """Bring an adapter to the device.
+    def load(
+        self, ref: AdapterRef, model: AdaptableModel, heads: HeadMaker | None = None
+    ) -> AdapterFacts:
+        """Bring an adapter to the device; `heads` are of a classifier.
 
         Raises `InvalidRequest` where its files are of another content than its digest, or hold what
         this model can't have.
         """
         started = time.perf_counter()
-        adapter = self._from_host(ref.digest) or self._read(ref, model)
-        weights = pack_adapter(adapter, model, self._limits.dtype)
+        adapter = self._from_host(ref.digest) or self._read(ref, model, heads)
+        weights = pack_adapter(adapter, model, self._limits.dtype, heads)
         self._device[ref.digest] = weights
         self._keep(adapter)
         return AdapterFacts(adapter.rank, weights.num_bytes, time.perf_counter() - started)
@@ -96,14 +98,15 @@ class AdapterStore:
         with self._lock:
             self._host.pop(digest, None)
 
-    def _read(self, ref: AdapterRef, model: NativeDecoder) -> Adapter:
+    def _read(self, ref: AdapterRef, model: AdaptableModel, heads: HeadMaker | None) -> Adapter:
         if not ref.path:
             raise InvalidRequest(
                 f"The adapter {ref.name or ref.digest[:12]!r} isn't loaded, and nothing says where "
                 "it lies.",
                 param="model",
             )
-        adapter = read_adapter(Path(ref.path), Modules(model.spec), self._limits.max_rank)
+        modules = Modules(model.spec, None if heads is None else heads.shapes)
+        adapter = read_adapter(Path(ref.path), modules, self._limits.max_rank)
         if adapter.digest != ref.digest:
             raise InvalidRequest(
                 f"The adapter {ref.name or ref.digest[:12]!r} isn't there any more: its files hold "

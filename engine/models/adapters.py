@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -68,6 +68,7 @@ class AdapterWeights:
         layers: by layer and slot (see `engine.lora.modules.linears_of`), what it changes.
         table: the same for the compiled decoder; None where that can't be run with it.
         embedding, head: None: it leaves them as they are.
+        classifier: a pooling model's head in the place of its own, on the host.
         num_bytes: of device memory.
     """
 
@@ -76,6 +77,7 @@ class AdapterWeights:
     table: LoraTable | None = None
     embedding: EmbeddingLora | None = None
     head: HeadLora | None = None
+    classifier: Callable[[Tensor], Tensor] | None = None
     num_bytes: int = 0
 
     @property
@@ -124,6 +126,10 @@ class StepAdapters:
             changing = [(adapter, torch.isin(rows, own).nonzero().flatten())
                         for adapter, own in changing]  # fmt: skip
         return StepAdapters(changing) if changing else None
+
+    def moved(self, places: Tensor) -> StepAdapters:
+        """With row i at places[i], int64."""
+        return StepAdapters([(one, places[own].sort().values) for one, own in self.groups])
 
     def between(self, start: int, end: int) -> StepAdapters:
         """Rows [start, end), counted from there."""

@@ -18,9 +18,11 @@ from engine.models.encoders.families import encoder_spec
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
 from engine.models.families.family import Config
+from engine.models.norms import Step
 from engine.models.source import open_layers
 from engine.models.spec import DecoderSpec
 from engine.models.weights import DummyWeights, WeightReader
+from engine.pooling.head_maker import HeadMaker
 from engine.pooling.heads import HeadReader, dense_module
 from engine.pooling.pooler import Pooler
 from engine.pooling.settings import PoolingSettings
@@ -127,14 +129,50 @@ def _pooler(
         head = token_head(settings, spec, weights, tokenizer)
         return Pooler(settings, width, head=head, embedding_size=len(settings.labels))
     if settings.classifies:
-        prefix = ""
-        if isinstance(spec, EncoderSpec):
-            whole = f"{spec.names.prefix}{spec.names.embedding}.weight"
-            prefix = spec.names.prefix if whole in weights else ""
-        reader = HeadReader(
-            weights, settings.architecture, prefix, width, len(settings.labels), spec.norm_eps
+        maker = head_maker(settings, spec, weights)
+        return Pooler(
+            settings, width, head=maker.head, maker=maker, embedding_size=len(settings.labels)
         )
-        return Pooler(settings, width, head=reader.head(), embedding_size=len(settings.labels))
     dense = [dense_module(module) for module in settings.files.dense]
     size = dense[-1].weight.shape[0] if dense else width
     return Pooler(settings, width, dense=list(dense), embedding_size=size)
+
+
+def head_maker(
+    settings: PoolingSettings, spec: DecoderSpec | EncoderSpec, weights: Weights
+) -> HeadMaker:
+    """A classifier's head, as its checkpoint has it or as an adapter does.
+
+    Raises `ModelLoadError` for missing or misshapen weights.
+    """
+    prefix = ""
+    if isinstance(spec, EncoderSpec):
+        whole = f"{spec.names.prefix}{spec.names.embedding}.weight"
+        prefix = spec.names.prefix if whole in weights else ""
+
+    def read(from_weights: Weights) -> Step:
+        return HeadReader(
+            from_weights, settings.architecture, prefix, spec.hidden_size, len(settings.labels),
+            spec.norm_eps,
+        ).head()  # fmt: skip
+
+    return HeadMaker(weights, read)
+
+
+def head_shapes(
+    settings: PoolingSettings,
+    spec: DecoderSpec | EncoderSpec,
+    folder: Path,
+    config: EngineConfig,
+) -> dict[str, tuple[int, ...]]:
+    """The tensors of a classifier's head; none of a model without one.
+
+    Raises `ModelLoadError` for missing or misshapen weights.
+    """
+    if not settings.classifies or (settings.tokens and isinstance(spec, DecoderSpec)):
+        return {}
+    weights = _weights(folder, config, None)
+    try:
+        return head_maker(settings, spec, weights).shapes
+    finally:
+        weights.close()

@@ -12,6 +12,7 @@ from engine.contract.protocol import PoolingInfo
 from engine.models.facts import PoolingFacts
 from engine.models.interface import ModelSpec
 from engine.models.norms import Step
+from engine.pooling.head_maker import HeadMaker
 from engine.pooling.settings import PoolingSettings
 
 
@@ -23,6 +24,7 @@ class Pooler:
         settings: what the model is.
         hidden_size: of its hidden states.
         head: of a classifier: [n, hidden] -> [n, labels].
+        maker: makes it for adapters that bring one of their own; None: they can't.
         dense: layers between pooling and normalisation of an embedding.
         embedding_size: of what an embedding has before it's cut.
     """
@@ -32,6 +34,7 @@ class Pooler:
     head: Step | None = None
     dense: list[Step] = field(default_factory=list)
     embedding_size: int = 0
+    maker: HeadMaker | None = None
 
     def facts(self, spec: ModelSpec) -> PoolingFacts:
         """What the engine core is told, of the model of this spec."""
@@ -46,12 +49,15 @@ class Pooler:
         )
         return PoolingFacts(tuple(settings.tasks), info, settings.encoder, settings.caches_prefixes)
 
-    def __call__(self, hidden: Tensor, params: PoolingParams) -> Tensor:
+    def __call__(self, hidden: Tensor, params: PoolingParams, head: Step | None = None) -> Tensor:
         """float32 [n, size] from pooled hidden states [n, hidden_size].
 
-        n is 1, or a prompt's tokens for the tasks that keep them apart.
+        n is 1, or a prompt's tokens for the tasks that keep them apart. `head`: an adapter's, in
+        the place of the model's own.
         """
-        return self._classified(hidden, params) if self.head else self._embedded(hidden, params)
+        if self.head is None:
+            return self._embedded(hidden, params)
+        return self._classified((head or self.head)(hidden), params)
 
     def _embedded(self, hidden: Tensor, params: PoolingParams) -> Tensor:
         vectors = hidden
@@ -66,8 +72,7 @@ class Pooler:
             vectors = torch.nn.functional.normalize(vectors, dim=-1)
         return vectors
 
-    def _classified(self, hidden: Tensor, params: PoolingParams) -> Tensor:
-        logits = self.head(hidden) if self.head else hidden
+    def _classified(self, logits: Tensor, params: PoolingParams) -> Tensor:
         if not self._active(params):
             return logits
         kind = self.settings.activation or ("sigmoid" if logits.shape[-1] == 1 else "softmax")

@@ -140,7 +140,9 @@ class PoolingRunner:
 
     def _finish(self, seq_id: int, state: PoolingState, result: StepResult) -> None:
         # What is left is small, and so are the layers that come after: they are on the host.
-        output = self.pooler(state.result().cpu(), state.params)
+        adapter = self.batch.adapter_of(seq_id)
+        head = None if adapter is None else adapter.classifier
+        output = self.pooler(state.result().cpu(), state.params, head)
         if not bool(torch.isfinite(output).all()):
             result.errors[seq_id] = "the model's output isn't finite"
             return

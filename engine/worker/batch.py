@@ -318,6 +318,10 @@ class RunningBatch:
         self.num_computed[row] -= len(drafted.drafts) - len(more)
         self.state(row).output_token_ids += more
 
+    def adapter_of(self, seq_id: int) -> AdapterWeights | None:
+        """The adapter that a sequence goes through."""
+        return self.adapters.get(self.row_of.get(seq_id, -1))
+
     def adapters_of(self, owner: np.ndarray) -> StepAdapters | None:
         """The adapters of tokens that belong to the rows `owner`; None: they have none."""
         groups: dict[str, tuple[AdapterWeights, list[int]]] = {}

@@ -42,6 +42,10 @@ class Sequences:
         """[num_tokens, ...] in the order of the groups."""
         return values if self._order is None else values[self._order]
 
+    def places(self, count: int) -> Tensor:
+        """int64 [count]: where each of the step's tokens stands among the sorted ones."""
+        return self.restored(torch.arange(count))
+
     def restored(self, values: Tensor) -> Tensor:
         """What was sorted, in the step's order again."""
         if self._order is None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.layers.rotary import RopeSpec, cos_sin_table
+from engine.models.adapters import AdaptedLinear, CurrentStep
+from engine.models.description import LinearDescription, LinearPart
 from engine.models.encoders.attention import BidirectionalAttention, Sequences
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
@@ -36,12 +39,43 @@ class EncoderLayer:
         return self.mlp_norm.add(self.mlp(x), x)
 
 
+def encoder_linears(spec: EncoderSpec) -> list[dict[str, LinearDescription]]:
+    """Each layer's linear layers by the slots that adapters name, by names without the prefix."""
+    inner, names = spec.num_heads * spec.head_dim, spec.names
+    found = []
+    for index in range(spec.num_layers):
+        at = names.layer.format(index)
+
+        def linear(
+            parts: Sequence[str], rows: int, columns: int, bias: bool, at: str = at
+        ) -> LinearDescription:
+            each = tuple(LinearPart(at + name, rows // len(parts)) for name in parts)
+            return LinearDescription(parts=each, columns=columns, bias=bias)
+
+        up = spec.intermediate_size * (2 if spec.gated else 1)
+        found.append(
+            {
+                "qkv": linear(names.qkv, 3 * inner, spec.hidden_size, spec.qkv_bias),
+                "o": linear([names.o], spec.hidden_size, inner, spec.o_bias),
+                "up": linear(names.up, up, spec.hidden_size, spec.mlp_bias),
+                "down": linear(
+                    [names.down], spec.hidden_size, spec.intermediate_size, spec.mlp_bias
+                ),
+            }
+        )
+    return found
+
+
 class EncoderBuilder:
     """Builds layers from weights, one at a time.
 
     Args:
         dtype: in which linear weights are kept. Norms, biases and tables of positions are float32.
         max_model_len: length of the rotary tables.
+        step: says which adapters the rows of a step go through.
+
+    Attributes:
+        linears: of each layer, by slot, without adapters.
     """
 
     def __init__(
@@ -51,7 +85,10 @@ class EncoderBuilder:
         dtype: torch.dtype,
         max_model_len: int,
         weights: Weights,
+        step: CurrentStep,
     ) -> None:
+        self._step, self._described = step, encoder_linears(spec)
+        self.linears: list[dict[str, LinearLayer]] = [{} for _ in self._described]
         self.spec, self.ops, self.dtype, self.weights = spec, ops, dtype, weights
         self._max_model_len = max_model_len
         self._tables: list[tuple[RopeSpec, Tensor]] = []
@@ -78,34 +115,40 @@ class EncoderBuilder:
         weight = self.vector(f"{name}.weight", size).to(kept)
         return LayerNorm(size, weight, bias, self.spec.norm_eps)
 
-    def linear(self, names: list[tuple[str, int]], columns: int, bias: bool) -> LinearLayer:
-        """One linear layer of (name, rows) parts over each other."""
-        weight = torch.cat([self.tensor(f"{name}.weight", rows, columns) for name, rows in names])
-        biases = [self.vector(f"{name}.bias", rows) for name, rows in names] if bias else []
-        return self.ops.PackedLinear(
+    def linear(self, index: int, slot: str) -> LinearLayer:
+        """A linear layer, whose rows get what their adapters add."""
+        described = self._described[index][slot]
+        weight = torch.cat(
+            [
+                self.tensor(f"{part.name}.weight", part.rows, described.columns)
+                for part in described.parts
+            ]
+        )
+        biased = described.parts if described.bias else ()
+        biases = [self.vector(f"{part.name}.bias", part.rows) for part in biased]
+        layer = self.ops.PackedLinear(
             weight.to(self.dtype).contiguous(), torch.cat(biases) if biases else None
         )
+        self.linears[index][slot] = layer
+        return AdaptedLinear(self.ops, layer, (index, slot), self._step)
 
     def layer(self, index: int) -> EncoderLayer:
         """One layer."""
         spec, names, at = self.spec, self.spec.names, self.spec.names.layer.format(index)
         has_norm = spec.wiring == "post" or spec.first_norm or index > 0
         return EncoderLayer(
-            attention=self._attention(index, at),
+            attention=self._attention(index),
             attention_norm=self.norm(at + names.attention_norm if has_norm else ""),
-            mlp=self._mlp(at),
+            mlp=self._mlp(index),
             mlp_norm=self.norm(at + names.mlp_norm),
             pre=spec.wiring == "pre",
         )
 
-    def _attention(self, index: int, at: str) -> BidirectionalAttention:
-        spec, names = self.spec, self.spec.names
-        inner = spec.num_heads * spec.head_dim
-        rows = 3 * inner // len(names.qkv)
-        qkv = [(at + name, rows) for name in names.qkv]
+    def _attention(self, index: int) -> BidirectionalAttention:
+        spec = self.spec
         return BidirectionalAttention(
-            project=self.linear(qkv, spec.hidden_size, spec.qkv_bias),
-            output=self.linear([(at + names.o, spec.hidden_size)], inner, spec.o_bias),
+            project=self.linear(index, "qkv"),
+            output=self.linear(index, "o"),
             num_heads=spec.num_heads,
             head_dim=spec.head_dim,
             cos_sin=self._table(spec.ropes[index]) if spec.ropes else None,
@@ -130,16 +173,11 @@ class EncoderBuilder:
         self._tables.append((rope, table))
         return table
 
-    def _mlp(self, at: str) -> Step:
-        spec, names = self.spec, self.spec.names
-        rows = spec.intermediate_size * (2 if spec.gated else 1) // len(names.up)
-        up = self.linear([(at + name, rows) for name in names.up], spec.hidden_size, spec.mlp_bias)
+    def _mlp(self, index: int) -> Step:
+        spec = self.spec
         act = (
             gated_activation(self.ops, ActivationSpec(spec.activation))
             if spec.gated
             else activation(spec.activation)
         )
-        down = self.linear(
-            [(at + names.down, spec.hidden_size)], spec.intermediate_size, spec.mlp_bias
-        )
-        return chain(up, act, down)
+        return chain(self.linear(index, "up"), act, self.linear(index, "down"))

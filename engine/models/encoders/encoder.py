@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout
+from engine.models.adapters import CurrentStep
 from engine.models.context import AttentionContext
 from engine.models.encoders.attention import Sequences
 from engine.models.encoders.build import EncoderBuilder, EncoderLayer
 from engine.models.encoders.spec import EncoderSpec
 from engine.models.experts import Weights
 from engine.models.norms import Norm
-from kernels import KernelSet
+from kernels import KernelSet, LinearLayer
+from kernels.lora import LayerLoras, LoraTable
 
 
 class NativeEncoder:
@@ -46,11 +48,15 @@ class NativeEncoder:
         self.layers: list[EncoderLayer] = []
         self._positions: Tensor | None = None
         self._token_types: Tensor | None = None
+        self._step = CurrentStep()
+        self._linears: list[dict[str, LinearLayer]] = []
 
     def load(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec, names = self.spec, self.spec.names
-        builder = EncoderBuilder(spec, self.ops, self.weight_dtype, self.max_model_len, weights)
+        builder = EncoderBuilder(
+            spec, self.ops, self.weight_dtype, self.max_model_len, weights, self._step
+        )
         total = spec.num_layers + 1
         width = spec.hidden_size
         embedding = builder.tensor(f"{names.embedding}.weight", spec.vocab_size, width)
@@ -66,7 +72,16 @@ class NativeEncoder:
         for index in range(spec.num_layers):
             self.layers.append(builder.layer(index))
             progress(index + 2, total)
+        self._linears = builder.linears
         self._final_norm: Norm = builder.norm(names.final_norm)
+
+    def linears(self, layer: int) -> dict[str, LinearLayer]:
+        """A layer's linear layers that adapters may change, by their slots."""
+        return self._linears[layer]
+
+    def lora_table(self, layers: LayerLoras) -> LoraTable | None:
+        """None: layers run one by one."""
+        return None
 
     @property
     def decode_bytes(self) -> int:
@@ -89,7 +104,8 @@ class NativeEncoder:
 
         Args:
             token_ids: int64 [num_tokens].
-            context: the step's batch; only positions matter, and query_start_loc, on the host.
+            context: the step's batch; only positions and adapters matter, and query_start_loc, on
+                the host.
             token_types: int64 [num_tokens], None for zeros.
 
         Returns:
@@ -99,8 +115,14 @@ class NativeEncoder:
         positions = sequences.sorted(context.positions)
         types = None if token_types is None else sequences.sorted(token_types)
         x = self._embed(sequences.sorted(token_ids), positions, types)
-        for layer in self.layers:
-            x = layer(x, positions, sequences)
+        if (adapters := context.adapters) is not None:
+            adapters = adapters.moved(sequences.places(len(token_ids)))
+        self._step.adapters = adapters
+        try:
+            for layer in self.layers:
+                x = layer(x, positions, sequences)
+        finally:
+            self._step.adapters = None
         return sequences.restored(self._final_norm(x)).float()
 
     def _embed(self, token_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:

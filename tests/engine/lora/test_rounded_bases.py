@@ -10,7 +10,7 @@ import torch
 from engine import LLM
 from engine.contract.adapters import AdapterRef
 from engine.lora.merge import FloatWeights, merged_spec
-from engine.lora.modules import Modules, linears_of
+from engine.lora.modules import Modules
 from engine.lora.probe import _prompts, _run
 from engine.lora.read import read_adapter
 from engine.models.decoder import NativeDecoder
@@ -29,9 +29,9 @@ class Dequantised(WeightReader):
         names = model.spec.names
         self._rows[f"{names.embedding}.weight"] = _rows(model.embedding)
         self._rows[f"{names.lm_head}.weight"] = _rows(model.lm_head)
-        for index, layer in enumerate(model.description.layers):
+        for index, layer in enumerate(Modules(model.spec).layers):
             weights = model.linears(index)
-            for slot, linear in linears_of(layer):
+            for slot, linear in layer.items():
                 parts = _rows(weights[slot]).split([part.rows for part in linear.parts])
                 for part, rows in zip(linear.parts, parts, strict=True):
                     self._rows[f"{part.name}.weight"] = rows
