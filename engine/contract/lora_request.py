@@ -26,7 +26,8 @@ class LoRARequest:
     Attributes:
         lora_name: for messages and figures.
         lora_int_id: a number of the caller's, at least 1; nothing depends on it.
-        lora_path: the folder with adapter_config.json and adapter_model.safetensors.
+        lora_path: the folder with adapter_config.json and adapter_model.safetensors, or a file of
+            GGUF.
         load_inplace: files that have changed are always read anew, so this changes nothing.
     """
 
@@ -81,7 +82,8 @@ class LoRARequest:
 
 def _state(path: Path) -> tuple[tuple[int, int, int], ...]:
     """Changes whenever one of the adapter's files is written or replaced."""
-    stats = [(path / name).stat() for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    files = [path] if path.is_file() else [path / name for name in (CONFIG_FILE, WEIGHTS_FILE)]
+    stats = [file.stat() for file in files]
     return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
 
 

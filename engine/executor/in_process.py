@@ -288,6 +288,7 @@ class InProcessExecutor:
         if self._draft is not None:
             self._draft.sleep(level)
         self._sleeper.sleep(level)
+        self._adapters.clear_host()  # what is packed may hold parts of weights that go
 
     def wake_up(self, tags: Collection[str]) -> None:
         """See `Executor`. The KV cache comes after the weights, whichever is woken first."""

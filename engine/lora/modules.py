@@ -81,6 +81,7 @@ class Modules:
     Attributes:
         layers: of each its linear layers by their slots, see `linears_of`.
         embedding, head: the names of the tables; "" of an encoder, whose tables stay as they are.
+        heads: of queries and of keys; 0 of an encoder.
         classifier: shapes of a classifier's head, by the checkpoint's names of its tensors.
     """
 
@@ -93,11 +94,13 @@ class Modules:
         self.classifier = dict(classifier or {})
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
         self.embedding, self.head, prefix = "", "", ""
+        self.heads = (0, 0)
         self._stacks: dict[str, Stack] = {}
         if isinstance(spec, EncoderSpec):
             self.layers, prefix = encoder_linears(spec), spec.names.prefix
         else:
             described = describe(spec)
+            self.heads = (spec.num_heads, spec.num_kv_heads)
             self.embedding, self.head = spec.names.embedding, spec.names.lm_head
             self.layers = [dict(linears_of(layer)) for layer in described.layers]
             self._stacks |= _stacks(described)

@@ -1,4 +1,4 @@
-"""Reading an adapter of PEFT: its folder's two files, checked against the model before any use."""
+"""Reading an adapter: PEFT's two files or one of GGUF, checked against the model before any use."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
 from engine.lora.checks import check_entry, check_rank, wrong
 from engine.lora.config import AdapterConfig, read_adapter_config
+from engine.lora.gguf import read_gguf_adapter
 from engine.lora.keys import PREFIX, Key, parse_key
 from engine.lora.modules import Modules
 from engine.lora.stacks import Stacks
@@ -33,6 +34,11 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
     Raises `InvalidRequest`, which names the field or the tensor, for what isn't understood, doesn't
     fit the model, isn't a number, or changes while it's read.
     """
+    if folder.is_file():
+        adapter = read_gguf_adapter(folder, adapter_digest(folder), modules, max_rank)
+        if adapter_digest(folder) != adapter.digest:
+            raise InvalidRequest("The adapter's file changed while it was read.", param="path")
+        return adapter
     before = _state(folder)
     digest = adapter_digest(folder)
     config = read_adapter_config(folder)

@@ -1,4 +1,8 @@
-"""`AdapterStore`: the adapters beside one model, on its device and in the host's memory."""
+"""`AdapterStore`: the adapters beside one model, on its device and in the host's memory.
+
+The devices that run adapters are CPUs, whose memory is the host's: an adapter that leaves the device
+is kept as it was there, so that it comes back for nothing.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +57,14 @@ class StoreLimits:
     host_adapters: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """An adapter as kernels run it, and the largest rank of its modules."""
+
+    weights: AdapterWeights
+    rank: int
+
+
 class AdapterStore:
     """Reads adapters and puts them where steps find them. Any thread may load.
 
@@ -63,7 +75,8 @@ class AdapterStore:
     def __init__(self, limits: StoreLimits) -> None:
         self._limits = limits
         self._device: dict[str, AdapterWeights] = {}
-        self._host: OrderedDict[str, Adapter] = OrderedDict()
+        self._host: OrderedDict[str, _Packed] = OrderedDict()
+        self._ranks: dict[str, int] = {}
         self._lock = threading.Lock()
 
     @property
@@ -80,23 +93,31 @@ class AdapterStore:
         this model can't have.
         """
         started = time.perf_counter()
-        adapter = self._from_host(ref.digest) or self._read(ref, model, heads)
-        weights = pack_adapter(adapter, model, self._limits.dtype, heads)
-        self._device[ref.digest] = weights
-        self._keep(adapter)
-        return AdapterFacts(adapter.rank, weights.num_bytes, time.perf_counter() - started)
+        with self._lock:
+            packed = self._host.pop(ref.digest, None)
+        if packed is None:
+            adapter = self._read(ref, model, heads)
+            weights = pack_adapter(adapter, model, self._limits.dtype, heads)
+            packed = _Packed(weights, adapter.rank)
+        with self._lock:
+            self._ranks[ref.digest] = packed.rank
+            self._device[ref.digest] = packed.weights
+        seconds = time.perf_counter() - started
+        return AdapterFacts(packed.rank, packed.weights.num_bytes, seconds)
 
     def drop(self, digest: str) -> bool:
         """Let an adapter's device memory go; whether host memory still has it."""
-        self._device.pop(digest, None)
         with self._lock:
+            weights = self._device.pop(digest, None)
+            if weights is not None:
+                self._host[digest] = _Packed(weights, self._ranks.pop(digest))
+                self._trim()
             return digest in self._host
 
-    def forget(self, digest: str) -> None:
-        """Let it go everywhere but on the disk."""
-        self._device.pop(digest, None)
+    def clear_host(self) -> None:
+        """Let those go that aren't on the device: the model's weights may change."""
         with self._lock:
-            self._host.pop(digest, None)
+            self._host.clear()
 
     def _read(self, ref: AdapterRef, model: AdaptableModel, heads: HeadMaker | None) -> Adapter:
         if not ref.path:
@@ -115,19 +136,12 @@ class AdapterStore:
             )
         return adapter
 
-    def _from_host(self, digest: str) -> Adapter | None:
-        with self._lock:
-            return self._host.get(digest)
-
-    def _keep(self, adapter: Adapter) -> None:
-        """Keep it in host memory, in the place of those that were asked for longest ago."""
+    def _trim(self) -> None:
+        """Let those go that left the device longest ago, until the rest fits."""
         limits = self._limits
-        most = limits.host_adapters
-        with self._lock:
-            self._host[adapter.digest] = adapter
-            self._host.move_to_end(adapter.digest)
-            held = sum(each.num_bytes for each in self._host.values())
-            while self._host and (
-                held > limits.host_bytes or (most is not None and len(self._host) > most)
-            ):
-                held -= self._host.popitem(last=False)[1].num_bytes
+        held = sum(each.weights.num_bytes for each in self._host.values())
+        while self._host and (
+            held > limits.host_bytes
+            or (limits.host_adapters is not None and len(self._host) > limits.host_adapters)
+        ):
+            held -= self._host.popitem(last=False)[1].weights.num_bytes

@@ -1,0 +1,40 @@
+"""What leaves the device waits in host memory as it was there, as far as that is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine import LLM, LoRARequest, SamplingParams
+from engine.lora import store
+
+from .adapters import DEMO_MODEL
+
+REQUESTS = [
+    LoRARequest(name, 1, str(Path("demo/adapters") / name)) for name in ("pirate", "butler")
+]
+
+
+@pytest.mark.parametrize(("kept", "reads"), [(4, 2), (0, 4)])
+def test_an_adapter_that_comes_back_is_read_again_only_where_nothing_kept_it(
+    monkeypatch: pytest.MonkeyPatch, kept: int, reads: int
+) -> None:
+    read: list[Path] = []
+
+    def counted(folder: Path, *args: Any) -> Any:
+        read.append(folder)
+        return original(folder, *args)
+
+    original = store.read_adapter
+    monkeypatch.setattr(store, "read_adapter", counted)
+    llm = LLM(DEMO_MODEL, max_loras=1, max_cpu_loras=kept, enable_prefix_caching=False)
+    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    said = [
+        llm.generate("Hello!", params, use_tqdm=False, lora_request=request)[0].outputs[0].token_ids
+        for request in REQUESTS * 2
+    ]
+    assert said[:2] == said[2:]
+    assert said[0] != said[1]
+    assert len(read) == reads
