@@ -78,6 +78,7 @@ class EngineCore:
     Attributes:
         facts: what is known of the model; the model itself is the executor's.
         capacity: what a step and the KV cache hold.
+        drafter: who gives drafts, if anybody does.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class EngineCore:
         )
         self._harvest = Harvest(self.scheduler, self.structured, self._counters, self._exits)
         self._most_in_flight = 1 if overlaps else 0
-        self._drafter = make_drafter(
+        self.drafter = make_drafter(
             config,
             facts,
             overlaps=overlaps,
@@ -134,7 +135,7 @@ class EngineCore:
             draft=executor.draft,
             run=executor.execute_draft,
         )
-        self.scheduler.drafts = self._drafter
+        self.scheduler.drafts = self.drafter
         #: Follows how long prompts take; set where that bounds them beside decodes.
         self.pace: PrefillPace | None = None
         self._steps_in_flight: deque[StepInFlight] = deque()
@@ -270,8 +271,8 @@ class EngineCore:
             seconds = time.perf_counter() - started
             if self.pace is not None:
                 self.pace.note(begun.plan, seconds)
-            if self._drafter is not None:
-                self._drafter.note_step(begun.plan, seconds)
+            if self.drafter is not None:
+                self.drafter.note_step(begun.plan, seconds)
         return deltas
 
     def _begin(self) -> StepInFlight | None:
@@ -404,8 +405,8 @@ class EngineCore:
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes; False while any request holds blocks."""
-        if self._drafter is not None:
-            self._drafter.reset()
+        if self.drafter is not None:
+            self.drafter.reset()
         return self.scheduler.kv.pool.reset_cache()
 
     @property
@@ -436,8 +437,8 @@ class EngineCore:
         if level == 2:
             self.adapters.drop_idle()
         self.executor.sleep(level)
-        if self._drafter is not None:
-            self._drafter.reset(worker_too=True)
+        if self.drafter is not None:
+            self.drafter.reset(worker_too=True)
         return deltas
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
@@ -458,8 +459,8 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise RuntimeError unless the pool's books balance."""
         self.scheduler.check_integrity()
-        if self._drafter is not None:
-            self._drafter.check_integrity()
+        if self.drafter is not None:
+            self.drafter.check_integrity()
 
     def reset_stats(self) -> None:
         """Start the totals anew."""

@@ -14,6 +14,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
+from engine.speculative.drafter import Drafter
 from kernels.ablations import is_on
 
 _PROMPT_TOKENS = 8
@@ -27,6 +28,10 @@ _LEAST_TOKENS = 72
 _TIMED_TOKENS = (32, 128)
 _TIMES = 3
 _PATIENCE_S = 0.5
+#: Where drafts are checked: steps to time of each width, how wide, and no wider after so long.
+_TIMED_STEPS = 5
+_WIDEST = 64
+_WIDTHS_PATIENCE_S = 2.0
 
 
 def warm_up(core: EngineCore) -> None:
@@ -44,6 +49,9 @@ def warm_up(core: EngineCore) -> None:
         least = _LEAST_TOKENS if is_on("prefill-least") else 1
         core.scheduler.limits.share = PrefillShare(1, full_at, least)
         core.pace = PrefillPace(core.scheduler, seconds, _SECONDS_BESIDE_DECODES)
+    if core.drafter is not None:
+        _time_widths(core, core.drafter, prompt, room)
+        core.drafter.start_over()
     core.reset_prefix_cache()
     core.scheduler.kv.quotas.forget_idle()
     core.reset_stats()
@@ -70,10 +78,31 @@ def _seconds_per_token(core: EngineCore, room: int) -> float:
     return best
 
 
-def _run(core: EngineCore, prompt: int, output: int, temperature: float) -> None:
+def _time_widths(core: EngineCore, drafter: Drafter, prompt: int, room: int) -> None:
+    """Steps of several widths: what checking drafts costs is known before anybody waits for it."""
+    began = time.perf_counter()
+    most = min(core.config.max_num_seqs, core.capacity.token_budget, _WIDEST)
+    output, held = min(_TIMED_STEPS + 1, room - prompt), core.scheduler.kv.pool.num_blocks
+    blocks = core.scheduler.kv.most_blocks(prompt + output, prompt)
+    width = 1
+    while output > 1 and width <= most and width * blocks <= held:
+        _run(core, prompt, output, outputs=width)
+        width *= 2
+        if time.perf_counter() - began > _WIDTHS_PATIENCE_S:
+            break
+
+
+def _run(
+    core: EngineCore, prompt: int, output: int, temperature: float = 0.0, outputs: int = 1
+) -> None:
     """One request, to its end."""
     sampling = SamplingParams(
-        temperature=temperature, top_p=0.9, seed=0, max_tokens=output, ignore_eos=True
+        n=outputs,
+        temperature=temperature or float(outputs > 1),
+        top_p=0.9,
+        seed=0,
+        max_tokens=output,
+        ignore_eos=True,
     )
     tasks = core.facts.tasks
     core.add_request(

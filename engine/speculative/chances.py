@@ -7,7 +7,7 @@ PRIOR = 0.5
 #: The weight of one checked draft in the average over all sequences.
 _NEW = 0.05
 #: How fast it comes back to `PRIOR` with each sequence that gets no drafts for it.
-_DRIFT = 0.002
+_DRIFT = 0.0003
 
 
 def moved(value: float, num_drafts: int, num_accepted: int, weight: float) -> float:

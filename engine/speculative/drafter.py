@@ -10,7 +10,7 @@ from engine.contract.errors import ConfigError
 from engine.contract.speculative import SpeculativeConfig
 from engine.models.facts import ModelFacts
 from engine.scheduler import Sequence, StepPlan, StepResult
-from engine.speculative.chances import PRIOR, UsualChances, moved
+from engine.speculative.chances import UsualChances, moved
 from engine.speculative.draft_facts import DraftFacts
 from engine.speculative.draft_model import DraftModel
 from engine.speculative.proposers import PROPOSERS, Proposer
@@ -19,7 +19,7 @@ from engine.speculative.step_costs import StepCosts
 Possible = Callable[[Sequence, list[int]], list[int]]
 #: The weight of a new draft in a sequence's average.
 _NEW = 0.15
-#: How fast the chance of a sequence that gets no drafts comes back to `PRIOR`.
+#: How fast the chance of a sequence that gets no drafts comes back to the usual one.
 _DRIFT = 0.01
 #: Drafts must promise so many times the tokens per second: what is measured is never exact.
 _WORTH = 1.02
@@ -137,6 +137,12 @@ class Drafter:
         if self.model is not None:
             self.model.reset(worker_too=worker_too)
 
+    def start_over(self) -> None:
+        """Forget what was said and what held so far, but not what steps take."""
+        self._chances, self._usual = {}, UsualChances()
+        if self.model is None:
+            self._proposer = PROPOSERS[self._config.method](self._config)
+
     def check_integrity(self) -> None:
         """Raise RuntimeError unless a draft model's pool is in order."""
         if self.model is not None:
@@ -197,8 +203,8 @@ class Drafter:
             counts[seq_id] = counts.get(seq_id, 0) + 1
         for seq_id in possible.keys() - counts.keys():
             unused = self._chances[seq_id]
-            unused.value += _DRIFT * (PRIOR - unused.value)
             self._usual.drift(unused.matched)
+            unused.value += _DRIFT * (self._usual.of(unused.matched) - unused.value)
         return counts
 
     def _forget_those_that_left(self) -> None:

@@ -2,65 +2,89 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
+from dataclasses import dataclass
 
 #: The weight of a new step in its average.
 _NEW = 0.1
-#: So many steps of a width are known by the fastest of them.
+#: A width is known once so many steps of it were measured: one slow step mustn't end all drafts.
+_KNOWN = 3
+#: So many steps of a width are known by the fastest of them: what else ran made none faster.
 _FIRST = 4
 #: A step counts as at most so many times slower or faster than the average.
 _OUTLIER = 2.0
+#: After so many steps of other widths it isn't known any more: the machine may be another by then.
+_OLD = 5000
+
+
+@dataclass(slots=True)
+class _Width:
+    """Steps of one width."""
+
+    seconds: float
+    last: int
+    count: int = 1
 
 
 class StepCosts:
     """Seconds of steps in which all rows decode, by how many tokens they compute.
 
-    Widths are kept apart up to 16, then by sixteenths of a power of two. Between two that were
-    measured it is as a line goes, beyond the widest as if the rest were free: so wider steps are
-    tried, and from then on known.
+    Widths are kept apart up to 16, then by sixteenths of a power of two. Between two that are known
+    it is as a line goes, beyond the widest as if the rest were free: so wider steps are tried, and
+    from then on known.
     """
 
     def __init__(self, unknown: float = 1.0) -> None:
-        """`unknown`: seconds before anything was measured."""
+        """`unknown`: seconds before any width is known."""
         self._unknown = unknown
-        self._widths: list[int] = []
-        self._seconds: dict[int, float] = {}
-        self._counts: dict[int, int] = {}
+        self._known: list[int] = []
+        self._widths: dict[int, _Width] = {}
+        self._num_steps = 0
 
     def note(self, width: int, seconds: float) -> None:
         """A step of `width` tokens took so long."""
         place = _rounded(width)
-        before = self._seconds.get(place)
+        self._num_steps += 1
+        if self._num_steps % _OLD == 0:
+            self._forget_old()
+        before = self._widths.get(place)
         if before is None:
-            self._widths.insert(bisect_left(self._widths, place), place)
-            self._seconds[place], self._counts[place] = seconds, 1
+            self._widths[place] = _Width(seconds, self._num_steps)
             return
-        if self._counts[place] < _FIRST:
-            # Whatever else ran then made it no faster: one slow step mustn't end all drafts.
-            self._counts[place] += 1
-            self._seconds[place] = min(before, seconds)
+        before.count += 1
+        before.last = self._num_steps
+        if before.count == _KNOWN:
+            insort(self._known, place)
+        if before.count <= _FIRST:
+            before.seconds = min(before.seconds, seconds)
             return
-        bounded = min(max(seconds, before / _OUTLIER), before * _OUTLIER)
-        self._seconds[place] = before + _NEW * (bounded - before)
+        bounded = min(max(seconds, before.seconds / _OUTLIER), before.seconds * _OUTLIER)
+        before.seconds += _NEW * (bounded - before.seconds)
 
     @property
     def widest(self) -> int:
-        """Of the widths that were measured; 0: none."""
-        return self._widths[-1] if self._widths else 0
+        """Of the widths that are known; 0: none."""
+        return self._known[-1] if self._known else 0
 
     def seconds(self, width: int) -> float:
         """What a step of `width` tokens takes."""
-        if not self._widths:
+        if not self._known:
             return self._unknown
-        at = bisect_left(self._widths, width)
-        if at == len(self._widths):
-            return self._seconds[self._widths[-1]]
-        above = self._widths[at]
+        at = bisect_left(self._known, width)
+        if at == len(self._known):
+            return self._widths[self._known[-1]].seconds
+        above = self._known[at]
+        high = self._widths[above].seconds
         if above == width or at == 0:
-            return self._seconds[above]
-        below = self._widths[at - 1]
-        low, high = self._seconds[below], self._seconds[above]
+            return high
+        below = self._known[at - 1]
+        low = self._widths[below].seconds
         return low + (high - low) * (width - below) / (above - below)
+
+    def _forget_old(self) -> None:
+        old = self._num_steps - _OLD
+        self._widths = {place: each for place, each in self._widths.items() if each.last > old}
+        self._known = [place for place in self._known if place in self._widths]
 
 
 def _rounded(width: int) -> int:

@@ -49,3 +49,14 @@ def test_a_number_that_was_given_stays(
 def test_a_model_with_room_for_a_few_tokens_starts(model_folder: Callable[[str], Path]) -> None:
     core = started(model_folder("llama"), max_model_len=5)
     assert not core.has_work
+
+
+def test_what_wider_steps_take_is_known_before_anybody_asks(
+    model_folder: Callable[[str], Path],
+) -> None:
+    core = started(model_folder("llama"), speculative_config={"method": "suffix"}, max_num_seqs=16)
+    assert core.drafter is not None
+    assert core.drafter.costs.widest == 16
+    assert not core.drafter._proposer._outputs  # type: ignore[union-attr]
+    assert core.stats.steps_total == 0
+    core.check_integrity()

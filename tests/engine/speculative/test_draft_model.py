@@ -92,7 +92,7 @@ def test_a_pool_too_small_for_all_leaves_some_without_drafts(
 ) -> None:
     folder = model_folder("llama")
     llm = drafting(folder, draft, num_gpu_blocks_override=400, max_model_len=64, max_num_seqs=32)
-    model = llm.core._drafter.model
+    model = llm.core.drafter.model
     held = [model.kv.pool.allocate(model.kv.pool.num_free - 8, model._quota)]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     asked = [[5 + number] * 20 for number in range(12)]
@@ -109,7 +109,7 @@ def test_a_long_prompt_is_read_in_pieces_beside_others(model_folder: Folder, dra
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     asked = [list(range(4, 204)), [9, 8, 7]]
     llm = drafting(folder, draft)
-    object.__setattr__(llm.core._drafter.model._facts, "token_budget", 32)
+    object.__setattr__(llm.core.drafter.model._facts, "token_budget", 32)
     assert texts(llm.generate(asked, params, use_tqdm=False)) == texts(
         make(folder).generate(asked, params, use_tqdm=False)
     )
@@ -144,7 +144,7 @@ def test_a_draft_that_fails_ends_drafts_alone(
         failed.append(plan.step)
         raise MemoryError("none left")
 
-    monkeypatch.setattr(llm.core._drafter.model, "_run", fail)
+    monkeypatch.setattr(llm.core.drafter.model, "_run", fail)
     drafted = llm.generate(asked, params, use_tqdm=False)
     assert texts(drafted) == texts(make(folder).generate(asked, params, use_tqdm=False))
     assert len(failed) == 3
@@ -154,7 +154,7 @@ def test_a_draft_that_fails_ends_drafts_alone(
 
 def test_an_aborted_sequence_gives_its_blocks(model_folder: Folder, draft: Path) -> None:
     llm = drafting(model_folder("llama"), draft)
-    pool = llm.core._drafter.model.kv.pool
+    pool = llm.core.drafter.model.kv.pool
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True, n=2)
     llm.llm_engine.add_request("r", {"prompt_token_ids": [5, 6, 7]}, params)
     for _ in range(5):
@@ -163,7 +163,7 @@ def test_an_aborted_sequence_gives_its_blocks(model_folder: Folder, draft: Path)
     llm.llm_engine.abort_request("r")
     llm.generate([[4, 4]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
     llm.generate([[4, 4]], SamplingParams(max_tokens=4, ignore_eos=True), use_tqdm=False)
-    assert len(llm.core._drafter.model._rows) <= 1
+    assert len(llm.core.drafter.model._rows) <= 1
     llm.core.check_integrity()
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from engine.contract.speculative import SpeculativeConfig
-from engine.scheduler import Sequence
+from engine.scheduler import Sequence, Status, StepPlan
 from engine.speculative.drafter import Drafter
+from engine.speculative.step_costs import StepCosts
 from tests.engine.speculative.test_proposers import sequence
 
 CONFIG = SpeculativeConfig(method="ngram", num_speculative_tokens=4)
@@ -17,7 +20,8 @@ def repeating(seq_id: int = 0) -> Sequence:
 def drafter(*costs: tuple[int, float], config: SpeculativeConfig = CONFIG) -> Drafter:
     made = Drafter(config, max_model_len=100)
     for width, seconds in costs:
-        made.costs.note(width, seconds)
+        for _ in range(3):
+            made.costs.note(width, seconds)
     return made
 
 
@@ -45,8 +49,8 @@ def test_drafts_that_fail_become_fewer_and_are_tried_again_later() -> None:
     for _ in range(30):
         made.note(own, 4, 0)
     assert made.propose([own], 100) == {}
-    tries = next(count for count in range(1000) if made.propose([own], 100))
-    assert 10 < tries < 500
+    tries = next(count for count in range(9000) if made.propose([own], 100))
+    assert 10 < tries < 5000
 
 
 def test_drafts_that_hold_become_more() -> None:
@@ -77,3 +81,64 @@ def test_an_operators_bound_on_the_batch_holds() -> None:
     made = drafter((1, 1.0), config=config)
     assert made.propose([repeating()], 100)
     assert made.propose([repeating(), repeating(1)], 100) == {}
+
+
+def test_a_new_sequence_begins_with_what_held_lately_of_drafts_like_its_first() -> None:
+    """Short answers of which none repeats anything mustn't each pay for finding that out."""
+    made = drafter((1, 1.0), (2, 1.2), (3, 1.4), (4, 1.6), (5, 1.8))
+    for seq_id in range(40):
+        own = repeating(seq_id)
+        for _ in range(3):
+            made.note(own, len(made.propose([own], 100).get(seq_id, [])), 0)
+        own.status = Status.FINISHED
+    tried = 0
+    for seq_id in range(100, 2100):
+        own = repeating(seq_id)
+        if drafts := made.propose([own], 100).get(seq_id):
+            tried += 1
+            made.note(own, len(drafts), 0)
+    assert 0 < tried < 40
+    shorter = sequence([1, 2, 9, 9, 5, 6], [1, 2], 5000)  # two tokens match instead of four
+    assert made.propose([shorter], 100)
+
+
+class _Counting:
+    """Stands for a draft model."""
+
+    works, seconds = True, 0.0
+
+    def __init__(self, *costs: tuple[int, float]) -> None:
+        self.costs = StepCosts(unknown=0.0)
+        for width, seconds in costs:
+            for _ in range(3):
+                self.costs.note(width, seconds)
+
+    def takes(self, sequence: Sequence) -> bool:
+        return True
+
+    def longest(self, sequence: Sequence) -> int:
+        return 100
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+        return {sequence.seq_id: list(range(count)) for sequence, count in wanted}
+
+
+def test_what_a_draft_model_takes_counts() -> None:
+    free = {1: 1.0, 5: 1.0}
+    for seconds, drafts in ((0.0, 4), (0.05, 3), (0.3, 1), (0.6, 0)):
+        model = _Counting((1, seconds))
+        made = Drafter(CONFIG, 100, model=model)  # type: ignore[arg-type]
+        for width, each in free.items():
+            for _ in range(3):
+                made.costs.note(width, each)
+        assert len(made.propose([repeating()], 100).get(0, [])) == drafts, seconds
+
+
+def test_a_draft_models_time_is_none_of_the_steps() -> None:
+    model = _Counting()
+    made = Drafter(CONFIG, 100, model=model)  # type: ignore[arg-type]
+    for _ in range(3):
+        model.seconds = 0.5
+        made.note_step(StepPlan(1, [0], [1], [1]), 0.7)
+        assert model.seconds == 0.0
+    assert made.costs.seconds(1) == pytest.approx(0.2)

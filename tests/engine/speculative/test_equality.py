@@ -151,6 +151,49 @@ def test_steps_with_drafts_run_in_one_call(
     assert all(taken)
 
 
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("bits", ["int8", "int4"])
+def test_rounded_weights_give_the_same_with_drafts(bits: str, model_folder: Folder) -> None:
+    folder, asked = model_folder("llama"), prompts(random.Random(bits))
+    plain = run(make(folder, quantization=bits), asked)
+    Seer.said = {
+        tuple(one): [list(each.token_ids) for each in out.outputs]
+        for one, out in zip(asked, plain, strict=True)
+    }
+    llm = make(folder, quantization=bits, speculative_config={"method": "ngram"})
+    drafted = run(llm, asked)
+    assert texts(drafted) == texts(plain)
+    assert [[each.logprobs for each in out.outputs] for out in drafted] == [
+        [each.logprobs for each in out.outputs] for out in plain
+    ]
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 100
+
+
+def test_a_stop_string_inside_drafts_ends_the_text_where_it_stands(model_folder: Folder) -> None:
+    folder, prompt = model_folder("llama"), [5, 6, 7]
+    params = SamplingParams(temperature=0.9, seed=3, max_tokens=60, ignore_eos=True)
+    (plain,) = make(folder).generate([prompt], params, use_tqdm=False)
+    Seer.said, Seer.rng = {tuple(prompt): [list(plain.outputs[0].token_ids)]}, random.Random(0)
+    Seer.rng.random = lambda: 1.0  # type: ignore[method-assign]
+    text = plain.outputs[0].text
+    stops = {text[at : at + 2] for at in range(4, len(text) - 4, 7)}
+    llm = make(folder, speculative_config={"method": "ngram", "num_speculative_tokens": 7})
+    asked = [
+        SamplingParams(
+            temperature=0.9, seed=3, max_tokens=60, ignore_eos=True, stop=[stop],
+            include_stop_str_in_output=bool(number % 2),
+        )
+        for number, stop in enumerate(sorted(stops))
+    ]  # fmt: skip
+    assert len(asked) > 3
+    was = make(folder).generate([prompt] * len(asked), asked, use_tqdm=False)
+    now = llm.generate([prompt] * len(asked), asked, use_tqdm=False)
+    assert texts(now) == texts(was)
+    assert all(each.outputs[0].finish_reason == "stop" for each in now)
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
+    llm.core.check_integrity()
+
+
 def test_preempted_rows_with_drafts_say_the_same(model_folder: Folder) -> None:
     folder, asked = model_folder("llama"), prompts(random.Random(3))
     plain = run(make(folder), asked)

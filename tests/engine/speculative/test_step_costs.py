@@ -7,11 +7,19 @@ import pytest
 from engine.speculative.step_costs import StepCosts
 
 
-def test_between_two_widths_it_is_as_a_line_goes_and_beyond_them_it_is_free() -> None:
+def measured(*steps: tuple[int, float]) -> StepCosts:
+    """So often that they are known."""
     costs = StepCosts()
-    assert costs.seconds(7) == 1.0
-    costs.note(1, 0.010)
-    costs.note(5, 0.018)
+    for width, seconds in steps:
+        for _ in range(3):
+            costs.note(width, seconds)
+    return costs
+
+
+def test_between_two_widths_it_is_as_a_line_goes_and_beyond_them_it_is_free() -> None:
+    assert StepCosts().seconds(7) == 1.0
+    assert StepCosts(unknown=0.0).seconds(7) == 0.0
+    costs = measured((1, 0.010), (5, 0.018))
     assert costs.seconds(1) == 0.010
     assert costs.seconds(3) == pytest.approx(0.014)
     assert costs.seconds(5) == costs.seconds(50) == 0.018
@@ -33,6 +41,25 @@ def test_of_the_first_steps_the_fastest_counts() -> None:
     assert costs.seconds(8) == 0.010
     costs.note(8, 0.020)
     assert costs.seconds(8) > 0.010
+
+
+def test_a_width_is_known_by_several_steps_so_that_one_slow_one_ends_nothing() -> None:
+    costs = measured((1, 0.010))
+    for known, seconds in ((1, 0.300), (1, 0.012), (9, 0.400)):
+        costs.note(9, seconds)
+        assert costs.widest == known
+    assert costs.seconds(9) == 0.012
+
+
+def test_what_was_measured_long_ago_is_tried_again() -> None:
+    costs = measured((1, 0.010), (9, 0.100))
+    for _ in range(10_000):
+        costs.note(1, 0.010)
+    assert costs.widest == 1
+    assert costs.seconds(9) == 0.010
+    for _ in range(3):
+        costs.note(9, 0.011)
+    assert costs.seconds(9) == 0.011
 
 
 def test_wide_steps_share_places() -> None:
