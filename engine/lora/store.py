@@ -1,7 +1,7 @@
 """`AdapterStore`: the adapters beside one model, on its device and in the host's memory.
 
-The devices that run adapters are CPUs, whose memory is the host's: an adapter that leaves the device
-is kept as it was there, so that it comes back for nothing.
+The devices that run adapters are CPUs, whose memory is the host's: an adapter that leaves the
+device is kept as it was there, so that it comes back for nothing.
 """
 
 from __future__ import annotations
