@@ -13,7 +13,7 @@ from inference.responses.runner import run_response
 from inference.work.loop import Runner, WorkLoop
 from inference.work.queue import RUN, send
 from storage.access import unclaimed_batches, unclaimed_responses
-from storage.actions import remove_expired
+from storage.actions import remove_ended_uploads, remove_expired
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def sweep() -> None:
 @shared_task(name="inference.expire", ignore_result=True, acks_late=False)
 def expire() -> None:
     """Remove files and responses past their end."""
-    removed = remove_expired()
+    removed = remove_expired() + remove_ended_uploads()
     if removed:
         logger.info("removed %d expired objects", removed)
 

@@ -4,6 +4,12 @@ from django.urls import path, re_path
 
 from inference.anthropic.views import CountTokensView, MessagesView, UnknownMessagesView
 from inference.batches.views import BatchCancelView, BatchesView, BatchView
+from inference.conversations.views import (
+    ConversationItemsView,
+    ConversationItemView,
+    ConversationsView,
+    ConversationView,
+)
 from inference.extras.adapters import LoadAdapterView, UnloadAdapterView
 from inference.extras.generate import GenerateView, InvocationsView
 from inference.extras.operations import (
@@ -43,6 +49,7 @@ from inference.pooling.views import (
     RerankView,
     ScoreView,
 )
+from inference.responses.compact import CompactView
 from inference.responses.views import (
     InputTokensView,
     ResponseCancelView,
@@ -57,6 +64,12 @@ from inference.tokens.render import (
     ResponseRenderView,
 )
 from inference.tokens.views import TokensView
+from inference.uploads.views import (
+    UploadCancelView,
+    UploadCompleteView,
+    UploadPartsView,
+    UploadsView,
+)
 from inference.web.views import NotFoundView
 
 urlpatterns = [
@@ -96,10 +109,21 @@ urlpatterns = [
     path("v1/responses", ResponsesView.as_view()),
     path("v1/responses/input_tokens", InputTokensView.as_view()),
     path("v1/responses/render", ResponseRenderView.as_view()),
-    path("v1/responses/compact", NotFoundView.as_view()),
+    path("v1/responses/compact", CompactView.as_view()),
     path("v1/responses/<str:response_id>", ResponseView.as_view()),
     path("v1/responses/<str:response_id>/cancel", ResponseCancelView.as_view()),
     path("v1/responses/<str:response_id>/input_items", ResponseInputItemsView.as_view()),
+    path("v1/conversations", ConversationsView.as_view()),
+    path("v1/conversations/<str:conversation_id>", ConversationView.as_view()),
+    path("v1/conversations/<str:conversation_id>/items", ConversationItemsView.as_view()),
+    path(
+        "v1/conversations/<str:conversation_id>/items/<str:item_id>",
+        ConversationItemView.as_view(),
+    ),
+    path("v1/uploads", UploadsView.as_view()),
+    path("v1/uploads/<str:upload_id>/parts", UploadPartsView.as_view()),
+    path("v1/uploads/<str:upload_id>/complete", UploadCompleteView.as_view()),
+    path("v1/uploads/<str:upload_id>/cancel", UploadCancelView.as_view()),
     path("v1/messages", MessagesView.as_view()),
     path("v1/messages/render", MessagesRenderView.as_view()),
     path("v1/messages/count_tokens", CountTokensView.as_view()),

@@ -47,7 +47,9 @@ def _most_telling(errors: list[Any]) -> Any:
 def _path(location: tuple[int | str, ...]) -> str:
     """`messages[0].content`; the names that pydantic gives a union's members are left out."""
     path = ""
-    for part in location:
+    for place, part in enumerate(location):
+        if place and part == location[place - 1]:
+            continue  # a union's tag, then the field of that name
         if isinstance(part, int):
             path += f"[{part}]"
         elif part.isidentifier() and not part[:1].isupper() and part not in _UNION_TAGS:

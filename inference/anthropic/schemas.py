@@ -11,7 +11,7 @@ from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Label, ModelName
 from inference.openai.schemas.chat import Effort
-from inference.openai.schemas.messages import MAX_TOOLS
+from inference.openai.schemas.tools import MAX_TOOLS
 from inference.web.fails_fast import FailsFast
 from inference.web.known_fields import TEMPLATE_FIELDS, KnownFields
 

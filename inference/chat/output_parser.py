@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine.contract.sampling_params import ThinkingParams
-from inference.parsing.parts import Part, joined
+from inference.parsing.parts import BEGINNINGS, Part, joined
 from inference.reasoning import ReasoningParser
 from inference.tools import ToolParser
+from inference.tools.custom import CustomCalls
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class ParserPlan:
         shows_reasoning: False: reasoning is left out.
         named: the client said which function to call.
         forced: nothing but calls may come: the beginning of one that was cut off is no text.
+        custom: tools whose calls hold a text instead of arguments.
         thinking: how reasoning is told in tokens, to count them; None where there can't be any.
     """
 
@@ -31,6 +33,7 @@ class ParserPlan:
     named: bool = False
     forced: bool = False
     thinking: ThinkingParams | None = None
+    custom: frozenset[str] = frozenset()
 
     @property
     def plain(self) -> bool:
@@ -45,6 +48,7 @@ class OutputParser:
         self._plan = plan
         self._reasoning = plan.reasoning() if plan.reasoning is not None else None
         self._tools = plan.tools() if plan.tools is not None else None
+        self._custom = CustomCalls(plan.custom) if plan.custom else None
         self.num_calls = 0
 
     def push(self, text: str, *, ended: bool = False) -> list[Part]:
@@ -54,6 +58,8 @@ class OutputParser:
         if ended and self._tools is not None:
             left = self._tools.flush()
             read += [part for part in left if not (self._plan.forced and part.kind == "content")]
+        if self._custom is not None:
+            read = self._custom.push(read, ended=ended)
         return joined(part for part in read if self._wanted(part))
 
     def _split(self, text: str, ended: bool) -> list[Part]:
@@ -77,6 +83,6 @@ class OutputParser:
     def _wanted(self, part: Part) -> bool:
         if part.kind == "reasoning":
             return self._plan.shows_reasoning
-        if part.kind == "call":
+        if part.kind in BEGINNINGS:
             self.num_calls = max(self.num_calls, part.call + 1)
         return self._plan.parallel or part.call == 0

@@ -57,6 +57,7 @@ class ModelParsers:
             thinking=thinking,
             named=self.chat.named_function is not None,
             forced=self.chat.forces_calls,
+            custom=self.chat.custom_tools,
         )
 
     @property

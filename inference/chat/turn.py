@@ -15,6 +15,7 @@ from inference.chat.output_parser import OutputParser
 from inference.generation import Generation, Increment, Job, Usage, find_served
 from inference.openai.schemas import ChatRequest
 from inference.parsing import Part
+from inference.parsing.parts import BEGINNINGS
 from metering.access import Admission
 from tenants.authentication import Caller
 
@@ -145,7 +146,7 @@ class ChatTurn:
             return TurnDelta(increment.index, parts, increment, increment.finish_reason)
         parts = parser.push(increment.text, ended=ended)
         for part in parts:
-            if part.kind == "call" and _OWN_CALL_ID.fullmatch(part.id):
+            if part.kind in BEGINNINGS and _OWN_CALL_ID.fullmatch(part.id):
                 part.id = self._call_id(increment, part.call)
         reason = increment.finish_reason
         if reason == "stop" and parser.num_calls and not self.options.parsers.named:
@@ -183,6 +184,11 @@ def message_of(parts: list[Part]) -> dict[str, Any]:
             calls.append({"id": part.id, "type": "function", "function": function})
         elif part.kind == "arguments":
             calls[part.call]["function"]["arguments"] += part.text
+        elif part.kind == "custom":
+            custom = {"name": part.text, "input": ""}
+            calls.append({"id": part.id, "type": "custom", "custom": custom})
+        elif part.kind == "input":
+            calls[part.call]["custom"]["input"] += part.text
         else:
             texts[part.kind] += part.text
     message: dict[str, Any] = {"content": texts["content"]}

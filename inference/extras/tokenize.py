@@ -12,7 +12,8 @@ from inference.chat.job import prompt_token_ids
 from inference.generation import Served, find_served
 from inference.openai.schemas import ChatRequest
 from inference.openai.schemas.base import ModelName, Refused
-from inference.openai.schemas.messages import Messages, Tools
+from inference.openai.schemas.messages import Messages
+from inference.openai.schemas.tools import Tools
 from inference.openai.serving import name_ignored, parse
 from inference.rendering.prompts import checked_token_ids, text_token_ids
 from inference.web.known_fields import KnownFields

@@ -68,10 +68,11 @@ def _checked(fields: Any, files: Any) -> UploadForm:
         raise InvalidRequest("The file is empty.", param="file")
     if size > limit:
         raise PayloadTooLarge(f"The file has {size} bytes; the limit is {limit}.", param="file")
-    return UploadForm(parts[0], _purpose(fields.get("purpose")), _lifetime(fields))
+    return UploadForm(parts[0], checked_purpose(fields.get("purpose")), _lifetime(fields))
 
 
-def _purpose(given: str | None) -> str:
+def checked_purpose(given: str | None) -> str:
+    """A file's purpose. Raises `InvalidRequest`."""
     if given in PURPOSES:
         return str(given)
     if given in OTHER_PURPOSES:

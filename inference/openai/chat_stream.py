@@ -13,6 +13,8 @@ from inference.parsing import Part
 
 _PLACE = '"\\u0000text"'
 _TEXT_MARK = "\0text"
+#: What of a call grows, by the kind of its parts.
+_GROWS = {"arguments": ("function", "arguments"), "input": ("custom", "input")}
 
 
 class ChatStreamWriter(StreamWriter[TurnDelta]):
@@ -135,9 +137,18 @@ def message_delta(parts: Iterable[Part]) -> dict[str, Any]:
             function = {"name": part.text, "arguments": ""}
             call = {"index": part.call, "id": part.id, "type": "function", "function": function}
             calls[part.call] = call
+        elif part.kind == "custom":
+            custom = {"name": part.text, "input": ""}
+            calls[part.call] = {
+                "index": part.call,
+                "id": part.id,
+                "type": "custom",
+                "custom": custom,
+            }
         else:
-            more = {"index": part.call, "function": {"arguments": ""}}
-            calls.setdefault(part.call, more)["function"]["arguments"] += part.text
+            field, name = _GROWS[part.kind]
+            more = {"index": part.call, field: {name: ""}}
+            calls.setdefault(part.call, more)[field][name] += part.text
     if calls:
         fields["tool_calls"] = list(calls.values())
     return fields

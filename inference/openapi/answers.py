@@ -58,12 +58,20 @@ class CalledFunction(Answer):
     arguments: str
 
 
+class CalledCustom(Answer):
+    """A custom tool and the text that it gets."""
+
+    name: str
+    input: str
+
+
 class AnswerCall(Answer):
-    """A tool call."""
+    """A tool call: of a function, or of a custom tool."""
 
     id: str
-    type: Literal["function"]
-    function: CalledFunction
+    type: Literal["function", "custom"]
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
 
 
 class AnswerMessage(Answer):

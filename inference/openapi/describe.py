@@ -21,7 +21,7 @@ from inference.openai.chat_batch import ChatBatchView
 from inference.openai.completions import CompletionsView
 from inference.openai.models import ModelsView, ModelView
 from inference.openai.schemas import ChatBatchRequest, ChatRequest, CompletionRequest
-from inference.openapi import answers, operator_views, service_answers, token_views
+from inference.openapi import answers, kept_views, operator_views, service_answers, token_views
 from inference.openapi.operations import KEY, PAGE, PUBLIC, READ, UPLOAD, WRITE, errors, operation
 from inference.ops import MetricsView, VersionView
 from inference.organization import views as organization
@@ -271,5 +271,6 @@ VIEWS: dict[Any, dict[str, Any]] = {
 
 def describe() -> None:
     """Attach all of it. The last entry for a view holds, so doing it twice changes nothing."""
-    for view, methods in (VIEWS | token_views.VIEWS | operator_views.VIEWS).items():
+    described = VIEWS | kept_views.VIEWS | token_views.VIEWS | operator_views.VIEWS
+    for view, methods in described.items():
         extend_schema_view(**methods)(view)

@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-PartKind = Literal["reasoning", "content", "call", "arguments"]
+PartKind = Literal["reasoning", "content", "call", "arguments", "custom", "input"]
+
+#: A call begins with one of these.
+BEGINNINGS = ("call", "custom")
 
 
 @dataclass(slots=True)
@@ -15,8 +18,9 @@ class Part:
 
     Attributes:
         kind: "reasoning" and "content" are text; "call" begins a tool call, `text` is the
-            function's name; "arguments" is more of a call's JSON.
-        call: which of the answer's calls, from 0. id: the call's, with "call" alone.
+            function's name; "arguments" is more of a call's JSON. "custom" and "input": the
+            same of a call that holds a text instead of JSON.
+        call: which of the answer's calls, from 0. id: the call's, with "call" and "custom" alone.
     """
 
     kind: PartKind
@@ -32,11 +36,11 @@ def joined(parts: Iterable[Part]) -> list[Part]:
         last = result[-1] if result else None
         if (
             last is not None
-            and part.kind != "call"
+            and part.kind not in BEGINNINGS
             and last.kind == part.kind
             and last.call == part.call
         ):
             result[-1] = Part(last.kind, last.text + part.text, last.call)
-        elif part.text or part.kind == "call":
+        elif part.text or part.kind in BEGINNINGS:
             result.append(part)
     return result

@@ -14,7 +14,7 @@ from inference.generation import Generation, Usage
 from inference.openai.logprobs import chat_logprobs
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
-from inference.parsing.parts import joined
+from inference.parsing.parts import BEGINNINGS, joined
 from inference.playground.access import SessionEnded
 from inference.resuming.position import ask_from
 from inference.web.asked import Asked, asked, note_refusal
@@ -141,11 +141,11 @@ def frames_of(delta: TurnDelta, turn: ChatTurn) -> list[dict[str, Any]]:
     """What is new as frames. Log probabilities of the tokens come with the first."""
     frames: list[dict[str, Any]] = []
     for part in joined(delta.parts):
-        if part.kind == "call":
+        if part.kind in BEGINNINGS:
             frames.append(
                 {"type": "call", "index": part.call, "call_id": part.id, "name": part.text}
             )
-        elif part.kind == "arguments":
+        elif part.kind in ("arguments", "input"):
             frames.append({"type": "arguments", "index": part.call, "text": part.text})
         else:
             kind = "delta" if part.kind == "content" else "reasoning"

@@ -11,6 +11,7 @@ from engine.contract.errors import InvalidRequest
 from engine.text import Tokenizer
 from engine.text.chat_template import render_chat_text
 from inference.openai.schemas.messages import TEXT_PARTS
+from inference.tools.custom import as_function_call
 
 Message = dict[str, Any]
 _SYSTEM = ("system", "developer")
@@ -37,6 +38,7 @@ def _adapt(message: Message, knows_developer: bool, takes_text: bool) -> Message
     if message["role"] == "function":
         changes |= {"role": "tool", "tool_call_id": message["name"]}
     calls = message.get("tool_calls") or _as_tool_calls(message)
+    calls = [as_function_call(call) if call.get("type") == "custom" else call for call in calls]
     if calls:
         changes["tool_calls"] = calls if takes_text else [_with_object(call) for call in calls]
     content = message.get("content")

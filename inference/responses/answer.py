@@ -18,6 +18,12 @@ from inference.responses.output import Event, Output
 from inference.responses.resume import PassedOver, StreamLost, told_items
 from inference.responses.schemas import ResponsesRequest
 
+#: Fields of a tool that clients look for, whether they were sent or not.
+_UNSAID: dict[str, dict[str, Any]] = {
+    "function": {"description": None, "parameters": None, "strict": None},
+    "custom": {"description": None, "format": {"type": "text"}},
+}
+
 
 def response_object(
     request: ResponsesRequest, public_id: str, created: float, model: str = ""
@@ -30,6 +36,7 @@ def response_object(
         "object": "response",
         "created_at": int(created),
         "completed_at": None,
+        "conversation": {"id": request.conversation_id} if request.conversation_id else None,
         "status": "in_progress",
         "background": bool(request.background),
         "error": None,
@@ -54,8 +61,7 @@ def response_object(
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": request.tool_choice or "auto",
         "tools": [
-            {"description": None, "parameters": None, "strict": None}
-            | tool.model_dump(exclude_unset=True)
+            _UNSAID.get(tool.type, {}) | tool.model_dump(exclude_unset=True)
             for tool in request.tools or ()
         ],
         "top_logprobs": request.top_logprobs or 0,

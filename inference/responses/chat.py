@@ -9,11 +9,11 @@ from inference.chat import ChatTurn
 from inference.errors import as_quire_error
 from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
+from inference.responses.before import Said
 from inference.responses.items import Messages
 from inference.responses.schemas import LOGPROBS, ResponsesRequest
 from inference.responses.truncation import without_oldest
 from inference.web.known_fields import in_words_of
-from storage.access import StoredResponse
 
 #: The chat's fields in this endpoint's words.
 NAMES = {
@@ -44,9 +44,7 @@ SHARED = (
 )
 
 
-def chat_request(
-    request: ResponsesRequest, before: list[StoredResponse], dropped: int = 0
-) -> ChatRequest:
+def chat_request(request: ResponsesRequest, said: Said, dropped: int = 0) -> ChatRequest:
     """The chat: instructions, what was said before, the input; the `dropped` oldest left out.
 
     Raises: `InvalidRequest` with the name of the client's field.
@@ -54,7 +52,7 @@ def chat_request(
     body: dict[str, Any] = {
         name: value for name in SHARED if (value := getattr(request, name)) is not None
     }
-    body["messages"] = _messages(request, before)
+    body["messages"] = _messages(request, said)
     if dropped:
         body["messages"] = without_oldest(body["messages"], dropped)
     if request.max_output_tokens is not None:
@@ -90,12 +88,10 @@ def in_our_words(error: InvalidRequest) -> InvalidRequest:
     return in_words_of(error, NAMES, lambda place, name: f"tools[{place}].{name}".rstrip("."))
 
 
-def _messages(request: ResponsesRequest, before: list[StoredResponse]) -> list[dict[str, Any]]:
+def _messages(request: ResponsesRequest, said: Said) -> list[dict[str, Any]]:
     collected = Messages()
-    for row in before:
-        collected.add_all(row.input_items)
-        collected.add_all(row.body["output"])
-    collected.add_all(request.items)
+    collected.add_all(said.before)
+    collected.add_all(said.now)
     if request.instructions is not None:
         collected.instruct(request.instructions)
     return collected.messages
@@ -103,7 +99,11 @@ def _messages(request: ResponsesRequest, before: list[StoredResponse]) -> list[d
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     kind = tool.pop("type")
-    return {"type": kind, "function": tool}
+    form = tool.get("format")
+    if kind == "custom" and isinstance(form, dict) and form.get("type") == "grammar":
+        grammar = {name: value for name, value in form.items() if name != "type"}
+        tool["format"] = {"type": "grammar", "grammar": grammar}
+    return {"type": kind, kind: tool}
 
 
 def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
@@ -113,14 +113,15 @@ def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
     if choice.get("type") == "allowed_tools":
         allowed = {"mode": choice.get("mode"), "tools": _functions(choice.get("tools"))}
         return {"type": "allowed_tools", "allowed_tools": allowed}
-    name = choice.get("name")
-    if choice.get("type") != "function" or not isinstance(name, str):
+    kind, name = choice.get("type"), choice.get("name")
+    if kind not in ("function", "custom") or not isinstance(name, str):
         raise InvalidRequest("tool_choice must name a function.", param="tool_choice")
-    if name not in [tool.name for tool in request.tools or ()]:
+    if (kind, name) not in [(tool.type, tool.name) for tool in request.tools or ()]:
+        what = "function" if kind == "function" else "custom tool"
         raise InvalidRequest(
-            f"There is no function {name[:100]!r} among the tools.", param="tool_choice"
+            f"There is no {what} {name[:100]!r} among the tools.", param="tool_choice"
         )
-    return {"type": "function", "function": {"name": name}}
+    return {"type": kind, kind: {"name": name}}
 
 
 def _functions(entries: Any) -> Any:
@@ -128,7 +129,7 @@ def _functions(entries: Any) -> Any:
     if not isinstance(entries, list):
         return entries
     return [
-        {"type": entry.get("type"), "function": {"name": entry.get("name")}}
+        {"type": entry.get("type"), str(entry.get("type")): {"name": entry.get("name")}}
         if isinstance(entry, dict)
         else {}
         for entry in entries

@@ -11,7 +11,16 @@ from storage.ids import new_id
 
 #: Parts of a message's content that are text.
 TEXT_PARTS = frozenset({"input_text", "output_text", "reasoning_text", "text"})
-PREFIXES = {"message": "msg_", "function_call": "fc_", "function_call_output": "fco_"}
+PREFIXES = {
+    "message": "msg_",
+    "function_call": "fc_",
+    "function_call_output": "fco_",
+    "custom_tool_call": "ctc_",
+    "custom_tool_call_output": "ctco_",
+}
+CALLS = ("function_call", "custom_tool_call")
+#: What a call came to.
+OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
 class Messages:
@@ -34,9 +43,9 @@ class Messages:
         kind = item.get("type", "message")
         if kind == "message":
             self._add_message(item, param)
-        elif kind == "function_call":
+        elif kind in CALLS:
             self._add_call(item, param)
-        elif kind == "function_call_output":
+        elif kind in OUTPUTS:
             output = _text(item.get("output"), f"{param}.output")
             call_id = _needed(item, "call_id", param)
             self.messages.append({"role": "tool", "tool_call_id": call_id, "content": output})
@@ -63,16 +72,12 @@ class Messages:
         last = self.messages[-1] if self.messages else {}
         # Text and calls of one turn are one message, as the model wrote them.
         message = last if last.get("role") == "assistant" else self._assistant()
-        message.setdefault("tool_calls", []).append(
-            {
-                "id": _needed(item, "call_id", param),
-                "type": "function",
-                "function": {
-                    "name": _needed(item, "name", param),
-                    "arguments": _needed(item, "arguments", param),
-                },
-            }
-        )
+        kind, text = "function", "arguments"
+        if item["type"] == "custom_tool_call":
+            kind, text = "custom", "input"
+        call = {"id": _needed(item, "call_id", param), "type": kind}
+        called = {name: _needed(item, name, param) for name in ("name", text)}
+        message.setdefault("tool_calls", []).append({**call, kind: called})
 
     def _assistant(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": ""}

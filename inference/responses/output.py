@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from inference.parsing import Part
+from inference.parsing.parts import BEGINNINGS
 from storage.ids import derived_id
 
 Event = dict[str, Any]
+#: What of a call grows, by the type of its item.
+GROWS = {"function_call": "arguments", "custom_tool_call": "input"}
+_CUSTOM = ("ctc_", "custom_tool_call")
 
 
 class Output:
@@ -30,17 +34,17 @@ class Output:
         """Items that were begun elsewhere, the last one perhaps unfinished."""
         self.items, last = items, items[-1]
         if last["status"] == "in_progress":
-            kinds = {"message": "content", "reasoning": "reasoning", "function_call": "call"}
-            self._open = kinds[last["type"]]
+            kinds = {"message": "content", "reasoning": "reasoning"}
+            self._open = kinds.get(last["type"], "call")
 
     def take(self, parts: Iterable[Part], logprobs: list[dict[str, Any]]) -> list[Event]:
         """Add parts in the model's order. `logprobs`: of their tokens; they go with the text."""
         events: list[Event] = []
         for part in parts:
-            if part.kind == "call":
+            if part.kind in BEGINNINGS:
                 events += self._begin_call(part)
-            elif part.kind == "arguments":
-                events += self._more_arguments(part)
+            elif part.kind in ("arguments", "input"):
+                events += self._more_of_call(part)
             else:
                 events += self._more_text(part, logprobs if part.kind == "content" else [])
                 logprobs = [] if part.kind == "content" else logprobs
@@ -94,21 +98,23 @@ class Output:
     def _begin_call(self, part: Part) -> list[Event]:
         events = self._close()
         self._open, self._call = "call", part.call
+        prefix, kind = ("fc_", "function_call") if part.kind == "call" else _CUSTOM
         self.items.append(
             {
-                "id": self._new_id("fc_"),
-                "type": "function_call",
+                "id": self._new_id(prefix),
+                "type": kind,
                 "call_id": part.id,
                 "name": part.text,
-                "arguments": "",
+                GROWS[kind]: "",
                 "status": "in_progress",
             }
         )
         return [*events, self._item_event("added")]
 
-    def _more_arguments(self, part: Part) -> list[Event]:
-        self.items[-1]["arguments"] += part.text
-        kind = "response.function_call_arguments.delta"
+    def _more_of_call(self, part: Part) -> list[Event]:
+        item = self.items[-1]
+        item[GROWS[item["type"]]] += part.text
+        kind = f"response.{item['type']}_{GROWS[item['type']]}.delta"
         return [{"type": kind, **self._place(), "delta": part.text}]
 
     # -- ends ---------------------------------------------------------------------------------
@@ -120,9 +126,11 @@ class Output:
         item = self.items[-1]
         item["status"] = status
         if kind == "call":
-            name, arguments = item["name"], item["arguments"]
-            done = {"type": "response.function_call_arguments.done", **self._place()}
-            return [{**done, "name": name, "arguments": arguments}, self._item_event("done")]
+            grown = GROWS[item["type"]]
+            done = {"type": f"response.{item['type']}_{grown}.done", **self._place()}
+            if grown == "arguments":
+                done["name"] = item["name"]
+            return [{**done, grown: item[grown]}, self._item_event("done")]
         content = item["content"][0]
         name = "output_text" if kind == "content" else "reasoning_text"
         done = {"type": f"response.{name}.done", **self._place(), "content_index": 0}

@@ -13,9 +13,13 @@ from typing import Any
 
 from engine.contract.errors import QuireError
 from inference.parsing import Part
-from inference.responses.output import Event
+from inference.parsing.parts import BEGINNINGS
+from inference.responses.output import GROWS, Event
 
 _KINDS = {"message": "content", "reasoning": "reasoning"}
+_CALLS = {"function_call": ("call", "arguments"), "custom_tool_call": ("custom", "input")}
+#: Events that tell of a call's growth, and of what in it.
+_GROWTH = {f"response.{kind}_{grows}.delta": grows for kind, grows in GROWS.items()}
 
 
 class StreamLost(QuireError):
@@ -36,8 +40,8 @@ def told_items(events: Iterable[Event]) -> list[dict[str, Any]]:
             items[event["output_index"]] = event["item"]
         elif kind == "response.content_part.added":
             items[event["output_index"]]["content"].append(event["part"])
-        elif kind == "response.function_call_arguments.delta":
-            items[event["output_index"]]["arguments"] += event["delta"]
+        elif kind in _GROWTH:
+            items[event["output_index"]][_GROWTH[kind]] += event["delta"]
         elif kind.endswith("_text.delta"):
             items[event["output_index"]]["content"][0]["text"] += event["delta"]
     return items
@@ -49,8 +53,9 @@ class PassedOver:
     def __init__(self, items: Iterable[dict[str, Any]]) -> None:
         self._told: deque[tuple[str, str]] = deque()
         for item in items:
-            if item["type"] == "function_call":
-                self._told += [("call", item["name"]), ("arguments", item["arguments"])]
+            if item["type"] in GROWS:
+                begins, grows = _CALLS[item["type"]]
+                self._told += [(begins, item["name"]), (grows, item[GROWS[item["type"]]])]
             else:
                 text = "".join(part["text"] for part in item["content"])
                 self._told.append((_KINDS[item["type"]], text))
@@ -68,7 +73,7 @@ class PassedOver:
             length = min(len(text), len(part.text))
             if kind != part.kind or text[:length] != part.text[:length]:
                 raise StreamLost("The answer could not be gone on with by another worker.")
-            if kind == "call":
+            if kind in BEGINNINGS:
                 self._told.popleft()
                 return None
             self._told[0] = (kind, text[length:])

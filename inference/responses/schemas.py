@@ -12,7 +12,7 @@ from inference.batches.schemas import Metadata
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Label, ModelName, Tier
 from inference.openai.schemas.chat import Effort
-from inference.openai.schemas.messages import MAX_TOOLS
+from inference.openai.schemas.tools import MAX_TOOLS
 from inference.web.fails_fast import FailsFast
 from inference.web.known_fields import KnownFields
 
@@ -20,7 +20,6 @@ from inference.web.known_fields import KnownFields
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "access_programs": (),
     "chat_template": (),
-    "conversation": (),
     "extra_body": ({},),
     "image": (),
     "moderation": (),
@@ -57,8 +56,10 @@ class InputItem(FailsFast):
     output: str | list[dict[str, Any]] | None = None
 
 
-class FunctionTool(BaseModel):
-    """A function that the model may call. `parameters` is a JSON schema."""
+class ResponsesTool(BaseModel):
+    """What the model may call: a function (`parameters`, a JSON schema) or a custom tool (`format`
+    of its text).
+    """
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -67,6 +68,7 @@ class FunctionTool(BaseModel):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    format: dict[str, Any] | None = None
 
 
 class TextFormat(BaseModel):
@@ -108,6 +110,14 @@ class ResponsesStreamOptions(BaseModel):
     include_obfuscation: Literal[False] | None = None
 
 
+class ConversationRef(BaseModel):
+    """A conversation by its id."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    id: Annotated[str, StringConstraints(min_length=1, max_length=100)]
+
+
 class ResponsesRequest(KnownFields):
     """What to answer. Sampling fields beyond OpenAI's are vLLM's."""
 
@@ -117,6 +127,9 @@ class ResponsesRequest(KnownFields):
     input: str | list[InputItem]
     instructions: str | None = None
     previous_response_id: Annotated[str, StringConstraints(max_length=100)] | None = None
+    conversation: (
+        Annotated[str, StringConstraints(min_length=1, max_length=100)] | ConversationRef | None
+    ) = None
     store: bool | None = True
     background: bool | None = False
     stream: bool | None = False
@@ -129,7 +142,7 @@ class ResponsesRequest(KnownFields):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = True
     text: TextConfig | None = None
@@ -163,13 +176,13 @@ class ResponsesRequest(KnownFields):
 
     def _check_tools(self) -> None:
         for place, tool in enumerate(self.tools or ()):
-            if tool.type != "function":
+            if tool.type not in ("function", "custom"):
                 raise UnsupportedField(
                     f"Tools of the type {tool.type[:50]!r} are not supported.",
                     param=f"tools[{place}].type",
                 )
             if tool.name is None:
-                raise InvalidRequest("A function needs a name.", param=f"tools[{place}].name")
+                raise InvalidRequest("A tool needs a name.", param=f"tools[{place}].name")
         for name in self.include or ():
             if name not in INCLUDABLE:
                 raise UnsupportedField(f"{name[:100]!r} can't be included.", param="include")
@@ -184,8 +197,19 @@ class ResponsesRequest(KnownFields):
             )
         if self.background and self.store is False:
             raise InvalidRequest("background needs store to be true.", param="background")
-        if not self.input and self.previous_response_id is None:
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise InvalidRequest(
+                "conversation and previous_response_id exclude each other.", param="conversation"
+            )
+        if not self.input and self.previous_response_id is None and self.conversation is None:
             raise InvalidRequest("input must not be empty.", param="input")
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The conversation that is gone on with."""
+        if isinstance(self.conversation, ConversationRef):
+            return self.conversation.id
+        return self.conversation
 
     @property
     def items(self) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from inference.openai.keeping import check_room, kept_events
 from inference.openai.schemas.base import Refused
 from inference.openai.serving import add_headers, collect, name_ignored, stream_events
 from inference.responses.answer import ResponseAnswer, ResponseStreamWriter, response_object
+from inference.responses.before import conversation
 from inference.responses.chat import chat_request, in_our_words, unfollowed
 from inference.responses.follow import follow
 from inference.responses.items import kept_items
@@ -32,8 +33,8 @@ from inference.web.paging import item_page, paging
 from inference.web.streaming import EventStreamResponse
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from inference.work.queue import enqueue
-from storage.access import StoredResponse, access_conversation, access_response
-from storage.actions import cancel_response, delete_response, store_response
+from storage.access import access_response
+from storage.actions import add_turn, cancel_response, delete_response, store_response
 from storage.ids import derived_id, new_id
 from tenants.authentication import Caller
 from tenants.db_threads import in_db_thread
@@ -49,28 +50,14 @@ def parse_request(body: dict[str, Any]) -> ResponsesRequest:
         raise refusal.error from None
 
 
-async def conversation(caller: Caller, request: ResponsesRequest) -> list[StoredResponse]:
-    """What was said before. Raises `NotFound` naming `previous_response_id`."""
-    if request.previous_response_id is None:
-        return []
-    rows = await in_db_thread(access_conversation, caller, request.previous_response_id)
-    for row in rows:
-        if row.status not in ("completed", "incomplete"):
-            raise InvalidRequest(
-                f"The response {row.public_id} is {row.status}: nothing can go on from it.",
-                param="previous_response_id",
-            )
-    return rows
-
-
 async def start_turn(caller: Caller, request: ResponsesRequest, received: float) -> ChatTurn:
     """The answer under way. Raises what `ChatTurn.start` raises, in this endpoint's words."""
-    before = await conversation(caller, request)
-    chat = chat_request(request, before)
+    said = await conversation(caller, request)
+    chat = chat_request(request, said)
     try:
         if request.truncation == "auto":
             served = await find_served(caller, request.model)
-            chat = await fitted(partial(chat_request, request, before), served)
+            chat = await fitted(partial(chat_request, request, said), served)
         return await ChatTurn.start(chat, caller=caller, received=received, endpoint="responses")
     except InvalidRequest as error:
         raise in_our_words(error) from None
@@ -134,7 +121,7 @@ class Exchange:
         answer = ResponseAnswer(turn, self._request, self.public_id)
         await collect(turn, answer.add)
         body = answer.body()
-        if self._request.store is not False:
+        if self._request.store is not False or self._request.conversation_id:
             await self._keep(body)
         return json_response(_encode(body))
 
@@ -143,13 +130,22 @@ class Exchange:
         self.public_id = derived_id("resp_", turn.job.request_id)
         writer = ResponseStreamWriter(turn, self._request, self.public_id)
         first = await turn.next(gateway_settings().stream_start_wait_s)
-        if self._request.store is False:
+        if self._request.store is False and not self._request.conversation_id:
             events = stream_events(turn, writer, first)
         else:
             events = kept_events(turn, writer, first, writer, self._keep)
         return EventStreamResponse(events, turn.release)
 
     async def _keep(self, body: dict[str, Any], *, background: bool = False) -> None:
+        """Store it, or with `store: false` add it to its conversation alone."""
+        if self._request.store is False:
+            await in_db_thread(
+                add_turn,
+                tenant_id=self._caller.tenant_id,
+                conversation_id=self._request.conversation_id or "",
+                items=[*kept_items(self._request.items), *body["output"]],
+            )
+            return
         await in_db_thread(
             store_response,
             caller=self._caller,
@@ -189,10 +185,10 @@ class InputTokensView(GatewayView):
         """OpenAI's count; nothing is generated or kept."""
         wanted = parse_request(self.read_json(request))
         ignored = wanted.ignored_fields()
-        before = await conversation(request.caller, wanted)
+        said = await conversation(request.caller, wanted)
         served = await find_served(request.caller, wanted.model)
         try:
-            tokens = await prompt_token_ids(chat_request(wanted, before), served)
+            tokens = await prompt_token_ids(chat_request(wanted, said), served)
         except InvalidRequest as error:
             raise in_our_words(error) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}

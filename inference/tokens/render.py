@@ -21,9 +21,10 @@ from inference.openai.completions import completion_job
 from inference.openai.schemas import ChatRequest, CompletionRequest
 from inference.openai.schemas.base import GenerateRequest
 from inference.openai.serving import name_ignored, parse
+from inference.responses.before import conversation
 from inference.responses.chat import chat_request as chat_of_response
 from inference.responses.chat import in_our_words as in_responses_words
-from inference.responses.views import conversation, parse_request
+from inference.responses.views import parse_request
 from inference.tokens.schemas import SAMPLING
 from inference.web.views import GatewayRequest, GatewayView, json_response
 

@@ -9,9 +9,10 @@ from typing import Any, ClassVar
 
 from inference.parsing.literals import may_begin
 from inference.tools.base import ToolParser
+from inference.tools.custom import INPUT
 from inference.tools.function import ToolFunction
 from inference.tools.gemma_values import ValueEnd, read_value
-from inference.tools.layout import Layout, checked_key, literal, quoted, text_until
+from inference.tools.layout import Layout, checked_key, literal, quoted, raw_input, text_until
 from inference.tools.schema_values import as_json, kinds_of, property_schema
 
 _KEY = re.compile(r"[A-Za-z_][\w.-]{0,127}")
@@ -38,6 +39,10 @@ class GemmaArguments:
 
     def __call__(self, rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
         """Required parameters in their order, then any of the others."""
+        if function.grammar:
+            mark, text = literal(self._mark, special), f"{rule}_text"
+            opening = quoted(f"{INPUT}:")
+            return [f"{rule}: {opening} {mark} {text} {mark}", *raw_input(text, function)]
         properties = function.parameters.get("properties") or {}
         required = [key for key in properties if key in (function.parameters.get("required") or [])]
         others = [key for key in properties if key not in required]

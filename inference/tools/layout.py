@@ -10,6 +10,7 @@ from typing import Protocol
 
 from engine.contract.errors import InvalidRequest
 from inference.parsing.literals import first_of
+from inference.tools.escaped_lark import escaped
 from inference.tools.function import ToolFunction
 
 #: Calls in one answer that a grammar allows: a weak model would go on for ever.
@@ -33,7 +34,22 @@ class ArgumentsRule(Protocol):
 
 def json_arguments(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
     """A JSON object that follows the function's schema."""
+    if function.grammar:
+        opening, text = quoted('{"input": '), f"{rule}_text"
+        return [f'{rule}: {opening} {text} "}}"', *quoted_input(text, function)]
     return [f"{rule}: %json {json.dumps(closed_schema(function))}"]
+
+
+def quoted_input(rule: str, function: ToolFunction) -> list[str]:
+    """A custom tool's input as a JSON string, quotes included."""
+    quote = quoted('"')
+    inside = f"%lark {{\n{escaped(function.grammar)}\n}}"
+    return [f"{rule}: {quote} {rule}_inside {quote}", f"{rule}_inside: {inside}"]
+
+
+def raw_input(rule: str, function: ToolFunction) -> list[str]:
+    """The same where texts stand as they are, between marks of their own."""
+    return [f"{rule}: %lark {{\n{function.grammar}\n}}"]
 
 
 def no_shared_rules(special: Mapping[str, int]) -> Sequence[str]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from inference.tools.base import ToolParser
+from inference.tools.custom import INPUT
 from inference.tools.function import ToolFunction
-from inference.tools.layout import Layout, checked_key, quoted
+from inference.tools.layout import Layout, checked_key, quoted, quoted_input
 from inference.tools.pythonic_values import LiteralScanner, python_as_json
 from inference.tools.schema_values import kinds_of, property_schema
 
@@ -38,6 +39,9 @@ _RULE_OF_TYPE = {
 
 def _keywords(rule: str, function: ToolFunction, special: Mapping[str, int]) -> list[str]:
     """`a=1, b="x"`: required parameters first, each of its type; others may follow."""
+    if function.grammar:  # a JSON string is one of Python's too
+        text = f"{rule}_text"
+        return [f"{rule}: {_opening(INPUT)} {text}", *quoted_input(text, function)]
     properties = function.parameters.get("properties") or {}
     required = [key for key in properties if key in (function.parameters.get("required") or [])]
     others = [key for key in properties if key not in required]

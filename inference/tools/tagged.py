@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from inference.parsing.literals import first_of, may_begin
 from inference.tools.base import ToolParser
 from inference.tools.function import ToolFunction
-from inference.tools.layout import checked_key, literal, quoted, text_until
+from inference.tools.layout import checked_key, literal, quoted, raw_input, text_until
 from inference.tools.schema_values import as_json, is_text, loose_json, property_schema
 
 #: A parameter's name in a tag.
@@ -207,7 +207,10 @@ class TaggedArguments:
             before = self._before.replace("KEY", checked_key(key, KEY))
             opening = literal(before.replace("TEXT", "true" if string else "false"), special)
             closing = literal(self._after, special)
-            if string and "enum" not in value:
+            if function.grammar:
+                rules += [f"{name}: {opening} {name}_text {closing}"]
+                rules += raw_input(f"{name}_text", function)
+            elif string and "enum" not in value:
                 text, text_rules = text_until(self._after, f"{name}_text", special)
                 rules += [f"{name}: {opening} {text}", *text_rules]
             elif string:

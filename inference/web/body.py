@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import IO, Any
@@ -17,7 +18,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Check = Callable[[], Awaitable[None]]
 
 #: Paths whose POST carries a file: they have a larger limit, for callers who are known.
-UPLOADS = frozenset({"/v1/files"})
+UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts")
 #: An upload up to this size stays in memory.
 SPOOL_BYTES = 1 << 20
 #: Bytes of a body that are read before its sender is known: else a hundred strangers who send 10 MB
@@ -31,7 +32,7 @@ class ClientGone(Exception):
 
 def is_upload(scope: Scope, path: str) -> bool:
     """Whether the body may be as large as a file."""
-    return scope["method"] == "POST" and path in UPLOADS
+    return scope["method"] == "POST" and UPLOADS.fullmatch(path) is not None
 
 
 async def read_body(scope: Scope, receive: Receive, check: Check | None = None) -> bytes:

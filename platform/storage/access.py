@@ -23,6 +23,9 @@ from storage.models import (
     StoredCompletion,
     StoredFile,
     StoredResponse,
+    StoredUpload,
+    UploadPart,
+    UploadStatus,
 )
 from storage.models.batch import OPEN
 from tenants.authentication import Caller
@@ -34,6 +37,8 @@ __all__ = [
     "StoredCompletion",
     "StoredFile",
     "StoredResponse",
+    "StoredUpload",
+    "UploadPart",
     "access_batch",
     "access_batches",
     "access_completion",
@@ -42,6 +47,7 @@ __all__ = [
     "access_file",
     "access_files",
     "access_response",
+    "access_upload",
     "blob_path",
     "is_free",
     "open_batches",
@@ -52,7 +58,7 @@ __all__ = [
     "unclaimed_responses",
 ]
 
-T = TypeVar("T", StoredFile, Batch, StoredResponse, StoredCompletion)
+T = TypeVar("T", StoredFile, Batch, StoredResponse, StoredCompletion, StoredUpload)
 #: Responses that one conversation may go back.
 MAX_TURNS = 1000
 #: Of all their items as JSON. No context holds so much.
@@ -82,6 +88,12 @@ def access_files(caller: Caller) -> QuerySet[StoredFile]:
 def access_file(caller: Caller, public_id: str, param: str = "id") -> StoredFile:
     """Raises `NotFound`."""
     return _one(access_files(caller), public_id, "File object", param)
+
+
+def access_upload(caller: Caller, public_id: str) -> StoredUpload:
+    """Raises `NotFound`."""
+    rows = _live(_of(StoredUpload, caller.tenant_id)).select_related("file")
+    return _one(rows, public_id, "Upload object", "upload_id")
 
 
 def access_batches(caller: Caller) -> QuerySet[Batch]:
@@ -180,9 +192,13 @@ def page(
 
 
 def stored_bytes(tenant_id: int) -> int:
-    """What a tenant's files take."""
+    """What a tenant's files take, and the parts of uploads that aren't files yet."""
     total: dict[str, Any] = _of(StoredFile, tenant_id).aggregate(sum=Sum("size", default=0))
-    return int(total["sum"])
+    pending = {"upload__tenant_id": tenant_id, "upload__status": UploadStatus.PENDING}
+    parts: dict[str, Any] = UploadPart.objects.filter(**pending).aggregate(
+        sum=Sum("size", default=0)
+    )
+    return int(total["sum"]) + int(parts["sum"])
 
 
 def open_batches() -> QuerySet[Batch]:

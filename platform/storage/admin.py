@@ -2,7 +2,15 @@
 
 from django.contrib import admin
 
-from storage.models import Batch, SavedConversation, StoredCompletion, StoredFile, StoredResponse
+from storage.models import (
+    Batch,
+    ItemConversation,
+    SavedConversation,
+    StoredCompletion,
+    StoredFile,
+    StoredResponse,
+    StoredUpload,
+)
 from tenants.admin.base import ReadOnlyAdmin
 
 
@@ -59,3 +67,24 @@ class SavedConversationAdmin(ReadOnlyAdmin):
     search_fields = ("public_id", "tenant__slug", "user__username")
     list_select_related = ("tenant", "user")
     exclude = ("title", "document", "words")
+
+
+@admin.register(ItemConversation)
+class ItemConversationAdmin(ReadOnlyAdmin):
+    """Conversations of the API. What was said is the tenant's business."""
+
+    list_display = ("public_id", "tenant", "size", "changed_at", "expires_at")
+    list_filter = ("tenant",)
+    search_fields = ("public_id", "tenant__slug")
+    list_select_related = ("tenant",)
+    exclude = ("metadata",)
+
+
+@admin.register(StoredUpload)
+class StoredUploadAdmin(ReadOnlyAdmin):
+    """Files that come in parts."""
+
+    list_display = ("public_id", "tenant", "filename", "status", "size", "created_at", "expires_at")
+    list_filter = ("status", "tenant")
+    search_fields = ("public_id", "filename", "tenant__slug")
+    list_select_related = ("tenant",)

@@ -13,7 +13,7 @@ from django.core.signals import setting_changed
 from django.db.models import Sum
 
 from storage.errors import StorageFull
-from storage.models import SavedConversation, StoredCompletion, StoredResponse
+from storage.models import ItemConversation, SavedConversation, StoredCompletion, StoredResponse
 
 FRESH_S = 60.0
 
@@ -51,7 +51,7 @@ def check_answers(tenant_id: int) -> None:
     if not is_known(tenant_id):
         size = sum(
             int(kind.objects.filter(tenant_id=tenant_id).aggregate(sum=Sum("size"))["sum"] or 0)
-            for kind in (StoredResponse, StoredCompletion, SavedConversation)
+            for kind in (StoredResponse, StoredCompletion, SavedConversation, ItemConversation)
         )
         if len(_known) > 10_000:
             _known.clear()

@@ -36,7 +36,6 @@ REVIEWED = {
     "admin/logout/": "ends a session; for strangers it leads to the login",
     "admin/jsi18n/": "words of Django's own scripts",
     "v1": "says that there is no such path",
-    "v1/responses/compact": "the same",
     "v1/messages/": "the same, in Anthropic's envelope",
 }
 ASKED = (401, 403)

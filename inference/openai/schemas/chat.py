@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
@@ -17,8 +15,9 @@ from pydantic import (
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Refused
-from inference.openai.schemas.messages import MAX_TOOLS, Messages, Tool, Tools
+from inference.openai.schemas.messages import Messages
 from inference.openai.schemas.sampling import SamplingFields
+from inference.openai.schemas.tools import AllowedTools, AnyTool, Tools, named_tool
 from inference.settings import gateway_settings
 from inference.tools import ToolFunction
 from inference.validation import describe_validation_error
@@ -39,29 +38,6 @@ RESERVED_KWARGS = frozenset(
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-
-def _named(choice: Any) -> str | None:
-    """The function that a `tool_choice`, or an entry of one, names."""
-    if not isinstance(choice, dict):
-        return None
-    function = choice.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) and choice.get("type") == "function" else None
-
-
-class AllowedTools(BaseModel):
-    """Of all tools, those that may be called now. `mode`: whether one of them must be."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MAX_TOOLS)]
-
-    @property
-    def names(self) -> frozenset[str | None]:
-        """Of the functions; None for an entry that names none."""
-        return frozenset(map(_named, self.tools))
 
 
 class ChatRequest(SamplingFields):
@@ -179,36 +155,37 @@ class ChatRequest(SamplingFields):
             )
         if choice not in (None, "none") and not self.tools:
             raise InvalidRequest("tool_choice needs tools.", param="tool_choice")
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) != len(names):
+        offered = {tool.name: (tool.type, tool.name) for tool in self.tools or ()}
+        if len(offered) != len(self.tools or ()):
             raise InvalidRequest("Two tools have the same name.", param="tools")
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            self._check_allowed(choice, names)
-        elif isinstance(choice, dict) and _named(choice) not in names:
+            self._check_allowed(choice, set(offered.values()))
+        elif isinstance(choice, dict) and named_tool(choice) not in offered.values():
             raise InvalidRequest(
-                'tool_choice must be {"type": "function", "function": {"name": ...}} with the '
-                "name of one of the tools.",
+                'tool_choice must be {"type": "function", "function": {"name": ...}} (or "custom" '
+                "in both places) with the name of one of the tools.",
                 param="tool_choice",
             )
 
-    def _check_allowed(self, choice: dict[str, Any], names: list[str]) -> None:
+    def _check_allowed(self, choice: dict[str, Any], offered: set[tuple[str, str]]) -> None:
         try:
             self._allowed = AllowedTools.model_validate(choice.get("allowed_tools"))
         except ValidationError as error:
             told = describe_validation_error(error)
             param = f"tool_choice.allowed_tools.{told['param'] or ''}".rstrip(".")
             raise InvalidRequest(told["message"], param=param) from None
-        if not self._allowed.names <= set(names):
+        if not self._allowed.named <= offered:
             raise InvalidRequest(
-                'Each entry must be {"type": "function", "function": {"name": ...}} with the name '
-                "of one of the tools.",
+                'Each entry must be {"type": "function", "function": {"name": ...}} (or "custom" '
+                "in both places) with the name of one of the tools.",
                 param="tool_choice.allowed_tools.tools",
             )
 
     @property
     def named_function(self) -> str | None:
-        """The function that must be called, if the client named one."""
-        return _named(self.tool_choice)
+        """The tool that must be called, if the client named one."""
+        named = named_tool(self.tool_choice)
+        return named[1] if named is not None else None
 
     @property
     def forces_calls(self) -> bool:
@@ -222,26 +199,27 @@ class ChatRequest(SamplingFields):
         """Whether only some of the tools may be called."""
         return self._allowed is not None
 
-    def _is_allowed(self, tool: Tool) -> bool:
-        return self._allowed is None or tool.function.name in self._allowed.names
+    def _is_allowed(self, tool: AnyTool) -> bool:
+        return self._allowed is None or (tool.type, tool.name) in self._allowed.named
 
     @property
     def tools_in_use(self) -> list[dict[str, Any]] | None:
-        """The tools to offer to the model, as they were sent; None when it shall call none."""
+        """The tools to offer to the model, as functions; None when it shall call none."""
         if not self.tools or self.tool_choice == "none":
             return None
-        shown = filter(self._is_allowed, self.tools)
-        return [tool.model_dump(exclude_unset=True) for tool in shown]
+        return [tool.shown for tool in self.tools if self._is_allowed(tool)]
 
     @property
     def functions_in_use(self) -> tuple[ToolFunction, ...]:
         """The functions that the model may call."""
         if self.tools_in_use is None:
             return ()
-        return tuple(
-            ToolFunction(spec.name, spec.parameters or {}, bool(spec.strict))
-            for spec in (tool.function for tool in self.tools or () if self._is_allowed(tool))
-        )
+        return tuple(tool.callable for tool in self.tools or () if self._is_allowed(tool))
+
+    @property
+    def custom_tools(self) -> frozenset[str]:
+        """Names of those whose calls hold a text instead of arguments."""
+        return frozenset(tool.name for tool in self.tools or () if tool.type == "custom")
 
     @property
     def output_limit(self) -> int | None:

@@ -1,16 +1,12 @@
-"""Chat messages and tools, as far as they can be checked without the model."""
+"""Chat messages, as far as they can be checked without the model."""
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from inference.web.fails_fast import FailsFast
-
-TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-MAX_TOOLS = 128
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 #: Parts that are text, and the field that holds it. The Responses API's names are taken too.
@@ -60,6 +56,25 @@ class ToolCall(BaseModel):
     function: CalledFunction
 
 
+class CalledCustom(BaseModel):
+    """A call's custom tool: its name, and the text that it got."""
+
+    model_config = ConfigDict(strict=True)
+
+    name: str
+    input: str
+
+
+class CustomCall(BaseModel):
+    """A call of a custom tool that the assistant made earlier."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    id: str | None = None
+    type: Literal["custom"]
+    custom: CalledCustom
+
+
 class Message(FailsFast):
     """One message of a chat. Fields beyond these reach the chat template as they are."""
 
@@ -68,7 +83,7 @@ class Message(FailsFast):
     role: Role
     content: str | list[str | ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall | CustomCall] | None = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
 
@@ -85,39 +100,4 @@ class Message(FailsFast):
         return self
 
 
-class FunctionDefinition(BaseModel):
-    """A function that the model may call. `parameters` is a JSON schema."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-    @field_validator("name")
-    @classmethod
-    def _check_name(cls, name: str) -> str:
-        if not TOOL_NAME.fullmatch(name):
-            raise ValueError("must be 1 to 64 letters, digits, '_', '-' or '.'.")
-        return name
-
-    @field_validator("parameters")
-    @classmethod
-    def _of_an_object(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
-        if parameters is not None and parameters.get("type", "object") != "object":
-            raise ValueError("must be the schema of an object.")
-        return parameters
-
-
-class Tool(BaseModel):
-    """A tool; only functions are there."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    type: Literal["function"]
-    function: FunctionDefinition
-
-
 Messages = Annotated[list[Message], Field(min_length=1)]
-Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS)]

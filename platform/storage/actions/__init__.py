@@ -21,6 +21,14 @@ from storage.actions.conversations import (
     update_conversation,
 )
 from storage.actions.files import create_file, delete_file, remove_expired
+from storage.actions.items import (
+    add_items,
+    add_turn,
+    create_item_conversation,
+    delete_item,
+    delete_item_conversation,
+    update_item_conversation,
+)
 from storage.actions.leases import (
     claim_batch,
     claim_response,
@@ -35,18 +43,34 @@ from storage.actions.responses import (
     store_response,
     update_response,
 )
+from storage.actions.uploads import (
+    add_part,
+    cancel_upload,
+    complete_upload,
+    create_upload,
+    remove_ended_uploads,
+)
 
 __all__ = [
+    "add_items",
+    "add_part",
+    "add_turn",
     "cancel_batch",
     "cancel_response",
+    "cancel_upload",
     "claim_batch",
     "claim_response",
+    "complete_upload",
     "create_batch",
     "create_conversation",
     "create_file",
+    "create_item_conversation",
+    "create_upload",
     "delete_completion",
     "delete_conversation",
     "delete_file",
+    "delete_item",
+    "delete_item_conversation",
     "delete_response",
     "fail_batch",
     "finish_batch",
@@ -54,6 +78,7 @@ __all__ = [
     "owner_of",
     "release_lease",
     "release_leases_of_dead",
+    "remove_ended_uploads",
     "remove_expired",
     "rename_conversation",
     "renew_lease",
@@ -63,5 +88,6 @@ __all__ = [
     "store_response",
     "update_completion",
     "update_conversation",
+    "update_item_conversation",
     "update_response",
 ]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from storage.access import access_completion
-from storage.actions.owners import owner_fields
-from storage.actions.responses import kept_until
+from storage.actions.owners import kept_until, owner_fields
 from storage.models import StoredCompletion
 from storage.models.json_text import json_chars
 from storage.room import note_answer

@@ -9,7 +9,7 @@ from django.utils import timezone
 
 from engine.contract.errors import InvalidRequest
 from storage.access_conversations import access_own_conversation
-from storage.actions.responses import kept_until
+from storage.actions.owners import kept_until
 from storage.conversations import checked, searchable, title_of
 from storage.errors import Conflict
 from storage.ids import new_id

@@ -17,7 +17,15 @@ from storage.actions.owners import actor_of, owner_fields
 from storage.blobs import remove_blob, sweep_blobs, write_blob
 from storage.errors import Conflict, StorageFull
 from storage.ids import new_id
-from storage.models import Batch, SavedConversation, StoredCompletion, StoredFile, StoredResponse
+from storage.models import (
+    Batch,
+    ItemConversation,
+    SavedConversation,
+    StoredCompletion,
+    StoredFile,
+    StoredResponse,
+    UploadPart,
+)
 from storage.models.batch import OPEN
 from tenants.audit import record
 from tenants.authentication import Caller
@@ -114,7 +122,7 @@ def remove_expired() -> int:
         row.delete()
         remove_blob(row.tenant_id, row.public_id)
         removed += 1
-    for kind in (StoredResponse, StoredCompletion, SavedConversation):
+    for kind in (StoredResponse, StoredCompletion, SavedConversation, ItemConversation):
         removed += kind.objects.filter(expires_at__lte=now).delete()[0]
     removed += _remove_kept_too_long()
     removed += sweep_blobs(_is_known, ORPHAN_AFTER_S)
@@ -127,8 +135,9 @@ def _remove_kept_too_long() -> int:
     for tenant in Tenant.objects.exclude(keep_content_days=None):
         before = timezone.now() - timedelta(days=tenant.keep_content_days or 0)
         old = {"tenant": tenant, "created_at__lt": before}
-        talks = SavedConversation.objects.filter(tenant=tenant, changed_at__lt=before)
-        removed += remove_in_parts(talks)
+        for kind in (SavedConversation, ItemConversation):
+            talks = kind.objects.filter(tenant=tenant, changed_at__lt=before)
+            removed += remove_in_parts(talks)
         needed = needed_by_batches().filter(tenant=tenant).values("input_file_id")
         removed += remove_in_parts(Batch.objects.filter(**old).exclude(status__in=OPEN))
         removed += remove_in_parts(StoredCompletion.objects.filter(**old))
@@ -146,9 +155,11 @@ def needed_by_batches() -> QuerySet[Batch]:
 
 
 def _is_known(public_id: str) -> bool:
-    """Whether bytes under this name are somebody's: a file's, or a running batch's journal."""
+    """Whether bytes under this name are somebody's: a file's, a part's, a batch's."""
     if public_id.startswith("batch_"):
         return needed_by_batches().filter(public_id=public_id).exists()
+    if public_id.startswith("part_"):
+        return UploadPart.objects.filter(public_id=public_id).exists()
     return StoredFile.objects.filter(public_id=public_id).exists()
 
 

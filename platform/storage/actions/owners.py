@@ -1,6 +1,10 @@
 """Who made an object, from the caller."""
 
+from datetime import datetime, timedelta
 from typing import Any
+
+from django.conf import settings
+from django.utils import timezone
 
 from tenants.actors import Actor, as_actor
 from tenants.authentication import Caller
@@ -20,3 +24,9 @@ def actor_of(caller: Caller) -> Actor:
             return as_actor(user)
     key = ApiKey.objects.filter(pk=caller.key_id).first()
     return Actor(f"API key {key or caller.key_id}", kind=ActorKind.KEY, key=key)
+
+
+def kept_until() -> datetime | None:
+    """When what is kept from now on is forgotten; None for never."""
+    days = settings.QUIRE["RESPONSE_DAYS"]
+    return timezone.now() + timedelta(days=days) if days else None

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
 from django.db.models import F
-from django.utils import timezone
 
 from engine.contract.errors import InvalidRequest
 from storage.access import access_response, open_responses
-from storage.actions.owners import owner_fields
+from storage.actions.items import add_turn
+from storage.actions.owners import kept_until, owner_fields
 from storage.errors import check_waiting
 from storage.models import ResponseStatus, StoredResponse
 from storage.models.json_text import json_chars
@@ -23,6 +22,7 @@ from tenants.authentication import Caller
 RUNNING = (ResponseStatus.QUEUED, ResponseStatus.IN_PROGRESS)
 
 
+@transaction.atomic
 def store_response(
     *,
     caller: Caller,
@@ -49,6 +49,7 @@ def store_response(
         return kept
     size = json_chars(request, input_items, body)
     note_answer(caller.tenant_id, size)
+    _go_on(caller.tenant_id, status, request, [*input_items, *body["output"]])
     return StoredResponse.objects.create(
         size=size,
         public_id=public_id,
@@ -63,12 +64,17 @@ def store_response(
     )
 
 
-def kept_until() -> datetime | None:
-    """When what is kept from now on is forgotten; None for never."""
-    days = settings.QUIRE["RESPONSE_DAYS"]
-    return timezone.now() + timedelta(days=days) if days else None
+def _go_on(
+    tenant_id: int, status: str, request: dict[str, Any], items: list[dict[str, Any]]
+) -> None:
+    """Add a turn that has ended to the conversation that its request named."""
+    named = request.get("conversation")
+    name = named.get("id") if isinstance(named, dict) else named
+    if name and status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
+        add_turn(tenant_id=tenant_id, conversation_id=name, items=items)
 
 
+@transaction.atomic
 def update_response(
     *, row: StoredResponse, status: str, body: dict[str, Any], owner: str | None = None
 ) -> bool:
@@ -83,7 +89,10 @@ def update_response(
     changes: dict[str, Any] = {"status": status, "body": body}
     if status not in RUNNING:
         changes["size"] = F("size") + json_chars(body)
-    return bool(rows.update(**changes))
+    updated = bool(rows.update(**changes))
+    if updated:
+        _go_on(row.tenant_id, status, row.request, [*row.input_items, *body.get("output", [])])
+    return updated
 
 
 @transaction.atomic

@@ -1,0 +1,72 @@
+"""What the document says of the views of what is kept: conversations, uploads, compactions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inference.conversations import schemas as conversation_schemas
+from inference.conversations import views as conversations
+from inference.openapi import answers, kept_answers
+from inference.openapi.operations import KEY, PAGE, READ, operation
+from inference.responses.compact import CompactRequest, CompactView
+from inference.uploads import views as uploads
+
+FOUND = (*READ, 404)
+PART: dict[str, Any] = {
+    "type": "object",
+    "required": ["data"],
+    "additionalProperties": False,
+    "properties": {"data": {"type": "string", "format": "binary", "minLength": 1}},
+}
+
+VIEWS: dict[Any, dict[str, Any]] = {
+    CompactView: {
+        "post": operation("Responses", kept_answers.Compaction, request=CompactRequest),
+    },
+    conversations.ConversationsView: {
+        "post": operation(
+            "Conversations",
+            kept_answers.ConversationObject,
+            request=conversation_schemas.NewConversation,
+            parameters=(KEY,),
+        ),
+    },
+    conversations.ConversationView: {
+        "get": operation("Conversations", kept_answers.ConversationObject, statuses=FOUND),
+        "post": operation(
+            "Conversations",
+            kept_answers.ConversationObject,
+            request=conversation_schemas.ConversationChange,
+            operation_id="v1_conversations_update",
+        ),
+        "delete": operation("Conversations", answers.Deleted, statuses=FOUND),
+    },
+    conversations.ConversationItemsView: {
+        "get": operation(
+            "Conversations",
+            answers.ItemPage,
+            statuses=FOUND,
+            parameters=PAGE,
+            operation_id="v1_conversations_items_list",
+        ),
+        "post": operation("Conversations", answers.ItemPage, request=conversation_schemas.NewItems),
+    },
+    conversations.ConversationItemView: {
+        "get": operation("Conversations", kept_answers.ConversationItem, statuses=FOUND),
+        "delete": operation("Conversations", kept_answers.ConversationObject, statuses=FOUND),
+    },
+    uploads.UploadsView: {
+        "post": operation("Files", kept_answers.UploadObject, request=uploads.UploadRequest),
+    },
+    uploads.UploadPartsView: {
+        "post": operation(
+            "Files", kept_answers.UploadPartObject, request={"multipart/form-data": PART}
+        ),
+    },
+    uploads.UploadCompleteView: {
+        "post": operation("Files", kept_answers.UploadObject, request=uploads.CompleteRequest),
+    },
+    uploads.UploadCancelView: {
+        "post": operation("Files", kept_answers.UploadObject, statuses=(*FOUND, 409, 415, 422)),
+    },
+}

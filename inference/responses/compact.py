@@ -1,0 +1,123 @@
+"""`POST /v1/responses/compact`: a long conversation as one short item."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import msgspec
+from django.http.response import HttpResponseBase
+from pydantic import StringConstraints
+
+from engine.contract.errors import InvalidRequest, QuireError
+from inference.chat import TurnDelta
+from inference.chat.turn import message_of
+from inference.errors import RequestAborted
+from inference.generation import find_served
+from inference.openai.schemas.base import Label, ModelName, Refused
+from inference.openai.serving import add_headers, collect
+from inference.parsing import Part
+from inference.responses.answer import response_usage
+from inference.responses.chat import unfollowed
+from inference.responses.compaction import KIND, sealed
+from inference.responses.schemas import InputItem, ResponsesRequest
+from inference.responses.views import parse_request, start_turn
+from inference.web.known_fields import KnownFields
+from inference.web.views import GatewayRequest, GatewayView, json_response
+from storage.ids import new_id
+
+_encode = msgspec.json.Encoder().encode
+#: Of a summary: the least of this and a quarter of the model's context.
+MAX_TOKENS = 1024
+ASK = (
+    "Summarise the conversation above for whoever goes on with it: what was asked for, what was "
+    "decided or found out, names, numbers and code that will be needed, and what is still open. "
+    "Write the summary alone."
+)
+
+
+class NoSummary(QuireError):
+    """The model's answer has no text."""
+
+    status = 503
+    code = "no_summary"
+
+
+class CompactRequest(KnownFields):
+    """A conversation to make short."""
+
+    model: ModelName | None = None
+    input: str | list[InputItem] | None = None
+    instructions: str | None = None
+    previous_response_id: Annotated[str, StringConstraints(max_length=100)] | None = None
+    prompt_cache_key: Label | None = None
+
+    def check(self) -> None:
+        """There must be something."""
+        if not self.input and self.previous_response_id is None:
+            raise InvalidRequest("input must not be empty.", param="input")
+
+
+class CompactView(GatewayView):
+    """A conversation made short by its model."""
+
+    async def post(self, request: GatewayRequest) -> HttpResponseBase:
+        """One item to go on from; nothing is kept."""
+        body = self.read_json(request)
+        try:
+            wanted = CompactRequest.model_validate(body)
+        except Refused as refusal:
+            raise refusal.error from None
+        ignored = wanted.ignored_fields()
+        served = await find_served(request.caller, wanted.model)
+        most = min(MAX_TOKENS, served.info.max_model_len // 4)
+        turn = await start_turn(request.caller, _asking(wanted, most), request.received)
+        parts: list[Part] = []
+
+        def add(delta: TurnDelta) -> None:
+            if delta.finish_reason == "abort":
+                raise RequestAborted("An operator has aborted this request.")
+            parts.extend(delta.parts)
+
+        try:
+            await collect(turn, add)
+        except BaseException:
+            turn.release()
+            raise
+        summary = (message_of(parts)["content"] or "").strip()
+        if not summary:
+            raise NoSummary("The model wrote no summary.")
+        item = {
+            "id": new_id("cmp_"),
+            "type": KIND,
+            "encrypted_content": sealed(summary, request.caller.tenant_id),
+        }
+        compacted = {
+            "id": new_id("resp_"),
+            "object": "response.compaction",
+            "created_at": int(time.time()),
+            "output": [item],
+            "usage": response_usage(turn.usage),
+        }
+        response = json_response(_encode(compacted))
+        add_headers(response, turn, ignored + unfollowed(turn))
+        return response
+
+
+def _asking(wanted: CompactRequest, most: int) -> ResponsesRequest:
+    """The conversation and the wish for its summary; the oldest goes where not all fits."""
+    items: list[dict[str, Any]] = []
+    if isinstance(wanted.input, str):
+        items = [{"role": "user", "content": wanted.input}]
+    elif wanted.input is not None:
+        items = [item.model_dump(exclude_unset=True) for item in wanted.input]
+    body = {
+        "model": wanted.model,
+        "input": [*items, {"role": "user", "content": ASK}],
+        "instructions": wanted.instructions,
+        "previous_response_id": wanted.previous_response_id,
+        "truncation": "auto",
+        "max_output_tokens": most,
+        "store": False,
+    }
+    return parse_request(body)

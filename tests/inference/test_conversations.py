@@ -1,0 +1,212 @@
+"""`/v1/conversations`, the responses that go on with them, and `/v1/responses/compact`."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+from openai.types.conversations import Conversation, ConversationItemList
+from openai.types.responses import CompactedResponse
+
+from engine.text import Tokenizer
+from inference.responses.runner import run_response
+from inference.work import queue
+from storage import room
+from storage.actions import remove_expired
+from storage.models import ConversationItem, ItemConversation
+from tenants.models import AuditEntry
+from tests.inference.conftest import Gateway
+from tests.inference.scripted import byte_by_byte, says
+from tests.inference.strangers import stranger
+
+URL = "/v1/conversations"
+HELLO = {"type": "message", "role": "user", "content": "hello"}
+
+
+async def begin(gateway: Gateway, **body: Any) -> dict[str, Any]:
+    reply = await gateway.client.post(URL, body)
+    assert reply.status == 200, reply.body
+    return reply.json()
+
+
+async def items_of(gateway: Gateway, made: dict[str, Any], query: str = "") -> list[Any]:
+    reply = await gateway.client.get(f"{URL}/{made['id']}/items?order=asc{query}")
+    if reply.json()["data"]:
+        ConversationItemList.model_validate(reply.json())
+    return reply.json()["data"]
+
+
+async def test_a_conversation_is_begun_read_changed_and_forgotten(gateway: Gateway) -> None:
+    client = gateway.client
+    made = await begin(gateway, items=[HELLO], metadata={"a": "b"})
+    assert Conversation.model_validate(made).metadata == {"a": "b"}
+    path = f"{URL}/{made['id']}"
+    assert (await client.get(path)).json() == made
+    changed = (await client.post(path, {"metadata": {"c": "d"}})).json()
+    assert changed == made | {"metadata": {"c": "d"}}
+    added = await client.post(f"{path}/items", {"items": [HELLO | {"content": "more"}]})
+    (item,) = added.json()["data"]
+    assert (await client.get(f"{path}/items/{item['id']}")).json() == item
+    found = await items_of(gateway, made)
+    assert [each["content"][0]["text"] for each in found] == ["hello", "more"]
+    assert len(await items_of(gateway, made, "&limit=1")) == 1
+    assert await items_of(gateway, made, f"&after={found[0]['id']}") == found[1:]
+    assert (await client.request("DELETE", f"{path}/items/{item['id']}")).json() == changed
+    assert len(await items_of(gateway, made)) == 1
+    gone = (await client.request("DELETE", path)).json()
+    assert gone == {"id": made["id"], "object": "conversation.deleted", "deleted": True}
+    assert (await client.get(path)).status == 404
+    left = await asyncio.to_thread(
+        lambda: (
+            ItemConversation.objects.count() + ConversationItem.objects.count(),
+            list(AuditEntry.objects.order_by("-pk").values_list("action", flat=True)[:4]),
+        )
+    )
+    names = ("delete", "delete_item", "update", "create")
+    assert left == (0, [f"item_conversation.{name}" for name in names])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("store", [False, True])
+async def test_responses_go_on_with_it_and_add_to_it(
+    gateway: Gateway, tokenizer: Tokenizer, stream: bool, store: bool
+) -> None:
+    made = await begin(gateway, items=[HELLO])
+    ask = {"model": "fake", "conversation": made["id"], "store": store}
+    async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))) as replica:
+        reply = await gateway.client.post("/v1/responses", ask | {"input": "one", "stream": stream})
+        assert reply.status == 200
+        body = reply.events[-1]["response"] if stream else reply.json()
+        second = ask | {"input": "two", "conversation": {"id": made["id"]}}
+        assert (await gateway.client.post("/v1/responses", second)).status == 200
+    assert body["conversation"] == {"id": made["id"]}
+    prompt = tokenizer.decode(replica.received[-1].prompt_token_ids, False)
+    places = [prompt.index(text) for text in ("hello", "one", "fox", "two")]
+    assert places == sorted(places)
+    found = await items_of(gateway, made)
+    texts = [each["content"][0]["text"] for each in found]
+    assert texts == ["hello", "one", "fox", "two", "fox"]
+    assert found[2]["id"] == body["output"][0]["id"]
+
+
+async def test_a_background_response_adds_its_turn_once(
+    gateway: Gateway, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue, "send", lambda kind, public_id: None)
+    made = await begin(gateway)
+    ask = {"model": "fake", "input": "one", "conversation": made["id"], "background": True}
+    async with gateway.serving(gateway.scripted(says(tokenizer, "fox"))):
+        body = (await gateway.client.post("/v1/responses", ask)).json()
+        assert await items_of(gateway, made) == []
+        await run_response(body["id"], "worker")
+        await run_response(body["id"], "another")
+    found = await items_of(gateway, made)
+    assert [each["content"][0]["text"] for each in found] == ["one", "fox"]
+
+
+async def test_nobody_else_sees_it(served: Gateway) -> None:
+    made = await begin(served, items=[HELLO])
+    (item,) = await items_of(served, made)
+    other = await asyncio.to_thread(stranger)
+    path = f"{URL}/{made['id']}"
+    for method, where, body in (
+        ("GET", path, None),
+        ("POST", path, {"metadata": {}}),
+        ("DELETE", path, None),
+        ("GET", f"{path}/items", None),
+        ("POST", f"{path}/items", {"items": [HELLO]}),
+        ("GET", f"{path}/items/{item['id']}", None),
+        ("DELETE", f"{path}/items/{item['id']}", None),
+    ):
+        assert (await other.request(method, where, body)).status == 404, (method, where)
+    mine = await served.client.post(
+        "/v1/responses", {"model": "fake", "input": "x", "conversation": "conv_" + "0" * 32}
+    )
+    assert (mine.status, mine.error["param"]) == (404, "conversation")
+    assert len(await items_of(served, made)) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"items": [HELLO] * 21}, "items"),
+        ({"items": [{"type": "file_search_call"}]}, "items[0].type"),
+        ({"items": [{"type": "message", "role": "user"}]}, "items[0].content"),
+        ({"metadata": {"a": 1}}, "metadata.a"),
+        ({"odd": 1}, "odd"),
+    ],
+)
+async def test_what_is_wrong_is_named(gateway: Gateway, body: Any, param: str) -> None:
+    reply = await gateway.client.post(URL, body)
+    assert (reply.status, reply.error["param"]) == (400, param)
+
+
+async def test_one_place_to_go_on_from(served: Gateway) -> None:
+    both = {"conversation": "conv_1", "previous_response_id": "resp_1"}
+    reply = await served.client.post("/v1/responses", {"model": "fake", "input": "x"} | both)
+    assert (reply.status, reply.error["param"]) == (400, "conversation")
+
+
+async def test_a_tenants_room_holds_for_conversations_too(gateway: Gateway, settings: Any) -> None:
+    settings.QUIRE = {**settings.QUIRE, "TENANT_STORED_CHARS": 500}
+    await begin(gateway, items=[HELLO | {"content": "x" * 600}])
+    room.forget()
+    reply = await gateway.client.post(URL, {})
+    assert (reply.status, reply.error["code"]) == (413, "storage_full")
+
+
+async def test_its_end_comes_with_its_last_change(gateway: Gateway) -> None:
+    made = await begin(gateway, items=[HELLO])
+    past = timezone.now() - timedelta(seconds=1)
+    rows = ItemConversation.objects
+    await asyncio.to_thread(rows.update, expires_at=past)
+    assert (await gateway.client.get(f"{URL}/{made['id']}")).status == 404
+    await asyncio.to_thread(remove_expired)
+    assert await asyncio.to_thread(ConversationItem.objects.count) == 0
+
+
+async def test_a_compaction_stands_for_the_conversation(
+    gateway: Gateway, tokenizer: Tokenizer
+) -> None:
+    said = [HELLO | {"content": "My cat is called Mo."}]
+    replica = gateway.scripted(byte_by_byte(tokenizer, "The cat is Mo."))
+    async with gateway.serving(replica):
+        reply = await gateway.client.post("/v1/responses/compact", {"model": "fake", "input": said})
+        assert reply.status == 200, reply.body
+        (item,) = reply.json()["output"]
+        more = [item, HELLO | {"content": "What is it called?"}]
+        answer = await gateway.client.post("/v1/responses", {"model": "fake", "input": more})
+        assert answer.status == 200
+        made = await begin(gateway, items=[item])
+        again = {"model": "fake", "input": "?", "conversation": made["id"]}
+        assert (await gateway.client.post("/v1/responses", again)).status == 200
+    assert CompactedResponse.model_validate(reply.json()).output[0].type == "compaction"
+    assert "Mo" not in item["encrypted_content"]
+    prompts = [tokenizer.decode(each.prompt_token_ids, False) for each in replica.received]
+    assert "My cat is called Mo." in prompts[0]
+    assert all("The cat is Mo." in prompt for prompt in prompts[1:])
+    assert "My cat" not in prompts[1]
+
+
+async def test_a_compaction_is_its_tenants(served: Gateway) -> None:
+    reply = await served.client.post("/v1/responses/compact", {"model": "fake", "input": "hi"})
+    (item,) = reply.json()["output"]
+    other = await asyncio.to_thread(stranger)
+    for client, content in (
+        (other, item["encrypted_content"]),
+        (served.client, item["encrypted_content"][:-8] + "AAAAAAA="),
+        (served.client, "summary"),
+        (served.client, 5),
+    ):
+        sent = [item | {"encrypted_content": content}, HELLO]
+        told = await client.post("/v1/responses", {"model": "fake", "input": sent})
+        assert told.status == 400
+        assert told.error["param"] == "input[0].encrypted_content"
+
+
+async def test_nothing_can_not_be_made_short(served: Gateway) -> None:
+    reply = await served.client.post("/v1/responses/compact", {"model": "fake", "input": []})
+    assert (reply.status, reply.error["param"]) == (400, "input")
