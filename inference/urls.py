@@ -2,6 +2,12 @@
 
 from django.urls import path, re_path
 
+from inference.anthropic.batches import (
+    MessageBatchCancelView,
+    MessageBatchesView,
+    MessageBatchResultsView,
+    MessageBatchView,
+)
 from inference.anthropic.views import CountTokensView, MessagesView, UnknownMessagesView
 from inference.batches.views import BatchCancelView, BatchesView, BatchView
 from inference.conversations.views import (
@@ -127,6 +133,10 @@ urlpatterns = [
     path("v1/messages", MessagesView.as_view()),
     path("v1/messages/render", MessagesRenderView.as_view()),
     path("v1/messages/count_tokens", CountTokensView.as_view()),
+    path("v1/messages/batches", MessageBatchesView.as_view()),
+    path("v1/messages/batches/<str:batch_id>", MessageBatchView.as_view()),
+    path("v1/messages/batches/<str:batch_id>/cancel", MessageBatchCancelView.as_view()),
+    path("v1/messages/batches/<str:batch_id>/results", MessageBatchResultsView.as_view()),
     path("tokenize", TokenizeView.as_view()),
     path("detokenize", DetokenizeView.as_view()),
     path("reset_prefix_cache", ResetPrefixCacheView.as_view()),

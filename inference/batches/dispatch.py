@@ -56,17 +56,19 @@ def check_endpoint(path: str) -> None:
 async def call_endpoint(path: str, body: dict[str, Any], caller: Caller) -> Outcome:
     """The endpoint's answer to one JSON body. Errors are answers too; nothing is raised."""
     request_id = new_id("batch_req")
+    render = error_response
     asked.set(Asked(request_id, endpoint_of(path), caller))
     try:
         caller.require("inference")
         caller.check_endpoint(path)
         view = view_of(path)
+        render = view.render_error
         request = _request(path, body, caller, request_id)
         with unbilled_unless_finished():
             response = await view.post(request)  # type: ignore[attr-defined]
     except Exception as error:
         note_refusal(error)
-        response = error_response(error, request_id)
+        response = render(error, request_id)
     wait = response.headers.get("retry-after-ms")
     return Outcome(
         response.status_code,

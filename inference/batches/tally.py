@@ -6,10 +6,12 @@ from typing import Any
 
 
 class Tally:
-    """Attributes: completed, failed: requests; usage: tokens, summed over all answers."""
+    """Attributes: completed, failed: requests; expired: those that failed by never running; usage:
+    tokens, summed over all answers.
+    """
 
     def __init__(self) -> None:
-        self.completed = self.failed = 0
+        self.completed = self.failed = self.expired = 0
         self.usage: dict[str, int] = {}
 
     def note(self, line: dict[str, Any]) -> None:
@@ -17,6 +19,7 @@ class Tally:
         response = line.get("response") or {}
         if response.get("status_code") != 200:
             self.failed += 1
+            self.expired += line.get("response") is None
             return
         self.completed += 1
         usage = response.get("body", {}).get("usage") or {}
@@ -25,6 +28,9 @@ class Tally:
         self._add("output", usage.get("completion_tokens", usage.get("output_tokens")))
         details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
         self._add("cached", details.get("cached_tokens"))
+        read = usage.get("cache_read_input_tokens")  # Messages leaves it out of the input
+        self._add("input", read)
+        self._add("cached", read)
         made = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
         self._add("reasoning", made.get("reasoning_tokens"))
 
@@ -33,4 +39,9 @@ class Tally:
 
     def counts(self) -> dict[str, Any]:
         """As `storage.actions.note_progress` takes them."""
-        return {"completed": self.completed, "failed": self.failed, "usage": self.usage}
+        return {
+            "completed": self.completed,
+            "failed": self.failed,
+            "expired": self.expired,
+            "usage": self.usage,
+        }

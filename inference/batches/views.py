@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
+from django.db.models import QuerySet
 from django.http.response import HttpResponseBase
 
 from inference.batches.dispatch import check_endpoint
@@ -13,7 +14,7 @@ from inference.batches.schemas import BatchRequest
 from inference.web.paging import as_list, paging
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from inference.work.queue import enqueue
-from storage.access import Batch, access_batch, access_batches, page
+from storage.access import MESSAGES, Batch, access_batch, access_batches, page
 from storage.actions import cancel_batch, create_batch
 from tenants.db_threads import in_db_thread
 
@@ -95,9 +96,14 @@ class BatchesView(GatewayView):
         """The tenant's batches, newest first."""
         asked = paging(request, default=20, most=100, orders=("desc",))
         rows, more = await in_db_thread(
-            lambda: page(access_batches(request.caller), limit=asked.limit, after=asked.after)
+            lambda: page(_listed(request), limit=asked.limit, after=asked.after)
         )
         return json_response(_encode(as_list(rows, more, batch_object)))
+
+
+def _listed(request: GatewayRequest) -> QuerySet[Batch]:
+    """Batches of messages have a list of their own."""
+    return access_batches(request.caller).exclude(endpoint=MESSAGES)
 
 
 class BatchView(GatewayView):

@@ -13,6 +13,7 @@ from inference.chat.job import chat_job
 from inference.chat.options import ChatOptions
 from inference.chat.output_parser import OutputParser
 from inference.generation import Generation, Increment, Job, Usage, find_served
+from inference.metrics.recorder import recorder
 from inference.openai.schemas import ChatRequest
 from inference.parsing import Part
 from inference.parsing.parts import BEGINNINGS
@@ -149,6 +150,8 @@ class ChatTurn:
             if part.kind in BEGINNINGS and _OWN_CALL_ID.fullmatch(part.id):
                 part.id = self._call_id(increment, part.call)
         reason = increment.finish_reason
+        if ended and self.options.parsers.tools is not None:
+            recorder.parsed(self.job, called=parser.num_calls > 0)
         if reason == "stop" and parser.num_calls and not self.options.parsers.named:
             reason = "tool_calls"
         return TurnDelta(increment.index, parts, increment, reason)

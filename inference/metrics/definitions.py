@@ -76,6 +76,11 @@ _VLLM = {
     "request_failure": Family(
         "counter", "Requests that ended early: aborted or failed.", (*_MODEL, "reason")
     ),
+    "tool_call_parser_invocations": Family(
+        "counter",
+        "Outputs that were read for calls of tools, by whether there was one.",
+        ("model_name", "mode", "outcome", "request_type"),
+    ),
     "admission_rejections": Family(
         "counter", "Requests refused because too many waited.", ("model_name", "reason")
     ),

@@ -121,6 +121,17 @@ class Recorder:
         self.count("quire:tenant_cached_tokens", labels, usage.cached_tokens)
         self.count("quire:tenant_generation_tokens", labels, usage.completion_tokens)
 
+    def parsed(self, job: Job, *, called: bool) -> None:
+        """An output was read to its end by a tool parser."""
+        kind = job.endpoint.replace(".", "_")
+        labels = (
+            job.served.base,
+            "streaming" if job.stream else "non_streaming",
+            "tool_call" if called else "no_tool_call",
+            kind if kind in ("chat_completions", "responses") else "other",
+        )
+        self.count("vllm:tool_call_parser_invocations", labels)
+
     def refused(self, job: Job, error: QuireError) -> None:
         """Limits or budgets refused a request."""
         labels = (job.caller.tenant, job.served.base, error.code)

@@ -46,6 +46,36 @@ class UploadPartObject(Answer):
     upload_id: str
 
 
+class MessageBatchObject(Answer):
+    """A batch of messages."""
+
+    id: str
+    type: Literal["message_batch"]
+    processing_status: Literal["in_progress", "canceling", "ended"]
+    request_counts: dict[str, int]
+    created_at: str
+    expires_at: str
+    ended_at: str | None
+    cancel_initiated_at: str | None
+    results_url: str | None
+
+
+class MessageBatchPage(Answer):
+    """Batches of messages."""
+
+    data: list[MessageBatchObject]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+class DeletedMessageBatch(Answer):
+    """A batch that is gone."""
+
+    id: str
+    type: Literal["message_batch_deleted"]
+
+
 class Compaction(Answer):
     """A conversation made short."""
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter
+
+from inference.anthropic import batches
 from inference.conversations import schemas as conversation_schemas
 from inference.conversations import views as conversations
 from inference.openapi import answers, kept_answers
@@ -19,7 +23,53 @@ PART: dict[str, Any] = {
     "properties": {"data": {"type": "string", "format": "binary", "minLength": 1}},
 }
 
+THEIRS: dict[str, Any] = {"envelope": answers.AnthropicErrorAnswer}
+
 VIEWS: dict[Any, dict[str, Any]] = {
+    batches.MessageBatchesView: {
+        "get": operation(
+            "Messages",
+            kept_answers.MessageBatchPage,
+            statuses=FOUND,
+            parameters=(
+                OpenApiParameter("limit", int, description="How many, up to 1000."),
+                OpenApiParameter("before_id", str, description="The page before this batch."),
+                OpenApiParameter("after_id", str, description="The page after this batch."),
+            ),
+            operation_id="v1_messages_batches_list",
+            **THEIRS,
+        ),
+        "post": operation(
+            "Messages",
+            kept_answers.MessageBatchObject,
+            request=batches.BatchOfMessages,
+            parameters=(KEY,),
+            **THEIRS,
+        ),
+    },
+    batches.MessageBatchView: {
+        "get": operation("Messages", kept_answers.MessageBatchObject, statuses=FOUND, **THEIRS),
+        "delete": operation(
+            "Messages", kept_answers.DeletedMessageBatch, statuses=(*FOUND, 409), **THEIRS
+        ),
+    },
+    batches.MessageBatchCancelView: {
+        "post": operation(
+            "Messages",
+            kept_answers.MessageBatchObject,
+            statuses=(*FOUND, 409, 415, 422),
+            **THEIRS,
+        ),
+    },
+    batches.MessageBatchResultsView: {
+        "get": operation(
+            "Messages",
+            OpenApiTypes.BINARY,
+            statuses=FOUND,
+            extra={(200, "application/x-jsonl"): OpenApiTypes.STR},
+            **THEIRS,
+        ),
+    },
     CompactView: {
         "post": operation("Responses", kept_answers.Compaction, request=CompactRequest),
     },

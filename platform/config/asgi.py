@@ -19,6 +19,7 @@ from channels.routing import ProtocolTypeRouter, URLRouter
 from console.live.routing import websocket_urlpatterns as console_websockets
 from inference.asgi import http_application
 from inference.asgi import lifespan as gateway_lifespan
+from inference.metrics.websockets import counted
 from inference.routing import websocket_urlpatterns
 from metering.drain import start_drainer, stop_drainer
 from metering.keeper import start_keeper, stop_keeper
@@ -48,7 +49,9 @@ application = ProtocolTypeRouter(
         "http": http_application(django_application),
         # Consumers check the origin themselves: they close with a code that their page understands,
         # where Channels' own validator refuses the handshake without a word.
-        "websocket": AuthMiddlewareStack(URLRouter([*websocket_urlpatterns, *console_websockets])),
+        "websocket": counted(
+            AuthMiddlewareStack(URLRouter([*websocket_urlpatterns, *console_websockets]))
+        ),
         "lifespan": lifespan,
     }
 )

@@ -31,6 +31,7 @@ from storage.models.batch import OPEN
 from tenants.authentication import Caller
 
 __all__ = [
+    "MESSAGES",
     "Batch",
     "BatchStatus",
     "ResponseStatus",
@@ -59,6 +60,8 @@ __all__ = [
 ]
 
 T = TypeVar("T", StoredFile, Batch, StoredResponse, StoredCompletion, StoredUpload)
+#: Where the requests of Anthropic's batches go; those are listed apart.
+MESSAGES = "/v1/messages"
 #: Responses that one conversation may go back.
 MAX_TURNS = 1000
 #: Of all their items as JSON. No context holds so much.

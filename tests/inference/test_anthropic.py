@@ -224,7 +224,7 @@ async def test_models_are_listed_as_the_sdk_reads_them(served: Gateway) -> None:
 
 
 async def test_other_paths_are_404_in_the_envelope(served: Gateway) -> None:
-    reply = await served.client.post(f"{URL}/batches", {})
+    reply = await served.client.post(f"{URL}/nothing", {})
     assert reply.status == 404
     assert reply.json()["error"]["type"] == "not_found_error"
     assert reply.headers["request-id"] == reply.json()["request_id"]

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from asgiref.sync import sync_to_async
 from django.test import Client
+from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine.contract import protocol
 from engine.contract.histograms import ENGINE_HISTOGRAMS, Histograms, buckets_1_2_5
 from engine.contract.replica_state import ProcessStats
+from engine.text import Tokenizer
 from inference.asgi import http_application
 from inference.metrics import recorder as the_recorder
 from inference.metrics.definitions import FAMILIES
@@ -22,10 +25,12 @@ from inference.metrics.flusher import flush, metrics_key
 from inference.metrics.labels import SILENT_S, label_key, prune
 from inference.metrics.processes import own_families, publish
 from inference.metrics.recorder import Recorder, field_of
+from inference.metrics.websockets import counted
 from tenants import actions
 from tenants.actors import SYSTEM
 from tests.inference.asgi_client import AsgiClient
 from tests.inference.conftest import Gateway
+from tests.inference.scripted import byte_by_byte
 
 
 @pytest.fixture
@@ -180,6 +185,46 @@ async def test_every_process_tells_of_itself(served: Gateway, insider: AsgiClien
     # Django's own, of pages, by django-prometheus.
     pages = "django_http_requests_total_by_method_total"
     assert values(text, pages, process="gateway-a", method="GET")[0] >= 1
+
+
+async def test_outputs_that_a_tool_parser_read_are_counted(
+    gateway: Gateway, insider: AsgiClient, tokenizer: Tokenizer
+) -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    said = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    name = "vllm:tool_call_parser_invocations_total"
+    for text in (said, "no"):
+        async with gateway.serving(gateway.scripted(byte_by_byte(tokenizer, text))):
+            await gateway.client.chat(tools=[tool], stream=text == said)
+            await gateway.client.chat()
+    await flush(gateway.redis, gateway.prefix)
+    text = await scraped(insider)
+    labels = {"model_name": "fake", "request_type": "chat_completions"}
+    assert values(text, name, mode="streaming", outcome="tool_call", **labels) == [1]
+    assert values(text, name, mode="non_streaming", outcome="no_tool_call", **labels) == [1]
+    assert sum(values(text, name)) == 2
+
+
+async def test_websockets_are_counted_while_they_are_open() -> None:
+    def figures() -> tuple[float, float, float]:
+        names = ("connections_active", "connections_total", "connection_duration_seconds_count")
+        found = [REGISTRY.get_sample_value(f"vllm:websocket_{name}") or 0 for name in names]
+        return found[0], found[1], found[2]
+
+    before, during = figures(), []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["accepts"]:
+            await send({"type": "websocket.accept"})
+        during.append(figures())
+        raise ConnectionError
+
+    for accepts in (True, False):
+        with pytest.raises(ConnectionError):
+            await counted(application)({"accepts": accepts}, AsyncMock(), AsyncMock())
+    active, total, count = before
+    assert during == [(active + 1, total + 1, count), (active, total + 1, count + 1)]
+    assert figures() == (active, total + 1, count + 1)
 
 
 async def test_a_process_that_is_gone_is_shown_no_more(

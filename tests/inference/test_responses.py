@@ -415,7 +415,6 @@ MESSAGE = {"role": "user", "content": "x"}
         ({"background": True, "store": False}, "background"),
         ({"stream_options": {}}, "stream_options"),
         ({"truncation": "middle"}, "truncation"),
-        ({"conversation": "conv_1"}, "conversation"),
         ({"chat_template": "x"}, "chat_template"),  # fault 14
         (
             {"chat_template_kwargs": {"chat_template": "x"}},

@@ -7,6 +7,8 @@ leases, ends) write none: the object itself says when what happened.
 from storage.actions.batches import (
     cancel_batch,
     create_batch,
+    create_message_batch,
+    delete_batch,
     fail_batch,
     finish_batch,
     note_progress,
@@ -65,7 +67,9 @@ __all__ = [
     "create_conversation",
     "create_file",
     "create_item_conversation",
+    "create_message_batch",
     "create_upload",
+    "delete_batch",
     "delete_completion",
     "delete_conversation",
     "delete_file",

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from engine.contract.errors import InvalidRequest
-from storage.access import access_batch, access_file, open_batches
-from storage.actions.files import check_room, lifetime
+from storage.access import MESSAGES, access_batch, access_file, open_batches
+from storage.actions.files import check_room, create_file, delete_file, lifetime
 from storage.actions.owners import actor_of, owner_fields
-from storage.blobs import adopt_blob, blob_path
+from storage.blobs import adopt_blob, blob_path, remove_blob
 from storage.errors import Conflict, check_waiting
 from storage.ids import new_id
 from storage.models import Batch, BatchStatus, StoredFile
@@ -33,8 +36,13 @@ def create_batch(
     window_s: int,
     metadata: dict[str, str],
     output_lifetime_s: int | None = None,
+    prefix: str = "batch_",
+    total: int = 0,
 ) -> Batch:
     """A batch of the requests in a file of the caller's tenant.
+
+    Args:
+        prefix: of its id. total: requests, where that is known already.
 
     Raises: `NotFound` for the file, `InvalidRequest` for one of another purpose, `TooMuchWaiting`,
     `StorageFull` when the tenant's files take more than they may: its results would take more.
@@ -48,7 +56,8 @@ def create_batch(
             f"The file's purpose is {source.purpose!r}, not 'batch'.", param="input_file_id"
         )
     row = Batch.objects.create(
-        public_id=new_id("batch_"),
+        public_id=new_id(prefix),
+        total=total,
         input_file_id=source.public_id,
         endpoint=endpoint,
         completion_window=completion_window,
@@ -66,6 +75,54 @@ def create_batch(
         input_file=source.public_id,
     )
     return row
+
+
+def create_message_batch(*, caller: Caller, lines: Sequence[bytes], window_s: int) -> Batch:
+    """A batch of requests to `/v1/messages`, kept as a file of the tenant's, one a line.
+
+    Raises: `TooMuchWaiting`, `StorageFull`; then nothing is kept.
+    """
+    waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
+    check_waiting(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
+    file = create_file(
+        caller=caller,
+        filename="requests.jsonl",
+        purpose="batch",
+        size=sum(map(len, lines)),
+        chunks=lines,
+    )
+    try:
+        return create_batch(
+            caller=caller,
+            input_file_id=file.public_id,
+            endpoint=MESSAGES,
+            completion_window=f"{window_s // 3600}h",
+            window_s=window_s,
+            metadata={},
+            prefix="msgbatch_",
+            total=len(lines),
+        )
+    except BaseException:
+        delete_file(caller=caller, public_id=file.public_id)
+        raise
+
+
+@transaction.atomic
+def delete_batch(*, caller: Caller, public_id: str) -> None:
+    """Forget a batch that has ended, with its requests and results.
+
+    Raises: `NotFound`; `Conflict` for one that hasn't ended.
+    """
+    row = access_batch(caller, public_id)
+    if row.status in OPEN:
+        raise Conflict(f"The batch is {row.status}: cancel it first.")
+    record(actor=actor_of(caller), action="batch.delete", target=row, tenant=row.tenant)
+    results = [file.pk for file in (row.output_file, row.error_file) if file]
+    mine = Q(pk__in=results) | Q(public_id=row.input_file_id, tenant_id=row.tenant_id)
+    row.delete()
+    for file in StoredFile.objects.filter(mine):
+        transaction.on_commit(partial(remove_blob, file.tenant_id, file.public_id))
+        file.delete()
 
 
 @transaction.atomic
@@ -107,10 +164,12 @@ def fail_batch(*, row: Batch, errors: list[dict[str, Any]]) -> Batch:
     return row
 
 
-def note_progress(*, row: Batch, completed: int, failed: int, usage: dict[str, int]) -> str:
+def note_progress(
+    *, row: Batch, completed: int, failed: int, expired: int, usage: dict[str, int]
+) -> str:
     """Write the counts; return the status as it is, so that the worker hears of a cancellation."""
     mine = Batch.objects.filter(pk=row.pk)
-    mine.update(completed=completed, failed=failed, usage=usage)
+    mine.update(completed=completed, failed=failed, expired=expired, usage=usage)
     return str(mine.values_list("status", flat=True).get())
 
 
@@ -127,18 +186,28 @@ def finish_batch(
     """The journals become files, and the batch is done. Repeatable until it commits.
 
     Args:
-        status: COMPLETED, CANCELLED, EXPIRED or FAILED. counts: `completed`, `failed` and `usage`.
+        status: COMPLETED, CANCELLED, EXPIRED or FAILED. counts: of requests, and `usage`.
         problems: why it failed, as the batch's `errors`.
     """
     row = _locked(row)
     if row.status not in OPEN:  # a worker that had lost its lease without knowing
         return row
-    row.completed, row.failed = counts["completed"], counts["failed"]
+    for name in ("completed", "failed", "expired"):
+        setattr(row, name, counts[name])
     row.usage = counts["usage"]
     row.finalizing_at, row.errors = timezone.now(), problems
     row.output_file = _as_file(row, output, "output")
     row.error_file = _as_file(row, errors, "error")
-    names = ("completed", "failed", "usage", "errors", "finalizing_at", "output_file", "error_file")
+    names = (
+        "completed",
+        "failed",
+        "expired",
+        "usage",
+        "errors",
+        "finalizing_at",
+        "output_file",
+        "error_file",
+    )
     _set(row, status, f"{status.value}_at", *names)
     return row
 
@@ -149,7 +218,7 @@ def _as_file(row: Batch, journal: Path, kind: str) -> StoredFile | None:
         return None
     # The same name each time, so that a worker that died here leaves nothing to its successor.
     prefix = {"output": "0", "error": "1"}[kind]
-    public_id = f"file-{prefix}{row.public_id.removeprefix('batch_')[1:]}"
+    public_id = f"file-{prefix}{row.public_id.rpartition('_')[2][1:]}"
     size = adopt_blob(row.tenant_id, public_id, journal)
     return StoredFile.objects.create(
         public_id=public_id,

@@ -156,7 +156,7 @@ def needed_by_batches() -> QuerySet[Batch]:
 
 def _is_known(public_id: str) -> bool:
     """Whether bytes under this name are somebody's: a file's, a part's, a batch's."""
-    if public_id.startswith("batch_"):
+    if public_id.startswith(("batch_", "msgbatch_")):
         return needed_by_batches().filter(public_id=public_id).exists()
     if public_id.startswith("part_"):
         return UploadPart.objects.filter(public_id=public_id).exists()

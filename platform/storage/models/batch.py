@@ -51,6 +51,8 @@ class Batch(Owned, Leased):
     total = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
+    #: Of those that failed: whose turn didn't come in time.
+    expired = models.PositiveIntegerField(default=0)
     in_progress_at = models.DateTimeField(null=True, blank=True)
     finalizing_at = models.DateTimeField(null=True, blank=True)
     completed_at = models.DateTimeField(null=True, blank=True)

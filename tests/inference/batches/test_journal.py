@@ -28,6 +28,7 @@ def test_a_torn_line_is_cut_off_and_what_is_whole_is_counted(tmp_path: Path) -> 
     assert tally.counts() == {
         "completed": 1,
         "failed": 1,
+        "expired": 0,
         "usage": {"input": 3, "output": 2, "cached": 0, "reasoning": 0},
     }
     again.append(line("c"))
