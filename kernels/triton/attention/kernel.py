@@ -23,8 +23,8 @@ def attention_kernel(
     PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, SINKS: tl.constexpr,
     SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr, WRITE_LSE: tl.constexpr,
-    INVARIANT: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, HALVES: tl.constexpr,
+    WRITE_LSE: tl.constexpr, INVARIANT: tl.constexpr,
 ):  # fmt: skip
     """A tile of queries and all heads that share a KV head, over all keys that they see.
 
@@ -45,9 +45,9 @@ def attention_kernel(
     if first >= count:
         return
     length = tl.load(seq_lens + seq)
-    q_tile, position, token, head, slope, inside, valid = load_queries(
+    q_tile, position, token, head, slope, inside, valid, factor = load_queries(
         q, q_stride, alibi_slopes, begin, count, length, first, kv_head,
-        HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST,
+        HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST, HALVES,
     )  # fmt: skip
     if SCALES == 1:
         scale *= tl.load(key_scales)
@@ -69,7 +69,7 @@ def attention_kernel(
         best, total, start, plain, diagonal, stop, q_tile, position, low, high,
         key_cache, value_cache, block_tables + seq.to(tl.int64) * table_stride,
         key_scales, value_scales, kv_head,
-        scale, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
+        scale * factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE, KEYS,
         WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
     )  # fmt: skip
     put_state(
@@ -89,7 +89,7 @@ def split_attention_kernel(
     PAGE: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
     SCALES: tl.constexpr, TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
     """As `attention_kernel`, but the keys of each sequence are split.
 
@@ -125,9 +125,9 @@ def split_attention_kernel(
             tile = place // blocks
             slot, place = split_at(place, tile, blocks, first_block, width, first_split, splits)
             if (slot < splits) & (before + place < end):
-                q_tile, position, token, head, slope, inside, valid = load_queries(
+                q_tile, position, token, head, slope, inside, valid, factor = load_queries(
                     q, q_stride, alibi_slopes, begin, count, length, tile * QUERIES, kv_head,
-                    HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST,
+                    HEADS, GROUP, QUERIES, HEAD_SIZE, PADDED, ROWS, ALIBI, UPCAST, HALVES,
                 )  # fmt: skip
                 low, high, start, plain, diagonal, stop = borders(
                     length, count, tile * QUERIES, sliding_window, QUERIES, KEYS, WINDOW
@@ -141,8 +141,8 @@ def split_attention_kernel(
                     q_tile, position, low, high, key_cache, value_cache,
                     block_tables + seq.to(tl.int64) * table_stride,
                     key_scales, value_scales, kv_head,
-                    scale, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED, PAGE,
-                    KEYS, WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
+                    scale * factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PADDED,
+                    PAGE, KEYS, WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST,
                 )  # fmt: skip
                 put_state(
                     partial, lse, accumulated, best, total, (token * HEADS + head) * slots + slot,

@@ -16,7 +16,13 @@ from kernels.triton.attention.kernel import (
     split_attention_kernel,
 )
 from kernels.triton.attention.shares import SPLIT_KEYS
-from kernels.triton.attention.tiles import MOST_SPLITS, most_splits, programs_for, tile_for
+from kernels.triton.attention.tiles import (
+    MOST_SPLITS,
+    most_splits,
+    programs_for,
+    prompt_splits,
+    tile_for,
+)
 from kernels.triton.fp8 import KINDS
 from kernels.triton.launch import INTERPRETED, Target, launch, target_of
 
@@ -102,6 +108,8 @@ def paged_attention(
     tiles = tokens // (tile.rows // group) + sequences if tokens else 0
     keys, values, fp8 = as_operands(args.key_cache, args.value_cache, target)
     shape: dict[str, Any] = {"HEADS": heads, "HEAD_SIZE": size, "PADDED": padded}
+    # Weights times a token's scale may be too small for float16.
+    halves = q.dtype == torch.bfloat16 and fp8 > 0 and scales != "token"
     # Splits are weighed with the sinks by a kernel of their own.
     variation: dict[str, Any] = {
         **shape, "KV_HEADS": kv_heads, "PAGE": page, "ROWS": tile.rows, "KEYS": tile.keys,
@@ -109,7 +117,7 @@ def paged_attention(
         "SCALES": {"tensor": 1, "head": 2}.get(scales, 0), "TOKEN_SCALES": scales == "token",
         "FP8": fp8, "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
         # The interpreter's product of bfloat16 is wrong.
-        "UPCAST": INTERPRETED and q.dtype == torch.bfloat16,
+        "UPCAST": INTERPRETED and q.dtype == torch.bfloat16 and not halves, "HALVES": halves,
         "num_warps": tile.warps, "num_stages": tile.stages, "maxnreg": tile.registers,
     }  # fmt: skip
     ends = {"SINKS": args.sinks is not None, "WRITE_LSE": lse is not None}
@@ -124,7 +132,10 @@ def paged_attention(
             window, INVARIANT=invariant, **ends, **variation,
         )  # fmt: skip
         return out
-    splits = most_splits(target, kv_heads)
+    if phase == "prefill":
+        splits = prompt_splits(target, kv_heads, tiles * kv_heads)
+    else:
+        splits = most_splits(target, kv_heads)
     slots = max(1, min(splits, triton.cdiv(args.block_tables.shape[1] * page, SPLIT_KEYS.value)))
     partial = torch.empty((tokens, heads, slots, size), dtype=torch.float32, device=q.device)
     sums = torch.empty((tokens, heads, slots), dtype=torch.float32, device=q.device)

@@ -66,12 +66,15 @@ def to_operand(x, like, FP8: tl.constexpr, UPCAST: tl.constexpr):
 def attend(
     accumulated, best, total, q, position, start, low, high, dims,
     key_cache, value_cache, table, key_scales, value_scales, kv_head,
-    scale, soft_cap, slope, sliding_window,
+    factor, soft_cap, slope, sliding_window,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr, TOKEN_SCALES: tl.constexpr,
     FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """One step of the online softmax over the keys [start, start + KEYS).
+
+    `factor` of products, a number or one a row [ROWS, 1]. Keys and values are multiplied in q's
+    type.
 
     Scores are kept times log2(e), so that the exponentials are powers of two. Without MASKED, all
     queries see all of the keys. Returns (accumulated, best, total).
@@ -97,10 +100,10 @@ def attend(
         scores *= tl.load(key_scales + token, mask=seen, other=0.0)[None, :]
     if CAPPED:
         # tanh by a power of two; 2^(inf) gives 1, 2^(-inf) gives -1.
-        doubled = tl.exp2(scores * (scale * 2.0 * LOG2E / soft_cap))
+        doubled = tl.exp2(scores * (factor * 2.0 * LOG2E / soft_cap))
         scores = (soft_cap * LOG2E) * (1.0 - 2.0 / (1.0 + doubled))
     else:
-        scores *= scale * LOG2E
+        scores *= factor * LOG2E
     if ALIBI:
         distance = offsets[None, :] - position[:, None]
         scores += (slope * LOG2E)[:, None] * distance.to(tl.float32)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import triton
+
 from kernels.triton.launch import Target
 
 MOST_SPLITS = 64
@@ -47,8 +49,8 @@ TABLE: dict[tuple[int, str], dict[int, Tile]] = {
         256: Tile(16, 32, 4, 4, None, 1),
     },
     (9, "prefill"): {
-        64: Tile(128, 128, 8, 3),
-        128: Tile(128, 128, 8, 3),
+        64: Tile(128, 128, 8, 5),
+        128: Tile(128, 128, 8, 5),
         256: Tile(128, 64, 8, 3),
     },
     (9, "decode"): {
@@ -102,7 +104,8 @@ def tile_for(
         return replace(tile, rows=rows, warps=warps, registers=None, programs=programs)
     if itemsize == 2 and cache_itemsize != 2:
         # Keys and values that are converted need registers.
-        return replace(tile, registers=None, programs=min(2, tile.programs))
+        keys = min(64, tile.keys) if phase == "prefill" else tile.keys
+        return replace(tile, keys=keys, registers=None, programs=min(2, tile.programs))
     return tile
 
 
@@ -114,6 +117,16 @@ def most_splits(target: Target, kv_heads: int) -> int:
     """
     wanted = max(1, target.processors // kv_heads)
     return min(MOST_SPLITS, max(16, 1 << (wanted.bit_length() - 1)))
+
+
+def prompt_splits(target: Target, kv_heads: int, programs: int) -> int:
+    """The same for prompts of which `programs` programs would leave processors idle.
+
+    Only so many that their parts, four for each processor, keep all busy: a part is a float32 row
+    for each query, and of a prompt of a thousand tokens 16 of them are hundreds of megabytes.
+    """
+    wanted = triton.next_power_of_2(triton.cdiv(4 * target.processors, max(1, programs)))
+    return min(most_splits(target, kv_heads), max(2, wanted))
 
 
 def programs_for(target: Target, tile: Tile, kv_heads: int) -> int:

@@ -13,11 +13,14 @@ def load_queries(
     q, q_stride, alibi_slopes, begin, count, length, first, kv_head,
     HEADS: tl.constexpr, GROUP: tl.constexpr, QUERIES: tl.constexpr, HEAD_SIZE: tl.constexpr,
     PADDED: tl.constexpr, ROWS: tl.constexpr, ALIBI: tl.constexpr, UPCAST: tl.constexpr,
+    HALVES: tl.constexpr,
 ):  # fmt: skip
     """A tile from a sequence's query `first` on.
 
     Returns (queries [ROWS, PADDED], positions, tokens, heads, slopes, which values are there, which
-    rows are).
+    rows are, what the queries are to be multiplied by). HALVES: queries become float16, each row by
+    a power of two, so that none of bfloat16's bits is lost: eight bits become float16 in one
+    instruction, bfloat16 in four.
     """
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, PADDED)
@@ -31,12 +34,21 @@ def load_queries(
         q + token[:, None] * q_stride + (head * HEAD_SIZE)[:, None] + dims[None, :],
         mask=inside, other=0.0,
     )  # fmt: skip
+    factor = 1.0
+    if HALVES:
+        tile = tile.to(tl.float32)
+        exponent = tl.max(tl.abs(tile), 1).to(tl.int32, bitcast=True) >> 23
+        exponent = tl.minimum(tl.maximum(exponent, 15), 254)
+        # 2^14 over the largest value's power of two, and the inverse.
+        larger = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
+        factor = ((exponent - 14) << 23).to(tl.float32, bitcast=True)[:, None]
+        tile = (tile * larger[:, None]).to(tl.float16)
     if UPCAST:
         tile = tile.to(tl.float32)
     slope = 0.0
     if ALIBI:
         slope = tl.load(alibi_slopes + head, mask=valid, other=0.0)
-    return tile, position, token, head, slope, inside, valid
+    return tile, position, token, head, slope, inside, valid, factor
 
 
 @triton.jit
@@ -69,7 +81,7 @@ def borders(
 def walk(
     best, total, start, plain, diagonal, stop, q, position, low, high,
     key_cache, value_cache, table, key_scales, value_scales, kv_head,
-    scale, soft_cap, slope, sliding_window,
+    factor, soft_cap, slope, sliding_window,
     KV_HEADS: tl.constexpr, HEAD_SIZE: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr,
     KEYS: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr, ALIBI: tl.constexpr,
     TOKEN_SCALES: tl.constexpr, FP8: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
@@ -85,21 +97,21 @@ def walk(
             accumulated, best, total = attend(
                 accumulated, best, total, q, position, at, low, high, dims,
                 key_cache, value_cache, table, key_scales, value_scales, kv_head,
-                scale, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
+                factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
                 WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, True,
             )  # fmt: skip
     for at in tl.range(plain, diagonal, KEYS):
         accumulated, best, total = attend(
             accumulated, best, total, q, position, at, low, high, dims,
             key_cache, value_cache, table, key_scales, value_scales, kv_head,
-            scale, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
+            factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
             WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, False,
         )  # fmt: skip
     for at in tl.range(diagonal, stop, KEYS):
         accumulated, best, total = attend(
             accumulated, best, total, q, position, at, low, high, dims,
             key_cache, value_cache, table, key_scales, value_scales, kv_head,
-            scale, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
+            factor, soft_cap, slope, sliding_window, KV_HEADS, HEAD_SIZE, PAGE, KEYS,
             WINDOW, CAPPED, ALIBI, TOKEN_SCALES, FP8, PRECISION, UPCAST, True,
         )  # fmt: skip
     return accumulated, best, total

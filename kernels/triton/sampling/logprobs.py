@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.checks import check_logits, check_vector
 from kernels.triton.launch import launch
+from kernels.triton.sampling.passes import AHEAD
 
 BLOCK = 2048
 
@@ -25,7 +26,7 @@ def logprobs_kernel(
     tops = tl.full((BLOCK,), -1.0e38, tl.float32)
     sums = tl.zeros((BLOCK,), tl.float32)
     above = tl.zeros((BLOCK,), tl.int32)
-    for start in tl.range(0, VOCAB, BLOCK):
+    for start in tl.range(0, VOCAB, BLOCK, num_stages=AHEAD):
         at = start + lanes
         x = tl.load(row + at, mask=at < VOCAB, other=float("-inf"))
         higher = tl.maximum(tops, x)

@@ -11,6 +11,9 @@ import triton
 import triton.language as tl
 
 PIVOTS = tl.constexpr(8)
+#: Blocks of a row that are on their way while one is looked at: a processor has one row, and one
+#: block alone would leave most of the memory's bandwidth unused.
+AHEAD = tl.constexpr(8)
 
 
 @triton.jit
@@ -34,7 +37,7 @@ def row_range(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     bottoms = tl.full((BLOCK,), float("inf"), tl.float32)
     firsts = tl.full((BLOCK,), VOCAB, tl.int32)
     broken = tl.zeros((BLOCK,), tl.int32)
-    for start in tl.range(0, VOCAB, BLOCK):
+    for start in tl.range(0, VOCAB, BLOCK, num_stages=AHEAD):
         at = start + lanes
         x = tl.load(row + at, mask=at < VOCAB, other=float("-inf"))
         nan = x != x
@@ -60,7 +63,7 @@ def count_and_mass(row, key, top, inverse, VOCAB: tl.constexpr, BLOCK: tl.conste
     lanes = tl.arange(0, BLOCK)
     counts = tl.zeros((BLOCK,), tl.int32)
     masses = tl.zeros((BLOCK,), tl.float32)
-    for start in tl.range(0, VOCAB, BLOCK):
+    for start in tl.range(0, VOCAB, BLOCK, num_stages=AHEAD):
         at = start + lanes
         x = tl.load(row + at, mask=at < VOCAB, other=float("-inf"))
         kept = ordered_keys(x) >= key
@@ -88,7 +91,7 @@ def narrow(
     lanes = tl.arange(0, BLOCK)
     counts = tl.zeros((PIVOTS, BLOCK), tl.int32)
     masses = tl.zeros((PIVOTS, BLOCK), tl.float32)
-    for start in tl.range(0, VOCAB, BLOCK):
+    for start in tl.range(0, VOCAB, BLOCK, num_stages=AHEAD):
         at = start + lanes
         x = tl.load(row + at, mask=at < VOCAB, other=float("-inf"))
         kept = ordered_keys(x).to(tl.int64)[None, :] >= pivots[:, None]
@@ -124,7 +127,7 @@ def gather_interval(
     """Write the keys in [low, high), at most MOST, to scratch; int32 [MOST] of them, padded."""
     count = tl.full((), 0, tl.int32)
     lanes = tl.arange(0, BLOCK)
-    for start in tl.range(0, VOCAB, BLOCK):
+    for start in tl.range(0, VOCAB, BLOCK, num_stages=AHEAD):
         at = start + lanes
         x = tl.load(row + at, mask=at < VOCAB, other=float("-inf"))
         keys = ordered_keys(x)

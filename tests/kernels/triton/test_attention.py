@@ -103,9 +103,8 @@ EIGHT_BITS = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "scaling"), EIGHT_BITS)
-def test_eight_bit_caches(dtype, scaling):
-    batch = make_batch([(1, 37), (9, 40), (1, 70)], size=32)
+def in_eight_bits(batch, dtype, scaling):
+    """Round the batch's caches; (what they stand for, their scales)."""
     scales, plain = [], {}
     for name in ("key_cache", "value_cache"):
         cache = getattr(batch, name)
@@ -122,10 +121,34 @@ def test_eight_bit_caches(dtype, scaling):
         plain[name] = whole.double() * shaped.double()
         setattr(batch, name, whole)
         scales.append(scale)
-    expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **plain}))
     given = {} if scaling == "none" else dict(zip(("key_scales", "value_scales"), scales))
+    return plain, given
+
+
+@pytest.mark.parametrize(("dtype", "scaling"), EIGHT_BITS)
+def test_eight_bit_caches(dtype, scaling):
+    batch = make_batch([(1, 37), (9, 40), (1, 70)], size=32)
+    plain, given = in_eight_bits(batch, dtype, scaling)
+    expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **plain}))
     got = paged_attention(AttentionArgs(**batch.arguments(), **given))
     assert_close(got, expected, torch.float32, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scaling"),
+    [(torch.float8_e4m3fn, "head"), (torch.float8_e5m2, "none"), (torch.int8, "token")],
+)
+@pytest.mark.parametrize("options", [{}, {"soft_cap": 5.0}], ids=["plain", "capped"])
+def test_bfloat16_queries_of_every_size_meet_caches_of_eight_bits(dtype, scaling, options):
+    """With fp8 they are multiplied in float16, in which they wouldn't all fit as they are."""
+    batch = make_batch([(1, 37), (9, 40), (1, 70)], size=32, dtype=torch.bfloat16)
+    sizes = torch.tensor([1e-38, 1e-12, 1.0, 1e3, 1e6, 0.0, 1.0, 3e-5, 1e9, 0.1, 2.0])
+    batch.q.mul_(sizes[:, None, None])
+    plain, given = in_eight_bits(batch, dtype, scaling)
+    expected = oracle.paged_attention(AttentionArgs(**{**batch.arguments(), **plain}, **options))
+    got = paged_attention(AttentionArgs(**batch.arguments(), **given, **options))
+    assert got.isfinite().all()
+    assert_close(got, expected, torch.bfloat16, 4.0)
 
 
 def test_an_int8_cache_needs_its_scales():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from kernels.errors import KernelsUnavailable
 from kernels.triton.attention.tiles import TABLE, tile_for
-from kernels.triton.launch import Target, check_interpreter
+from kernels.triton.cases import paged
+from kernels.triton.launch import Target, check_interpreter, watch
 from kernels.triton.sass import programs_a_processor, read
 
 HOPPER = Target(90, 132)
@@ -49,6 +52,25 @@ def test_large_groups_of_heads_get_warps_for_their_rows(group):
     assert tile.rows // tile.warps <= 16
     assert tile.registers is None
     assert tile_for(HOPPER, "decode", 128, 16, 2) == TABLE[9, "decode"][128]
+
+
+@pytest.mark.parametrize("heads", [(32, 8), (12, 2), (8, 8)])
+def test_parts_of_short_prompts_stay_small(heads):
+    """In float32, one a split: of a prompt of 1,300 tokens they were half a GB a layer."""
+    parts = []
+
+    def note(kernel, grid, args, options):
+        if kernel.__name__ == "split_attention_kernel":
+            parts.append((args[0].nbytes, args[-2], math.prod(grid)))
+
+    for tokens in range(9, 2100, 40):
+        with watch(note, HOPPER):
+            paged(1, tokens, heads=heads)
+    assert len(parts) > 3
+    assert max(size for size, _, _ in parts) <= 72 << 20
+    # And few tokens over many keys still keep all processors busy.
+    assert parts[0][1] >= 16
+    assert min(programs for _, _, programs in parts) >= 0.9 * HOPPER.processors
 
 
 def test_an_interpreter_that_fails_with_this_numpy_is_refused():
