@@ -49,6 +49,8 @@ class ExpertKernels(GatedKernels, Protocol):
 class ExpertsOneByOne(MixtureOfExperts):
     """Tokens are sorted by expert, so that each expert that is hit runs once on its own rows."""
 
+    waits = True
+
     def __init__(self, ops: ExpertKernels, experts: ExpertLayers) -> None:
         """Raises ValueError for what doesn't fit together."""
         check_experts(experts)

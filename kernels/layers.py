@@ -151,6 +151,8 @@ class MixtureOfExperts(ABC):
     """Bytes that a pass over one token reads."""
     layers: ExpertLayers | None = None
     """What it is made of; None where adapters can't change it."""
+    waits: bool = False
+    """Whether a pass waits for the device, so that it can't be recorded in a CUDA graph."""
 
     @abstractmethod
     def __call__(self, x: Tensor) -> Tensor:

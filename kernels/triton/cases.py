@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from kernels.attention.args import AttentionArgs
+from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer
 from kernels.logits import PenalisedRows, TokenTable
 from kernels.triton import attention, grouped, norm, rope, sampling
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
 from kernels.triton.invariant import InvariantLinear
-from kernels.triton.quantized import quantised_linear
+from kernels.triton.linear import TorchLinear
+from kernels.triton.quantized import GroupedExperts, quantised_linear
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -115,6 +117,26 @@ def experts(tokens: int, dtype: torch.dtype) -> None:
     )  # fmt: skip
 
 
+def quantised_experts(quantization: str, tokens: int) -> None:
+    """The same in few bits, of one layer's shapes."""
+
+    def layer(rows: int, columns: int) -> LinearLayer:
+        return quantised_linear([empty(rows, columns)], None, quantization, GROUPS[quantization])
+
+    up, down = layer(1536, 2048), layer(2048, 768)
+    experts = ExpertLayers(
+        router=TorchLinear(empty(128, 2048, dtype=BF16), None), gate_up=[up] * 128,
+        down=[down] * 128, top_k=8, softmax_first=True, renormalize=True,
+        activation=ActivationSpec(),
+    )  # fmt: skip
+    GroupedExperts(_Gates, experts)(empty(tokens, 2048, dtype=BF16))
+
+
+class _Gates:
+    silu_and_mul = staticmethod(silu_and_mul)
+    gelu_and_mul = staticmethod(gelu_and_mul)
+
+
 def adapters() -> None:
     """LoRA of rank 16 for 64 rows, with 8 adapters."""
     groups = grouped.lora_groups(ints(64), 8)
@@ -166,6 +188,7 @@ CASES: dict[str, Case] = {
     "prefill bf16 head 128": lambda: paged(1, 8192),
     "prefill bf16 head 256": lambda: paged(1, 8192, size=256),
     "prefill bf16 head 128, all features": lambda: paged(1, 8192, features=True),
+    "prefill bf16, e4m3 KV, a scale": lambda: paged(1, 8192, cache=E4M3, scales="tensor"),
     "prefill bf16, e4m3 KV, scales by token": lambda: paged(1, 8192, cache=E4M3, scales="token"),
     "prefill fp32": lambda: paged(1, 8192, dtype=F32),
     "batch-invariant attention bf16": lambda: paged(1, 8192, features=True, invariant=True),
@@ -178,6 +201,12 @@ CASES: dict[str, Case] = {
     "sampling": sampled,
     "experts bf16, decode": lambda: experts(64, BF16),
     "experts bf16, prefill": lambda: experts(4096, BF16),
+    "experts int8, decode": lambda: quantised_experts("int8", 64),
+    "experts int8, prefill": lambda: quantised_experts("int8", 4096),
+    "experts int4, decode": lambda: quantised_experts("int4", 64),
+    "experts int4, prefill": lambda: quantised_experts("int4", 4096),
+    "experts fp8, decode": lambda: quantised_experts("fp8", 64),
+    "experts fp8, prefill": lambda: quantised_experts("fp8", 4096),
     "lora bf16": adapters,
     "int8 product, decode": lambda: product("int8", 16),
     "int8 product, 64 rows": lambda: product("int8", 64),

@@ -96,6 +96,7 @@ class InvariantTritonKernels(TritonKernels):
 
     version = "batch-invariant"
     batch_invariant = True
+    expert_rows = ROWS
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         super().__init__(device, f"{why}; batch-invariant")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kernels.errors import KernelsUnavailable
-from kernels.interface import Integers, KernelSet, LinearLayer
+from kernels.interface import ExpertLayers, Integers, KernelSet, LinearLayer, MixtureOfExperts
 from kernels.quantization import (
     check_whole,
     group_size_for,
@@ -20,7 +21,7 @@ from kernels.triton.grouped import fused_experts, route
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.linear import TorchLinear
 from kernels.triton.norm import fused_add_rms_norm, rms_norm
-from kernels.triton.quantized import Int4Linear, Int8Linear, quantised_linear
+from kernels.triton.quantized import Int4Linear, Int8Linear, grouped_experts, quantised_linear
 from kernels.triton.rope import rope_and_cache
 from kernels.triton.sampling import TritonLogitEdits, argmax, sample
 
@@ -37,6 +38,8 @@ class TritonKernels(KernelSet):
     fuses_experts = True
     quantizations = ("int8", "int4", "fp8")
     edits = TritonLogitEdits()
+    expert_rows: ClassVar[int | None] = None
+    """Rows of a tile of quantised experts; None: by how many rows there are."""
 
     def __init__(self, device: torch.device | str, why: str) -> None:
         self.device = torch.device(device)
@@ -136,6 +139,11 @@ class TritonKernels(KernelSet):
         there = [None if x is None else x.to(self.device) for x in (values, scales, minima, bias)]
         kind = Int8Linear if bits == 8 else Int4Linear
         return kind(Integers(*there[:3]), shape[1], there[3])  # type: ignore[arg-type]
+
+    def compile_experts(self, experts: ExpertLayers) -> MixtureOfExperts:
+        """See `KernelSet.compile_experts`: those of one format in few bits run all at once."""
+        fused = grouped_experts(self, experts, self.expert_rows)
+        return super().compile_experts(experts) if fused is None else fused
 
     rms_norm = staticmethod(rms_norm)
     fused_add_rms_norm = staticmethod(fused_add_rms_norm)

@@ -8,7 +8,6 @@ from typing import Protocol
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.models.decoder import NativeDecoder
-from engine.models.fused_experts import fuses_experts
 from engine.models.interface import EngineModel
 from engine.worker.cuda.dispatcher import Dispatcher, capture_sizes
 from engine.worker.cuda.forward import DeviceForward
@@ -41,8 +40,8 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> GraphMode:
     wanted = wanted_mode(config.cudagraph_mode, config.optimization_level, config.enforce_eager)
     if not isinstance(model, NativeDecoder):
         return resolve_mode(wanted, GraphSupport.NEVER, 1, "bridged models run eagerly")
-    obstacle, quantized = None, model.quantization is not None
-    if model.spec.moe is not None and not fuses_experts(model.ops, model.spec, quantized):
+    obstacle = None
+    if any(layer.experts is not None and layer.experts.waits for layer in model.weights):
         obstacle = "experts that run one by one wait for the device"
     return resolve_mode(wanted, get_backend(model.ops.attention_backend).graphs, 1, obstacle)
 

@@ -49,10 +49,14 @@ def fused_experts(
         gated, down, groups, bias=down_bias, scales=weights.view(-1), dtype=torch.float32,
         fill=False,
     )  # fmt: skip
-    parts = each.view(tokens, top_k, hidden)
-    if tile is None:
-        return parts.sum(1).to(x.dtype)
+    return add_up(each.view(tokens, top_k, hidden), x.dtype, in_order=tile is not None)
+
+
+def add_up(parts: Tensor, dtype: torch.dtype, *, in_order: bool) -> Tensor:
+    """float32 [T, top_k, H] -> [T, H]; `in_order`: one after the other, whatever T is."""
+    if not in_order:
+        return parts.sum(1).to(dtype)
     total = parts[:, 0].clone()
-    for place in range(1, top_k):
+    for place in range(1, parts.shape[1]):
         total += parts[:, place]
-    return total.to(x.dtype)
+    return total.to(dtype)

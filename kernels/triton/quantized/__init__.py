@@ -1,5 +1,9 @@
 """Products with weights in few bits: int8 and fp8 by quantised activations, int4 by unpacking."""
 
+from kernels.triton.quantized.experts import GroupedExperts, grouped_experts
 from kernels.triton.quantized.linear import Fp8Linear, Int4Linear, Int8Linear, quantised_linear
 
-__all__ = ["Fp8Linear", "Int4Linear", "Int8Linear", "quantised_linear"]
+__all__ = [
+    "Fp8Linear", "GroupedExperts", "Int4Linear", "Int8Linear", "grouped_experts",
+    "quantised_linear",
+]  # fmt: skip

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -12,6 +14,7 @@ from torch import Tensor
 from kernels.checks import describe
 from kernels.interface import Integers, LinearLayer
 from kernels.reference.quantization import dequantize, quantize
+from kernels.triton.grouped.align import Groups
 from kernels.triton.launch import INTERPRETED, launch, target_of
 from kernels.triton.quantized.activations import E4M3_MOST, round_groups, round_rows
 from kernels.triton.quantized.products import (
@@ -20,7 +23,7 @@ from kernels.triton.quantized.products import (
     int4_product_kernel,
     int8_product_kernel,
 )
-from kernels.triton.quantized.tiles import product_tile
+from kernels.triton.quantized.tiles import ProductTile, product_tile
 
 FP8_DEPTH = 32 if INTERPRETED else 128
 INT4_BYTES = 32 if INTERPRETED else 64
@@ -28,6 +31,21 @@ INT4_BYTES = 32 if INTERPRETED else 64
 FEW_ROWS = 16
 """Up to so many, unpacking four-bit weights is most of a product's work."""
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Sorted:
+    """Rows that meet one of several matrices each.
+
+    Attributes:
+        groups: the rows by matrix.
+        shared: so many neighbours have one row of x.
+        scales: float32, what each row's result is multiplied by; None: 1.
+    """
+
+    groups: Groups
+    shared: int
+    scales: Tensor | None
 
 
 class QuantisedLinear(LinearLayer):
@@ -58,16 +76,41 @@ class QuantisedLinear(LinearLayer):
             out = torch.empty(shape, dtype=x.dtype, device=x.device)
         elif out.shape != shape or not out.is_contiguous():
             raise ValueError(f"out {describe(out)} must be contiguous {list(shape)}")
-        self._multiply(x, out)
+        self._multiply(x, out, None)
+        return out
+
+    def sorted_product(self, x: Tensor, by: Sorted, dtype: torch.dtype) -> Tensor:
+        """[rows of `by`, N] of rows that each belong to a matrix, of tensors [matrices, ...]."""
+        if x.dim() != 2 or x.shape[1] != self.in_features or x.dtype not in _FLOATS:
+            raise ValueError(f"x {describe(x)} doesn't go with {self.in_features} columns")
+        if len(x) * by.shared != by.groups.rows:
+            raise ValueError(f"x {describe(x)} doesn't go with {by.groups.rows} sorted rows")
+        out = torch.empty((by.groups.rows, self.out_features), dtype=dtype, device=x.device)
+        self._multiply(x if x.stride(1) == 1 else x.contiguous(), out, by)
         return out
 
     @abstractmethod
-    def _multiply(self, x: Tensor, out: Tensor) -> None:
+    def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
         """Write the product of x's rows, which are dense, to `out`."""
 
-    def _grid(self, rows: int) -> tuple[int, ...]:
+    def _cut(self, rows: int, by: Sorted | None) -> tuple[ProductTile, tuple[int, ...]]:
+        """The tile, and the grid of `rows_and_columns`."""
+        if by is not None:
+            tile = product_tile(by.groups.tile)
+            return tile, (triton.cdiv(self.out_features, tile.columns), len(by.groups.group))
         tile = product_tile(self.alike or rows)
-        return (triton.cdiv(rows, tile.rows) * triton.cdiv(self.out_features, tile.columns),)
+        blocks = triton.cdiv(rows, tile.rows) * triton.cdiv(self.out_features, tile.columns)
+        return tile, (blocks,)
+
+
+def _places(by: Sorted | None) -> tuple[Tensor | None, ...]:
+    return (None, None, None) if by is None else (by.groups.order, by.groups.group, by.scales)
+
+
+def _forms(by: Sorted | None) -> dict[str, Any]:
+    if by is None:
+        return {"SHARED": 0, "SCALED": False}
+    return {"SHARED": by.shared, "SCALED": by.scales is not None}
 
 
 class Int8Linear(QuantisedLinear):
@@ -84,15 +127,15 @@ class Int8Linear(QuantisedLinear):
         self.bias = bias
         self.nbytes = self.values.nbytes + self.scales.nbytes
 
-    def _multiply(self, x: Tensor, out: Tensor) -> None:
-        rows, tile = len(x), product_tile(self.alike or len(x))
+    def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
+        tile, grid = self._cut(len(x), by)
         whole, scales = round_groups(x, self.group)
         depth = max(32, triton.next_power_of_2(self.group))
         launch(
-            int8_product_kernel, self._grid(rows), out, whole, scales, self.values, self.scales,
-            self.bias, rows, COLUMNS=self.out_features, GROUPS=len(self.scales), GROUP=self.group,
-            BM=tile.rows, BN=tile.columns, BK=depth, BIAS=self.bias is not None,
-            num_warps=tile.warps, num_stages=tile.stages,
+            int8_product_kernel, grid, out, whole, scales, self.values, self.scales, self.bias,
+            *_places(by), len(out), COLUMNS=self.out_features, GROUPS=self.scales.shape[-2],
+            GROUP=self.group, BM=tile.rows, BN=tile.columns, BK=depth,
+            BIAS=self.bias is not None, **_forms(by), num_warps=tile.warps, num_stages=tile.stages,
         )  # fmt: skip
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -124,22 +167,28 @@ class Int4Linear(QuantisedLinear):
     def _whole(scales: Tensor, odd: int) -> Tensor:
         return torch.nn.functional.pad(scales.half(), (0, odd)).t().contiguous()
 
-    def _multiply(self, x: Tensor, out: Tensor) -> None:
-        rows, tile = len(x), product_tile(self.alike or len(x))
+    def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
+        tile, grid = self._cut(len(x), by)
         spread = max(16, triton.next_power_of_2(self.group))
-        few = (self.alike or rows) <= FEW_ROWS
-        kernel = int4_few_rows_kernel if few else int4_product_kernel
-        depth = {"BK": spread} if few else {
-            "AT_ONCE": max(1, INT4_BYTES // spread), "SPREAD": spread,
+        tensors = (self.packed, self.scales, self.minima, self.bias)
+        shape = (len(out), self.in_features, x.stride(0))
+        options: dict[str, Any] = {
+            "COLUMNS": self.out_features, "PAIRS": self.scales.shape[-2] // 2, "GROUP": self.group,
+            "BM": tile.rows, "BN": tile.columns, "BIAS": self.bias is not None,
+            "MINIMA": self.minima is not None, "PRECISION": _precision(x),
+            "UPCAST": INTERPRETED and x.dtype == torch.bfloat16,
+            "num_stages": tile.stages if x.element_size() == 2 else 2,
         }  # fmt: skip
+        few = (self.alike or len(x)) <= FEW_ROWS if by is None else tile.rows <= FEW_ROWS
+        if few or by is not None:
+            launch(
+                int4_few_rows_kernel, grid, out, x, *tensors, *_places(by), *shape, BK=spread,
+                num_warps=2 if few and not INTERPRETED else tile.warps, **_forms(by), **options,
+            )  # fmt: skip
+            return
         launch(
-            kernel, self._grid(rows), out, x, self.packed, self.scales, self.minima, self.bias,
-            rows, self.in_features, x.stride(0), COLUMNS=self.out_features,
-            PAIRS=len(self.scales) // 2, GROUP=self.group, BM=tile.rows, BN=tile.columns,
-            BIAS=self.bias is not None, MINIMA=self.minima is not None, PRECISION=_precision(x),
-            UPCAST=INTERPRETED and x.dtype == torch.bfloat16,
-            num_warps=2 if few and not INTERPRETED else tile.warps,
-            num_stages=tile.stages if x.element_size() == 2 else 2, **depth,
+            int4_product_kernel, grid, out, x, *tensors, *shape, SPREAD=spread,
+            AT_ONCE=max(1, INT4_BYTES // spread), num_warps=tile.warps, **options,
         )  # fmt: skip
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -161,19 +210,20 @@ class Fp8Linear(QuantisedLinear):
         self.bits, self.scales, self.bias = bits, scales, bias
         self.nbytes = bits.nbytes + scales.nbytes
 
-    def _multiply(self, x: Tensor, out: Tensor) -> None:
-        rows, tile = len(x), product_tile(self.alike or len(x))
+    def _multiply(self, x: Tensor, out: Tensor, by: Sorted | None) -> None:
+        tile, grid = self._cut(len(x), by)
         native = target_of(x.device).native_fp8
         eight, scales = native or INTERPRETED, None
         if eight:
             x, scales = round_rows(x)
         wide = x.dtype == torch.float32
         launch(
-            fp8_product_kernel, self._grid(rows), out, x, scales, self.bits, self.scales, self.bias,
-            rows, x.stride(0), COLUMNS=self.out_features, DEPTH=self.in_features, BM=tile.rows,
-            BN=tile.columns, BK=32 if wide else FP8_DEPTH, BIAS=self.bias is not None, EIGHT=eight,
-            NATIVE=native, PRECISION=_precision(x),
-            UPCAST=INTERPRETED, num_warps=tile.warps, num_stages=2 if wide else tile.stages,
+            fp8_product_kernel, grid, out, x, scales, self.bits, self.scales, self.bias,
+            *_places(by), len(out), x.stride(0), COLUMNS=self.out_features,
+            DEPTH=self.in_features, BM=tile.rows, BN=tile.columns, BK=32 if wide else FP8_DEPTH,
+            BIAS=self.bias is not None, EIGHT=eight, NATIVE=native, PRECISION=_precision(x),
+            UPCAST=INTERPRETED, **_forms(by), num_warps=tile.warps,
+            num_stages=2 if wide else tile.stages,
         )  # fmt: skip
 
     def rows(self, ids: Tensor) -> Tensor:

@@ -10,10 +10,41 @@ from kernels.triton.quantized.tiles import place_of
 
 
 @triton.jit
-def put_product(out, bias, total, row, column, rows, COLUMNS: tl.constexpr, BIAS: tl.constexpr):
-    """Write float32 [BM, BN] with the bias added."""
+def rows_and_columns(
+    order, group_of, rows, COLUMNS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    SHARED: tl.constexpr,
+):  # fmt: skip
+    """(rows of the result, rows of x, columns, number of the matrix) of a program.
+
+    SHARED is 0 where there is one matrix, on a grid (blocks,). Else rows are sorted by matrix, see
+    `Groups`; the grid is (blocks of columns, tiles), SHARED neighbours have one row of x, and a
+    tile that isn't needed has a negative matrix.
+    """
+    if SHARED == 0:
+        row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
+        row = row_block * BM + tl.arange(0, BM)
+        source = row
+        matrix = tl.full((), 0, tl.int64)
+    else:
+        column_block = tl.program_id(0)
+        tile = tl.program_id(1)
+        matrix = tl.load(group_of + tile).to(tl.int64)
+        row = tl.load(order + tile * BM + tl.arange(0, BM))
+        source = row // SHARED
+    return row, source, column_block * BN + tl.arange(0, BN), matrix
+
+
+@triton.jit
+def put_product(
+    out, bias, row_scales, total, row, column, rows, matrix, COLUMNS: tl.constexpr,
+    BIAS: tl.constexpr, SCALED: tl.constexpr,
+):  # fmt: skip
+    """Write float32 [BM, BN] with the matrix's bias added, each row times its scale."""
     if BIAS:
-        total += tl.load(bias + column, mask=column < COLUMNS, other=0.0).to(tl.float32)[None, :]
+        added = tl.load(bias + matrix * COLUMNS + column, mask=column < COLUMNS, other=0.0)
+        total += added.to(tl.float32)[None, :]
+    if SCALED:
+        total *= tl.load(row_scales + row, mask=row < rows, other=0.0)[:, None]
     to = out + row[:, None].to(tl.int64) * COLUMNS + column[None, :]
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     tl.store(to, total.to(out.dtype.element_ty), mask=inside)
@@ -29,25 +60,28 @@ def load_scales(scales, group, groups, column, COLUMNS: tl.constexpr):
 
 @triton.jit(do_not_specialize=("rows",))
 def int8_product_kernel(
-    out, x, x_scales, weight, scales, bias, rows,
+    out, x, x_scales, weight, scales, bias, order, group_of, row_scales, rows,
     COLUMNS: tl.constexpr, GROUPS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
+    SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks,): integers are multiplied group by group, groups added up in float32.
+    """Integers are multiplied group by group, groups added up in float32.
 
-    A group's product is exact and groups come in order, so that a row is rounded the same in every
-    batch. Scales are [GROUPS, COLUMNS], so that neighbours are read together. After Xiao et al.
-    2023 ("SmoothQuant") and the scales by group of DeepSeek-V3 (2024).
+    Grid of `rows_and_columns`. A group's product is exact and groups come in order, so that a row
+    is rounded the same in every batch. Scales are [GROUPS, COLUMNS], so that neighbours are read
+    together. After Xiao et al. 2023 ("SmoothQuant") and the scales by group of DeepSeek-V3 (2024).
     """
-    row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
-    row = row_block * BM + tl.arange(0, BM)
-    column = column_block * BN + tl.arange(0, BN)
+    row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
+    if matrix < 0:
+        return
+    weight += matrix * (COLUMNS * GROUPS * GROUP)
+    scales += matrix * (GROUPS * COLUMNS)
     depth = tl.arange(0, BK)
-    left = x + row[:, None].to(tl.int64) * (GROUPS * GROUP) + depth[None, :]
+    left = x + source[:, None].to(tl.int64) * (GROUPS * GROUP) + depth[None, :]
     right = weight + column[None, :].to(tl.int64) * (GROUPS * GROUP) + depth[:, None]
     there, wanted = row < rows, column < COLUMNS
     total = tl.zeros((BM, BN), tl.float32)
-    own_scales = x_scales + row.to(tl.int64) * GROUPS
+    own_scales = x_scales + source.to(tl.int64) * GROUPS
     own = tl.load(own_scales, mask=there, other=0.0)
     theirs = load_scales(scales, 0, GROUPS, column, COLUMNS)
     for group in tl.range(0, GROUPS):
@@ -64,7 +98,7 @@ def int8_product_kernel(
         product = tl.dot(a, b, out_dtype=tl.int32).to(tl.float32)
         total += product * (own[:, None] * theirs.to(tl.float32)[None, :])
         own, theirs = next_own, next_theirs
-    put_product(out, bias, total, row, column, rows, COLUMNS, BIAS)
+    put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
 
 
 @triton.jit(do_not_specialize=("rows",))
@@ -118,7 +152,7 @@ def int4_product_kernel(
             if UPCAST:
                 a = a.to(tl.float32)
             total = tl.dot(a, tl.trans(b.to(a.dtype)), total, input_precision=PRECISION)
-    put_product(out, bias, total, row, column, rows, COLUMNS, BIAS)
+    put_product(out, bias, None, total, row, column, rows, 0, COLUMNS, BIAS, False)
 
 
 @triton.jit
@@ -142,23 +176,27 @@ def nibbles(packed, HIGH: tl.constexpr, like: tl.constexpr, OFFSET: tl.constexpr
 
 @triton.jit(do_not_specialize=("rows",))
 def int4_few_rows_kernel(
-    out, x, weight, scales, minima, bias, rows, width, x_stride,
+    out, x, weight, scales, minima, bias, order, group_of, row_scales, rows, width, x_stride,
     COLUMNS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr,
-    MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
+    SCALED: tl.constexpr, MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """As `int4_product_kernel`, for so few rows that unpacking the weights is most of the work.
 
-    Weights go from shared memory to registers as the products take them, unpacked there by bits;
-    each group's product is scaled as a whole, in float32, so that no weight is. BK is GROUP,
-    rounded up to a power of two. After Frantar et al. 2024 ("MARLIN").
+    Grid of `rows_and_columns`. Weights go from shared memory to registers as the products take
+    them, unpacked there by bits; each group's product is scaled as a whole, in float32, so that no
+    weight is. BK is GROUP, rounded up to a power of two. After Frantar et al. 2024 ("MARLIN").
     """
-    row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
-    row = row_block * BM + tl.arange(0, BM)
-    column = column_block * BN + tl.arange(0, BN)
+    row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
+    if matrix < 0:
+        return
+    weight += matrix * (COLUMNS * PAIRS * GROUP)
+    scales += matrix * (2 * PAIRS * COLUMNS)
+    if MINIMA:
+        minima += matrix * (2 * PAIRS * COLUMNS)
     there, wanted = row < rows, column < COLUMNS
     depth = tl.arange(0, BK)
-    left = x + row[:, None].to(tl.int64) * x_stride + depth[None, :]
+    left = x + source[:, None].to(tl.int64) * x_stride + depth[None, :]
     right = weight + column[None, :].to(tl.int64) * (PAIRS * GROUP) + depth[:, None]
     total = tl.zeros((BM, BN), tl.float32)
     low = load_scales(scales, 0, 2 * PAIRS, column, COLUMNS)
@@ -189,7 +227,7 @@ def int4_few_rows_kernel(
                 least = load_scales(minima, group, 2 * PAIRS, column, COLUMNS).to(tl.float32)
                 total -= tl.sum(a.to(tl.float32), 1)[:, None] * least[None, :]
         low, high = next_low, next_high
-    put_product(out, bias, total, row, column, rows, COLUMNS, BIAS)
+    put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
 
 
 @triton.jit
@@ -201,21 +239,23 @@ def spread(x, BN: tl.constexpr, AT_ONCE: tl.constexpr, SPREAD: tl.constexpr):
 
 @triton.jit(do_not_specialize=("rows",))
 def fp8_product_kernel(
-    out, x, x_scales, weight, scales, bias, rows, x_stride,
+    out, x, x_scales, weight, scales, bias, order, group_of, row_scales, rows, x_stride,
     COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, BIAS: tl.constexpr, EIGHT: tl.constexpr, NATIVE: tl.constexpr,
-    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr, SHARED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Grid (blocks,): e4m3 weights, a scale a column; x is e4m3 too with EIGHT, a scale a row.
+    """e4m3 weights, a scale a column; x is e4m3 too with EIGHT, a scale a row.
 
-    Micikevicius et al. 2022, "FP8 formats for deep learning".
+    Grid of `rows_and_columns`. Micikevicius et al. 2022, "FP8 formats for deep learning".
     """
-    row_block, column_block = place_of(tl.program_id(0), rows, COLUMNS, BM, BN)
-    row = row_block * BM + tl.arange(0, BM)
-    column = column_block * BN + tl.arange(0, BN)
+    row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
+    if matrix < 0:
+        return
+    weight += matrix * (COLUMNS * DEPTH)
+    scales += matrix * COLUMNS
     depth = tl.arange(0, BK)
     there, wanted = row < rows, column < COLUMNS
-    left = x + row[:, None].to(tl.int64) * x_stride + depth[None, :]
+    left = x + source[:, None].to(tl.int64) * x_stride + depth[None, :]
     right = weight + column[None, :].to(tl.int64) * DEPTH + depth[:, None]
     total = tl.zeros((BM, BN), tl.float32)
     for start in tl.range(0, DEPTH, BK):
@@ -236,5 +276,5 @@ def fp8_product_kernel(
             total = tl.dot(a, b.to(a.dtype), total, input_precision=PRECISION)
     total *= tl.load(scales + column, mask=wanted, other=0.0)[None, :]
     if EIGHT:
-        total *= tl.load(x_scales + row, mask=there, other=0.0)[:, None]
-    put_product(out, bias, total, row, column, rows, COLUMNS, BIAS)
+        total *= tl.load(x_scales + source, mask=there, other=0.0)[:, None]
+    put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)

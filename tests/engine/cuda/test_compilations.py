@@ -18,8 +18,8 @@ EXPERTS = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("change", "quantization"), [({}, []), (EXPERTS, []), ({}, ["int4"])],
-    ids=["plain", "experts", "int4"],
+    ("change", "quantization"), [({}, []), (EXPERTS, []), (EXPERTS, ["int8"]), ({}, ["int4"])],
+    ids=["plain", "experts", "experts in int8", "int4"],
 )  # fmt: skip
 def test_serving_compiles_nothing_after_the_warm_up(
     change: dict[str, object], quantization: list[str], tmp_path: Path

@@ -21,7 +21,10 @@ from engine.models.decoder import NativeDecoder
 from engine.models.fused_experts import FusedExperts
 from engine.models.weights import WeightReader
 from engine.worker.cuda.inputs import stage
+from engine.worker.cuda.modes import GraphMode
+from engine.worker.cuda.setup import graph_mode
 from kernels import KernelSet
+from kernels.triton import TritonKernels
 from tests.engine.cuda.meta import META, MetaKernels
 from tests.engine.models import make_model
 from tests.engine.pooling.models import make as make_encoder
@@ -113,6 +116,24 @@ def test_experts_go_to_the_device_one_by_one(tmp_path: Path) -> None:
     assert isinstance(model.layers[0].mlp, FusedExperts)  # type: ignore[union-attr]
     assert all(tensor.device == META for tensor in tensors_of(model))
     assert host.largest <= 4 * MIB
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4", "fp8"])
+def test_steps_with_experts_are_recorded_in_few_bits_too(
+    quantization: str | None, tmp_path: Path
+) -> None:
+    folder = make_model(
+        "llama", tmp_path, model_type="qwen3_moe", num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=32, head_dim=16, num_hidden_layers=1,
+    )  # fmt: skip
+    spec, config = decoder_spec(read_config(folder)), EngineConfig(model=str(folder))
+    ops = TritonKernels(META, "a test")
+    ops.attention_backend = "TRITON_ATTN"
+    model = NativeDecoder(spec, ops, torch.bfloat16, 64, quantization)
+    model.load(WeightReader(folder), lambda done, total: None)
+    assert graph_mode(model, config) is GraphMode.FULL_AND_PIECEWISE
+    model.weights[0].experts.waits = True  # type: ignore[union-attr]
+    assert graph_mode(model, config) is GraphMode.NONE
 
 
 def build(folder: Path, config: EngineConfig, ops: KernelSet) -> Built:

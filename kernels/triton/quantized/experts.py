@@ -1,0 +1,126 @@
+"""A mixture of experts whose layers are in few bits, in two grouped products.
+
+As `grouped.fused_experts` for weights of floats: nothing waits for the device, so that a step can
+be recorded in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from kernels.activations import GatedKernels, gated_activation
+from kernels.experts import bytes_read, check_experts
+from kernels.interface import ExpertLayers, LinearLayer, MixtureOfExperts
+from kernels.triton.grouped.align import align
+from kernels.triton.grouped.experts import add_up
+from kernels.triton.grouped.gemm import tile_rows
+from kernels.triton.grouped.route import MOST_EXPERTS, route
+from kernels.triton.launch import INTERPRETED
+from kernels.triton.quantized.linear import QuantisedLinear, Sorted
+
+MOST_ROWS = 64
+"""Rows of a tile at most."""
+
+
+def stackable(layers: Sequence[LinearLayer]) -> bool:
+    """Whether the layers are of one format, of tensors alike."""
+
+    def form(layer: QuantisedLinear) -> object:
+        tensors = {name: (part.shape, part.dtype) for name, part in layer.tensors().items()}
+        return type(layer), layer.in_features, layer.out_features, tensors
+
+    if not all(isinstance(layer, QuantisedLinear) for layer in layers):
+        return False
+    first, *others = (form(cast(QuantisedLinear, layer)) for layer in layers)
+    return all(other == first for other in others)
+
+
+class StackedLinear:
+    """The same layer of all experts, one format's tensors over each other."""
+
+    def __init__(self, layers: Sequence[LinearLayer]) -> None:
+        self._whole = copy.copy(cast(QuantisedLinear, layers[0]))
+        for name, first in self._whole.tensors().items():
+            whole = torch.empty((len(layers), *first.shape), dtype=first.dtype, device=first.device)
+            for index, layer in enumerate(layers):
+                whole[index].copy_(getattr(layer, name))
+            setattr(self._whole, name, whole)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """[experts, ...] of each tensor of a layer."""
+        return self._whole.tensors()
+
+    def __call__(self, x: Tensor, by: Sorted, dtype: torch.dtype) -> Tensor:
+        """[rows of `by`, N]; each row belongs to an expert."""
+        return self._whole.sorted_product(x, by, dtype)
+
+
+class GroupedExperts(MixtureOfExperts):
+    """`ExpertLayers` of one format in few bits.
+
+    Args:
+        tile: products have so many rows a tile, and sums one order, whatever T is; None: by T.
+    """
+
+    def __init__(self, ops: GatedKernels, experts: ExpertLayers, tile: int | None = None) -> None:
+        """Raises ValueError for what doesn't fit together; see `stackable`."""
+        check_experts(experts)
+        self._router, self._top_k = experts.router, experts.top_k
+        self._softmax_first, self._renormalize = experts.softmax_first, experts.renormalize
+        self._shared_up, self._shared_down = experts.shared_gate_up, experts.shared_down
+        self._shared_gate = experts.shared_gate
+        self._act, self._tile = gated_activation(ops, experts.activation), tile
+        self._count, self.nbytes = len(experts.gate_up), bytes_read(experts)
+        self._up, self._down = StackedLinear(experts.gate_up), StackedLinear(experts.down)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See `MixtureOfExperts.__call__`."""
+        tokens, top_k = len(x), self._top_k
+        weights, ids = route(
+            self._router(x), top_k, softmax_first=self._softmax_first,
+            renormalize=self._renormalize,
+        )  # fmt: skip
+        groups = align(ids.flatten(), self._count, self._rows(tokens * top_k))
+        gated = self._act(self._up(x, Sorted(groups, top_k, None), x.dtype))
+        each = self._down(gated, Sorted(groups, 1, weights.view(-1)), torch.float32)
+        out = add_up(each.view(tokens, top_k, x.shape[1]), x.dtype, in_order=self._tile is not None)
+        if self._shared_up is None or self._shared_down is None:
+            return out
+        said = self._shared_down(self._act(self._shared_up(x)))
+        gate = self._shared_gate
+        return out.add_(said if gate is None else torch.sigmoid(gate(x)) * said)
+
+    def _rows(self, rows: int) -> int:
+        if self._tile is not None and not INTERPRETED:
+            return min(MOST_ROWS, self._tile)
+        return min(MOST_ROWS, tile_rows(rows, self._count))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See `MixtureOfExperts.tensors`."""
+        layers = {
+            "router": self._router, "gate_up": self._up, "down": self._down,
+            "shared.gate_up": self._shared_up, "shared.down": self._shared_down,
+            "shared.gate": self._shared_gate,
+        }  # fmt: skip
+        return {
+            f"{name}.{part}": tensor
+            for name, layer in layers.items()
+            if layer is not None
+            for part, tensor in layer.tensors().items()
+        }
+
+
+def grouped_experts(
+    ops: GatedKernels, experts: ExpertLayers, tile: int | None = None
+) -> MixtureOfExperts | None:
+    """The experts in grouped products; None where they aren't of one format in few bits."""
+    if not experts.gate_up or len(experts.gate_up) > MOST_EXPERTS:
+        return None
+    if not (stackable(experts.gate_up) and stackable(experts.down)):
+        return None
+    return GroupedExperts(ops, experts, tile)
