@@ -113,7 +113,7 @@ def test_experts_go_to_the_device_one_by_one(tmp_path: Path) -> None:
     )  # fmt: skip
     with HostAllocations() as host:
         model = load(folder, torch.bfloat16)
-    assert isinstance(model.layers[0].mlp, FusedExperts)  # type: ignore[union-attr]
+    assert isinstance(model.weights[0].experts, FusedExperts)
     assert all(tensor.device == META for tensor in tensors_of(model))
     assert host.largest <= 4 * MIB
 
