@@ -109,7 +109,7 @@ def compare(
     rows = max(1, stats.spec_decode_num_drafts_total)
     return {
         "benchmark": "speculation",
-        "method": drafting.config.speculative_config["method"],
+        "method": (drafting.config.speculative_config or {}).get("method"),
         "text": kind,
         "streams": streams,
         "ratio": round(percentile(ratios, 50), 3),

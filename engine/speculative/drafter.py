@@ -211,7 +211,8 @@ class Drafter:
         for seq_id, chance in list(self._chances.items()):
             if chance.sequence.finished:
                 del self._chances[seq_id]
-                (self.model or self._proposer).forget(chance.sequence)
+                if (source := self.model or self._proposer) is not None:
+                    source.forget(chance.sequence)
 
 
 def takes_drafts(sequence: Sequence) -> bool:

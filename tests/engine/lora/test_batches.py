@@ -76,6 +76,18 @@ def test_rows_with_drafts_go_through_their_own_adapters(
     assert drafting.core.stats.spec_decode_num_accepted_tokens_total > 5
 
 
+@pytest.mark.usefixtures("always_drafts")
+def test_rows_of_adapters_get_the_base_models_drafts(
+    model: Path, adapters: dict[str, Path]
+) -> None:
+    asked = requests(dict(list(adapters.items())[:2]))
+    wanted = list(zip(prompts(4), [None, asked["a1"], asked["a0"], None], strict=True))
+    drafting = serve(model, speculative_config={"model": str(model), "num_speculative_tokens": 3})
+    assert generate(drafting, wanted) == generate(serve(model), wanted)
+    assert drafting.core.stats.spec_decode_num_accepted_tokens_total > 5
+    drafting.core.check_integrity()
+
+
 def test_log_probabilities_have_the_same_bits_alone_and_among_others(
     model: Path, adapters: dict[str, Path]
 ) -> None:

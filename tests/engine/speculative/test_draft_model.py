@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, ModelLoadError
+from engine.contract.protocol import EngineRequest
 from engine.scheduler import StepPlan, StepResult
 from engine.speculative.step_costs import StepCosts
 from tests.engine.models import make_model, make_tokenizer
@@ -150,6 +151,24 @@ def test_a_draft_that_fails_ends_drafts_alone(
     assert len(failed) == 3
     assert llm.core.stats.spec_decode_num_drafts_total == 0
     llm.core.check_integrity()
+
+
+def test_a_text_goes_on_behind_what_another_engine_said(model_folder: Folder, draft: Path) -> None:
+    folder, params = model_folder("llama"), MIXED["seeded"]
+    (whole,) = make(folder).generate([[5, 6, 7]], params, use_tqdm=False)
+    said = list(whole.outputs[0].token_ids)
+    core = drafting(folder, draft).core
+    core.add_request(
+        EngineRequest(
+            request_id="r", gateway_id="", prompt_token_ids=[5, 6, 7], sampling=params,
+            resume_token_ids=[said[:11]],
+        )
+    )  # fmt: skip
+    deltas = []
+    while core.has_work:
+        deltas += core.step()
+    assert [token for delta in deltas for token in delta.token_ids] == said[11:]
+    assert core.stats.spec_decode_num_accepted_tokens_total > 0
 
 
 def test_an_aborted_sequence_gives_its_blocks(model_folder: Folder, draft: Path) -> None:
