@@ -28,7 +28,6 @@ from console.api import json_view
 from console.replicas import live_replicas
 from console.residency import residency
 from console.tenancy import first_tenant, named_tenant, tenant_context
-from console.views import SOCKET_PATH
 from engine.contract.errors import InvalidRequest, QuireError
 from metering.models import UsageEntry
 from tenants.access import access_role
@@ -346,7 +345,6 @@ def _one(
         "may_change": may_change,
         "may_check": context["may_add"] if found.tenant is not None else context["operator"],
         "base_url": request.build_absolute_uri("/v1"),
-        "socket_path": SOCKET_PATH,
     }
     status = error.status if error else 200
     return render(request, "console/adapter.html", context, status=status)

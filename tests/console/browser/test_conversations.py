@@ -127,6 +127,14 @@ def test_two_models_answer_side_by_side(open_page: Open, view: dict[str, Any]) -
     expect(page.locator(".pair")).to_have_count(1)
 
 
+def test_a_link_names_the_models_that_answer_side_by_side(open_page: Open) -> None:
+    page = open_page("/?model=acme-private&second=quill")
+    playground = PlaygroundPage(page).ready()
+    playground.prompt.fill("Both of you")
+    playground.prompt.press("Enter")
+    expect(page.locator(".pair .turn-who")).to_have_text(["acme-private", "quill"])
+
+
 @views
 def test_tools_are_called_and_the_reader_says_what_they_return(
     open_page: Open, view: dict[str, Any]

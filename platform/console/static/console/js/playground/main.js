@@ -22,6 +22,10 @@ const root = byId("playground");
 const { reader, socketPath, modelsUrl, loginUrl } = root.dataset;
 
 const conversation = new Conversation(reader);
+const linked = new URLSearchParams(location.search);
+for (const column of ["model", "second"]) {
+  if (linked.get(column)) conversation[column] = linked.get(column);
+}
 const page = new Page();
 const socket = new PlaygroundSocket(socketPath);
 const connection = new ConnectionLine(byId("connection"), socket, loginUrl);
@@ -78,7 +82,7 @@ const compare = byId("compare");
 function showSecond(shown) {
   compare.setAttribute("aria-pressed", String(shown));
   byId("second").parentElement.hidden = !shown;
-  conversation.second = shown ? (second.model?.id ?? "") : "";
+  conversation.second = shown ? (second.model?.id ?? conversation.second) : "";
 }
 
 compare.addEventListener("click", () => {
