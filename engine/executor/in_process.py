@@ -200,7 +200,10 @@ class InProcessExecutor:
         if not self.device.runs_adapters:
             return f"Adapters aren't supported on the device {self.device.name}."
         if not isinstance(self.loaded.model, NativeDecoder | NativeEncoder):
-            return f"Adapters of {self.loaded.spec.architecture} aren't supported."
+            return (
+                "Adapters are for models that run on Quire's own decoders and encoders; this "
+                f"{self.loaded.spec.architecture} doesn't."
+            )
         return ""
 
     @property

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from engine.contract.config import EngineConfig
+from engine.contract.errors import ModelLoadError
 from engine.models.architectures import decoder_spec, known_architectures
 from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
@@ -59,7 +60,13 @@ def pooled_spec(settings: PoolingSettings, raw: Config) -> DecoderSpec | Encoder
     if name not in known_architectures():
         stem = next((name.removesuffix(end) for end in _ENDINGS if name.endswith(end)), name)
         causal = (f"{stem}ForCausalLM", f"{stem}LMHeadModel")
-        name = next((found for found in causal if found in known_architectures()), name)
+        name = next((found for found in causal if found in known_architectures()), "")
+    if not name:
+        raise ModelLoadError(
+            f"{settings.architecture} can't be pooled: that is done by Quire's own decoders and "
+            "encoders, which don't run it. Models of the Transformers bridge generate text.",
+            param="model",
+        )
     spec = decoder_spec({**raw, "architectures": [name]})
     names = spec.names
     if not names.optional_prefix and names.embedding.startswith("model."):

@@ -165,7 +165,7 @@ def fail_batch(*, row: Batch, errors: list[dict[str, Any]]) -> Batch:
 
 
 def note_progress(
-    *, row: Batch, completed: int, failed: int, expired: int, usage: dict[str, int]
+    *, row: Batch, completed: int, failed: int, usage: dict[str, int], expired: int = 0
 ) -> str:
     """Write the counts; return the status as it is, so that the worker hears of a cancellation."""
     mine = Batch.objects.filter(pk=row.pk)
@@ -193,7 +193,7 @@ def finish_batch(
     if row.status not in OPEN:  # a worker that had lost its lease without knowing
         return row
     for name in ("completed", "failed", "expired"):
-        setattr(row, name, counts[name])
+        setattr(row, name, counts.get(name, 0))
     row.usage = counts["usage"]
     row.finalizing_at, row.errors = timezone.now(), problems
     row.output_file = _as_file(row, output, "output")

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from engine import LLM, PoolingParams
-from engine.contract.errors import ContextLengthExceeded, InvalidRequest
+from engine.contract.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
 from engine.contract.protocol import EngineRequest
 from engine.contract.similarity import from_bytes, pair_up, similarity
+from engine.executor.in_process import InProcessExecutor
+from engine.pooling.load import pooled_spec
+from engine.pooling.settings import PoolingSettings
 from tests.engine.pooling.models import TEXTS
 
 Maker = Callable[..., Path]
@@ -194,3 +198,31 @@ def test_a_tenants_kv_quota_does_not_bind_a_model_without_a_kv_cache(llm: LLM) -
     submit(llm, "a", [5] * 64, tenant="small", kv_max_fraction=0.001)
     (delta,) = llm.core.step()
     assert delta.finish_reason == "stop"
+
+
+def test_a_model_that_is_not_pooled_is_told_why() -> None:
+    """It may well be served, as a model of text."""
+    settings = PoolingSettings(
+        architecture="Lfm2ForCausalLM",
+        encoder=False,
+        tasks=("embed",),
+        pooling_type="LAST",
+        activation="normalize",
+    )
+    with pytest.raises(ModelLoadError, match=r"can't be pooled: .* bridge generate text"):
+        pooled_spec(settings, {"architectures": ["Lfm2ForCausalLM"]})
+
+
+def test_adapters_of_a_bridged_model_are_told_why() -> None:
+    here: Any = SimpleNamespace(
+        _config=SimpleNamespace(enable_lora=True),
+        device=SimpleNamespace(runs_adapters=True),
+        loaded=SimpleNamespace(
+            model=object(), spec=SimpleNamespace(architecture="LlamaForCausalLM")
+        ),
+    )
+    refusal = InProcessExecutor.adapter_refusal.fget(here)  # type: ignore[attr-defined]
+    assert refusal == (
+        "Adapters are for models that run on Quire's own decoders and encoders; this "
+        "LlamaForCausalLM doesn't."
+    )
