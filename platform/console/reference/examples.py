@@ -34,11 +34,20 @@ BODIES: dict[str, Any] = {
     "/v1/responses": _RESPONSE,
     "/v1/responses/render": _RESPONSE,
     "/v1/responses/input_tokens": _RESPONSE,
+    "/v1/responses/compact": _RESPONSE,
+    "/v1/conversations": {"metadata": {"topic": "greetings"}},
+    "/v1/conversations/{conversation_id}": {"metadata": {"topic": "greetings"}},
+    "/v1/conversations/{conversation_id}/items": {
+        "items": [{"type": "message", "role": "user", "content": "Say hello."}]
+    },
     "/v1/completions": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32},
     "/v1/completions/render": {"model": MODEL, "prompt": "Once upon a time"},
     "/generate": {"model": MODEL, "prompt": "Once upon a time", "max_tokens": 32},
     "/invocations": {**_CHAT, "max_tokens": 32},
     "/v1/messages": {**_CHAT, "max_tokens": 64},
+    "/v1/messages/batches": {
+        "requests": [{"custom_id": "1", "params": {**_CHAT, "max_tokens": 64}}]
+    },
     "/v1/messages/count_tokens": _CHAT,
     "/v1/messages/render": {**_CHAT, "max_tokens": 64},
     "/v1/embeddings": _TEXTS,
@@ -51,6 +60,13 @@ BODIES: dict[str, Any] = {
     "/rerank": _RANKING,
     "/v1/rerank": _RANKING,
     "/v2/rerank": _RANKING,
+    "/v1/uploads": {
+        "bytes": 1000,
+        "filename": "batch.jsonl",
+        "mime_type": "application/jsonl",
+        "purpose": "batch",
+    },
+    "/v1/uploads/{upload_id}/complete": {"part_ids": ["part_00000000000000000000000000000000"]},
     "/v1/batches": {
         "input_file_id": "file-00000000000000000000000000000000",
         "endpoint": "/v1/chat/completions",
@@ -73,6 +89,9 @@ PARTS = {
     "model": MODEL,
     "batch_id": "batch_00000000000000000000000000000000",
     "completion_id": "chatcmpl-00000000000000000000000000000000",
+    "conversation_id": "conv_00000000000000000000000000000000",
+    "item_id": "msg_00000000000000000000000000000000",
+    "upload_id": "upload_00000000000000000000000000000000",
     "file_id": "file-00000000000000000000000000000000",
     "response_id": "resp_00000000000000000000000000000000",
 }
@@ -93,6 +112,8 @@ def curl(method: str, path: str, base: str, *, multipart: bool = False) -> str:
     if method not in ("get", "post"):
         lines[0] += f" -X {method.upper()}"
     lines.append('-H "Authorization: Bearer $QUIRE_API_KEY"')
+    if multipart and path != "/v1/files":
+        return _FILE + _joined([*lines, "-F data=@batch.jsonl"])
     if multipart:
         return _FILE + _joined([*lines, "-F purpose=batch", "-F file=@batch.jsonl"])
     body = BODIES.get(path) if method == "post" else None
