@@ -32,6 +32,7 @@ from kernels.cpu.decoder import CpuDecoder
 from kernels.cpu.experts import CpuExperts
 from kernels.cpu.library import CACHE_DTYPES, DTYPES, Library, check
 from kernels.cpu.linear import (
+    CODINGS,
     integer_linear,
     packed_linear,
     streamed_coded_linear,
@@ -61,7 +62,7 @@ class CpuKernels(KernelSet):
     """`KernelSet` of the compiled library. Raises `CpuKernelsUnavailable` where there is none."""
 
     batch_invariant = True
-    codings = frozenset({"e2m1"})
+    codings = frozenset(CODINGS)
     sorts_inputs = True
 
     def __init__(self, isa: str | None = None) -> None:

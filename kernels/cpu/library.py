@@ -32,7 +32,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "quire_pack_rows": [P, L, L, P, L, N, N],
     "quire_pack_quantized_rows": [P, L, L, P, L, N, N],
     "quire_pack_integer_rows": [P, L, L, P, P, P, N],
-    "quire_pack_coded_rows": [P, L, L, P, P, N],
+    "quire_pack_float8_rows": [P, L, L, P, P, N],
     "quire_read_memory": [P, L, N],
     "quire_multiply": [L, N],
     "quire_argmax": [P, P, L, L, N],

@@ -24,7 +24,7 @@ from kernels.quantization import (
 
 FORMATS = {"int8": 3, "int4": 4}
 INT4_WITH_MINIMA, INT4_WITH_ZEROS = 5, 6
-CODINGS = {"e2m1": 7, "e4m3": 8, "table": 9}
+CODINGS = {"e2m1": 7, "table": 8, "e4m3": 9}
 Piece = TypeVar("Piece")
 
 
@@ -152,7 +152,7 @@ def streamed_coded_linear(
 ) -> CpuLinear:
     """See `KernelSet.StreamedCodedLinear`."""
     check_coding(coding)
-    if coding.kind == "e2m1" and shape[1] % coding.group_size:
+    if coding.bits == 4 and shape[1] % coding.group_size:
         raise ValueError(f"rows of {shape[1]} values have no whole groups of {coding.group_size}")
     table = torch.tensor(coding.table, dtype=torch.float32) if coding.table else None
     kind = CODINGS[coding.kind]
@@ -162,14 +162,15 @@ def streamed_coded_linear(
         check_codes(piece, shape[1], coding)
         codes, scales = piece.codes.contiguous(), piece.scales.float().contiguous()
         if coding.kind == "e2m1":
-            halved = scales * 0.5  # the kernel's integers are twice the floats
-            status = library.pack_integer_rows(
-                layer.handle, first, len(codes), codes.data_ptr(), halved.data_ptr(), None,
-                num_threads(),
-            )  # fmt: skip
+            scales = scales * 0.5  # the kernel's integers are twice the floats
+        at, by = codes.data_ptr(), scales.data_ptr()
+        if coding.kind == "e4m3":
+            status = library.pack_float8_rows(
+                layer.handle, first, len(codes), at, by, num_threads()
+            )
         else:
-            status = library.pack_coded_rows(
-                layer.handle, first, len(codes), codes.data_ptr(), scales.data_ptr(), num_threads()
+            status = library.pack_integer_rows(
+                layer.handle, first, len(codes), at, by, None, num_threads()
             )
         if status:
             check(status)

@@ -13,8 +13,8 @@ from kernels.interface import Integers, KernelSet, LinearLayer
 from tests.kernels.tolerance import assert_close
 
 TABLE = tuple(float(x) for x in torch.linspace(-1, 1, 16) ** 3)
-ROWS = [0, 1, 2, 3, 7, 15, 33]
-SHAPES = [(1, 32), (15, 48), (33, 160), (64, 320), (101, 608)]
+ROWS = [0, 1, 2, 3, 7, 33]
+SHAPES = [(1, 32), (33, 160), (101, 608)]
 
 
 def drawn(coding: Coding, n: int, k: int) -> Codes:
@@ -35,7 +35,7 @@ def packed(ops: KernelSet, codes: Codes, coding: Coding, bias: Tensor | None = N
 
 def inputs(rows: int, k: int, coding: Coding) -> Tensor:
     """What no rounding changes, where x is rounded."""
-    if coding.kind != "e2m1":
+    if coding.kind == "e4m3":
         return torch.randn(rows, k)
     x = torch.randint(-127, 128, (rows, k)).float()
     x[:, :: coding.group_size] = 127
@@ -43,10 +43,10 @@ def inputs(rows: int, k: int, coding: Coding) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "e2m1", "table"])
-@pytest.mark.parametrize("group", [16, 32, 128, 256])
+@pytest.mark.parametrize("group", [16, 48, 256])
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_products(kernels, kind, group, n, k):
-    if kind == "e2m1" and k % group:
+    if kind != "e4m3" and k % group:
         k = -(-k // group) * group
     torch.manual_seed(n * k + group)
     coding = Coding(kind, group, TABLE if kind == "table" else ())
@@ -57,9 +57,11 @@ def test_products(kernels, kind, group, n, k):
         x = inputs(rows, k, coding)
         exact = x.double() @ weight.double().T + bias.double()
         got = layer(x).double()
-        # Of sums of float32 in any order: parts of what is summed.
+        # Of sums of float32 in any order: parts of what is summed. Entries of a table have 16 bits.
         size = x.double().abs() @ weight.double().abs().T + bias.double().abs()
-        assert bool(((got - exact).abs() <= 2e-6 * size).all())
+        steps = x.double().abs() @ codes.scales.double().repeat_interleave(group, 1)[:, :k].T
+        allowed = 2e-6 * size + (steps / 65000 if kind == "table" else 0.0)
+        assert bool(((got - exact).abs() <= allowed).all())
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "e2m1", "table"])
@@ -70,7 +72,7 @@ def test_narrow_inputs(compiled, kind, dtype):
     codes = Codes(codes.codes, codes.scales / 64)
     x = (inputs(5, 192, coding) / 16).to(dtype)
     exact = x.double() @ decoded(codes, coding).double().T
-    slack = 8.0 if kind != "e2m1" else 64.0  # x of a narrow dtype isn't on the grid of 8 bits
+    slack = 8.0 if kind == "e4m3" else 64.0  # x of a narrow dtype isn't on the grid of 8 bits
     assert_close(packed(compiled, codes, coding)(x), exact, dtype, slack=slack)
 
 
@@ -80,7 +82,8 @@ def test_rows_come_back(kernels):
         coding = Coding(kind, 16, TABLE if kind == "table" else ())
         codes = drawn(coding, 70, 80)
         got = packed(kernels, codes, coding).rows(ids)
-        assert torch.equal(got, decoded(codes, coding)[ids])
+        near = 1e-4 if kind == "table" else 0.0
+        torch.testing.assert_close(got, decoded(codes, coding)[ids], rtol=0, atol=near)
 
 
 @pytest.mark.parametrize("kind", ["e4m3", "e2m1", "table"])

@@ -101,7 +101,8 @@ def _four_bits(parts: Parts) -> Matrix:
         lambda at: nibbles(flat[at], high_first=True),
         lambda _: table[None],
         factors,
-        group=kernel_group(block, columns) if columns % block == 0 else None,
+        # Blocks go on from row to row: a row may begin within one.
+        group=kernel_group(math.gcd(block, columns), columns),
     )
 
 

@@ -42,8 +42,7 @@ Kernel kernel_for(const Packed& w, int dtype) {
     case kHalf:
       return kernel_f16();
     case kFloat8:
-    case kTable4:
-      return kernel_coded(w);
+      return kernel_float8(w);
     default:
       return kernel_int(w);
   }
@@ -175,6 +174,10 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
   const int64_t distance = fetches ? kAhead : 0;
   if (!fetches) next = nullptr;
   const bool done = block + blocks >= job.blocks;
+  alignas(64) float wide[(kBlockUnits + kBlockUnits / 16) * NR];
+  const bool widens = tiles > 1 && job.kernel.widen;
+  if (widens) job.kernel.widen(wide, b, steps, w.group, w.table);
+  const LinearMicro* micro = widens ? job.kernel.widened : job.kernel.micro;
   // A tile of a few rows takes nearly as long as a full one.
   const bool even = is_on(kEvenTiles);
   for (int64_t t = 0; t < tiles; t++) {
@@ -182,9 +185,9 @@ void multiply(const Job& job, const Sums& sums, int64_t row, int64_t rows, int64
     const int64_t to = even ? rows * (t + 1) / tiles : std::min(rows, from + tile);
     const char* ahead = next ? next + steps * w.step_bytes * t / tiles : b + distance;
     float* kept = sums.kept + from * NR;
-    job.kernel.micro[to - from - 1](MicroCall{
+    micro[to - from - 1](MicroCall{
         job.a + (block * job.rows + row + from) * kRowUnits, job.rows * kRowUnits, job.block_steps,
-        b, ahead, next ? w.step_bytes / tiles : w.step_bytes, steps, block ? kept : nullptr, NR,
+        widens ? reinterpret_cast<const char*>(wide) : b, ahead, next ? w.step_bytes / tiles : w.step_bytes, steps, block ? kept : nullptr, NR,
         done ? sums.done + from * sums.ld_done : kept, done ? sums.ld_done : NR, w.group,
         w.table});
   }

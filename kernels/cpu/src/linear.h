@@ -20,8 +20,8 @@ enum Format : int32_t {
   kInt4Min = 5,   // likewise, with a minimum for each group
   kInt4Zero = 6,  // likewise, with a zero point for each group
   kInt4Float = 7, // likewise, of floats in 4 bits (e2m1), doubled
-  kFloat8 = 8,    // step: a group of k;  see linear_coded.h
-  kTable4 = 9,    // likewise
+  kTable4 = 8,    // likewise, numbers of entries in a table of 16
+  kFloat8 = 9,    // step: a group of k;  see linear_float8.h
 };
 
 struct Packed {
@@ -36,7 +36,10 @@ struct Packed {
   int64_t bytes;
   float* bias;       // [n] or null
   bool round_inputs;  // bf16: multiply as pairs of bf16, where the CPU can, whatever x is
-  float table[16];    // kTable4: what the codes stand for
+  // kTable4: entries in 16 bits, all of their low bytes, then all high ones; an entry times
+  // table_scale is what a code stands for.
+  uint8_t table[32];
+  float table_scale;
   int32_t* order;     // [k] or null: which value of x meets each value of a row, in its order here
 
   char* panel(int64_t p) const { return data + p * steps * step_bytes; }
@@ -61,7 +64,7 @@ struct MicroCall {
   float* to;  // where they go, likewise
   int64_t ld_to;
   int64_t group;
-  const float* table;
+  const uint8_t* table;
 };
 // The start of a microkernel's sums. Where they go to another place than they come from, that is
 // fetched meanwhile.
@@ -102,6 +105,9 @@ struct Kernel {
   // Turns `count` values of x (of `dtype`) into `steps` steps of units.
   void (*load_row)(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_t steps,
                    int dtype, int64_t group);
+  // Where it pays for many rows: widens `steps` steps of weights, for which there are other kernels.
+  void (*widen)(float* to, const char* b, int64_t steps, int64_t group, const uint8_t* table);
+  LinearMicro widened[kMostTile];
 };
 
 // The kernel for weights of `format` and rows of `dtype`.
@@ -109,7 +115,7 @@ Kernel kernel_f32();
 Kernel kernel_bf16(bool pairs);
 Kernel kernel_f16();
 Kernel kernel_int(const Packed& w);
-Kernel kernel_coded(const Packed& w);
+Kernel kernel_float8(const Packed& w);
 
 // out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`.
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,

@@ -1,6 +1,7 @@
 // The microkernel for integer weights.
 #include "linear_int.h"
 
+#include <algorithm>
 #include <type_traits>
 #include <utility>
 
@@ -17,7 +18,18 @@ constexpr int kInt4Tile = W == 16 ? 8 : W == 8 ? 5 : 4;
 // A row's group of x begins with its scale, the start of its sums, and scale * sum(x).
 constexpr int kHead = 3;
 
-constexpr int x_unit(Format format) { return format == kInt8 ? kInt8Unit : 4; }
+// Entries of a table that were looked up once for many rows: of a group [group / 2][NR] pairs.
+constexpr Format kEntries = static_cast<Format>(100);
+
+constexpr bool is_table(Format format) { return format == kTable4 || format == kEntries; }
+
+constexpr int x_unit(Format format) {
+  return format == kInt8 ? kInt8Unit : is_table(format) ? 2 : 4;
+}
+
+constexpr int64_t value_bytes(Format format, int64_t group) {
+  return format == kInt8 ? group * NR : format == kEntries ? group * NR * 2 : group * NR / 2;
+}
 
 // Twice e2m1, without a sign.
 alignas(16) constexpr uint8_t kLookedUp[16] = {12, 13, 14, 15, 16, 18, 20, 24,
@@ -88,15 +100,71 @@ QUIRE_INLINE void add_int4(vi (&sums)[ROWS][2], const uint32_t* a, const char* b
 }
 #endif
 
+template <int ROWS>
+QUIRE_INLINE void add_table(vi (&sums)[ROWS][2], const uint32_t* a, const char* b,
+                            const char* ahead, int64_t line_ahead, int64_t group,
+                            const Entries& table) {
+  for (int64_t i = 0; i < group; i += 8, b += NR * 4, ahead += line_ahead) {
+#pragma GCC unroll 4
+    for (int line = 0; line < NR * 4; line += 64) __builtin_prefetch(ahead + line);
+#pragma GCC unroll 4
+    for (int pair = 0; pair < 4; pair++, a++) {
+      const Words b0 = load_entries(b, pair, table), b1 = load_entries(b + W * 4, pair, table);
+#pragma GCC unroll 16
+      for (int r = 0; r < ROWS; r++) {
+        sums[r][0] = vdot_words(sums[r][0], b0, a[r * kRowUnits]);
+        sums[r][1] = vdot_words(sums[r][1], b1, a[r * kRowUnits]);
+      }
+    }
+  }
+}
+
+template <int ROWS>
+QUIRE_INLINE void add_entries(vi (&sums)[ROWS][2], const uint32_t* a, const char* b,
+                              const char* ahead, int64_t line_ahead, int64_t group) {
+  for (int64_t i = 0; i < group; i += 2, b += NR * 4, ahead += line_ahead, a++) {
+    __builtin_prefetch(ahead);
+    const Words b0 = load_words(b), b1 = load_words(b + W * 4);
+#pragma GCC unroll 16
+    for (int r = 0; r < ROWS; r++) {
+      sums[r][0] = vdot_words(sums[r][0], b0, a[r * kRowUnits]);
+      sums[r][1] = vdot_words(sums[r][1], b1, a[r * kRowUnits]);
+    }
+  }
+}
+
+// kTable4 to kEntries.
+void look_up_steps(float* to, const char* b, int64_t steps, int64_t group, const uint8_t* table) {
+  const Entries entries = load_table(table);
+  char* out = reinterpret_cast<char*>(to);
+  for (int64_t s = 0; s < steps; s++) {
+    for (int64_t i = 0; i < group; i += 8, b += NR * 4) {
+      for (int pair = 0; pair < 4; pair++, out += NR * 4) {
+        store_words(out, load_entries(b, pair, entries));
+        store_words(out + W * 4, load_entries(b + W * 4, pair, entries));
+      }
+    }
+    std::memcpy(out, b, NR * 4);
+    b += NR * 4, out += NR * 4;
+  }
+}
+
+// Scales of a group: float16, but for entries of a table.
+template <Format FORMAT>
+QUIRE_INLINE vf load_scales(const char* p, int64_t from) {
+  if constexpr (is_table(FORMAT)) return vload(reinterpret_cast<const float*>(p) + from);
+  return vload(reinterpret_cast<const f16*>(p) + from);
+}
+
 template <Format FORMAT, int ROWS>
 void int_micro(const MicroCall& call) {
   vf acc[ROWS][2];
   load_sums(call, acc);
   const char *b = call.b, *ahead = call.ahead;
   const uint32_t* block = call.a;
-  const int64_t group = call.group, values = FORMAT == kInt8 ? group * NR : group * NR / 2;
+  const int64_t group = call.group, values = value_bytes(FORMAT, group);
   const int64_t step_units = kHead + group / x_unit(FORMAT);
-  const int64_t step_bytes = values + NR * 2 * (has_second(FORMAT) ? 2 : 1);
+  const int64_t step_bytes = values + NR * (has_second(FORMAT) || is_table(FORMAT) ? 4 : 2);
   const int64_t line_ahead = NR * 4 * call.ahead_step / step_bytes;
   for (int64_t left = call.steps; left > 0; left -= call.block_steps) {
     const int64_t steps = left < call.block_steps ? left : call.block_steps;
@@ -105,14 +173,18 @@ void int_micro(const MicroCall& call) {
       vi sums[ROWS][2];
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = vset_int(int(a[r * kRowUnits + 1]));
-      if (FORMAT == kInt8) {
+      if constexpr (FORMAT == kInt8) {
         add_int8<ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
+      } else if constexpr (FORMAT == kEntries) {
+        add_entries<ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
+      } else if constexpr (FORMAT == kTable4) {
+        add_table<ROWS>(sums, a + kHead, b, ahead, line_ahead, group, load_table(call.table));
       } else {
         add_int4<FORMAT, ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
       }
       const f16* scales = reinterpret_cast<const f16*>(b + values);
       const float* head = reinterpret_cast<const float*>(a);
-      const vf s0 = vload(scales), s1 = vload(scales + W);
+      const vf s0 = load_scales<FORMAT>(b + values, 0), s1 = load_scales<FORMAT>(b + values, W);
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; r++) {
         const vf by = vset(head[r * kRowUnits]);
@@ -198,7 +270,16 @@ void load_row(uint32_t* to, const void* x, int64_t offset, int64_t count, int64_
 template <Format FORMAT, size_t... I>
 Kernel make(int64_t group, std::index_sequence<I...>) {
   return Kernel{sizeof...(I), kHead + group / x_unit(FORMAT), {int_micro<FORMAT, I + 1>...},
-                load_row<FORMAT>};
+                load_row<FORMAT>, nullptr, {}};
+}
+
+template <size_t... I>
+Kernel make_table(int64_t group, std::index_sequence<I...> tiles) {
+  Kernel kernel = make<kTable4>(group, tiles);
+  kernel.widen = look_up_steps;
+  const LinearMicro widened[] = {int_micro<kEntries, I + 1>...};
+  std::copy(widened, widened + sizeof...(I), kernel.widened);
+  return kernel;
 }
 
 }  // namespace
@@ -210,6 +291,7 @@ Kernel kernel_int(const Packed& w) {
          : w.format == kInt4 ? make<kInt4>(w.group, nibbles)
          : w.format == kInt4Min   ? make<kInt4Min>(w.group, nibbles)
          : w.format == kInt4Float ? make<kInt4Float>(w.group, nibbles)
+         : w.format == kTable4    ? make_table(w.group, nibbles)
                                   : make<kInt4Zero>(w.group, nibbles);
 }
 

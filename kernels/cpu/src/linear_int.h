@@ -3,7 +3,7 @@
 // A step is one group of a panel: its quads of k, [group / 4][NR] four bytes each (or pairs of k, see
 // kInt8Unit; int4: two quads in the low and the high nibbles, [group / 8][NR]), then NR scales in f16,
 // then, with minima or zero points, NR of those. Floats in 4 bits are looked up as the integers that
-// they are twice of. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
+// they are twice of; entries of a table as 16 bits, with scales in float32. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
 // up for it.
 #pragma once
 
@@ -24,8 +24,15 @@ constexpr bool has_second(Format format) { return format == kInt4Min || format =
 constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int kDoubledOffset = 12;
 
+// The byte that holds value i of column j of a group of kTable4: entries are 16 bits, two of which
+// meet two values of x, so each 16 bytes are four columns' pairs of k, and then the next pairs.
+inline int64_t table_byte(int64_t j, int64_t i) {
+  return i / 8 * NR * 4 + j / 4 * 16 + i / 2 % 2 * 8 + j % 4 * 2 + i % 2;
+}
+
 inline int64_t group_bytes(Format format, int64_t group) {
   const int64_t values = format == kInt8 ? group * NR : group * NR / 2;
+  if (format == kTable4) return values + NR * 4;
   return values + NR * 2 * (has_second(format) ? 2 : 1);
 }
 

@@ -1,7 +1,7 @@
 // Brings weights into the order in which the kernels read them.
 #include <memory>
 
-#include "linear_coded.h"
+#include "linear_float8.h"
 #include "linear_int.h"
 #include "weights.h"
 
@@ -105,8 +105,19 @@ T* copied(const T* from, int64_t count) {
   return to;
 }
 
+// Entries as whole parts of the largest one.
+void set_table(Packed& w, const float* table) {
+  float top = 0.0f;
+  for (int i = 0; i < 16; i++) top = std::max(top, std::fabs(table[i]));
+  w.table_scale = top / 32767.0f;
+  for (int i = 0; i < 16; i++) {
+    const int entry = top > 0 ? static_cast<int>(std::nearbyint(table[i] / top * 32767.0f)) : 0;
+    w.table[i] = static_cast<uint8_t>(entry), w.table[16 + i] = static_cast<uint8_t>(entry >> 8);
+  }
+}
+
 int64_t bytes_of_step(Format format, int64_t group) {
-  if (is_coded(format)) return coded_bytes(format, group);
+  if (format == kFloat8) return float8_bytes(group);
   return format >= kInt8 ? group_bytes(format, group) : NR * (format == kHalf ? 2 : 4);
 }
 
@@ -139,7 +150,7 @@ extern "C" void* quire_pack_new(int format, int64_t n, int64_t k, int64_t group,
   try {
     auto w = make(static_cast<Format>(format), n, k, group, bias, order);
     w->round_inputs = round_inputs != 0;
-    if (table) std::copy(table, table + 16, w->table);
+    if (table) set_table(*w, table);
     return w.release();
   } catch (const std::bad_alloc&) {
     return nullptr;
@@ -179,11 +190,12 @@ extern "C" int quire_pack_quantized_rows(void* packed, int64_t first, int64_t ro
 
 // Packs integers [rows, k] that are quantised already: w = scale * (q - offset) - minimum, with an
 // offset of 0 for int8 and int4 with minima, 8 for int4 without. scales, minima [rows, k / group]. Of
-// kInt4Zero minima are zero points: w = scale * (q - zero). Of kInt4Float q are codes.
+// kInt4Zero minima are zero points: w = scale * (q - zero). Of kInt4Float and kTable4 q are
+// codes.
 extern "C" int quire_pack_integer_rows(void* packed, int64_t first, int64_t rows, const int8_t* q,
                                        const float* scales, const float* minima, int threads) {
   const Packed& w = *static_cast<Packed*>(packed);
-  if (!whole_panels(w, first, rows) || w.format < kInt8 || is_coded(w.format)) return kBadPiece;
+  if (!whole_panels(w, first, rows) || w.format < kInt8 || w.format == kFloat8) return kBadPiece;
   deal(threads, (rows + NR - 1) / NR, [&](int64_t p, int) {
     for (int64_t j = 0; j < NR; j++) {
       const int64_t row = p * NR + j;
@@ -199,18 +211,18 @@ extern "C" int quire_pack_integer_rows(void* packed, int64_t first, int64_t rows
   return kOk;
 }
 
-// Packs codes [rows, k] of floats, scales [rows, groups]; the last group may be shorter.
-extern "C" int quire_pack_coded_rows(void* packed, int64_t first, int64_t rows,
-                                     const uint8_t* codes, const float* scales, int threads) {
+// Packs e4m3 [rows, k], scales [rows, groups]; the last group may be shorter.
+extern "C" int quire_pack_float8_rows(void* packed, int64_t first, int64_t rows,
+                                      const uint8_t* codes, const float* scales, int threads) {
   const Packed& w = *static_cast<Packed*>(packed);
-  if (!whole_panels(w, first, rows) || !is_coded(w.format)) return kBadPiece;
+  if (!whole_panels(w, first, rows) || w.format != kFloat8) return kBadPiece;
   deal(threads, (rows + NR - 1) / NR, [&](int64_t p, int) {
     for (int64_t j = 0; j < NR; j++) {
       const int64_t row = p * NR + j;
       for (int64_t g = 0; g < w.steps; g++) {
         const int64_t count = row < rows ? std::min(w.group, w.k - g * w.group) : 0;
         const float scale = row < rows ? scales[row * w.steps + g] : 0.0f;
-        put_codes(w, first / NR + p, g, j, codes + row * w.k + g * w.group, count, scale);
+        put_float8(w, first / NR + p, g, j, codes + row * w.k + g * w.group, count, scale);
       }
     }
   });

@@ -85,6 +85,15 @@ void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_
     for (int64_t i = 0; i < w.group; i += kInt8Unit, out += NR * kInt8Unit) {
       for (int b = 0; b < kInt8Unit; b++) out[b] = static_cast<char>(q[i + b] + kInt8Offset);
     }
+  } else if (w.format == kTable4) {
+    values = w.group / 2;
+    for (int64_t i = 0; i < w.group; i++) {
+      char& byte = step[table_byte(j, i)];
+      byte = static_cast<char>(i % 8 < 4 ? q[i] : byte | q[i] << 4);
+    }
+    const float by = scale.scale * w.table_scale;
+    std::memcpy(step + values * NR + j * 4, &by, 4);
+    return;
   } else {
     values = w.group / 2;
     for (int64_t i = 0; i < w.group; i += 8, out += NR * 4) {
