@@ -102,7 +102,7 @@ class GroupedExperts(MixtureOfExperts):
 
     def tensors(self) -> dict[str, Tensor]:
         """See `MixtureOfExperts.tensors`."""
-        layers = {
+        layers: dict[str, LinearLayer | StackedLinear | None] = {
             "router": self._router, "gate_up": self._up, "down": self._down,
             "shared.gate_up": self._shared_up, "shared.down": self._shared_down,
             "shared.gate": self._shared_gate,
