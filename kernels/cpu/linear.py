@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from kernels.codes import Codes, Coding, check_codes, check_coding, check_order
+from kernels.codes import CodeKind, Codes, Coding, check_codes, check_coding, check_order
 from kernels.cpu.checks import address
 from kernels.cpu.library import DTYPES, Library, check
 from kernels.cpu.threads import num_threads
@@ -24,7 +24,7 @@ from kernels.quantization import (
 
 FORMATS = {"int8": 3, "int4": 4}
 INT4_WITH_MINIMA, INT4_WITH_ZEROS = 5, 6
-CODINGS = {"e2m1": 7, "table": 8, "e4m3": 9}
+CODINGS: dict[CodeKind, int] = {"e2m1": 7, "table": 8, "e4m3": 9}
 Piece = TypeVar("Piece")
 
 
