@@ -34,7 +34,7 @@ class UploadRequest(BaseModel):
 
     bytes: Annotated[int, Field(ge=1)]
     filename: Name
-    mime_type: Name
+    mime_type: Annotated[str, StringConstraints(max_length=255, pattern=r"^[!-~ ]+$")]
     purpose: Name
     expires_after: OutputExpiresAfter | None = None
 
