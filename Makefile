@@ -28,7 +28,7 @@ install: $(VENV)/.installed
 
 test: $(VENV)/.installed-test $(VENV)/.installed-clients lint
 	deploy/system-packages.sh test
-	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(TESTS) $(ARGS)
+	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
 test-slow: $(VENV)/.installed-test
 	deploy/system-packages.sh test

@@ -85,6 +85,25 @@ def _tables_may_be_emptied() -> None:
     connection.ops.sql_flush = sql_flush
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _static_files_are_found_once() -> Iterator[None]:
+    """Each test's client loads the middleware anew, and each would look at every static file."""
+    from servestatic.middleware import ServeStaticMiddleware
+
+    found: dict[str, Any] = {}
+    look = ServeStaticMiddleware.add_files_from_finders
+
+    def look_once(self: ServeStaticMiddleware) -> None:
+        if not found:
+            look(self)
+            found.update(files=self.files, directories=self.directories)
+        self.files, self.directories = dict(found["files"]), list(found["directories"])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ServeStaticMiddleware, "add_files_from_finders", look_once)
+        yield
+
+
 @pytest.fixture(scope="session")
 def django_db_modify_db_settings(tmp_path_factory: pytest.TempPathFactory) -> None:
     """SQLite in a file: one in memory can't be locked or shared between threads as in real life."""
