@@ -34,6 +34,7 @@ class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
         gateway: the process that let it in, for the ledger. outbox: its engine client.
         requests: the engine's ids of its prompts. started_at, seed: as they were.
         output_tokens: how many may be generated, None for no limit but the request's own.
+        read_until: the last item of the stored conversation that its prompt is made of.
     """
 
     tenant_id: int
@@ -44,6 +45,7 @@ class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
     started_at: float
     seed: int
     output_tokens: int | None = None
+    read_until: int | None = None
 
 
 def journal_key(prefix: str, stream: str) -> str:

@@ -25,6 +25,7 @@ from inference.generation.usage import Usage
 from inference.metrics import recorder
 from inference.metrics.history import history
 from inference.resuming.position import MAX_OUTPUTS, Position, asked_position
+from inference.resuming.read_until import read_until
 from inference.resuming.takeover import Taken, request_print, settle_later, take_over_stream
 from inference.tracing import generation_span
 from inference.web.asked import asked
@@ -186,6 +187,7 @@ class Generation:
             started_at=job.started_at,
             seed=job.sampling.seed or 0,
             output_tokens=self.admission.output_tokens,
+            read_until=read_until(),
         )
         client.journal.begin(job.request_id, about)
 

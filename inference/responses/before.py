@@ -8,6 +8,7 @@ from typing import Any
 from engine.contract.errors import InvalidRequest
 from inference.responses.compaction import opened
 from inference.responses.schemas import ResponsesRequest
+from inference.resuming.read_until import note_read, read_before
 from storage.access import access_conversation
 from storage.access_items import access_all_items
 from tenants.authentication import Caller
@@ -29,8 +30,11 @@ async def conversation(caller: Caller, request: ResponsesRequest) -> Said:
     that nothing can go on from.
     """
     before: list[dict[str, Any]] = []
+    note_read(None)
     if request.conversation_id is not None:
-        rows = await in_db_thread(access_all_items, caller, request.conversation_id)
+        until = await read_before(caller) if request.stream else None
+        rows = await in_db_thread(access_all_items, caller, request.conversation_id, until)
+        note_read(rows[-1].pk if rows else 0)
         before = [row.item for row in rows]
     elif request.previous_response_id is not None:
         before = await _chain(caller, request.previous_response_id)

@@ -143,7 +143,8 @@ class Exchange:
                 add_turn,
                 tenant_id=self._caller.tenant_id,
                 conversation_id=self._request.conversation_id or "",
-                items=[*kept_items(self._request.items), *body["output"]],
+                read=kept_items(self._request.items),
+                written=body["output"],
             )
             return
         await in_db_thread(

@@ -64,12 +64,20 @@ def access_item_page(
     return found[:limit], len(found) > limit
 
 
-def access_all_items(caller: Caller, conversation_id: str) -> list[ConversationItem]:
-    """All items, the oldest first. Raises `NotFound`; `InvalidRequest` for more than is read."""
+def access_all_items(
+    caller: Caller, conversation_id: str, until: int | None = None
+) -> list[ConversationItem]:
+    """All items, the oldest first; up to the one whose key is `until`.
+
+    Raises: `NotFound`; `InvalidRequest` for more than is read.
+    """
     row = access_item_conversation(caller, conversation_id, "conversation")
     if row.size > MAX_CONVERSATION_CHARS:
         raise InvalidRequest(
             f"A conversation may hold at most {MAX_CONVERSATION_CHARS} characters.",
             param="conversation",
         )
-    return list(row.items.order_by("pk")[: MAX_ITEMS + 1])
+    rows = row.items.order_by("pk")
+    if until is not None:
+        rows = rows.filter(pk__lte=until)
+    return list(rows[: MAX_ITEMS + 1])

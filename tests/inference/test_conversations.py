@@ -12,6 +12,7 @@ from openai.types.conversations import Conversation, ConversationItemList
 from openai.types.responses import CompactedResponse
 
 from engine.text import Tokenizer
+from inference.engine_client import get_engine_client
 from inference.responses.runner import run_response
 from inference.work import queue
 from storage import room
@@ -21,6 +22,7 @@ from tenants.models import AuditEntry
 from tests.inference.conftest import Gateway
 from tests.inference.scripted import byte_by_byte, says
 from tests.inference.strangers import stranger
+from tests.inference.test_resuming import events, told
 
 URL = "/v1/conversations"
 HELLO = {"type": "message", "role": "user", "content": "hello"}
@@ -67,6 +69,36 @@ async def test_a_conversation_is_begun_read_changed_and_forgotten(gateway: Gatew
     )
     names = ("delete", "delete_item", "update", "create")
     assert left == (0, [f"item_conversation.{name}" for name in names])
+
+
+@pytest.mark.parametrize("store", [False, True])
+async def test_a_stream_is_gone_on_with_after_its_turn_and_others_have_joined(
+    gateway: Gateway, tokenizer: Tokenizer, store: bool
+) -> None:
+    """The prompt stays what it was, and the turn is there once."""
+    made = await begin(gateway, items=[HELLO])
+    body = {"model": "fake", "conversation": made["id"], "store": store, "input": "one"}
+    async with gateway.serving(gateway.scripted(says(tokenizer, "the quick brown fox"))) as replica:
+
+        async def stream(after: str | None = None) -> list[tuple[str, str]]:
+            headers = {} if after is None else {"last-event-id": after}
+            sent = body | {"stream": True}
+            exchange = gateway.client.open("POST", "/v1/responses", sent, headers=headers)
+            reply = await asyncio.wait_for(exchange.reply(), 30)
+            await get_engine_client().journal.save()
+            assert reply.status == 200, reply.body
+            return events(reply)
+
+        whole = await stream()
+        again = {"items": [HELLO | {"content": "meanwhile"}]}
+        assert (await gateway.client.post(f"{URL}/{made['id']}/items", again)).status == 200
+        before = await items_of(gateway, made)
+        assert len(before) == 4
+        for place in (0, len(whole) // 2, len(whole) - 2):
+            rest = await stream(whole[place][0])
+            assert told([*whole[: place + 1], *rest]) == told(whole)
+        assert len(replica.received) == 1
+    assert await items_of(gateway, made) == before
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -75,13 +75,25 @@ def add_items(
 
 
 @transaction.atomic
-def add_turn(*, tenant_id: int, conversation_id: str, items: list[dict[str, Any]]) -> None:
-    """Add what a response read and wrote. A conversation that is gone or full stays as it is: the
-    answer is there, and whoever goes on is told.
+def add_turn(
+    *,
+    tenant_id: int,
+    conversation_id: str,
+    read: list[dict[str, Any]],
+    written: list[dict[str, Any]],
+) -> None:
+    """Add what a response read and wrote, once: another gateway may have told its end already.
+
+    A conversation that is gone or full stays as it is: the answer is there, and whoever goes on is
+    told.
     """
-    row = ItemConversation.objects.filter(tenant_id=tenant_id, public_id=conversation_id).first()
-    if row is not None and row.items.count() + len(items) <= MAX_ITEMS:
-        _append(row, items)
+    rows = ItemConversation.objects.select_for_update()
+    row = rows.filter(tenant_id=tenant_id, public_id=conversation_id).first()
+    if row is None or row.items.count() + len(read) + len(written) > MAX_ITEMS:
+        return
+    names = [name for item in written if (name := _own_name(item))]
+    if not row.items.filter(public_id__in=names).exists():
+        _append(row, [*read, *written])
 
 
 def _append(row: ItemConversation, items: list[dict[str, Any]]) -> list[ConversationItem]:

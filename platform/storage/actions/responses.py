@@ -49,7 +49,7 @@ def store_response(
         return kept
     size = json_chars(request, input_items, body)
     note_answer(caller.tenant_id, size)
-    _go_on(caller.tenant_id, status, request, [*input_items, *body["output"]])
+    _go_on(caller.tenant_id, status, request, input_items, body["output"])
     return StoredResponse.objects.create(
         size=size,
         public_id=public_id,
@@ -65,13 +65,17 @@ def store_response(
 
 
 def _go_on(
-    tenant_id: int, status: str, request: dict[str, Any], items: list[dict[str, Any]]
+    tenant_id: int,
+    status: str,
+    request: dict[str, Any],
+    read: list[dict[str, Any]],
+    written: list[dict[str, Any]],
 ) -> None:
     """Add a turn that has ended to the conversation that its request named."""
     named = request.get("conversation")
     name = named.get("id") if isinstance(named, dict) else named
     if name and status in (ResponseStatus.COMPLETED, ResponseStatus.INCOMPLETE):
-        add_turn(tenant_id=tenant_id, conversation_id=name, items=items)
+        add_turn(tenant_id=tenant_id, conversation_id=name, read=read, written=written)
 
 
 @transaction.atomic
@@ -91,7 +95,7 @@ def update_response(
         changes["size"] = F("size") + json_chars(body)
     updated = bool(rows.update(**changes))
     if updated:
-        _go_on(row.tenant_id, status, row.request, [*row.input_items, *body.get("output", [])])
+        _go_on(row.tenant_id, status, row.request, row.input_items, body.get("output", []))
     return updated
 
 
