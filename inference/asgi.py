@@ -24,6 +24,7 @@ from django.http.response import HttpResponseBase
 from django.urls import Resolver404, ResolverMatch, get_resolver
 from django.urls.base import set_script_prefix
 
+from adapters.resolvers import lora_resolvers
 from engine.contract.errors import QuireError
 from inference.anthropic.errors import anthropic_error
 from inference.engine_client import close_engine_client, get_engine_client
@@ -268,6 +269,7 @@ async def lifespan(scope: Scope, receive: Receive, send: Send) -> None:
         if message["type"] == "lifespan.startup":
             try:
                 tracing()  # refuses an endpoint that is none
+                lora_resolvers()  # refuses a package that can't be loaded
                 await get_engine_client().start()
                 _calm_collector(gateway_settings().gc_threshold)
             except Exception as error:

@@ -17,11 +17,15 @@ DEVICES = "quire.devices"
 _BUILT_IN_DEVICES = ("auto", "cpu", "cuda")
 
 
+def is_wanted(name: str) -> bool:
+    """Whether QUIRE_PLUGINS, where it is set, has this name."""
+    names = os.environ.get("QUIRE_PLUGINS")
+    return names is None or name in {each.strip() for each in names.split(",")}
+
+
 def wanted(group: str) -> list[EntryPoint]:
     """The group's entry points, but for those that QUIRE_PLUGINS leaves out."""
-    names = os.environ.get("QUIRE_PLUGINS")
-    chosen = None if names is None else {name.strip() for name in names.split(",")}
-    return [point for point in entry_points(group=group) if chosen is None or point.name in chosen]
+    return [point for point in entry_points(group=group) if is_wanted(point.name)]
 
 
 def loaded(point: EntryPoint, base: type[Kind]) -> type[Kind]:
@@ -31,6 +35,14 @@ def loaded(point: EntryPoint, base: type[Kind]) -> type[Kind]:
 
     Raises `ConfigError` for one that can't be imported or is something else.
     """
+    return checked_class(point, named_by(point), base)
+
+
+def named_by(point: EntryPoint) -> object:
+    """What an entry point names; of a function, what it returns; of a dotted path, what's there.
+
+    Raises `ConfigError` for one that can't be imported or fails.
+    """
     try:
         found = point.load()
         if not isinstance(found, type) and callable(found):
@@ -38,11 +50,16 @@ def loaded(point: EntryPoint, base: type[Kind]) -> type[Kind]:
         if isinstance(found, str):
             module, _, name = found.rpartition(".")
             found = getattr(import_module(module), name)
+        return found
     except Exception as error:
         raise ConfigError(
             f"The plugin {point.name} ({point.value}) can't be loaded: {error}",
             param="QUIRE_PLUGINS",
         ) from error
+
+
+def checked_class(point: EntryPoint, found: object, base: type[Kind]) -> type[Kind]:
+    """The same, known to be a subclass of `base`. Raises `ConfigError`."""
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ConfigError(
             f"The plugin {point.name} ({point.value}) is no subclass of "

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from adapters.cards import Target, access_target
+from adapters.resolving import access_or_resolve
 from catalog.access import ModelCard, ModelNotFound
 from catalog.idling import wake
 from engine.contract.adapters import AdapterRef
@@ -86,9 +87,10 @@ async def find_served(
     Raises:
         InvalidRequest: the model doesn't do that; or it has no name and there are several.
         ModelNotFound: it isn't there, or isn't theirs (404, both look the same).
+        AdapterInvalid: a resolver found it, but it can't be served (400).
         EngineSleeping: its replicas sleep (503). EngineUnavailable: there are none (503).
     """
-    target = await access_target(caller, name)
+    target = await access_or_resolve(caller, name)
     client = get_engine_client()
     await client.start()
     instead = ""

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from django.http.response import HttpResponseBase
 
-from adapters.cards import access_target
+from adapters.resolving import access_or_resolve
 from engine.contract.errors import InvalidRequest
 from inference.chat import ChatTurn
 from inference.chat.job import prompt_token_ids
@@ -99,7 +99,7 @@ class Exchange:
 
     async def in_background(self) -> HttpResponseBase:
         """Keep it for a worker, after checking what can be checked without the model."""
-        card = (await access_target(self._caller, self._request.model)).card
+        card = (await access_or_resolve(self._caller, self._request.model)).card
         chat_request(self._request, await conversation(self._caller, self._request))
         self._raw = {**self._raw, "model": card.id}  # whatever others there are by then
         body = response_object(self._request, self.public_id, time.time(), card.id)

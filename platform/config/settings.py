@@ -65,6 +65,8 @@ QUIRE = {
     "ADAPTERS_DIR": env.folder("QUIRE_ADAPTER_STORE", DATA_DIR / "adapters"),
     # Folders of the server that operators may load adapters from.
     "ADAPTER_DIRS": env.folders("QUIRE_ADAPTER_DIRS", [DATA_DIR, BASE_DIR / "demo" / "adapters"]),
+    # Where the resolver `lora_filesystem_resolver` looks adapters up by name. Empty: nowhere.
+    "LORA_RESOLVER_CACHE_DIR": env.text("QUIRE_LORA_RESOLVER_CACHE_DIR", ""),
     "DEMO_ADAPTERS": BASE_DIR / "demo" / "adapters",
     "MAX_ADAPTER_BYTES": env.integer("QUIRE_MAX_ADAPTER_BYTES", 2 * 1024**3, low=1024),
     # What all adapters of one tenant may take; 0 is no limit.

@@ -29,6 +29,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "QUIRE_FILES_DIR": "Tenants' files; the same for all gateways and workers.",
         "QUIRE_ADAPTER_STORE": "LoRA adapters by digest; the same for all processes.",
         "QUIRE_ADAPTER_DIRS": "Folders that operators may load adapters from.",
+        "QUIRE_PLUGINS": "Plug-ins of installed packages that are wanted; unset: all.",
+        "QUIRE_LORA_RESOLVER_CACHE_DIR": "Adapters that a request's model name finds by itself.",
         "QUIRE_STATIC_ROOT": "For `collectstatic`, should a proxy serve static files.",
     },
     "The web": {

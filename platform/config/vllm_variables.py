@@ -86,15 +86,17 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "VLLM_FUSED_MOE_CHUNK_SIZE", "--max-num-batched-tokens", "a step's tokens are one chunk"
     ),
-    Variable(
-        "VLLM_PLUGINS", "", "installed entry points are all used; uninstall what shall not be"
-    ),
+    Variable("VLLM_PLUGINS", "QUIRE_PLUGINS"),
     Variable(
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
         "QUIRE_ADAPTER_DIRS",
         "operators may always, from the folders that it names",
     ),
-    Variable("VLLM_LORA_RESOLVER_CACHE_DIR", "QUIRE_ADAPTER_DIRS"),
+    Variable(
+        "VLLM_LORA_RESOLVER_CACHE_DIR",
+        "QUIRE_LORA_RESOLVER_CACHE_DIR",
+        "without `VLLM_ALLOW_RUNTIME_LORA_UPDATING`: naming the folder is enough",
+    ),
     Variable("HF_TOKEN", "HF_TOKEN", _MACHINE),
     Variable("HUGGING_FACE_HUB_TOKEN", "HF_TOKEN", "its old name"),
     Variable("LD_PRELOAD", "LD_PRELOAD", _MACHINE),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from engine.contract.io_processor import IOProcessor, PooledPrompt
+from engine.contract.lora_request import LoRARequest
+from engine.contract.lora_resolver import LoRAResolver
 from engine.contract.replica_state import EngineStats
 from engine.contract.stat_logger import StatLogger
 
@@ -52,3 +56,18 @@ class Nearest(IOProcessor[list[str], dict[str, Any]]):
         query, *documents = [output.outputs.data.reshape(-1) for output in model_output]
         scores = [float(query @ document) for document in documents]
         return {"nearest": scores.index(max(scores)), "scores": scores}
+
+
+class ByTable(LoRAResolver):
+    """A LoRA resolver: EXAMPLE_ADAPTERS names a JSON file, adapters' names to their folders."""
+
+    async def resolve_lora(self, base_model_name: str, lora_name: str) -> LoRARequest | None:
+        """The table is read each time, in a thread."""
+        path = (await asyncio.to_thread(table)).get(lora_name)
+        return None if path is None else LoRARequest(lora_name, 1, path)
+
+
+def table() -> dict[str, str]:
+    """What the file says."""
+    found: dict[str, str] = json.loads(Path(os.environ["EXAMPLE_ADAPTERS"]).read_text())
+    return found
