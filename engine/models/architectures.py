@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import BadModelConfig, ModelLoadError
-from engine.models.families import gemma, gpt, layernorm, llama, moe, olmo, remote
+from engine.models.families import gemma, glm, gpt, layernorm, llama, moe, olmo, remote
 from engine.models.families.family import Config, Family, SpecBuilder, common_fields
 from engine.models.spec import DecoderSpec
 from engine.text.files import parse_object, read_text
@@ -15,6 +15,7 @@ _FAMILIES: dict[str, Family] = {
     **llama.FAMILIES,
     **gemma.FAMILIES,
     **olmo.FAMILIES,
+    **glm.FAMILIES,
     **layernorm.FAMILIES,
     **gpt.FAMILIES,
     **moe.FAMILIES,

@@ -99,8 +99,6 @@ BRIDGED: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": recipe(
         "gemma4_unified_text", head_dim=16, sliding_window=24, layer_types=_WINDOWED
     ),
-    "glm": recipe("glm", head_dim=16),
-    "glm4": recipe("glm4", head_dim=16),
     "glm4_moe": recipe("glm4_moe", **_ROUTED, head_dim=16),
     "glm4_moe_lite": recipe("glm4_moe_lite", **_MLA, **_ROUTED),
     "granite_swa": recipe("granite_swa", sliding_window=24, layer_types=_WINDOWED),
@@ -133,11 +131,9 @@ BRIDGED: dict[str, dict[str, Any]] = {
     "modernbert-decoder": recipe("modernbert-decoder", local_attention=24),
     "nanochat": recipe("nanochat"),
     "nemotron": recipe("nemotron"),
-    "olmo3": recipe("olmo3", sliding_window=24, layer_types=_WINDOWED),
     "persimmon": recipe("persimmon"),
     "phimoe": recipe("phimoe", num_local_experts=4),
     "seed_oss": recipe("seed_oss", head_dim=16),
-    "smollm3": recipe("smollm3", no_rope_layers=[1, 0]),
     "solar_open": recipe("solar_open", **_ROUTED, head_dim=16),
     "vaultgemma": recipe("vaultgemma", head_dim=16, sliding_window=24, layer_types=_WINDOWED),
     "youtu": recipe("youtu", **_MLA),

@@ -32,6 +32,13 @@ COMMON: dict[str, Any] = {
 }
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _HALF_FULL = ["sliding_attention", "full_attention"]
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 64,
+}
 
 
 def recipe(model_type: str, **options: Any) -> dict[str, Any]:
@@ -85,6 +92,15 @@ RECIPES: dict[str, dict[str, Any]] = {
     ),
     "olmo": recipe("olmo", clip_qkv=2.0),
     "olmo2": recipe("olmo2"),
+    "olmo3": recipe(
+        "olmo3",
+        sliding_window=24,
+        layer_types=_HALF_FULL,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+            "full_attention": {**_YARN, "rope_theta": 500000.0},
+        },
+    ),
     "cohere": recipe("cohere", use_qk_norm=True, attention_bias=True),
     "cohere2": recipe("cohere2", sliding_window=24, layer_types=_HALF_FULL),
     "granite": recipe(
@@ -94,6 +110,26 @@ RECIPES: dict[str, dict[str, Any]] = {
         attention_multiplier=0.1,
         logits_scaling=2.0,
     ),
+    "granite4-dense": recipe(
+        "granitemoehybrid",
+        layer_types=["full_attention"] * 2,
+        num_local_experts=0,
+        shared_intermediate_size=80,
+        position_embedding_type="rope",
+        embedding_multiplier=3.0,
+        residual_multiplier=0.4,
+        attention_multiplier=0.1,
+        logits_scaling=2.0,
+    ),
+    "smollm3": recipe(
+        "smollm3",
+        num_hidden_layers=3,
+        no_rope_layers=[1, 0, 1],
+        use_sliding_window=True,
+        sliding_window=24,
+    ),
+    "glm": recipe("glm", head_dim=32),
+    "glm4": recipe("glm4", head_dim=32),
     "starcoder2": recipe("starcoder2", sliding_window=24),
     "phi": recipe("phi"),
     "phi-qk-norm": recipe("phi", qk_layernorm=True),
@@ -162,14 +198,6 @@ RECIPES: dict[str, dict[str, Any]] = {
         sliding_window=24,
         swiglu_limit=2.0,
         layer_types=_HALF_FULL,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 150000.0,
-            "factor": 8.0,
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "truncate": False,
-            "original_max_position_embeddings": 64,
-        },
+        rope_parameters={**_YARN, "rope_theta": 150000.0, "truncate": False},
     ),
 }

@@ -67,7 +67,7 @@ _NATIVE = """
 _BRIDGED = """
 ## Through the Transformers bridge
 
-Architectures without a family of the native decoder.
+Architectures without a family of the native decoder, or with settings that theirs doesn't do.
 
 | architecture | recipe | result | one result |
 |---|---|---|---|
@@ -94,7 +94,10 @@ _NOTES = """
 - **Falcon with ALiBi**: `transformers` rounds slope times position to bfloat16, which shows beyond
   256 tokens; the engine computes it in float32.
 - What the native decoder doesn't do of a family, `auto` gives to the bridge: OPT-350m (norms after
-  the blocks, projected embedding), GPT-2 with scores scaled by layer.
+  the blocks, projected embedding), GPT-2 with scores scaled by layer, Granite 4 with states or
+  experts.
+- **OLMo 3**: an older config.json has one rotary base, which windowed layers have too; its scaling
+  is that of full attention alone.
 - **gpt-oss**: plain weights, and the published MXFP4 checkpoints.
 - **DeciLM**: layers with fewer KV heads keep each as often as the layer with the most has them.
 

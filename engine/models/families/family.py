@@ -87,7 +87,7 @@ def common_fields(name: str, config: Config) -> dict[str, Any]:
     """Fields that every family has under the same names."""
     layers = int(config["num_hidden_layers"])
     heads = int(config["num_attention_heads"])
-    head_dim = int(config.get("head_dim") or config["hidden_size"] // heads)
+    head_dim = head_size(config)
     return {
         "architecture": name,
         "hidden_size": int(config["hidden_size"]),
@@ -107,6 +107,12 @@ def common_fields(name: str, config: Config) -> dict[str, Any]:
         "bos_token_id": config.get("bos_token_id"),
         "dtype": str(config.get("dtype") or config.get("torch_dtype") or "float32"),
     }
+
+
+def head_size(config: Config) -> int:
+    """Dimensions of an attention head."""
+    heads = int(config["num_attention_heads"])
+    return int(config.get("head_dim") or config["hidden_size"] // heads)
 
 
 def rotary_dim(config: Config, head_dim: int) -> int:

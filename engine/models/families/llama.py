@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.contract.errors import BadModelConfig
+from engine.layers.rotary import rope_spec
 from engine.models.families.family import (
     Config,
     Family,
+    head_size,
+    refuse,
+    rotary_dim,
     window_everywhere,
     windows_by_type,
 )
 from engine.models.names import WeightNames
 
 FUSED = WeightNames(qkv=("self_attn.qkv_proj",), up=("mlp.gate_up_proj",))
+#: An MLP under the name of the one that stands beside experts in larger models.
+SHARED_MLP = WeightNames(up=("shared_mlp.input_linear",), down="shared_mlp.output_linear")
 
 
 def llama(config: Config) -> dict[str, Any]:
@@ -69,6 +76,56 @@ def granite(config: Config) -> dict[str, Any]:
     }
 
 
+def granite4(config: Config) -> dict[str, Any]:
+    """Granite 4 without experts and states: Granite under other names, rotated or not."""
+    refuse(config, num_experts=0)
+    types = config.get("layer_types") or config.get("layers_block_type") or ["mamba"]
+    named = ["full_attention" if kind == "attention" else kind for kind in types]
+    rotated = config.get("position_embedding_type") == "rope"
+    return {
+        **granite(config),
+        **({} if rotated else {"rope": None}),
+        "names": SHARED_MLP,
+        "intermediate_size": int(config["shared_intermediate_size"]),
+        "windows": windows_by_type({**config, "layer_types": named}),
+    }
+
+
+def smollm3(config: Config) -> dict[str, Any]:
+    """SmolLM3: every fourth layer isn't rotated, and it's these that may have a window."""
+    layers = int(config["num_hidden_layers"])
+    rotated = _rotated_layers(config, layers)
+    types = ["full_attention" if turned else "sliding_attention" for turned in rotated]
+    rope = rope_spec(config, rotary_dim(config, head_size(config)))
+    return {
+        **llama(config),
+        "layer_ropes": tuple(rope if turned else None for turned in rotated),
+        "windows": windows_by_type(config, types)
+        if config.get("use_sliding_window")
+        else (0,) * layers,
+    }
+
+
+def _rotated_layers(config: Config, layers: int) -> list[bool]:
+    """Which layers are rotated. Raises `BadModelConfig` for what doesn't say so of each."""
+    given = config.get("no_rope_layers")
+    if given is None:
+        every = int(config.get("no_rope_layer_interval", 4))
+        if every < 1:
+            raise BadModelConfig(
+                "config.json: no_rope_layer_interval must be at least 1.",
+                param="no_rope_layer_interval",
+            )
+        return [(layer + 1) % every != 0 for layer in range(layers)]
+    if not isinstance(given, list) or len(given) < layers or not all(v in (0, 1) for v in given):
+        raise BadModelConfig(
+            "config.json: no_rope_layers must be a list of 1 (rotated) or 0 for each of "
+            f"{layers} layers.",
+            param="no_rope_layers",
+        )
+    return [bool(turned) for turned in given[:layers]]
+
+
 FAMILIES = {
     "LlamaForCausalLM": Family(llama),
     "MistralForCausalLM": Family(mistral),
@@ -78,4 +135,10 @@ FAMILIES = {
         phi3, {"rms_norm_eps": 1e-5, "original_max_position_embeddings": 4096}
     ),
     "GraniteForCausalLM": Family(granite),
+    "GraniteMoeHybridForCausalLM": Family(
+        granite4, {"num_experts": 8, "shared_intermediate_size": 1024}
+    ),
+    "SmolLM3ForCausalLM": Family(
+        smollm3, {"rope_theta": 2e6, "num_key_value_heads": 4, "tie_word_embeddings": True}
+    ),
 }

@@ -73,8 +73,9 @@ def test_states_are_no_prefix_and_go_with_their_sequences(name: str, case: Cases
     assert len(model._states) <= 3
 
 
-def test_settings_that_the_native_decoder_refuses_go_to_the_bridge(case: Cases) -> None:
-    expected = case("opt-350m")
+@pytest.mark.parametrize("name", ["opt-350m", "granitemoehybrid"])
+def test_settings_that_the_native_decoder_refuses_go_to_the_bridge(name: str, case: Cases) -> None:
+    expected = case(name)
     llm = make(expected.folder, model_impl="auto")
     assert isinstance(llm.core.executor.loaded.model, BridgeModel)
     assert tokens(llm, expected.prompts) == expected.greedy

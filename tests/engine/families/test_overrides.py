@@ -27,6 +27,11 @@ NEW_GEMMA3 = {
     },
 }
 LINEAR = {"rope_type": "linear", "factor": 4.0}
+OLD_OLMO3 = {"rope_theta": 3e5, "layer_types": OLD_GEMMA3["layer_types"]}
+NEW_OLMO3 = {
+    "rope_parameters": {name: {"rope_theta": 3e5} for name in NEW_GEMMA3["rope_parameters"]},
+    "layer_types": OLD_GEMMA3["layer_types"],
+}
 
 
 def spec_of(architecture: str, raw: dict[str, Any], **settings: Any) -> DecoderSpec:
@@ -42,6 +47,19 @@ def test_gemma3s_settings_are_those_of_its_full_layers(raw: dict[str, Any]) -> N
     assert whole is not None
     assert (local.theta, local.kind) == (12345.0, "default")
     assert (whole.theta, whole.kind, whole.params["factor"]) == (5e5, "linear", 4.0)
+
+
+@pytest.mark.parametrize("raw", [OLD_OLMO3, NEW_OLMO3], ids=["old", "new"])
+@pytest.mark.parametrize("by_setting", [False, True])
+def test_olmo3s_scaling_is_that_of_its_full_layers(raw: dict[str, Any], by_setting: bool) -> None:
+    settings = {"rope_scaling": LINEAR} if by_setting else {}
+    written = {} if by_setting else {"rope_scaling": LINEAR}
+    spec = spec_of("Olmo3ForCausalLM", raw | written, **settings)
+    local, whole = spec.layer_ropes
+    assert local is not None
+    assert whole is not None
+    assert (local.theta, local.kind) == (3e5, "default")
+    assert (whole.theta, whole.kind, whole.params["factor"]) == (3e5, "linear", 4.0)
 
 
 @pytest.mark.parametrize("raw", [OLD_GEMMA3, NEW_GEMMA3], ids=["old", "new"])

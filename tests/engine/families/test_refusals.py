@@ -47,6 +47,18 @@ def config(architecture: str, **changes: Any) -> dict[str, Any]:
         ),
         ("JAISLMHeadModel", {"position_embedding_type": "learned"}, "position_embedding_type"),
         ("MiniCPMForCausalLM", {"num_experts": 8}, "num_experts"),
+        ("Olmo3ForCausalLM", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, "0"]}, "no_rope_layers"),
+        ("SmolLM3ForCausalLM", {"no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ("Glm4ForCausalLM", {"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ("GraniteMoeHybridForCausalLM", {}, "num_experts"),
+        ("GraniteMoeHybridForCausalLM", {"num_local_experts": 0}, "layer_types"),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"num_local_experts": 0, "layer_types": ["attention", "mamba"]},
+            "layer_types",
+        ),
         ("ChatGLMModel", {"rmsnorm": False}, "rmsnorm"),
         ("FalconForCausalLM", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn"),
         (
@@ -93,3 +105,30 @@ def test_architectures_can_be_registered_from_outside() -> None:
 )
 def test_gemmas_gelu_is_its_tanh_form(named: str | None, used: str) -> None:
     assert decoder_spec(config("GemmaForCausalLM", hidden_act=named)).activation == used
+
+
+def test_smollm3_by_what_its_config_leaves_out() -> None:
+    """Published checkpoints list their layers, smaller configs say how often one isn't rotated."""
+    plain = decoder_spec(config("SmolLM3ForCausalLM", num_hidden_layers=8))
+    assert [rope is None for rope in plain.layer_ropes] == ([False] * 3 + [True]) * 2
+    assert (plain.windows, plain.tie_embeddings) == ((0,) * 8, True)
+    assert {rope.theta for rope in plain.layer_ropes if rope} == {2e6}
+    longer = decoder_spec(config("SmolLM3ForCausalLM", no_rope_layers=[0, 1, 0, 1]))
+    assert [rope is None for rope in longer.layer_ropes] == [True, False]
+    windowed = config("SmolLM3ForCausalLM", use_sliding_window=True, sliding_window=24)
+    assert decoder_spec({**windowed, "no_rope_layers": [0, 1]}).windows == (24, 0)
+
+
+def test_olmo3_without_layer_types_has_three_windows_before_a_full_layer() -> None:
+    spec = decoder_spec(config("Olmo3ForCausalLM", num_hidden_layers=5))
+    assert spec.windows == (4096, 4096, 4096, 0, 4096)
+    assert {rope.theta for rope in spec.layer_ropes if rope} == {5e5}
+
+
+@pytest.mark.parametrize("named", ["attention", "full_attention"])
+@pytest.mark.parametrize("position", ["rope", None, "nope"])
+def test_granite4_is_rotated_where_it_says_so(named: str, position: str | None) -> None:
+    raw = config("GraniteMoeHybridForCausalLM", num_local_experts=0, layer_types=[named] * 2)
+    spec = decoder_spec({**raw, "position_embedding_type": position})
+    assert (spec.rope is not None) == (position == "rope")
+    assert (spec.intermediate_size, spec.windows) == (1024, (0, 0))
