@@ -6,6 +6,7 @@ Whoever goes on with the stream reads no more than that, or the prompt would be 
 from __future__ import annotations
 
 from contextvars import ContextVar
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -43,7 +44,7 @@ async def read_before(caller: Caller) -> int | None:
     await client.start()
     name = protocol.stream_key(position.stream, client.settings.key_prefix)
     try:
-        data = await client.redis.hget(name, "open")  # type: ignore[misc]
+        data: Any = await client.redis.hget(name, "open")  # type: ignore[misc]
     except RedisError as error:
         raise Overloaded("Streams can't be looked up right now. Try again.") from error
     about = decode_open(data) if data is not None else None
