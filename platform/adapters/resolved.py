@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 SOURCE = "resolver:"
 #: Of one tenant that may wait for their checks: each loads the model, and others wait behind.
 MOST_WAITING = 8
+#: What a client is told to wait where waiting helps.
+RETRY_AFTER_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,11 @@ def take(sought: Sought, resolver: str, path: str) -> int:
 
 def too_many() -> EngineOverloaded:
     """For a tenant whose guesses keep everybody busy."""
-    return EngineOverloaded(
+    error = EngineOverloaded(
         "Too many adapters are being looked up for you. Try again in a moment.", param="model"
     )
+    error.retry_after = RETRY_AFTER_S
+    return error
 
 
 def _allowed(path: str, resolver: str) -> Path:

@@ -19,7 +19,7 @@ from adapters import cards
 from adapters.cards import Target, access_target
 from adapters.errors import AdapterInvalid, AdapterTooLarge, Conflict
 from adapters.models.adapter import check_name
-from adapters.resolved import Known, Sought, known, take, too_many
+from adapters.resolved import RETRY_AFTER_S, Known, Sought, known, take, too_many
 from adapters.resolvers import lora_resolvers
 from adapters.serving import Loaded, state_of
 from catalog.access import ModelCard, ModelNotFound, tenant_cards
@@ -40,6 +40,10 @@ LOOK_S = 0.2
 #: Look-ups of one tenant at a time, in this process.
 MOST_AT_ONCE = 8
 MAX_NAME = 100
+
+
+class _StillChecked(ServiceUnavailable):
+    retry_after = RETRY_AFTER_S
 
 
 @dataclass(frozen=True)
@@ -178,7 +182,7 @@ async def _checked(version: int) -> _Outcome:
         if state not in ("uploaded", "fetching", "validating", "probing", "ready"):
             return _Outcome()
         await asyncio.sleep(LOOK_S)
-    raise ServiceUnavailable("The adapter is still being checked. Try again in a moment.")
+    raise _StillChecked("The adapter is still being checked. Try again in a moment.", param="model")
 
 
 def forget() -> None:

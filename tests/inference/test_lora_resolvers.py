@@ -240,8 +240,10 @@ async def test_one_that_waits_for_its_check_is_joined_and_many_are_refused(
     lora(folder / "more", 1)
     async with gateway.serving(gateway.fake()):
         for _ in range(2):
-            assert (await ask(gateway.client, "sql")).status == 503
-        assert (await ask(gateway.client, "more")).status == 429
+            waits = await ask(gateway.client, "sql")
+            assert (waits.status, waits.headers["retry-after"]) == (503, "2")
+        many = await ask(gateway.client, "more")
+        assert (many.status, many.headers["retry-after"]) == (429, "2")
         pk = await in_db_thread(lambda: AdapterVersion.objects.get().pk)
         await in_db_thread(work.work_on, pk)
         assert await digest_of(gateway.client, "sql") == digest
