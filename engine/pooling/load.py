@@ -63,8 +63,9 @@ def pooled_spec(settings: PoolingSettings, raw: Config) -> DecoderSpec | Encoder
         name = next((found for found in causal if found in known_architectures()), "")
     if not name:
         raise ModelLoadError(
-            f"{settings.architecture} can't be pooled: that is done by Quire's own decoders and "
-            "encoders, which don't run it. Models of the Transformers bridge generate text.",
+            f"{settings.architecture} isn't supported for pooling: that is done by Quire's own "
+            "decoders and encoders, and none of them runs it. The Transformers bridge only "
+            "generates text.",
             param="model",
         )
     spec = decoder_spec({**raw, "architectures": [name]})

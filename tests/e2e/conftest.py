@@ -12,12 +12,8 @@ from tests.e2e.product import Product, running
 
 @pytest.fixture(scope="session")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
-    """Quire with the bundled demo model.
-
-    Activations aren't rounded: a prompt that is computed again after a fault then gives the very
-    sums that its decoding gave, up to the last bits of float32, and texts can be compared.
-    """
-    with running(tmp_path_factory.mktemp("product"), "--no-round-activations") as found:
+    """Quire with the bundled demo model, as `make up` starts it."""
+    with running(tmp_path_factory.mktemp("product")) as found:
         yield found
 
 

@@ -32,7 +32,7 @@ def main() -> int:
         folder = Path(name)
         build(options.source.resolve(), folder / "tree")
         (folder / "product").mkdir()
-        with running(folder / "product", "--no-round-activations") as product:
+        with running(folder / "product") as product:
             environment = suite_environment(product, options.source)
             # Each file brings its own model, and some of them send no name.
             product.manage("unload_model", product.model, "--wait")

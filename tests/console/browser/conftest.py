@@ -76,7 +76,7 @@ def beat(instance: dict[str, str]) -> Iterator[Callable[[Heartbeat], None]]:
     def write(beat: Heartbeat) -> None:
         client.sadd(protocol.replicas_key(prefix), beat.replica_id)
         key = protocol.replica_key(beat.replica_id, prefix)
-        client.set(key, protocol.encode(beat), px=600_000)
+        client.set(key, protocol.encode(beat), px=86_400_000)
 
     yield write
     client.close()

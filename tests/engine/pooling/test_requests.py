@@ -209,7 +209,9 @@ def test_a_model_that_is_not_pooled_is_told_why() -> None:
         pooling_type="LAST",
         activation="normalize",
     )
-    with pytest.raises(ModelLoadError, match=r"can't be pooled: .* bridge generate text"):
+    with pytest.raises(
+        ModelLoadError, match=r"isn't supported for pooling: .* bridge only generates text"
+    ):
         pooled_spec(settings, {"architectures": ["Lfm2ForCausalLM"]})
 
 
