@@ -11,8 +11,8 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from engine.contract import protocol
-from inference.engine_client import get_engine_client
-from inference.engine_client.journal import decode_open
+from inference.engine_client import EngineClient, get_engine_client
+from inference.engine_client.journal import OpenStream, decode_open
 from inference.errors import Overloaded
 from inference.resuming.position import asked_position
 from tenants.authentication import Caller
@@ -42,10 +42,19 @@ async def read_before(caller: Caller) -> int | None:
         return None
     client = get_engine_client()
     await client.start()
-    name = protocol.stream_key(position.stream, client.settings.key_prefix)
     try:
-        data: Any = await client.redis.hget(name, "open")  # type: ignore[misc]
+        about = await open_stream(client, position.stream, caller.tenant_id)
     except RedisError as error:
         raise Overloaded("Streams can't be looked up right now. Try again.") from error
+    return None if about is None else about.read_until
+
+
+async def open_stream(client: EngineClient, stream: str, tenant_id: int) -> OpenStream | None:
+    """What its first gateway wrote down; None if it isn't there or isn't this tenant's.
+
+    Raises: RedisError.
+    """
+    name = protocol.stream_key(stream, client.settings.key_prefix)
+    data: Any = await client.redis.hget(name, "open")  # type: ignore[misc]
     about = decode_open(data) if data is not None else None
-    return about.read_until if about is not None and about.tenant_id == caller.tenant_id else None
+    return about if about is not None and about.tenant_id == tenant_id else None

@@ -18,7 +18,6 @@ from inference.engine_client import EngineClient, Piece
 from inference.engine_client.journal import (
     OpenStream,
     decode_entry,
-    decode_open,
     journal_key,
 )
 from inference.engine_client.known import Known
@@ -26,6 +25,7 @@ from inference.engine_client.mailbox import piece_of
 from inference.errors import Overloaded
 from inference.generation.usage import Usage
 from inference.resuming.position import Position
+from inference.resuming.read_until import open_stream
 from metering.access import UNLIMITED, Admission, admit, take_over
 from tenants.errors import NotFound
 
@@ -232,9 +232,8 @@ async def _billed(client: EngineClient, taken: Taken) -> Usage:
 async def _take(client: EngineClient, job: Job, position: Position, fingerprint: bytes) -> Taken:
     prefix, redis = client.settings.key_prefix, client.redis
     name = protocol.stream_key(position.stream, prefix)
-    data: Any = await redis.hget(name, "open")  # type: ignore[misc]
-    about = decode_open(data) if data is not None else None
-    if about is None or about.tenant_id != job.caller.tenant_id:
+    about = await open_stream(client, position.stream, job.caller.tenant_id)
+    if about is None:
         raise StreamGone
     if about.print != fingerprint:
         raise InvalidRequest(

@@ -18,10 +18,10 @@ from inference.settings import gateway_settings
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from storage.access import StoredUpload, UploadPart
 from storage.actions import add_part, cancel_upload, complete_upload, create_upload
+from storage.actions.uploads import MAX_PARTS
 from tenants.db_threads import in_db_thread, in_file_thread
 
 _encode = msgspec.json.Encoder().encode
-MAX_PARTS = 10_000
 #: Of a part, as OpenAI has it.
 MAX_PART_BYTES = 64 << 20
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255)]
