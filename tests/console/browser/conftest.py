@@ -6,9 +6,11 @@ the main thread, Django's database and asyncio tests can't.
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -39,6 +41,8 @@ FLAGS = [
 ]
 DESKTOP = {"width": 1280, "height": 800}
 PHONE = {"width": 390, "height": 844}
+#: Half of what the product takes for recent (allauth's ACCOUNT_REAUTHENTICATION_TIMEOUT, 300 s).
+FRESH_S = 150
 Open = Callable[..., Page]
 expect.set_options(timeout=20_000)  # a busy machine is no fault of the page's
 
@@ -105,24 +109,40 @@ def log_in(page: Page, url: str, name: str) -> None:
     page.wait_for_url(f"{url}/")
 
 
-@pytest.fixture(scope="package")
-def sessions(browser: Browser, server: LiveServer) -> dict[str, Any]:
-    """Cookies of logged-in users, so that not every test logs in."""
-    found = {}
-    for name in ("ada", "root"):
-        context = browser.new_context()
-        log_in(context.new_page(), server.url, name)
-        found[name] = context.storage_state()
-        context.close()
-    return found
+class Sessions:
+    """Cookies of users who logged in within the last minutes, by name.
+
+    Not every test logs in, yet none meets a log-in so old that the product asks for it again.
+    """
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self._browser = browser
+        self._url = url
+        self._found: dict[str, tuple[float, Any]] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        at, state = self._found.get(name, (-math.inf, None))
+        if time.monotonic() - at > FRESH_S:
+            context = self._browser.new_context()
+            log_in(context.new_page(), self._url, name)
+            at, state = time.monotonic(), context.storage_state()
+            self._found[name] = at, state
+            context.close()
+        return state
 
 
 @pytest.fixture(scope="package")
-def contexts(browser: Browser, sessions: dict[str, Any]) -> Iterator[dict[str, BrowserContext]]:
+def sessions(browser: Browser, server: LiveServer) -> Sessions:
+    """Whoever is named is logged in."""
+    return Sessions(browser, server.url)
+
+
+@pytest.fixture(scope="package")
+def contexts(browser: Browser) -> Iterator[dict[str, BrowserContext]]:
     """A context for each user, shared between tests: its cache spares loading all scripts anew."""
     made = {
-        name: browser.new_context(storage_state=state, viewport=DESKTOP, color_scheme="light")
-        for name, state in sessions.items()
+        name: browser.new_context(viewport=DESKTOP, color_scheme="light")
+        for name in ("ada", "root")
     }
     yield made
     for context in made.values():
@@ -133,7 +153,7 @@ def contexts(browser: Browser, sessions: dict[str, Any]) -> Iterator[dict[str, B
 def open_page(
     browser: Browser,
     server: LiveServer,
-    sessions: dict[str, Any],
+    sessions: Sessions,
     contexts: dict[str, BrowserContext],
 ) -> Iterator[Open]:
     """Opens a page as a user, in a tab of its own; with options, in a context of its own.
@@ -153,6 +173,7 @@ def open_page(
     ) -> Page:
         if user in contexts and not options:
             context = contexts[user]
+            context.add_cookies(sessions[user]["cookies"])
         else:
             state = sessions[user] if user else None
             options = {"viewport": DESKTOP, "color_scheme": "light"} | options

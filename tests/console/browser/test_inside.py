@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.console.browser.conftest import DESKTOP, PHONE
+from tests.console.browser.conftest import DESKTOP, PHONE, Sessions
 from tests.console.browser.test_accessibility import problems
 from tests.console.live import ROOT, LiveServer
 from tests.engine.replica import Gateway, replica
@@ -43,7 +43,7 @@ def product(instance: dict[str, str], tmp_path_factory: Any) -> Iterator[LiveSer
 
 
 @pytest.fixture
-def go(browser: Browser, product: LiveServer, sessions: dict[str, Any]) -> Iterator[Go]:
+def go(browser: Browser, product: LiveServer, sessions: Sessions) -> Iterator[Go]:
     """Opens a path as somebody, in a context of its own."""
     made: list[BrowserContext] = []
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from engine.contract import protocol
 from tests.console.beats import heartbeat
-from tests.console.browser.conftest import DESKTOP
+from tests.console.browser.conftest import DESKTOP, Sessions
 from tests.console.live import LiveServer
 
 #: Bytes of a page with all that it loads, fonts included, as they come over the wire.
@@ -31,9 +31,7 @@ def product(instance: dict[str, str], tmp_path_factory: Any) -> Iterator[LiveSer
 
 
 @pytest.fixture
-def context(
-    browser: Browser, product: LiveServer, sessions: dict[str, Any]
-) -> Iterator[BrowserContext]:
+def context(browser: Browser, product: LiveServer, sessions: Sessions) -> Iterator[BrowserContext]:
     made = browser.new_context(storage_state=sessions["root"], viewport=DESKTOP)
     made.set_default_timeout(30_000)
     yield made
@@ -84,7 +82,7 @@ def test_two_tabs_share_a_socket_and_the_second_takes_it_over(
 
 @pytest.mark.parametrize("path", ["/console/", "/console/fairness/", "/console/tenants/acme/"])
 def test_a_page_weighs_less_than_300_kb(
-    browser: Browser, product: LiveServer, sessions: dict[str, Any], path: str
+    browser: Browser, product: LiveServer, sessions: Sessions, path: str
 ) -> None:
     made = browser.new_context(storage_state=sessions["root"], viewport=DESKTOP)
     page = made.new_page()

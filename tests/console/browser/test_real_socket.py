@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from engine.contract.protocol import EngineRequest
 from engine.text import load_tokenizer
-from tests.console.browser.conftest import log_in
+from tests.console.browser.conftest import Sessions, log_in
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.live import ROOT, LiveServer
 from tests.inference.scripted import ScriptedReplica
@@ -91,7 +91,7 @@ def product(
 
 
 @pytest.fixture
-def page(browser: Browser, product: LiveServer, sessions: dict[str, Any]) -> Iterator[Page]:
+def page(browser: Browser, product: LiveServer, sessions: Sessions) -> Iterator[Page]:
     """Logged in as Ada: sessions are in the database that both servers share."""
     context = browser.new_context(storage_state=sessions["ada"])
     opened = context.new_page()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
 
+from tests.console.browser.conftest import Sessions
 from tests.console.live import LiveServer
 from tests.console.test_pages import PAGES
 
@@ -17,7 +17,7 @@ ALL = [*dict.fromkeys([*PAGES, "/reference/", "/login/", "/admin/"])]
 
 @pytest.mark.parametrize("path", ALL)
 def test_a_first_visit_transfers_little(
-    browser: Browser, server: LiveServer, sessions: dict[str, Any], path: str
+    browser: Browser, server: LiveServer, sessions: Sessions, path: str
 ) -> None:
     context = browser.new_context(storage_state=sessions["root"])
     page = context.new_page()
@@ -54,7 +54,7 @@ def test_texts_leave_compressed_and_are_known_again(server: LiveServer, browser:
 
 
 def test_the_modules_of_the_playground_are_asked_for_at_once(
-    server: LiveServer, browser: Browser, sessions: dict[str, Any]
+    server: LiveServer, browser: Browser, sessions: Sessions
 ) -> None:
     context = browser.new_context(storage_state=sessions["ada"])
     page = context.new_page()
