@@ -43,6 +43,7 @@ from inference.web.body import (
     read_upload,
 )
 from inference.web.exchange import HANDLER, RECEIVED, Exchange
+from inference.web.page_bodies import BoundedBodies
 from inference.web.request_ids import clean_request_id
 from inference.web.streaming import EventStreamResponse, LastChunk
 from inference.web.unknown_path import unknown_path
@@ -247,12 +248,15 @@ def is_gateway_path(scope: Scope) -> bool:
 
 def http_application(django_application: Application) -> Application:
     """The API to `GatewayHandler`, everything else to Django's own handler."""
-    gateway = GatewayHandler()
+    gateway, pages = GatewayHandler(), BoundedBodies(django_application)
 
     async def application(scope: Scope, receive: Receive, send: Send) -> None:
         of_api, exchange = is_gateway_path(scope), Exchange(scope, send)
         try:
-            await (gateway if of_api else django_application)(scope, receive, exchange.send)
+            if of_api:
+                await gateway(scope, receive, exchange.send)
+            else:
+                await pages(scope, receive, exchange.send, gateway_path(scope))
         finally:
             exchange.ended(of_api=of_api)
 

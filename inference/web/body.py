@@ -105,7 +105,7 @@ def check_announced(scope: Scope, limit: int) -> int:
     announced = next((v for k, v in scope["headers"] if k == b"content-length"), b"0")
     length = int(announced[:20]) if announced.isdigit() else 0
     if length > limit:
-        raise _too_large(limit)
+        raise too_large(limit)
     return length
 
 
@@ -117,7 +117,7 @@ async def _parts(receive: Receive, limit: int) -> AsyncIterator[bytes]:
         more = bool(message.get("more_body"))
         size += len(part)
         if size > limit:
-            raise _too_large(limit)
+            raise too_large(limit)
         yield part
 
 
@@ -134,9 +134,7 @@ class _deadline:
         try:
             await self._timeout.__aexit__(*error)
         except TimeoutError:
-            raise RequestTimeout(
-                f"The request body did not arrive within {self._seconds:g} s."
-            ) from None
+            raise late(self._seconds) from None
 
 
 async def _next_part(receive: Receive) -> MutableMapping[str, Any]:
@@ -146,5 +144,11 @@ async def _next_part(receive: Receive) -> MutableMapping[str, Any]:
     return message
 
 
-def _too_large(limit: int) -> PayloadTooLarge:
+def late(seconds: float) -> RequestTimeout:
+    """What a body that isn't complete in time is refused with."""
+    return RequestTimeout(f"The request body did not arrive within {seconds:g} s.")
+
+
+def too_large(limit: int) -> PayloadTooLarge:
+    """What a larger body is refused with."""
     return PayloadTooLarge(f"The request body is over the limit of {limit} bytes.")
