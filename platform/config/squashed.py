@@ -11,18 +11,18 @@ from django.db.migrations.recorder import MigrationRecorder
 
 
 def half_way(connection: BaseDatabaseWrapper) -> list[str]:
-    """Apps of which a database has some but not all of the steps that were made into one.
+    """Apps of which a database has some steps, but neither the one of today nor all before it.
 
-    Django would say that a node is missing, and not what to do.
+    Django would say that a node is missing, or make tables that are there, and not what to do.
     """
     applied = set(MigrationRecorder(connection).applied_migrations())
-    found = []
-    for app in ("tenants", "catalog", "metering", "storage"):
-        for name, replaced in _squashed(app):
-            done = [step in applied for step in replaced]
-            if any(done) and not all(done) and (app, name) not in applied:
-                found.append(app)
-    return found
+    begun = {app for app, _ in applied}
+    return [
+        app
+        for app in ("tenants", "catalog", "metering", "storage")
+        for name, replaced in _squashed(app)
+        if app in begun and (app, name) not in applied and not set(replaced) <= applied
+    ]
 
 
 def _squashed(app: str) -> list[tuple[str, list[tuple[str, str]]]]:

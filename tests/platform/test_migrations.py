@@ -1,5 +1,12 @@
 """Migrations say what the models say, and take older databases along."""
 
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
 import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
@@ -8,11 +15,14 @@ from django.db.migrations.recorder import MigrationRecorder
 
 from config.squashed import half_way
 
+ROOT = Path(__file__).resolve().parents[2]
+#: What `.dump` says of a folder's database.
+OLD_FOLDER = Path(__file__).parent / "folders" / "2026_11_22.sql"
 SQUASHED = {
-    "tenants": "0001_squashed_0006_sign_on",
-    "catalog": "0001_squashed_0003_aliases",
-    "metering": "0001_squashed_0004_webhooks",
-    "storage": "0001_squashed_0003_sizes",
+    "tenants": "0001_squashed_0004_conversations",
+    "catalog": "0001_squashed_0005_last_exit_fallbacks_idle",
+    "metering": "0001_squashed_0006_requests",
+    "storage": "0001_squashed_0005_items_and_uploads",
 }
 
 
@@ -43,13 +53,42 @@ def test_a_database_that_went_through_all_steps_is_up_to_date() -> None:
         assert (app, squashed) in recorder.applied_migrations()
 
 
+def tables(database: Any) -> dict[str, tuple[set[object], set[object]]]:
+    """Each table's columns (name, type, may be null, primary key) and indexes, in any order."""
+    listed = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    names = [name for (name,) in listed if not name.startswith("sqlite_")]
+    found = {}
+    for name in names:
+        table = f"SELECT name, type, \"notnull\", pk FROM pragma_table_info('{name}')"
+        of = "(SELECT group_concat(name) FROM pragma_index_info(i.name))"
+        index = f"SELECT \"unique\", {of} FROM pragma_index_list('{name}') AS i"
+        found[name] = set(database.execute(table)), set(database.execute(index))
+    return found
+
+
 @pytest.mark.django_db
-def test_a_database_that_stopped_half_way_is_refused_with_what_to_do() -> None:
+def test_a_folder_that_an_earlier_quire_made_opens_with_all_that_is_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "quire.sqlite3"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(OLD_FOLDER.read_text())
+    command = [sys.executable, "manage.py", "migrate", "--data-dir", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=120)
+    with closing(sqlite3.connect(path)) as old, connection.cursor() as fresh:
+        assert tables(old) == tables(fresh)
+        key = "SELECT tenant_id, public_id, name FROM tenants_apikey"
+        assert old.execute(key).fetchall() == [(1, "WHwaSO8w80", "old")]
+        ledger = "SELECT request_id, prompt_tokens, cost_nanos FROM metering_usageentry"
+        assert old.execute(ledger).fetchall() == [("req-1", 3, 11000)]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("stopped", ["0001_initial", "0001_squashed_0006_sign_on"])
+def test_a_database_that_stopped_half_way_is_refused_with_what_to_do(stopped: str) -> None:
     recorder = MigrationRecorder(connection)
     assert half_way(connection) == []
     recorder.record_unapplied("tenants", SQUASHED["tenants"])
     for name in steps("tenants"):
         recorder.record_unapplied("tenants", name)
-    recorder.record_applied("tenants", "0001_initial")
+    recorder.record_applied("tenants", stopped)
     with pytest.raises(CommandError, match="Open it once with a Quire of that month"):
         call_command("migrate", verbosity=0)

@@ -10,8 +10,8 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ("catalog", "0001_squashed_0003_aliases"),
-        ("tenants", "0001_squashed_0006_sign_on"),
+        ("catalog", "0001_squashed_0005_last_exit_fallbacks_idle"),
+        ("tenants", "0001_squashed_0004_conversations"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 

@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ("tenants", "0002_kept_and_erased"),
+        ("tenants", "0001_squashed_0004_conversations"),
     ]
 
     operations = [

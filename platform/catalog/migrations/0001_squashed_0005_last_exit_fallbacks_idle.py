@@ -10,15 +10,15 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     replaces = [
-        ("catalog", "0001_initial"),
-        ("catalog", "0002_sleeping_replicas"),
-        ("catalog", "0003_aliases"),
+        ("catalog", "0001_squashed_0003_aliases"),
+        ("catalog", "0004_num_spares"),
+        ("catalog", "0005_last_exit_fallbacks_idle"),
     ]
 
     initial = True
 
     dependencies = [
-        ("tenants", "0001_squashed_0006_sign_on"),
+        ("tenants", "0001_squashed_0004_conversations"),
     ]
 
     operations = [
@@ -54,6 +54,23 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "fallbacks",
+                    models.JSONField(
+                        blank=True,
+                        default=list,
+                        help_text="Models that answer in its place while no replica of it serves, in this order.",
+                    ),
+                ),
+                (
+                    "idle_minutes",
+                    models.PositiveIntegerField(
+                        default=0,
+                        help_text="Its replicas end when nobody has asked for so long, and start again with the next request. 0: they stay.",
+                        validators=[django.core.validators.MaxValueValidator(43200)],
+                    ),
+                ),
+                ("idle_since", models.DateTimeField(blank=True, editable=False, null=True)),
+                (
                     "source",
                     models.CharField(help_text="A folder, or an id on the hub.", max_length=1000),
                 ),
@@ -82,6 +99,14 @@ class Migration(migrations.Migration):
                             django.core.validators.MinValueValidator(1),
                             django.core.validators.MaxValueValidator(64),
                         ],
+                    ),
+                ),
+                (
+                    "num_spares",
+                    models.PositiveSmallIntegerField(
+                        default=0,
+                        help_text="Replicas beside them that are loaded and wait: the first takes over at once when no other one serves.",
+                        validators=[django.core.validators.MaxValueValidator(64)],
                     ),
                 ),
                 (
@@ -158,6 +183,13 @@ class Migration(migrations.Migration):
                 ("host", models.CharField(blank=True, max_length=255)),
                 ("incarnation", models.CharField(blank=True, max_length=64)),
                 ("restarts", models.PositiveIntegerField(default=0)),
+                (
+                    "last_exit",
+                    models.TextField(
+                        blank=True,
+                        help_text="How its process ended the last time, unless it was told to.",
+                    ),
+                ),
                 ("last_seen", models.DateTimeField(blank=True, null=True)),
                 ("changed_at", models.DateTimeField(auto_now=True)),
                 (

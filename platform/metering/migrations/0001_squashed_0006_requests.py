@@ -13,16 +13,18 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     replaces = [
-        ("metering", "0001_initial"),
-        ("metering", "0002_roll_ups"),
-        ("metering", "0003_money"),
-        ("metering", "0004_webhooks"),
+        ("metering", "0001_squashed_0004_webhooks"),
+        ("metering", "0002_adapters"),
+        ("metering", "0003_webhook_deliveries"),
+        ("metering", "0004_sums_by_adapter"),
+        ("metering", "0005_in_place_of"),
+        ("metering", "0006_requests"),
     ]
 
     initial = True
 
     dependencies = [
-        ("tenants", "0001_squashed_0006_sign_on"),
+        ("tenants", "0001_squashed_0004_conversations"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
@@ -92,6 +94,34 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="RequestContent",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("request_id", models.CharField(max_length=200, unique=True)),
+                ("prompt", models.TextField()),
+                ("answer", models.TextField()),
+                ("at", models.DateTimeField()),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="tenants.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "request's content",
+                "ordering": ["-pk"],
+            },
+        ),
+        migrations.CreateModel(
             name="Webhook",
             fields=[
                 (
@@ -112,6 +142,44 @@ class Migration(migrations.Migration):
                     ),
                 ),
             ],
+        ),
+        migrations.CreateModel(
+            name="WebhookDelivery",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("event_id", models.CharField(max_length=36, unique=True)),
+                ("kind", models.CharField(max_length=60)),
+                ("url", models.CharField(max_length=2000)),
+                ("body", models.TextField()),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("attempts", models.PositiveSmallIntegerField(default=0)),
+                ("next_try_at", models.DateTimeField(blank=True, db_index=True, null=True)),
+                (
+                    "status",
+                    models.PositiveSmallIntegerField(
+                        blank=True, help_text="Of the last try.", null=True
+                    ),
+                ),
+                ("error", models.CharField(blank=True, max_length=300)),
+                ("delivered_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to="tenants.tenant",
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name_plural": "webhook deliveries",
+                "ordering": ["-pk"],
+            },
         ),
         migrations.CreateModel(
             name="Budget",
@@ -219,6 +287,139 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name="RequestEntry",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                (
+                    "request_id",
+                    models.CharField(
+                        help_text="The ledger's id; of a refused request its own.",
+                        max_length=200,
+                        unique=True,
+                    ),
+                ),
+                (
+                    "header_id",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="`x-request-id`: the client's, or ours.",
+                        max_length=200,
+                    ),
+                ),
+                (
+                    "answer_id",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="The answer's own id, such as `resp_...`.",
+                        max_length=200,
+                    ),
+                ),
+                ("endpoint", models.CharField(max_length=100)),
+                ("model", models.CharField(blank=True, default="", max_length=200)),
+                ("adapter", models.CharField(blank=True, default="", max_length=100)),
+                ("adapter_digest", models.CharField(blank=True, default="", max_length=64)),
+                (
+                    "status",
+                    models.PositiveSmallIntegerField(
+                        help_text="HTTP status, 499 when the client left."
+                    ),
+                ),
+                (
+                    "code",
+                    models.CharField(
+                        blank=True, default="", help_text="Of the refusal.", max_length=60
+                    ),
+                ),
+                (
+                    "times",
+                    models.PositiveIntegerField(
+                        default=1,
+                        help_text="More than 1: so many refusals of one kind, kept as one.",
+                    ),
+                ),
+                ("finish_reason", models.CharField(blank=True, default="", max_length=40)),
+                ("stream", models.BooleanField(default=False)),
+                ("started_at", models.DateTimeField()),
+                ("duration_ms", models.FloatField(verbose_name="duration (ms)")),
+                ("ttft_ms", models.FloatField(blank=True, null=True, verbose_name="TTFT (ms)")),
+                ("queue_ms", models.FloatField(default=0.0, verbose_name="queued (ms)")),
+                ("prompt_tokens", models.PositiveBigIntegerField(default=0)),
+                ("cached_tokens", models.PositiveBigIntegerField(default=0)),
+                ("completion_tokens", models.PositiveBigIntegerField(default=0)),
+                (
+                    "cost_nanos",
+                    models.PositiveBigIntegerField(default=0, verbose_name="cost (1e-9)"),
+                ),
+                ("replica", models.CharField(blank=True, default="", max_length=200)),
+                (
+                    "detail",
+                    models.TextField(blank=True, default="", help_text="A `RequestNote` as JSON."),
+                ),
+                (
+                    "api_key",
+                    models.ForeignKey(
+                        blank=True,
+                        db_constraint=False,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="tenants.apikey",
+                        verbose_name="API key",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        db_constraint=False,
+                        db_index=False,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to="tenants.tenant",
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        blank=True,
+                        db_constraint=False,
+                        db_index=False,
+                        null=True,
+                        on_delete=django.db.models.deletion.DO_NOTHING,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "request",
+                "ordering": ["-started_at", "-pk"],
+                "indexes": [
+                    models.Index(
+                        fields=["tenant", "started_at"], name="metering_re_tenant__f45ba8_idx"
+                    ),
+                    models.Index(fields=["started_at"], name="metering_re_started_8b24ab_idx"),
+                    models.Index(
+                        condition=models.Q(("header_id", ""), _negated=True),
+                        fields=["header_id"],
+                        name="requests_by_header",
+                    ),
+                    models.Index(
+                        condition=models.Q(("answer_id", ""), _negated=True),
+                        fields=["answer_id"],
+                        name="requests_by_answer",
+                    ),
+                ],
+            },
+        ),
+        migrations.CreateModel(
             name="UsageDay",
             fields=[
                 (
@@ -230,6 +431,7 @@ class Migration(migrations.Migration):
                 ("key_id", models.BigIntegerField(default=0)),
                 ("user_id", models.BigIntegerField(default=0)),
                 ("model", models.CharField(max_length=200)),
+                ("adapter", models.CharField(default="", max_length=100)),
                 ("endpoint", models.CharField(max_length=100)),
                 ("requests", models.PositiveBigIntegerField()),
                 ("prompt_tokens", models.PositiveBigIntegerField()),
@@ -255,7 +457,15 @@ class Migration(migrations.Migration):
                 "indexes": [models.Index(fields=["start"], name="metering_us_start_93a1da_idx")],
                 "constraints": [
                     models.UniqueConstraint(
-                        fields=("tenant", "start", "model", "key_id", "user_id", "endpoint"),
+                        fields=(
+                            "tenant",
+                            "start",
+                            "model",
+                            "adapter",
+                            "key_id",
+                            "user_id",
+                            "endpoint",
+                        ),
                         name="one_sum_a_day",
                     )
                 ],
@@ -273,6 +483,25 @@ class Migration(migrations.Migration):
                 ("request_id", models.CharField(max_length=200, unique=True)),
                 ("endpoint", models.CharField(max_length=100)),
                 ("model", models.CharField(max_length=200)),
+                ("adapter", models.CharField(blank=True, default="", max_length=100)),
+                (
+                    "adapter_digest",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="Sha256 of the content that answered.",
+                        max_length=64,
+                    ),
+                ),
+                (
+                    "in_place_of",
+                    models.CharField(
+                        blank=True,
+                        default="",
+                        help_text="The model that was asked for, and was down.",
+                        max_length=200,
+                    ),
+                ),
                 ("prompt_tokens", models.PositiveBigIntegerField()),
                 (
                     "cached_tokens",
@@ -346,6 +575,11 @@ class Migration(migrations.Migration):
                     models.Index(
                         fields=["model", "started_at"], name="metering_us_model_0d29b2_idx"
                     ),
+                    models.Index(
+                        condition=models.Q(("adapter", ""), _negated=True),
+                        fields=["tenant", "model", "adapter", "started_at"],
+                        name="usage_of_adapters",
+                    ),
                 ],
             },
         ),
@@ -361,6 +595,7 @@ class Migration(migrations.Migration):
                 ("key_id", models.BigIntegerField(default=0)),
                 ("user_id", models.BigIntegerField(default=0)),
                 ("model", models.CharField(max_length=200)),
+                ("adapter", models.CharField(default="", max_length=100)),
                 ("endpoint", models.CharField(max_length=100)),
                 ("requests", models.PositiveBigIntegerField()),
                 ("prompt_tokens", models.PositiveBigIntegerField()),
@@ -386,7 +621,15 @@ class Migration(migrations.Migration):
                 "indexes": [models.Index(fields=["start"], name="metering_us_start_610b7c_idx")],
                 "constraints": [
                     models.UniqueConstraint(
-                        fields=("tenant", "start", "model", "key_id", "user_id", "endpoint"),
+                        fields=(
+                            "tenant",
+                            "start",
+                            "model",
+                            "adapter",
+                            "key_id",
+                            "user_id",
+                            "endpoint",
+                        ),
                         name="one_sum_an_hour",
                     )
                 ],

@@ -18,12 +18,10 @@ import tenants.scopes
 
 class Migration(migrations.Migration):
     replaces = [
-        ("tenants", "0001_initial"),
-        ("tenants", "0002_kv_quotas"),
-        ("tenants", "0003_people"),
-        ("tenants", "0004_invitations"),
-        ("tenants", "0005_key_limits"),
-        ("tenants", "0006_sign_on"),
+        ("tenants", "0001_squashed_0006_sign_on"),
+        ("tenants", "0002_kept_and_erased"),
+        ("tenants", "0003_requests"),
+        ("tenants", "0004_conversations"),
     ]
 
     initial = True
@@ -419,11 +417,52 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 (
+                    "keep_usage_days",
+                    models.PositiveIntegerField(
+                        blank=True,
+                        help_text="Days that single requests stay in the usage ledger; sums by hour and day stay. Empty: for ever.",
+                        null=True,
+                        validators=[
+                            django.core.validators.MinValueValidator(35),
+                            django.core.validators.MaxValueValidator(36500),
+                        ],
+                    ),
+                ),
+                (
+                    "keep_content_days",
+                    models.PositiveIntegerField(
+                        blank=True,
+                        help_text="Days that files, batches and stored answers are kept. Empty: as long as they were made for.",
+                        null=True,
+                        validators=[
+                            django.core.validators.MinValueValidator(1),
+                            django.core.validators.MaxValueValidator(36500),
+                        ],
+                    ),
+                ),
+                (
+                    "store_prompts",
+                    models.BooleanField(
+                        default=False,
+                        help_text="Keep what was asked and answered with the records of requests, for 30 days at most; its owners and admins can read it.",
+                        verbose_name="store prompts",
+                    ),
+                ),
+                (
+                    "keep_conversations",
+                    models.BooleanField(
+                        default=True,
+                        help_text="Whether the playground keeps conversations; off: in the browser alone.",
+                    ),
+                ),
+                (
                     "salt",
                     models.CharField(
                         default=tenants.models.tenant.new_salt, editable=False, max_length=64
                     ),
                 ),
+                ("erase_requested_at", models.DateTimeField(blank=True, editable=False, null=True)),
+                ("erased_at", models.DateTimeField(blank=True, editable=False, null=True)),
                 ("created_at", models.DateTimeField(auto_now_add=True)),
             ],
             options={

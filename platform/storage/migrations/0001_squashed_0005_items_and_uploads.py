@@ -12,19 +12,70 @@ import storage.models.json_text
 
 class Migration(migrations.Migration):
     replaces = [
-        ("storage", "0001_initial"),
-        ("storage", "0002_completions"),
-        ("storage", "0003_sizes"),
+        ("storage", "0001_squashed_0003_sizes"),
+        ("storage", "0004_conversations"),
+        ("storage", "0005_items_and_uploads"),
     ]
 
     initial = True
 
     dependencies = [
-        ("tenants", "0001_squashed_0006_sign_on"),
+        ("tenants", "0001_squashed_0004_conversations"),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
     operations = [
+        migrations.CreateModel(
+            name="ItemConversation",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
+                ("metadata", storage.models.json_text.JsonTextField(blank=True, default=dict)),
+                ("size", models.PositiveBigIntegerField(default=0, editable=False)),
+                ("changed_at", models.DateTimeField(db_index=True)),
+                (
+                    "key",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="tenants.apikey",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="tenants.tenant",
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "conversation of items",
+                "verbose_name_plural": "conversations of items",
+                "ordering": ["-created_at", "-pk"],
+                "abstract": False,
+            },
+        ),
         migrations.CreateModel(
             name="StoredFile",
             fields=[
@@ -117,6 +168,7 @@ class Migration(migrations.Migration):
                 ("total", models.PositiveIntegerField(default=0)),
                 ("completed", models.PositiveIntegerField(default=0)),
                 ("failed", models.PositiveIntegerField(default=0)),
+                ("expired", models.PositiveIntegerField(default=0)),
                 ("in_progress_at", models.DateTimeField(blank=True, null=True)),
                 ("finalizing_at", models.DateTimeField(blank=True, null=True)),
                 ("completed_at", models.DateTimeField(blank=True, null=True)),
@@ -247,6 +299,194 @@ class Migration(migrations.Migration):
                 "verbose_name": "response",
                 "ordering": ["-created_at", "-pk"],
                 "abstract": False,
+            },
+        ),
+        migrations.CreateModel(
+            name="StoredUpload",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
+                ("filename", models.CharField(max_length=255)),
+                ("purpose", models.CharField(max_length=40)),
+                ("mime_type", models.CharField(max_length=255)),
+                ("size", models.PositiveBigIntegerField()),
+                ("lifetime_s", models.PositiveBigIntegerField(blank=True, null=True)),
+                (
+                    "status",
+                    models.CharField(
+                        choices=[
+                            ("pending", "Pending"),
+                            ("completed", "Completed"),
+                            ("cancelled", "Cancelled"),
+                        ],
+                        db_index=True,
+                        default="pending",
+                        max_length=10,
+                    ),
+                ),
+                (
+                    "file",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="storage.storedfile",
+                    ),
+                ),
+                (
+                    "key",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="tenants.apikey",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="tenants.tenant",
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "upload",
+                "ordering": ["-created_at", "-pk"],
+                "abstract": False,
+            },
+        ),
+        migrations.CreateModel(
+            name="UploadPart",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
+                ("size", models.PositiveBigIntegerField()),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "upload",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="parts",
+                        to="storage.storedupload",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["pk"],
+            },
+        ),
+        migrations.CreateModel(
+            name="ConversationItem",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.CharField(editable=False, max_length=64)),
+                ("item", storage.models.json_text.JsonTextField()),
+                ("size", models.PositiveBigIntegerField(editable=False)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                (
+                    "conversation",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="items",
+                        to="storage.itemconversation",
+                    ),
+                ),
+            ],
+            options={
+                "ordering": ["pk"],
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("conversation", "public_id"), name="conversation_item_id"
+                    )
+                ],
+            },
+        ),
+        migrations.CreateModel(
+            name="SavedConversation",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("public_id", models.CharField(editable=False, max_length=64, unique=True)),
+                ("created_at", models.DateTimeField(auto_now_add=True)),
+                ("expires_at", models.DateTimeField(blank=True, db_index=True, null=True)),
+                ("title", models.CharField(max_length=200)),
+                ("document", storage.models.json_text.JsonTextField()),
+                ("words", models.TextField(editable=False)),
+                ("version", models.PositiveIntegerField(default=1, editable=False)),
+                ("size", models.PositiveBigIntegerField(default=0, editable=False)),
+                ("changed_at", models.DateTimeField(db_index=True)),
+                ("shared_at", models.DateTimeField(blank=True, null=True)),
+                (
+                    "key",
+                    models.ForeignKey(
+                        blank=True,
+                        null=True,
+                        on_delete=django.db.models.deletion.SET_NULL,
+                        related_name="+",
+                        to="tenants.apikey",
+                    ),
+                ),
+                (
+                    "tenant",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.PROTECT,
+                        related_name="+",
+                        to="tenants.tenant",
+                    ),
+                ),
+                (
+                    "user",
+                    models.ForeignKey(
+                        on_delete=django.db.models.deletion.CASCADE,
+                        related_name="+",
+                        to=settings.AUTH_USER_MODEL,
+                    ),
+                ),
+            ],
+            options={
+                "verbose_name": "conversation",
+                "ordering": ["-created_at", "-pk"],
+                "abstract": False,
+                "indexes": [
+                    models.Index(
+                        fields=["user", "tenant", "-changed_at"], name="conversation_newest"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
