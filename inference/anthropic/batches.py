@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from datetime import datetime
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from django.http import StreamingHttpResponse
 from django.http.response import HttpResponseBase
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from engine.contract.errors import InvalidRequest
+from inference.anthropic.batch_body import OneRequest, mapped, requests_in
 from inference.anthropic.batch_results import result_lines
 from inference.anthropic.views import AnthropicView
 from inference.files.views import ApplicationBinaryRenderer
 from inference.settings import gateway_settings
-from inference.web.negotiation import JSON_ONLY, EventStreamRenderer
+from inference.web.body import BODY
+from inference.web.negotiation import (
+    JSON_ONLY,
+    EventStreamRenderer,
+    check_content_encoding,
+    check_content_type,
+)
 from inference.web.paging import paging
 from inference.web.views import GatewayRequest, json_response
 from inference.work.queue import enqueue
@@ -45,23 +51,6 @@ WINDOW_S = 24 * 3600
 LINES = 256
 NOTHING_YET = dict.fromkeys(("processing", "succeeded", "errored", "canceled", "expired"), 0)
 ENDED = (BatchStatus.COMPLETED, BatchStatus.FAILED, BatchStatus.EXPIRED, BatchStatus.CANCELLED)
-
-
-class OneRequest(BaseModel):
-    """A message to make. `params`: the body of `/v1/messages`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    custom_id: Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    params: dict[str, Any]
-
-
-class BatchOfMessages(BaseModel):
-    """A batch."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    requests: Annotated[list[OneRequest], Field(min_length=1)]
 
 
 def batch_object(row: Batch) -> dict[str, Any]:
@@ -100,12 +89,13 @@ def _moment(moment: datetime | None) -> str | None:
 class MessageBatchesView(AnthropicView):
     """Create a batch, list batches."""
 
+    reads_body_itself = True
+
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """A new batch; a worker runs it."""
-        wanted = BatchOfMessages.model_validate(self.read_json(request))
-        _check(wanted.requests)
-        lines = [_line(each) for each in wanted.requests]
-        row = await in_file_thread(_create, request, lines)
+        check_content_type(request.content_type or "")
+        check_content_encoding(request.META.get("HTTP_CONTENT_ENCODING"))
+        row = await in_file_thread(_create, request)
         await enqueue("batch", row.public_id)
         return json_response(_encode(batch_object(row)))
 
@@ -130,17 +120,20 @@ class MessageBatchesView(AnthropicView):
         return json_response(_encode(listed))
 
 
-def _create(request: GatewayRequest, lines: list[bytes]) -> Batch:
-    return create_message_batch(caller=request.caller, lines=lines, window_s=WINDOW_S)
+def _create(request: GatewayRequest) -> Batch:
+    body = request.scope[BODY]
+    lines = _lines(requests_in(mapped(body)))
+    size = body.tell()
+    return create_message_batch(caller=request.caller, lines=lines, size=size, window_s=WINDOW_S)
 
 
-def _check(requests: list[OneRequest]) -> None:
-    """What would fail in every case, before anything is kept."""
+def _lines(requests: Iterable[OneRequest]) -> Iterator[bytes]:
+    """A line for each; what would fail in every case is refused first."""
     most = gateway_settings().max_batch_requests
-    if len(requests) > most:
-        raise InvalidRequest(f"A batch may hold at most {most} requests.", param="requests")
     seen: set[str] = set()
     for place, each in enumerate(requests):
+        if place >= most:
+            raise InvalidRequest(f"A batch may hold at most {most} requests.", param="requests")
         if each.custom_id in seen:
             raise InvalidRequest(
                 f"The custom_id {each.custom_id!r} occurs twice.",
@@ -151,6 +144,7 @@ def _check(requests: list[OneRequest]) -> None:
             raise InvalidRequest(
                 "A batch's requests can't be streams.", param=f"requests.{place}.params.stream"
             )
+        yield _line(each)
 
 
 def _line(each: OneRequest) -> bytes:

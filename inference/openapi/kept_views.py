@@ -8,6 +8,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter
 
 from inference.anthropic import batches
+from inference.anthropic.batch_body import BatchOfMessages
 from inference.conversations import schemas as conversation_schemas
 from inference.conversations import views as conversations
 from inference.openapi import answers, kept_answers
@@ -42,7 +43,7 @@ VIEWS: dict[Any, dict[str, Any]] = {
         "post": operation(
             "Messages",
             kept_answers.MessageBatchObject,
-            request=batches.BatchOfMessages,
+            request=BatchOfMessages,
             parameters=(KEY,),
             **THEIRS,
         ),

@@ -17,8 +17,11 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Check = Callable[[], Awaitable[None]]
 
-#: Paths whose POST carries a file: they have a larger limit, for callers who are known.
-UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts")
+#: Paths whose POST carries a file, or what becomes one: they have a larger limit, for callers who
+#: are known.
+UPLOADS = re.compile(r"/v1/files|/v1/uploads/[^/]+/parts|/v1/messages/batches")
+#: Where in the scope such a body is, for views that read it themselves.
+BODY = "quire.body"
 #: An upload up to this size stays in memory.
 SPOOL_BYTES = 1 << 20
 #: Bytes of a body that are read before its sender is known: else a hundred strangers who send 10 MB
@@ -96,6 +99,7 @@ async def read_upload(scope: Scope, receive: Receive) -> IO[bytes]:
     size = str(file.tell()).encode()
     kept = [(name, value) for name, value in scope["headers"] if name.lower() != b"content-length"]
     scope["headers"] = [*kept, (b"content-length", size)]
+    scope[BODY] = file
     file.seek(0)
     return file
 

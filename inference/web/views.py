@@ -7,6 +7,7 @@ classes, awaited in place. `docs/gateway.md` has the measurements behind this.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from http import HTTPStatus
@@ -25,6 +26,7 @@ from inference.resuming.position import ask_from
 from inference.settings import gateway_settings
 from inference.web.asked import Asked, asked, endpoint_of, note_body, note_refusal
 from inference.web.authentication import ApiKeyAuthentication, HasScope
+from inference.web.body import BODY
 from inference.web.exchange import KEY, TENANT
 from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import LARGE_BYTES, parse_object
@@ -38,6 +40,7 @@ from inference.web.request_ids import clean_request_id
 from inference.web.unknown_path import unknown_path
 from tenants import scopes
 from tenants.authentication import Caller
+from tenants.db_threads import in_file_thread
 
 Handler = Callable[..., Awaitable[HttpResponseBase]]
 
@@ -59,6 +62,7 @@ class GatewayView(APIView):
     Attributes:
         required_scope: what a key needs beside being valid; "" for nothing.
         public: no key is asked for.
+        reads_body_itself: from the file that `inference.web.body.BODY` is.
     """
 
     authentication_classes = (ApiKeyAuthentication,)
@@ -69,6 +73,7 @@ class GatewayView(APIView):
     view_is_async = True
     required_scope: ClassVar[str] = "inference"
     public: ClassVar[bool] = False
+    reads_body_itself: ClassVar[bool] = False
     #: How any exception becomes a response: OpenAI's envelope.
     render_error = staticmethod(error_response)
 
@@ -123,9 +128,15 @@ class GatewayView(APIView):
             raise UnsupportedField(
                 "Idempotency-Key is not supported for uploads.", param="Idempotency-Key"
             )
-        same = fingerprint("POST", request.get_full_path(), request.body)
+        same = fingerprint("POST", request.get_full_path(), await self._told_apart_by(request))
         held = IdempotencyKey.of(key, request.caller.tenant_id, same)
         return await held.run(lambda: handler(request, *args, **kwargs))
+
+    async def _told_apart_by(self, request: GatewayRequest) -> bytes:
+        if not self.reads_body_itself:
+            return request.body
+        file = request.scope[BODY]
+        return (await in_file_thread(hashlib.file_digest, file, "sha256")).digest()
 
     async def _admit(self, request: GatewayRequest) -> None:
         for authenticator in self.get_authenticators():
@@ -141,6 +152,8 @@ class GatewayView(APIView):
 
     async def _parse_beside(self, request: GatewayRequest) -> None:
         """Parse a large body in a thread: others' streams go on meanwhile."""
+        if self.reads_body_itself:
+            return
         body = request.body if request.content_type == "application/json" else b""
         settings = gateway_settings()
         if LARGE_BYTES < len(body) <= settings.max_body_bytes:

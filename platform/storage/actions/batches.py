@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -77,19 +77,28 @@ def create_batch(
     return row
 
 
-def create_message_batch(*, caller: Caller, lines: Sequence[bytes], window_s: int) -> Batch:
+def create_message_batch(
+    *, caller: Caller, lines: Iterable[bytes], size: int, window_s: int
+) -> Batch:
     """A batch of requests to `/v1/messages`, kept as a file of the tenant's, one a line.
 
-    Raises: `TooMuchWaiting`, `StorageFull`; then nothing is kept.
+    Args:
+        lines: read once. size: about as many bytes as they have together.
+
+    Raises: `TooMuchWaiting`, `StorageFull`, what reading `lines` raises; then nothing is kept.
     """
     waiting = open_batches().filter(tenant_id=caller.tenant_id).count()
     check_waiting(waiting, settings.QUIRE["TENANT_OPEN_BATCHES"], "batches")
+    total = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal total
+        for line in lines:
+            total += 1
+            yield line
+
     file = create_file(
-        caller=caller,
-        filename="requests.jsonl",
-        purpose="batch",
-        size=sum(map(len, lines)),
-        chunks=lines,
+        caller=caller, filename="requests.jsonl", purpose="batch", size=size, chunks=counted()
     )
     try:
         return create_batch(
@@ -100,7 +109,7 @@ def create_message_batch(*, caller: Caller, lines: Sequence[bytes], window_s: in
             window_s=window_s,
             metadata={},
             prefix="msgbatch_",
-            total=len(lines),
+            total=total,
         )
     except BaseException:
         delete_file(caller=caller, public_id=file.public_id)

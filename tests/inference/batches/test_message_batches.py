@@ -81,6 +81,41 @@ async def test_messages_come_back_a_line_each(batches: Batches, served: Gateway)
     assert {record.endpoint for record in records} == {"messages"}
 
 
+async def test_a_batch_may_be_larger_than_a_request(
+    batches: Batches, served: Gateway, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "MAX_BODY_BYTES": 4096, "MAX_FILE_BYTES": 3 << 20}
+    many = [request(number, system='a \\ and "]}" ' * 100) for number in range(1500)]
+    batch = await made(served, many)  # on disk, beyond a megabyte
+    row = await asyncio.to_thread(Batch.objects.get)
+    assert (batch["request_counts"]["processing"], row.total) == (1500, 1500)
+    body = {"requests": [request(0), request(1, system="x" * 5000)]}
+    refused = await served.client.post(URL, body)
+    assert (refused.status, refused.json()["error"]["type"]) == (413, "request_too_large")
+    over = await served.client.post(URL, {"requests": [request(0, system="x" * (5 << 20))]})
+    assert over.status == 413
+    assert await asyncio.to_thread(StoredFile.objects.count) == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        (b'{"requests": [{"custom_id": "a", "params": {"a": "\\"' + b'\\"' * 50_000, "requests"),
+        (b'{"requests": [{"custom_id": "a", "params": {}} {"custom_id"', "JSON"),
+        (b'{"requests": [{"custom_id": "a", "params": {}}, 5]}', "requests[1]"),
+        (b'{"requests": [{"custom_id": "a", "params": {"a": 1, "a": 2}}]}', "'a' occurs twice"),
+        (b'{"requests": [{"custom_id": "a"}]}', "requests[0].params"),
+        (b'{"requests": [{"custom_id": "a", "params": {}}], "model": "m"}', "model"),
+        (b'{"requests": [[[[]]]]}', "requests[0]"),
+    ],
+)
+async def test_bodies_that_are_no_batch(served: Gateway, body: bytes, told: str) -> None:
+    reply = await served.client.request("POST", URL, body)
+    assert reply.status == 400
+    assert told in reply.json()["error"]["message"]
+    assert await asyncio.to_thread(StoredFile.objects.count) == 0
+
+
 async def test_a_cancelled_batch_says_what_never_ran(batches: Batches, served: Gateway) -> None:
     batch = await made(served, [request(number) for number in range(3)])
     reply = await served.client.post(f"{URL}/{batch['id']}/cancel", {})
