@@ -1,4 +1,6 @@
-"""`POST /v1/responses/compact`: a long conversation as one short item."""
+"""`POST /v1/responses/compact`: a long conversation made short, as OpenAI does: what its user said,
+and one item for all the rest.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from django.http.response import HttpResponseBase
 from pydantic import StringConstraints
 
 from engine.contract.errors import InvalidRequest, QuireError
+from engine.text import Tokenizer
 from inference.chat import TurnDelta
 from inference.chat.turn import message_of
 from inference.errors import RequestAborted
@@ -17,11 +20,15 @@ from inference.generation import find_served
 from inference.openai.schemas.base import Label, ModelName, Refused
 from inference.openai.serving import add_headers, collect
 from inference.parsing import Part
+from inference.rendering.pool import render_pool
 from inference.responses.answer import response_usage
+from inference.responses.before import conversation
 from inference.responses.chat import unfollowed
 from inference.responses.compaction import KIND, sealed
+from inference.responses.items import kept_items
 from inference.responses.schemas import InputItem, ResponsesRequest
 from inference.responses.views import parse_request, start_turn
+from inference.settings import gateway_settings
 from inference.web.known_fields import KnownFields
 from inference.web.views import GatewayRequest, GatewayView, json_response
 from storage.ids import new_id
@@ -62,7 +69,7 @@ class CompactView(GatewayView):
     """A conversation made short by its model."""
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
-        """One item to go on from; nothing is kept."""
+        """The user's own messages and one item for all the rest; nothing is kept."""
         body = self.read_json(request)
         try:
             wanted = CompactRequest.model_validate(body)
@@ -71,7 +78,16 @@ class CompactView(GatewayView):
         ignored = wanted.ignored_fields()
         served = await find_served(request.caller, wanted.model)
         most = min(MAX_TOKENS, served.info.max_model_len // 4)
-        turn = await start_turn(request.caller, _asking(wanted, most), request.received)
+        asking = _asking(wanted, most)
+        said = await conversation(request.caller, asking)
+        asked = await render_pool().run_in_thread(
+            gateway_settings().render_timeout_s,
+            _user_messages,
+            [*said.before, *said.now[:-1]],
+            served.tokenizer,
+            served.info.max_model_len // 2,
+        )
+        turn = await start_turn(request.caller, asking, request.received)
         parts: list[Part] = []
 
         def add(delta: TurnDelta) -> None:
@@ -96,12 +112,29 @@ class CompactView(GatewayView):
             "id": new_id("resp_"),
             "object": "response.compaction",
             "created_at": int(time.time()),
-            "output": [item],
+            "output": [*asked, item],
             "usage": response_usage(turn.usage),
         }
         response = json_response(_encode(compacted))
         add_headers(response, turn, ignored + unfollowed(turn))
         return response
+
+
+def _user_messages(
+    items: list[dict[str, Any]], tokenizer: Tokenizer, room: int
+) -> list[dict[str, Any]]:
+    """The last of the user's messages, word for word, as many as have `room` tokens together."""
+    kept: list[dict[str, Any]] = []
+    for item in reversed(items):
+        if item.get("type", "message") != "message" or item.get("role") != "user":
+            continue
+        (message,) = kept_items([item])
+        text = "".join(str(part.get("text", "")) for part in message["content"])
+        room -= len(tokenizer.encode_plain(text))
+        if room < 0:
+            break
+        kept.append(message)
+    return kept[::-1]
 
 
 def _asking(wanted: CompactRequest, most: int) -> ResponsesRequest:

@@ -200,32 +200,47 @@ async def test_its_end_comes_with_its_last_change(gateway: Gateway) -> None:
     assert await asyncio.to_thread(ConversationItem.objects.count) == 0
 
 
-async def test_a_compaction_stands_for_the_conversation(
+async def test_a_compaction_stands_for_all_but_the_users_words(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
-    said = [HELLO | {"content": "My cat is called Mo."}]
+    parts = [{"type": "input_text", "text": "And red."}]
+    said = [
+        HELLO | {"content": "My cat is called Mo."},
+        {"role": "assistant", "content": "A fine name."},
+        HELLO | {"content": parts},
+    ]
     replica = gateway.scripted(byte_by_byte(tokenizer, "The cat is Mo."))
     async with gateway.serving(replica):
         reply = await gateway.client.post("/v1/responses/compact", {"model": "fake", "input": said})
         assert reply.status == 200, reply.body
-        (item,) = reply.json()["output"]
-        more = [item, HELLO | {"content": "What is it called?"}]
+        *asked, item = output = reply.json()["output"]
+        more = [*output, HELLO | {"content": "What is it called?"}]
         answer = await gateway.client.post("/v1/responses", {"model": "fake", "input": more})
         assert answer.status == 200
-        made = await begin(gateway, items=[item])
+        made = await begin(gateway, items=output)
         again = {"model": "fake", "input": "?", "conversation": made["id"]}
         assert (await gateway.client.post("/v1/responses", again)).status == 200
-    assert CompactedResponse.model_validate(reply.json()).output[0].type == "compaction"
+        twice = await gateway.client.post("/v1/responses/compact", {"model": "fake", "input": more})
+        long = [HELLO | {"content": f"{place} {'a' * 600}"} for place in range(9)]
+        cut = await gateway.client.post("/v1/responses/compact", {"model": "fake", "input": long})
+    assert [each["content"][0]["text"] for each in asked] == ["My cat is called Mo.", "And red."]
+    assert {(each["type"], each["role"]) for each in asked} == {("message", "user")}
+    kinds = [each.type for each in CompactedResponse.construct(**reply.json()).output]
+    assert kinds == ["message", "message", "compaction"]
+    assert len(twice.json()["output"]) == 4
+    *left, _ = cut.json()["output"]
+    assert 0 < len(left) < 9
+    assert left[-1]["content"][0]["text"].startswith("8 ")
     assert "Mo" not in item["encrypted_content"]
     prompts = [tokenizer.decode(each.prompt_token_ids, False) for each in replica.received]
-    assert "My cat is called Mo." in prompts[0]
-    assert all("The cat is Mo." in prompt for prompt in prompts[1:])
-    assert "My cat" not in prompts[1]
+    assert "A fine name." in prompts[0]
+    assert all("The cat is Mo." in prompt and "And red." in prompt for prompt in prompts[1:3])
+    assert "A fine name." not in prompts[1]
 
 
 async def test_a_compaction_is_its_tenants(served: Gateway) -> None:
     reply = await served.client.post("/v1/responses/compact", {"model": "fake", "input": "hi"})
-    (item,) = reply.json()["output"]
+    *_, item = reply.json()["output"]
     other = await asyncio.to_thread(stranger)
     for client, content in (
         (other, item["encrypted_content"]),
