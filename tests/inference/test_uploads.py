@@ -65,6 +65,24 @@ async def test_parts_become_a_file_in_the_order_that_is_named(
     assert (await client.post(f"{URL}/{made.id}/cancel", {})).status == 409
 
 
+async def test_one_that_dies_while_it_is_completed_is_still_pending(
+    gateway: Gateway, files_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = (await announce(gateway.client, 3)).json()
+    part = (await send(gateway.client, made["id"], b"abc")).json()
+    named, path = {"part_ids": [part["id"]]}, f"{URL}/{made['id']}/complete"
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise OSError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.actions.files.record", dies)
+        assert (await gateway.client.post(path, named)).status == 500
+    row = await asyncio.to_thread(StoredUpload.objects.get)
+    assert (row.status, blobs(files_dir)) == ("pending", ["part"])
+    assert (await gateway.client.post(path, named)).json()["status"] == "completed"
+
+
 async def test_a_cancelled_upload_leaves_nothing(gateway: Gateway, files_dir: Path) -> None:
     made = (await announce(gateway.client, 6)).json()
     await send(gateway.client, made["id"], b"abc")
@@ -119,6 +137,9 @@ async def test_a_tenants_bytes_are_bounded_parts_among_them(
     reply = await send(client, made[1], b"x" * 8)
     assert (reply.status, reply.error["code"]) == (413, "storage_full")
     assert (await announce(client, 1001)).status == 413
+    parts = await asyncio.to_thread(lambda: [part.public_id for part in UploadPart.objects.all()])
+    done = await client.post(f"{URL}/{made[0]}/complete", {"part_ids": parts})
+    assert done.json()["status"] == "completed"  # its parts make room for it
 
 
 async def test_nobody_else_reaches_it(gateway: Gateway) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta
 from functools import partial
 
@@ -46,22 +46,26 @@ def create_file(
     size: int,
     chunks: Iterable[bytes],
     expires_at: datetime | None = None,
+    frees: int = 0,
+    then: Callable[[StoredFile], None] | None = None,
 ) -> StoredFile:
     """Keep a file: first its bytes, then its row.
 
     Args:
         filename: what the client calls it, any text. size: of all `chunks`, in bytes.
+        frees: stored bytes that go when the file is there.
+        then: what happens together with the file or not at all; what it raises undoes both.
     Raises: `StorageFull` (413); OSError when the disk doesn't take it.
     """
     room = settings.QUIRE["TENANT_FILE_BYTES"]
     public_id = new_id("file-")
-    check_room(caller.tenant_id, size, room)
+    check_room(caller.tenant_id, size - frees, room)
     written = write_blob(caller.tenant_id, public_id, chunks)
     try:
         with transaction.atomic():
             # One upload at a time counts what the tenant has: two can't both take the last room.
             Tenant.objects.select_for_update().get(pk=caller.tenant_id)
-            check_room(caller.tenant_id, written, room)
+            check_room(caller.tenant_id, written - frees, room)
             row = StoredFile.objects.create(
                 public_id=public_id,
                 filename=clean_filename(filename),
@@ -78,6 +82,8 @@ def create_file(
                 bytes=written,
                 purpose=purpose,
             )
+            if then is not None:
+                then(row)
     except BaseException:
         remove_blob(caller.tenant_id, public_id)
         raise

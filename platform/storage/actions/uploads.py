@@ -19,7 +19,7 @@ from storage.actions.owners import actor_of, owner_fields
 from storage.blobs import CHUNK, blob_path, remove_blob, write_blob
 from storage.errors import Conflict
 from storage.ids import new_id
-from storage.models import StoredUpload, UploadPart, UploadStatus
+from storage.models import StoredFile, StoredUpload, UploadPart, UploadStatus
 from tenants.audit import record
 from tenants.authentication import Caller
 from tenants.models import Tenant
@@ -101,23 +101,24 @@ def complete_upload(
         )
     if md5 is not None and _md5(row.tenant_id, part_ids) != md5.lower():
         raise InvalidRequest("The parts have another checksum.", param="md5")
-    if not _claim(row, UploadStatus.COMPLETED):
-        raise Conflict("The upload has ended.")
-    try:
-        file = create_file(
-            caller=caller,
-            filename=row.filename,
-            purpose=row.purpose,
-            size=size,
-            chunks=_chunks(row.tenant_id, part_ids),
-            expires_at=lifetime(row.lifetime_s),
-        )
-    except BaseException:
-        StoredUpload.objects.filter(pk=row.pk).update(status=UploadStatus.PENDING)
-        raise
-    row.file, row.status = file, UploadStatus.COMPLETED
-    row.save(update_fields=["file"])
-    _drop_parts(row)
+
+    def end(file: StoredFile) -> None:
+        """With the file or not at all: one whose process dies before is still pending."""
+        if not _claim(row, UploadStatus.COMPLETED, file):
+            raise Conflict("The upload has ended.")
+        row.file, row.status = file, UploadStatus.COMPLETED
+        _drop_parts(row)
+
+    create_file(
+        caller=caller,
+        filename=row.filename,
+        purpose=row.purpose,
+        size=size,
+        chunks=_chunks(row.tenant_id, part_ids),
+        expires_at=lifetime(row.lifetime_s),
+        frees=sum(part.size for part in parts.values()),
+        then=end,
+    )
     return row
 
 
@@ -149,10 +150,10 @@ def _pending(row: StoredUpload) -> StoredUpload:
     return row
 
 
-def _claim(row: StoredUpload, status: UploadStatus) -> bool:
+def _claim(row: StoredUpload, status: UploadStatus, file: StoredFile | None = None) -> bool:
     """End it, unless somebody else did."""
     mine = StoredUpload.objects.filter(pk=row.pk, status=UploadStatus.PENDING)
-    return bool(mine.update(status=status))
+    return bool(mine.update(status=status, file=file))
 
 
 def _check_parts(row: StoredUpload, more: int) -> None:
