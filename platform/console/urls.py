@@ -16,6 +16,7 @@ from console import (
     keys,
     members,
     prices,
+    sheets,
     tenant_data,
     tenants_page,
     webhook,
@@ -85,5 +86,6 @@ urlpatterns = [
     path("console/tenants/<slug:slug>/", tenants_page.tenant, name="tenant"),
     path("console/tenants/<slug:slug>/limits/", tenants_page.limit, name="limit-tenant"),
     path("console/api/usage", api.usage, name="console-usage"),
+    path("styles/<slug:name>-<slug:digest>.css", sheets.joined_sheet, name="sheet"),
     path("", include("console.identity.urls")),
 ]

@@ -29,6 +29,7 @@ REVIEWED = {
     "invitation/<token>/": "whoever has the link",
     "reference/": "the API's document, which is no secret",
     "openapi.json": "the same for machines",
+    "styles/<name>-<digest>.css": "how pages look",
     "health": "well or not, and no more to strangers",
     "ping": "whether the process answers",
     "version": "which Quire",

@@ -6,8 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+from django.contrib.staticfiles import finders
+from django.test import Client
+from django.urls import reverse
 
 import console
+from console.sheets import SHEETS, sheet, sheet_address
 
 STATIC = Path(console.__file__).parent / "static/console"
 SCRIPTS = sorted(STATIC.rglob("*.js"))
@@ -68,3 +72,24 @@ def test_the_fonts_come_with_their_licence() -> None:
     licence = (STATIC / "fonts/OFL.txt").read_text()
     for font in STATIC.glob("fonts/*.woff2"):
         assert font.name in licence
+
+
+@pytest.mark.parametrize("name", SHEETS)
+def test_a_joined_sheet_has_its_files_and_finds_what_they_name(name: str) -> None:
+    answer = Client().get(sheet_address(name), headers={"accept-encoding": "identity"})
+    text = answer.content.decode()
+    assert answer.headers["Cache-Control"] == "public, max-age=31536000, immutable"
+    for each in SHEETS[name]:
+        last = Path(str(finders.find(each))).read_text().strip().splitlines()[-1]
+        assert last in text
+    for address in re.findall(r"""url\(["']?([^d"')][^"')]*)""", text):
+        assert finders.find(address.removeprefix("/static/")), address
+
+
+def test_an_unknown_sheet_is_404_and_one_of_another_release_is_not_kept() -> None:
+    assert Client().get("/styles/nothing-0123456789abcdef.css").status_code == 404
+    old = Client().get(reverse("sheet", args=("frame", "0123456789abcdef")))
+    assert (old.status_code, old.headers["Cache-Control"]) == (200, "no-cache")
+    packed = Client().get(sheet_address("frame"), headers={"accept-encoding": "gzip"})
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert packed.content == sheet("frame").packed

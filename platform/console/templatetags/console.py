@@ -1,5 +1,5 @@
 """Pieces of pages: `{% icon "send" %}`, `{% empty "key" "No key yet" %}…{% endempty %}`,
-`{% module "console/js/x.js" %}`.
+`{% module "console/js/x.js" %}`, `{% styles "frame" %}`.
 """
 
 import re
@@ -11,7 +11,9 @@ from django import template
 from django.contrib.staticfiles import finders
 from django.templatetags.static import static
 from django.utils.html import format_html, format_html_join
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
+
+from console.sheets import sheet_address
 
 register = template.Library()
 
@@ -51,8 +53,28 @@ IMPORT = re.compile(r'^(?:import|export)\b[^"]*?"(\.[^"]+)";$', re.MULTILINE)
 def module(name: str) -> SafeString:
     """A script of the page, and a word on each that it imports: they're asked for all at once."""
     links = ((static(each),) for each in imported(name))
-    preloads = format_html_join("\n", '<link rel="modulepreload" href="{}">', links)
+    preloads = format_html_join(
+        "\n", '<link rel="modulepreload" fetchpriority="low" href="{}">', links
+    )
     return format_html('{}\n<script type="module" src="{}"></script>', preloads, static(name))
+
+
+@register.simple_tag
+def styles(name: str) -> SafeString:
+    """Sheets of `console.sheets`, as one."""
+    return format_html('<link rel="stylesheet" href="{}">', sheet_address(name))
+
+
+@register.simple_tag
+def styles_address(name: str) -> str:
+    """Where that is."""
+    return sheet_address(name)
+
+
+@register.simple_block_tag
+def deferred(content: SafeString) -> SafeString:
+    """Markup whose scripts run when the page is there, in their order: none holds up its paint."""
+    return mark_safe(content.replace("<script src=", "<script defer src="))  # noqa: S308 - ours
 
 
 @cache
