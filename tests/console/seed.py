@@ -1,4 +1,4 @@
-"""Rows for a live server: run as a process of its own on an empty data dir.
+"""Rows for a live server: run as a process of its own on a data dir with tables and no rows.
 
 Two tenants. Ada belongs to Acme and may use the public models and Acme's; Olga belongs to Rival;
 root runs the installation.
@@ -16,11 +16,8 @@ PASSWORD = "a quiet page of ink"
 
 
 def main() -> None:
-    """Make the tables and the rows."""
+    """Make the rows."""
     django.setup()
-    from django.core.management import call_command
-
-    call_command("migrate", verbosity=0)
     from tests.console.rows import make_rows
 
     make_rows()

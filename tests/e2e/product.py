@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.database import with_tables
+
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 180.0
 
@@ -63,7 +65,7 @@ def running(folder: Path, *flags: str, **environment: str) -> Iterator[Product]:
 
     `environment`: variables beside those of this process.
     """
-    data_dir, ready = folder / "data", folder / "ready.json"
+    data_dir, ready = with_tables(folder / "data"), folder / "ready.json"
     log = (folder / "up.log").open("wb")
     process = subprocess.Popen(
         [

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.database import with_tables
 from tests.inference.tokenizer_folder import write_tokenizer
 from tests.services import running_redis
 
@@ -25,8 +26,6 @@ START_TIMEOUT_S = 90.0
 _MAKE_ROWS = """
 import django, json
 django.setup()
-from django.core.management import call_command
-call_command("migrate", verbosity=0)
 from catalog.models import DesiredState, ServedModel
 from tenants import actions
 from tenants.actors import SYSTEM
@@ -107,7 +106,7 @@ def instance(folder: Path, redis_url: str | None = None) -> Iterator[Instance]:
     with known if redis_url else running_redis(folder / "redis") as url:
         assert url is not None
         environment = os.environ | {
-            "QUIRE_DATA_DIR": str(folder / "data"),
+            "QUIRE_DATA_DIR": str(with_tables(folder / "data")),
             "DJANGO_SETTINGS_MODULE": "config.settings",
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'platform'}",
             "REDIS_URL": url,

@@ -14,6 +14,7 @@ import pytest
 from django.core.management import call_command
 from django.core.management.base import CommandError
 
+from tests.database import with_tables
 from tests.platform.instance import ROOT, Instance, tiny_model_folder
 
 GIVEN = "token-abc123"
@@ -38,7 +39,7 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
     (short_tmp / "our_middleware.py").write_text(MIDDLEWARE)
     (short_tmp / "settings.yaml").write_text("response_role: narrator\nmax-model-len: 512\n")
     with Instance(
-        short_tmp / "serve",
+        with_tables(short_tmp / "serve"),
         *("--model", str(model), "--served-model-name", "first", "second", "third"),
         *("--api-key", GIVEN, "--config", str(short_tmp / "settings.yaml")),
         *("--middleware", "our_middleware.Mark", "--root-path", "/quire"),

@@ -23,6 +23,7 @@ from config.up.banner import command
 from config.up.gateways import listen, url_of
 from config.up.lock import InUse, exclusive
 from config.up.models import ensure_model
+from tests.database import with_tables
 from tests.platform.instance import (
     ROOT,
     Instance,
@@ -262,7 +263,9 @@ def test_a_model_that_cannot_be_loaded_ends_the_start_with_its_reason(
     short_tmp: Path, model: str
 ) -> None:
     broken = f"{sys.executable},-c,raise SystemExit(3)"
-    with Instance(short_tmp / "bad", "--model", model, QUIRE_ENGINE_COMMAND=broken) as up:
+    with Instance(
+        with_tables(short_tmp / "bad"), "--model", model, QUIRE_ENGINE_COMMAND=broken
+    ) as up:
         assert up.process.wait(60) == 1
         assert "tiny can't be served: the replica exited with status 3" in up.text()
         assert "Traceback" not in up.text()

@@ -27,6 +27,7 @@ from tests.console.beats import heartbeat
 from tests.console.browser.playground import PlaygroundPage
 from tests.console.live import ROOT, LiveServer, environment
 from tests.console.seed import PASSWORD
+from tests.database import with_tables
 
 CHROMIUM = os.environ.get("QUIRE_TEST_CHROMIUM", "/usr/bin/chromium")
 FLAGS = [
@@ -63,7 +64,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="package")
 def instance(redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of an instance with `tests.console.rows` in its database."""
-    data_dir = tmp_path_factory.mktemp("instance")
+    data_dir = with_tables(tmp_path_factory.mktemp("instance"))
     env = environment(data_dir, redis_url, f"c{uuid.uuid4().hex[:12]}")
     subprocess.run(
         [sys.executable, "-m", "tests.console.seed"], cwd=ROOT, env=env, check=True, timeout=300

@@ -1,0 +1,53 @@
+"""A database with all tables, made once a run and copied: making one takes seconds of a core."""
+
+from __future__ import annotations
+
+import atexit
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME = "quire.sqlite3"
+
+
+def with_tables(data_dir: Path) -> Path:
+    """`data_dir`, private and with a database in it that was just migrated, unless it has one.
+
+    What a first start does to an empty folder is tested in test_up.py, which doesn't use this.
+    """
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (data_dir / NAME).exists():
+        (data_dir / NAME).touch(mode=0o600)
+        (data_dir / NAME).write_bytes(_tables())
+    return data_dir
+
+
+@cache
+def _tables() -> bytes:
+    """Made by whichever worker of this run asks first, and kept until that one ends."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+    folder = Path(tempfile.gettempdir()) / f"quire-tables-{run}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / NAME).exists():
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
+            making = folder / "making"
+            environment = {
+                key: value for key, value in os.environ.items() if not key.startswith("DATABASE_")
+            }
+            subprocess.run(
+                [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+                cwd=ROOT,
+                env=environment | {"QUIRE_DATA_DIR": str(making)},
+                check=True,
+                timeout=300,
+            )
+            (making / NAME).rename(folder / NAME)
+        return (folder / NAME).read_bytes()
