@@ -30,14 +30,17 @@ class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What another gateway must know of a stream to go on with it.
 
     Attributes:
-        tenant_id: whose it is. print: of the request; the same request has the same one.
-        gateway: the process that let it in, for the ledger. outbox: its engine client.
+        tenant_id, holder: whose it is: the tenant's, and within it a key's or a person's.
+        print: of the request; the same request has the same one.
+        gateway: the process that let it in, for the ledger. ledger_id: under which it settles,
+            "" for the stream's own id. outbox: its engine client.
         requests: the engine's ids of its prompts. started_at, seed: as they were.
         output_tokens: how many may be generated, None for no limit but the request's own.
         read_until: the last item of the stored conversation that its prompt is made of.
     """
 
     tenant_id: int
+    holder: str
     print: bytes
     gateway: str
     outbox: str
@@ -46,6 +49,7 @@ class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
     seed: int
     output_tokens: int | None = None
     read_until: int | None = None
+    ledger_id: str = ""
 
 
 def journal_key(prefix: str, stream: str) -> str:

@@ -25,7 +25,7 @@ from inference.generation.usage import Usage
 from inference.metrics import recorder
 from inference.metrics.history import history
 from inference.resuming.position import MAX_OUTPUTS, Position, asked_position
-from inference.resuming.read_until import read_until
+from inference.resuming.read_until import holder_of, read_until
 from inference.resuming.takeover import Taken, request_print, settle_later, take_over_stream
 from inference.tracing import generation_span
 from inference.web.asked import asked
@@ -180,8 +180,10 @@ class Generation:
         job, client = self.job, get_engine_client()
         about = OpenStream(
             tenant_id=job.caller.tenant_id,
+            holder=holder_of(job.caller),
             print=fingerprint,
             gateway=GATEWAY,
+            ledger_id="" if self._taken is None else self._taken.ledger_id,
             outbox=client.gateway_id,
             requests=job.engine_ids,
             started_at=job.started_at,

@@ -43,18 +43,30 @@ async def read_before(caller: Caller) -> int | None:
     client = get_engine_client()
     await client.start()
     try:
-        about = await open_stream(client, position.stream, caller.tenant_id)
+        about = await open_stream(client, position.stream, caller)
     except RedisError as error:
         raise Overloaded("Streams can't be looked up right now. Try again.") from error
     return None if about is None else about.read_until
 
 
-async def open_stream(client: EngineClient, stream: str, tenant_id: int) -> OpenStream | None:
-    """What its first gateway wrote down; None if it isn't there or isn't this tenant's.
+def holder_of(caller: Caller) -> str:
+    """Who may go on with a stream within its tenant: who began it, be it with the next key.
+
+    It's billed as the first key's, and its limits and budgets have reserved it.
+    """
+    if caller.key_id is None:
+        return f"user {caller.user_id}"
+    return f"key {caller.key_family or caller.key_id}"
+
+
+async def open_stream(client: EngineClient, stream: str, caller: Caller) -> OpenStream | None:
+    """What its gateway wrote down; None if it isn't there or isn't this caller's.
 
     Raises: RedisError.
     """
     name = protocol.stream_key(stream, client.settings.key_prefix)
     data: Any = await client.redis.hget(name, "open")  # type: ignore[misc]
     about = decode_open(data) if data is not None else None
-    return about if about is not None and about.tenant_id == tenant_id else None
+    if about is None or about.tenant_id != caller.tenant_id:
+        return None
+    return about if about.holder == holder_of(caller) else None

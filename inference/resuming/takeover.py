@@ -26,7 +26,7 @@ from inference.errors import Overloaded
 from inference.generation.usage import Usage
 from inference.resuming.position import Position
 from inference.resuming.read_until import open_stream
-from metering.access import UNLIMITED, Admission, admit, take_over
+from metering.access import UNLIMITED, Admission, Asking, admit, take_over
 from tenants.errors import NotFound
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Taken:
         position: where its client is. about: what its first gateway wrote down.
         known: [prompt][output]; all that is known of each, as one piece.
         epoch: how often it was taken over.
+        ledger_id: under which the ledger has what this gateway settles.
         billed: what is settled of it already; None: nothing, and it is all ours to settle.
     """
 
@@ -63,6 +64,7 @@ class Taken:
     about: OpenStream
     known: list[list[Piece]]
     epoch: int
+    ledger_id: str
     billed: Usage | None = None
 
     @property
@@ -76,10 +78,14 @@ class Taken:
         return all(piece.finish_reason for outputs in self.known for piece in outputs)
 
     @property
-    def ledger_id(self) -> str:
-        """Under which the ledger has what this gateway settles."""
-        stream = self.position.stream
-        return stream if self.billed is None else f"{stream}.{self.epoch}"
+    def counts(self) -> dict[str, int]:
+        """Tokens by "engine request/output" of what has begun, as a bill needs them."""
+        return {
+            protocol.output_field(engine_id, piece.index): len(piece.token_ids)
+            for engine_id, outputs in zip(self.about.requests, self.known, strict=True)
+            for piece in outputs
+            if piece.token_ids or piece.finish_reason
+        }
 
     @property
     def as_known(self) -> Known:
@@ -199,25 +205,36 @@ async def settle_later(client: EngineClient, job: Job, taken: Taken) -> Admissio
     Where another one did already, what it billed is kept in `taken`, and only what comes behind
     that is let in and settled. Raises what `admit` raises.
     """
-    asking = job.asking(client.gateway_id)
+    stream, whole = taken.position.stream, job.asking(client.gateway_id)
+    if taken.ledger_id != stream:  # the one before had the rest of it alone
+        taken.billed = await _billed(client, taken)
+    asking = whole if taken.billed is None else _rest(whole, taken)
+    asking = replace(asking, known=taken.counts)
     admission = await take_over(job.caller, asking, gateway=taken.about.gateway)
     if admission is not None:
         return replace(admission, output_tokens=taken.about.output_tokens)
-    taken.billed = await _billed(client, taken)
+    taken.ledger_id, taken.billed = f"{stream}.{taken.epoch}", await _billed(client, taken)
     if taken.finished:
         return UNLIMITED
     left = max(len(job.prompts), job.max_output_tokens - taken.num_tokens)
-    rest = replace(
-        asking,
-        request_id=taken.ledger_id,
-        prompt_tokens=0,
-        max_output_tokens=left,
-        prompts=[0] * len(job.prompts),
-    )
+    rest = replace(_rest(whole, taken), max_output_tokens=left, known=taken.counts)
     admission = await admit(job.caller, rest)
     if admission.output_tokens is None:
         return admission
     return replace(admission, output_tokens=admission.output_tokens + taken.num_tokens)
+
+
+def _rest(whole: Asking, taken: Taken) -> Asking:
+    """A request of which something is settled already: its prompts are, and tokens."""
+    billed = taken.billed or Usage()
+    return replace(
+        whole,
+        request_id=taken.ledger_id,
+        prompt_tokens=0,
+        prompts=[0] * len(whole.prompts),
+        stream_id=taken.position.stream,
+        billed=(billed.prompt_tokens, billed.completion_tokens),
+    )
 
 
 async def _billed(client: EngineClient, taken: Taken) -> Usage:
@@ -232,7 +249,7 @@ async def _billed(client: EngineClient, taken: Taken) -> Usage:
 async def _take(client: EngineClient, job: Job, position: Position, fingerprint: bytes) -> Taken:
     prefix, redis = client.settings.key_prefix, client.redis
     name = protocol.stream_key(position.stream, prefix)
-    about = await open_stream(client, position.stream, job.caller.tenant_id)
+    about = await open_stream(client, position.stream, job.caller)
     if about is None:
         raise StreamGone
     if about.print != fingerprint:
@@ -248,7 +265,7 @@ async def _take(client: EngineClient, job: Job, position: Position, fingerprint:
     for delta in left:
         number = about.requests.index(protocol.first_attempt(delta.request_id))
         _extend(known[number][delta.index], delta.start, piece_of(delta, number, 0))
-    taken = Taken(position, about, known, epoch)
+    taken = Taken(position, about, known, epoch, about.ledger_id or position.stream)
     taken.check()
     client.spawn(_sweep_again(client, about))
     return taken

@@ -130,6 +130,7 @@ class Asking:
             budgets narrowed to it hold beside those of the model.
         outbox: the stream that tells what ran, should this gateway die. stream: for the ledger.
         header_id: the `x-request-id` that it came with.
+        stream_id, billed, known: of a stream that another gateway had, see `OpenRequest`.
     """
 
     request_id: str
@@ -144,6 +145,9 @@ class Asking:
     outbox: str = ""
     stream: bool = False
     header_id: str = ""
+    stream_id: str = ""
+    billed: tuple[int, int] = (0, 0)
+    known: Mapping[str, int] = field(default_factory=dict)
 
     def to_bill(self, caller: Caller, rates: Rates) -> bytes:
         """What another gateway bills should this one die."""
@@ -164,6 +168,9 @@ class Asking:
             adapter=adapted.name,
             adapter_digest=adapted.digest,
             header_id=self.header_id,
+            stream_id=self.stream_id,
+            billed=self.billed,
+            known=dict(self.known),
         ).encode()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 
 import msgspec
 
@@ -25,6 +26,9 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     Attributes:
         prompts: tokens of each prompt. outputs: of each prompt. rates: its prices.
         outbox: whose outbox tells what ran. header_id: its `x-request-id`.
+        stream_id: whose rest it is, "" for a whole request: the engine knows it by that id.
+        billed: prompt and output tokens of the stream that were settled before.
+        known: "engine's id/output" -> tokens that there were when this gateway took it over.
         The rest is as in `UsageRecord`.
     """
 
@@ -43,6 +47,9 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     adapter_digest: str = ""
     outputs: int = 1
     header_id: str = ""
+    stream_id: str = ""
+    billed: tuple[int, int] = (0, 0)
+    known: dict[str, int] = {}
 
     def encode(self) -> bytes:
         """MessagePack."""
@@ -53,24 +60,31 @@ class OpenRequest(msgspec.Struct, kw_only=True):
         """Raises msgspec.DecodeError or ValidationError for what is none."""
         return msgspec.msgpack.decode(data, type=cls)
 
+    @property
+    def whole_id(self) -> str:
+        """Of the request that it is, or is the rest of."""
+        return self.stream_id or self.request_id
+
     def names(self) -> list[str]:
         """The engine's ids of its prompts."""
         if len(self.prompts) == 1:
-            return [self.request_id]
-        return [f"{self.request_id}-{number}" for number in range(len(self.prompts))]
+            return [self.whole_id]
+        return [f"{self.whole_id}-{number}" for number in range(len(self.prompts))]
 
-    def record(self, counts: dict[str, int], now: float) -> UsageRecord:
-        """Its usage. `counts`: the engine's id -> output tokens; without one it didn't begin.
+    def record(self, counts: Mapping[str, int], now: float) -> UsageRecord:
+        """Its usage. `counts`: "engine's id/output" -> output tokens; without one it didn't begin.
 
         An answer in one piece never left its gateway: nothing of it is billed, and who asks again
         pays once.
         """
-        ran = [
-            (tokens, counts[name])
-            for tokens, name in zip(self.prompts, self.names(), strict=True)
-            if name in counts and self.stream
-        ]
-        prompt, completion = sum(p for p, _ in ran), sum(c for _, c in ran)
+        prompt = completion = 0
+        for tokens, name in zip(self.prompts, self.names(), strict=True):
+            fields = [f"{name}/{index}" for index in range(self.outputs)]
+            ran = [max(counts.get(f, -1), self.known.get(f, -1)) for f in fields]
+            if self.stream and max(ran) >= 0:
+                prompt += tokens
+                completion += sum(max(0, count) for count in ran)
+        completion = max(0, completion - self.billed[1])
         return UsageRecord(
             request_id=self.request_id,
             tenant_id=self.tenant_id,

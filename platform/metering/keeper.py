@@ -101,11 +101,15 @@ def bury(client: redis.Redis, gateway: str) -> int:
             logger.error("an open request of %s can't be read: %s", gateway, error)
             continue
         if request.outbox not in counts:
-            counts[request.outbox] = tokens_of(client, request.outbox)
+            counts[request.outbox] = outputs_of(client, request.outbox)
         record = request.record(counts[request.outbox], time.time())
-        _settle(client, record, gateway, Account(request.names(), request.outputs))
+        prompt, output = request.billed
+        account = Account(
+            request.names(), request.outputs, billed_prompt=prompt, billed_output=output
+        )
+        _settle(client, record, gateway, account)
         keep_request(record, RequestNote(header_id=request.header_id, **_LOST))
-        _tell_billed(client, record)
+        _tell_billed(client, request, record)
     client.delete(open_key(gateway))
     client.zrem(gateways_key(), gateway)
     if left:
@@ -113,35 +117,32 @@ def bury(client: redis.Redis, gateway: str) -> int:
     return len(left)
 
 
-def _tell_billed(client: redis.Redis, record: UsageRecord) -> None:
+def _tell_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord) -> None:
     """Whoever goes on with the stream, if anybody does, bills what comes then."""
-    name = protocol.stream_key(record.request_id, settings.QUIRE["KEY_PREFIX"])
+    name = protocol.stream_key(request.whole_id, settings.QUIRE["KEY_PREFIX"])
     if client.exists(name):
-        counts = {"prompt": record.prompt_tokens, "billed": record.completion_tokens}
+        prompt, output = request.billed
+        counts = {
+            "prompt": prompt + record.prompt_tokens,
+            "billed": output + record.completion_tokens,
+        }
         client.hset(name, mapping=counts)
 
 
-def tokens_of(client: redis.Redis, outbox: str) -> dict[str, int]:
-    """Output tokens by engine request, over all outputs: those read and those that wait."""
+def outputs_of(client: redis.Redis, outbox: str) -> dict[str, int]:
+    """Tokens by "engine request/output": those read and those that wait."""
     prefix = settings.QUIRE["KEY_PREFIX"]
-    outputs: dict[tuple[str, int], int] = {}
     read: dict[bytes, bytes] = client.hgetall(protocol.progress_key(outbox, prefix))
-    for name, count in read.items():
-        request_id, _, index = name.decode().rpartition("/")
-        outputs[request_id, int(index)] = int(count)
+    outputs = {name.decode(): int(count) for name, count in read.items()}
     for _, fields in client.xrange(protocol.outbox_key(outbox, prefix)):
         try:
             batch = protocol.decode_outbox(fields[protocol.FIELD])
         except (msgspec.DecodeError, msgspec.ValidationError, KeyError):
             continue
         for delta in batch.deltas:
-            place = protocol.first_attempt(delta.request_id), delta.index
-            so_far = delta.start + len(delta.token_ids)
-            outputs[place] = max(outputs.get(place, 0), so_far)
-    found: dict[str, int] = {}
-    for (request_id, _), count in outputs.items():
-        found[request_id] = found.get(request_id, 0) + count
-    return found
+            name = protocol.output_field(protocol.first_attempt(delta.request_id), delta.index)
+            outputs[name] = max(outputs.get(name, 0), delta.start + len(delta.token_ids))
+    return outputs
 
 
 def _settle(

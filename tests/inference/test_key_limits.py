@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 
 from inference.asgi import GatewayHandler
 from metering import actions as money
-from metering.keeper import tokens_of
+from metering.keeper import outputs_of
 from metering.redis_clients import sync_client
 from tenants import actions
 from tenants.actors import SYSTEM
@@ -140,7 +140,7 @@ async def test_what_is_running_is_known_outside_the_gateway(gateway: Gateway) ->
         answer = asyncio.create_task(gateway.client.post("/v1/completions", body))
         await until(lambda: replica.running)
         outbox = get_engine_client().gateway_id
-        await until(lambda: any(count > 40 for count in tokens_of(sync_client(), outbox).values()))
+        await until(lambda: any(count > 40 for count in outputs_of(sync_client(), outbox).values()))
         reply = (await answer).json()
-    ((_, count),) = tokens_of(sync_client(), outbox).items()
+    ((_, count),) = outputs_of(sync_client(), outbox).items()
     assert count == reply["usage"]["completion_tokens"] == 60

@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -178,9 +179,7 @@ async def test_fault_49_a_stream_whose_client_left_goes_on_and_is_billed_once(
     assert len({row.request_id for row in rows}) == len(rows) == 2
 
 
-async def test_a_stream_is_its_tenants_and_its_requests_alone(
-    storyteller: Gateway, rows: Any
-) -> None:
+async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway, rows: Any) -> None:
     from tenants import actions
     from tenants.actors import SYSTEM
     from tenants.db_threads import in_db_thread
@@ -198,16 +197,25 @@ async def test_a_stream_is_its_tenants_and_its_requests_alone(
         reply = await ask(storyteller, "chat", after=gone)
         assert (reply.status, reply.error["code"]) == (404, "stream_not_found")
 
-    def stranger() -> str:
-        tenant = actions.create_tenant(actor=SYSTEM, name="Stranger")
-        return actions.create_key(actor=SYSTEM, tenant=tenant, name="k").secret
+    def others() -> list[str]:
+        stranger = actions.create_tenant(actor=SYSTEM, name="Stranger")
+        own, key = rows.tenant, rows.key
+        return [
+            actions.create_key(actor=SYSTEM, tenant=stranger, name="k").secret,
+            actions.create_key(actor=SYSTEM, tenant=own, name="k").secret,
+            actions.rotate_key(actor=SYSTEM, key=key, overlap=timedelta(days=1)).secret,
+        ]
 
-    secret = await in_db_thread(stranger)
     path, body = REQUESTS["chat"]
-    headers = {"last-event-id": last, "authorization": f"Bearer {secret}"}
-    exchange = storyteller.client.open("POST", path, body | {"stream": True}, headers=headers)
-    reply = await asyncio.wait_for(exchange.reply(), 30)
-    assert (reply.status, reply.error["code"]) == (404, "stream_not_found")
+    told = []
+    for secret in await in_db_thread(others):
+        headers = {"last-event-id": last, "authorization": f"Bearer {secret}"}
+        exchange = storyteller.client.open("POST", path, body | {"stream": True}, headers=headers)
+        reply = await asyncio.wait_for(exchange.reply(), 30)
+        told.append((reply.status, reply.error["code"] if reply.status != 200 else ""))
+    # A stranger's key, another one of the tenant, and the one that follows the stream's.
+    gone = (404, "stream_not_found")
+    assert told == [gone, gone, (200, "")]
 
 
 def test_ids_say_where_a_client_is() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,9 +14,10 @@ from django.conf import settings
 from django.core.management import CommandError, call_command
 from django.db.models import F
 
-from engine.contract.protocol import TokenDelta, written_fields, written_key
-from metering.access import Account, Asking, UsageRecord, admit, settle
+from engine.contract.protocol import TokenDelta, stream_key, written_fields, written_key
+from metering.access import Account, Asking, UsageRecord, admit, settle, take_over
 from metering.accounts import name_of, since_key, sums_key
+from metering.admission import taken_key
 from metering.drain import drain_once
 from metering.gateways import GATEWAY, open_key
 from metering.keeper import beat, bury, gateways_key
@@ -212,6 +214,86 @@ async def test_fault_49_what_a_dead_gateway_left_is_closed_by_who_buries_it(
     await in_db_thread(drain_once, client)
     found = await in_db_thread(look, client)
     assert found.lines[0].ledger == [10, 24]
+    assert found.exact
+
+
+@pytest.mark.parametrize("more", [13, 0], ids=["with tokens", "before its first token"])
+async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
+    world: World, client: redis.Redis, more: int
+) -> None:
+    whole = Asking(
+        request_id="r",
+        endpoint="chat",
+        model="m",
+        prompt_tokens=10,
+        max_output_tokens=50,
+        prompts=[10],
+        outbox="gone",
+        stream=True,
+    )
+    stream = stream_key("r", settings.QUIRE["KEY_PREFIX"])
+    client.hset(stream, "open", b"")
+    await in_db_thread(budget, world, tokens=1000)
+    await admit(caller(world), whole)
+    await close_redis_link()
+    client.rename(open_key(GATEWAY), open_key("dead"))
+    engine_writes(client, "r", 10, 7)
+    client.hset(key("progress:gone"), "r/0", 7)
+    await in_db_thread(bury, client, "dead")
+    rest = replace(
+        whole,
+        request_id="r.1",
+        prompt_tokens=0,
+        prompts=[0],
+        outbox="gone too",
+        stream_id="r",
+        billed=(10, 7),
+        known={"r/0": 7},
+    )
+    await admit(caller(world), rest)
+    await close_redis_link()
+    client.rename(open_key(GATEWAY), open_key("dead too"))
+    if more:
+        engine_writes(client, "r", 10, 7 + more)
+        client.hset(key("progress:gone too"), "r/0", 7 + more)
+    assert await in_db_thread(bury, client, "dead too") == 1
+    assert client.hmget(stream, "prompt", "billed") == [b"10", str(7 + more).encode()]
+    await in_db_thread(drain_once, client)
+    found = await in_db_thread(look, client)
+    assert found.lines[0].ledger == [10, 7 + more]
+    assert found.exact
+
+
+async def test_fault_49_a_gateway_that_dies_before_a_token_bills_what_was_known_when_it_took_over(
+    world: World, client: redis.Redis
+) -> None:
+    asking = Asking(
+        request_id="r",
+        endpoint="chat",
+        model="m",
+        prompt_tokens=10,
+        max_output_tokens=50,
+        prompts=[10],
+        outputs=2,
+        outbox="gone",
+        stream=True,
+    )
+    await in_db_thread(budget, world, tokens=1000)
+    await admit(caller(world), asking)
+    await close_redis_link()
+    client.rename(open_key(GATEWAY), open_key("dead"))
+    engine_writes(client, "r", 10, 7, 4)
+    taken = replace(asking, outbox="gone too", known={"r/0": 7, "r/1": 4})
+    assert await take_over(caller(world), taken, gateway="dead") is not None
+    await close_redis_link()
+    client.rename(open_key(GATEWAY), open_key("dead too"))
+    client.set(taken_key("r"), "dead too")
+    client.hset(key("progress:gone too"), "r/1", 6)
+    engine_writes(client, "r", 10, 7, 6)
+    assert await in_db_thread(bury, client, "dead too") == 1
+    await in_db_thread(drain_once, client)
+    found = await in_db_thread(look, client)
+    assert found.lines[0].ledger == [10, 13]
     assert found.exact
 
 
