@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from django.http import QueryDict
 
 from engine.contract.errors import InvalidRequest
-from metering.access import WIDTHS, Question, access_report_tenants
+from metering.access import WIDTHS, Question, access_report_tenants, first_page
 from tenants.authentication import Caller
 
 #: Buckets on a page by width: what is given without `limit`, and the most.
@@ -54,9 +54,8 @@ def read_query(
     if query.get("start_time") is None:
         raise InvalidRequest("start_time is required: seconds since 1970.", param="start_time")
     first = _floor(_integer(query, "start_time", 0, 0, LAST_SECOND), step)
-    page = query.get("page")
-    if page is not None:
-        first = _floor(_page(page), step)
+    if query.get("page") is not None:
+        first = _floor(_page(query["page"]), step)
     now = int(datetime.now(UTC).timestamp())
     end = _integer(query, "end_time", min(LAST_SECOND, now + 1), 0, LAST_SECOND)
     seconds = int(step.total_seconds())
@@ -76,8 +75,12 @@ def read_query(
         models=_list(query, "models"),
         pooling=pooling,
     )
+    page = first_page(question)
+    if page.end < question.end:
+        last = int(page.end.timestamp())
+        count = (last - first) // seconds
     buckets = [_moment(first + number * seconds) for number in range(count)]
-    return Asked(question, buckets, f"page_{last}" if wanted > count else None, as_csv)
+    return Asked(page, buckets, f"page_{last}" if wanted > count else None, as_csv)
 
 
 def _list(query: QueryDict, name: str) -> list[str]:

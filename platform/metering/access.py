@@ -12,6 +12,7 @@ from metering.admission import (
 from metering.errors import BudgetSpent, RateLimited
 from metering.gateways import GATEWAY
 from metering.records import UsageRecord
+from metering.report_pages import first_page
 from metering.reports import WIDTHS, Question, Sums, access_report_tenants, report
 from metering.requests.note import (
     MOST_HOPS,
@@ -51,6 +52,7 @@ __all__ = [
     "access_usage",
     "access_usage_entries",
     "admit",
+    "first_page",
     "keep_content",
     "keep_refusal",
     "keep_request",

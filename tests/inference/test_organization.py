@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 import pytest
 from asgiref.sync import sync_to_async
 
+from metering import report_pages
 from metering.ledger import insert_records
 from metering.records import UsageRecord
 from tenants import actions
@@ -51,6 +52,35 @@ async def ask(gateway: Gateway, path: str = USAGE, secret: str = "", **query: An
 def key(tenant: Tenant, *scopes: str, maker: User | None = None) -> tuple[ApiKey, str]:
     made = actions.create_key(actor=maker or SYSTEM, tenant=tenant, scopes=scopes)
     return made.key, made.secret
+
+
+@pytest.mark.parametrize(("width", "hours"), [("1d", 24), ("1h", 1), ("1m", 1)])
+async def test_a_page_ends_early_where_there_is_much_to_read_and_the_next_goes_on(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch, width: str, hours: int
+) -> None:
+    monkeypatch.setattr(report_pages, "MOST_ROWS", 3)
+    monkeypatch.setattr(report_pages, "MOST_ROWS_ADDED_UP", 4)
+    for step in range(3):
+        at = DAY + timedelta(hours=hours * step)
+        for number in range(2):
+            await sync_to_async(use)(gateway.rows.tenant, at, model=f"model-{number}")
+    query = {"bucket_width": width, "limit": 180 if width == "1m" else 3, "group_by": "project_id"}
+    query["end_time"] = int((DAY + timedelta(hours=3 * hours)).timestamp())
+    told, pages, page = [], 0, {"has_more": True, "next_page": None}
+    while page["has_more"]:
+        again = {"page": page["next_page"]} if page["next_page"] else {}
+        page = (await ask(gateway, **query, **again)).json()
+        pages += 1
+        told += [
+            (bucket["start_time"], result["num_model_requests"])
+            for bucket in page["data"]
+            for result in bucket["results"]
+        ]
+    start = int(DAY.timestamp())
+    assert (pages, told) == (3, [(start + 3600 * hours * step, 2) for step in range(3)])
+    few = (await ask(gateway, **{**query, "group_by": "model"})).json()
+    begun = [bucket for bucket in few["data"] if bucket["results"]]
+    assert len(begun) == (1 if width == "1m" else 2)
 
 
 async def test_buckets_by_day_hold_what_a_tenant_used(gateway: Gateway) -> None:
