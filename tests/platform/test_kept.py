@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from config.up import workers
 from config.up.kept import KeptProcesses
 
 
@@ -40,3 +41,14 @@ def until(kept: KeptProcesses, condition: Callable[[], bool]) -> None:
         assert time.monotonic() < deadline
         kept.tick()
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("held", "sent"), [(1, ["inference.sweep"]), (0, [])])
+def test_other_workers_are_told_of_what_a_dead_one_held(
+    held: int, sent: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(workers, "release_leases_of_dead", lambda process: held)
+    monkeypatch.setattr(workers, "hint", told.append)
+    workers.give_back(17)
+    assert told == sent

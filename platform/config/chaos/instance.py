@@ -30,7 +30,7 @@ from config.redis_urls import socket_path, socket_url
 from engine.contract import protocol
 from engine.contract.protocol import Heartbeat
 
-REPLICAS, GATEWAYS = 2, 2
+REPLICAS, GATEWAYS, WORKERS = 2, 2, 2
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
 #: What a process's command line has, by what it is.
 MARKS = {
@@ -82,7 +82,7 @@ class Instance:
         alive = {beat.pid for beat in beats if beat.state == "ready"}
         here = self.pids("replica")
         others = [len(self.pids(what)) for what in ("gateway", "worker", "redis")]
-        return len(here) == REPLICAS + 1 and alive >= set(here) and others == [GATEWAYS, 1, 1]
+        return len(here) == REPLICAS + 1 and alive >= set(here) and others == [GATEWAYS, WORKERS, 1]
 
     def served(self) -> set[str]:
         """What clients can ask for: models, and adapters once a worker has checked them."""
@@ -137,7 +137,7 @@ def command_line(pid: int) -> bytes:
 
 @asynccontextmanager
 async def running(log: Path | None = None) -> AsyncIterator[Instance]:
-    """An instance with two replicas, two gateways, a worker and a model for pooling.
+    """An instance with two replicas, gateways and workers, and a model for pooling.
 
     `log`: where its log stays; None: nowhere. Raises: `StartFailed`.
     """

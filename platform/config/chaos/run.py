@@ -141,7 +141,6 @@ class Run:
             await asyncio.sleep(planned.after_s)
             if time.monotonic() > end:
                 return
-            before = set(self._open)
             window = Window(planned.name, time.monotonic())
             self._outcome.windows.append(window)
             try:
@@ -152,10 +151,10 @@ class Run:
             await client.healthy()
             window.ended = time.monotonic()
             self._note(f"{planned.name}: whole again after {window.ended - window.began:.1f} s")
-            await self._ended(before, planned.name)
+            await self._ended(set(self._open), planned.name)
 
     async def _ended(self, requests: set[int], name: str) -> None:
-        """What ran when the fault came has ended, so that the next fault isn't to blame for it."""
+        """What ran beside the fault has ended, so that the next one isn't to blame for it."""
         try:
             await holds(lambda: not self._open & requests, ENDED_WITHIN_S)
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""The worker of `manage.py up`, and what becomes of its work when it dies."""
+"""The workers of `manage.py up`, and what becomes of their work when one dies."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from django.db import DatabaseError, InterfaceError
 
 from config.up.kept import KeptProcesses
 from storage.actions import release_leases_of_dead
+from tenants.work import hint
 
 logger = logging.getLogger(__name__)
 
 
-def kept_worker() -> KeptProcesses:
-    """One worker, started again whenever it ends.
+def kept_workers(count: int) -> KeptProcesses:
+    """So many workers, each started again whenever it ends.
 
-    The next one looks for work at its start, and finds what the last one held: who has seen it die
-    needn't wait for its leases to run out.
+    Who has seen one die needn't wait for its leases to run out: another one takes its work at
+    once, or the next one at its start.
     """
-    return KeptProcesses("worker", ["manage.py", "worker"], on_death=give_back)
+    return KeptProcesses("worker", ["manage.py", "worker"], count, on_death=give_back)
 
 
 def give_back(process: int) -> None:
     """Let others take what a dead worker held. Without a database its leases run out."""
     try:
-        release_leases_of_dead(process=process)
+        given = release_leases_of_dead(process=process)
     except (DatabaseError, InterfaceError) as error:
         logger.warning("the leases of worker process %d run out by themselves: %s", process, error)
+        return
+    if given:
+        hint("inference.sweep")

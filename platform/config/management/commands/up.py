@@ -28,7 +28,7 @@ from config.up.server_flags import (
     use_server_flags,
 )
 from config.up.stack import ModelFailed, Stack, StartFailed, Stopped
-from config.up.workers import kept_worker
+from config.up.workers import kept_workers
 from engine.contract.config import add_cli_args
 from metering.drain import Drainer
 from tenants.commands import QuireCommand
@@ -148,7 +148,9 @@ class Command(QuireCommand):
             wanted.take_back()
             raise
         if not options["no_worker"]:  # not before: the first token shall not wait for it
-            stack.worker = kept_worker()
+            # A start takes seconds. Who has several of the others wants none of them missed.
+            several = options["workers"] > 1 or options["replicas"] > 1
+            stack.worker = kept_workers(2 if several else 1)
         instance = data_dir / INSTANCE_FILE
         write_ready_file(instance, url, model.name, credentials)
         try:
