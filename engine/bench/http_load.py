@@ -26,13 +26,22 @@ class ServerFailed(QuireError):
     """The server can't be reached, or refuses; the message says what it said."""
 
 
+class Later(ServerFailed):
+    """The server is full, and says in how many seconds to ask again."""
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.seconds = seconds
+
+
 @dataclass(slots=True)
 class Target:
-    """Where the load goes."""
+    """Where the load goes. `again`: ask again when the server says "later", as SDKs do."""
 
     url: SplitResult
     model: str
     api_key: str = ""
+    again: bool = False
 
 
 @dataclass(slots=True)
@@ -57,11 +66,14 @@ class Results:
 
     samples: list[Sample] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    #: Seconds of each "later" that was followed.
+    waits: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
     def row(self) -> dict[str, Any]:
         """The figures of the run."""
         tokens = sum(sample.tokens for sample in self.samples)
+        later = {"refused": len(self.waits), **spread_ms("retry_after", self.waits)}
         return {
             "completed": len(self.samples),
             "failed": len(self.failures),
@@ -74,6 +86,7 @@ class Results:
             **spread_ms("itl", [gap for sample in self.samples for gap in sample.gaps]),
             **spread_ms("tpot", [sample.tpot for sample in self.samples if sample.tokens > 1]),
             **spread_ms("e2e", [sample.total for sample in self.samples]),
+            **(later if self.waits else {}),
         }
 
 
@@ -107,7 +120,15 @@ async def open_loop(target: Target, jobs: list[Job], rate: float, seed: int = 0)
 async def _measured(target: Target, job: Job, results: Results) -> None:
     """Run one job; a failure is counted and shown, never hidden."""
     try:
-        results.samples.append(await _request(target, job))
+        while True:
+            try:
+                results.samples.append(await _request(target, job))
+                return
+            except Later as later:
+                if not target.again:
+                    raise
+                results.waits.append(later.seconds)
+                await asyncio.sleep(later.seconds)
     except ServerFailed as error:
         results.failures.append(error.message)
     except (OSError, RuntimeError, ValueError, asyncio.IncompleteReadError) as error:
@@ -201,13 +222,18 @@ async def _read_stream(reader: asyncio.StreamReader) -> tuple[list[float], int]:
 async def _read_head(reader: asyncio.StreamReader) -> bool:
     """Whether the body is chunked. Raises `ServerFailed` for any status but 200."""
     status = (await reader.readline()).decode("utf-8", "replace").strip()
-    chunked = False
+    chunked, seconds = False, ""
     while (line := await reader.readline()) not in (b"\r\n", b""):
-        chunked |= line.lower().startswith(b"transfer-encoding:") and b"chunked" in line.lower()
+        name, _, value = line.decode("latin1").lower().partition(":")
+        chunked |= name == "transfer-encoding" and "chunked" in value
+        seconds = value.strip() if name == "retry-after" else seconds
     if " 200 " in f"{status} ":
         return chunked
     said = " ".join([(line.decode("utf-8", "replace")) async for line in _lines(reader, chunked)])
-    raise ServerFailed(_reason(status, said))
+    reason = _reason(status, said)
+    if seconds.isdigit() and status.partition(" ")[2][:3] in ("429", "503"):
+        raise Later(reason, float(seconds))
+    raise ServerFailed(reason)
 
 
 def _reason(status: str, said: str) -> str:

@@ -86,6 +86,12 @@ def _serve(parser: ArgumentParser) -> None:
         help="open loop instead: this many requests a second, at random times",
     )
     parser.add_argument(
+        "--retry",
+        action="store_true",
+        help="ask again when the server is full (429 and 503), after its Retry-After, as SDKs do; "
+        "prints how many were refused, and for how long",
+    )
+    parser.add_argument(
         "--vocab-size",
         type=_AtLeast(8),
         default=2048,

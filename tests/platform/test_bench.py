@@ -23,7 +23,9 @@ KEY = "secret"
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One model; two tokens for each prompt, to whoever has the key."""
+    """One model; two tokens for each prompt, to whoever has the key, after `full` refusals."""
+
+    full = 0
 
     def log_message(self, format: str, *args: object) -> None:
         """Quiet."""
@@ -34,8 +36,10 @@ class Handler(BaseHTTPRequestHandler):
         self._answer(401, json.dumps({"error": {"message": "No such key."}}))
         return False
 
-    def _answer(self, status: int, body: str) -> None:
+    def _answer(self, status: int, body: str, later: int | None = None) -> None:
         self.send_response(status)
+        if later is not None:
+            self.send_header("Retry-After", str(later))
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
@@ -47,6 +51,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if not self._allowed():
+            return
+        if self.full:
+            type(self).full -= 1
+            self._answer(503, json.dumps({"error": {"message": "Full."}}), later=1)
             return
         assert body["model"] == "tiny"
         texts = [{"choices": [{"text": text}]} for text in ("a", "b")]
@@ -96,6 +104,21 @@ def test_an_open_loop_of_any_rate(server: str) -> None:
     )
     assert "request_rate" in said
     assert "inf" in said
+
+
+def test_a_full_server_is_asked_again_when_it_says(
+    server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Handler, "full", 1)
+    out = tmp_path / "figures.json"
+    ask = ["serve", "--url", server, "--api-key", KEY, "--model", "tiny", "--num-prompts", "1"]
+    bench(*ask, "--concurrency", "1", "--retry", "--json", str(out))
+    row = json.loads(out.read_text())
+    assert (row["completed"], row["failed"], row["refused"]) == (1, 0, 1)
+    assert row["retry_after_p50_ms"] == 1000
+    monkeypatch.setattr(Handler, "full", 1)
+    with pytest.raises(CommandError, match="All requests failed: The server answered 503"):
+        bench(*ask, "--concurrency", "1")
 
 
 def test_a_wrong_key_is_told_with_a_hint(server: str) -> None:

@@ -90,7 +90,9 @@ class Command(BaseCommand):
             raise CommandError(
                 f"--url must be an http:// or https:// address, got {options['url']!r}."
             )
-        target = http_load.Target(url, options["model"] or "", options["api_key"])
+        target = http_load.Target(
+            url, options["model"] or "", options["api_key"], again=options["retry"]
+        )
         target.model = target.model or asyncio.run(http_load.first_model(target))
         rate = options["request_rate"]
         for at, level in enumerate([0] if rate else options["concurrency"]):
