@@ -11,13 +11,14 @@ CLIENTS := tests/clients
 # The same releases everywhere; pyproject.toml holds the ranges they were chosen from.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet --no-input
 
-.PHONY: up install test test-slow sanitize lint format bench clean help
+.PHONY: up install test test-slow sanitize lint audit format bench clean help
 
 help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
 	@echo "make test            install, then lint and run all tests"
 	@echo "make sanitize        the CPU kernels' tests, watched for stray memory accesses and races"
-	@echo "make lint            ruff, mypy, import contracts"
+	@echo "make lint            ruff (with bandit's rules), mypy, import contracts"
+	@echo "make audit           known vulnerabilities of what is pinned, where the data can be reached"
 	@echo "make bench [ARGS=..] measure latency and throughput here"
 	@echo "make clean           remove the virtual environment and caches (data in .quire/ stays)"
 
@@ -43,6 +44,9 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=.:platform $(BIN)/lint-imports
+
+audit: $(VENV)/.installed-test
+	$(BIN)/python deploy/audit.py
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
