@@ -56,7 +56,9 @@ def check_json(name: str, value: Any) -> None:
         if isinstance(item, dict | list) and depth > MAX_DEPTH:
             raise _too_deep(name)
         size += _cost(name, item)
-        if size > MAX_SOURCE_CHARS:
+        # Each entry has a character at least: what holds too many isn't looked at one by one.
+        entries = len(item) if isinstance(item, dict | list) else 0
+        if size + entries > MAX_SOURCE_CHARS:
             raise _too_long(name)
         if isinstance(item, dict):
             for key, entry in item.items():

@@ -11,7 +11,7 @@ from typing import Any
 
 import tokenizers
 
-from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.errors import ContextLengthExceeded, InvalidRequest, ModelLoadError
 from engine.text.files import parse_object, read_text, shortened
 from engine.text.tokenizer_settings import TokenizerSettings
 
@@ -30,6 +30,10 @@ _SUBWORD_PREFIX = re.compile(
 )
 #: Ids up to that many times the tokens, and more, are used by models with gaps.
 _SPARSE, _MOST_UNUSED = 4, 1 << 16
+#: A longer text is tokenised without holding up other threads.
+_LONG_CHARS = 4096
+#: Of one text: no context is longer, and a list of them holds up other threads while it's made.
+MAX_TOKENS = 1 << 20
 #: What Rust's panics become in Python: no `Exception`, and a class that can't be imported.
 _PANIC = "PanicException"
 
@@ -78,17 +82,34 @@ def _is_library_error(error: BaseException) -> bool:
 
 
 def encode(
-    backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool
+    backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool, offsets: bool = False
 ) -> tokenizers.Encoding:
-    """The tokens of a text. Raises `InvalidRequest` where the tokenizer has none for it."""
+    """The tokens of a text.
+
+    Args:
+        offsets: where each token stands in the text is needed too.
+
+    Raises: `InvalidRequest` where the tokenizer has none for it, or more than anyone can use.
+    """
+    # The library holds Python's lock for all of `encode`: seconds for a megabyte, in which no
+    # other thread runs. It lets go of it in a batch.
+    batch = backend.encode_batch if offsets else backend.encode_batch_fast
     try:
-        return backend.encode(text, add_special_tokens=add_special_tokens)
+        if len(text) > _LONG_CHARS:
+            (found,) = batch([text], add_special_tokens=add_special_tokens)
+        else:
+            found = backend.encode(text, add_special_tokens=add_special_tokens)
     except BaseException as error:
         if not _is_library_error(error):
             raise
         raise InvalidRequest(
             f"The model's tokenizer can't read the text: {shortened(error)}.", param="prompt"
         ) from error
+    if len(found) > MAX_TOKENS:
+        raise ContextLengthExceeded(
+            f"The text has {len(found)} tokens; {MAX_TOKENS} are the most.", param="prompt"
+        )
+    return found
 
 
 def _check_merges(text: str, path: Path) -> None:

@@ -123,12 +123,13 @@ class Tokenizer:
 
         `inside`: the text goes on after something else, so it gets no start-of-text prefix space.
         """
-        encoding = encode(self._plain_backend(inside), text, add_special_tokens=False)
-        ids: list[int] = encoding.ids
+        backend = self._plain_backend(inside)
+        ids: list[int] = encode(backend, text, add_special_tokens=False).ids
         forged = next((k for k, token in enumerate(ids) if token in self._never_plain), None)
         if forged is None:
             return ids
         # The model's own vocabulary reaches a special token from characters: break it up.
+        encoding = encode(backend, text, add_special_tokens=False, offsets=True)
         start, end = encoding.offsets[forged]
         if end - start < 2:
             raise InvalidRequest(

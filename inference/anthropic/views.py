@@ -18,6 +18,7 @@ from inference.chat.job import prompt_token_ids
 from inference.generation import find_served
 from inference.openai.schemas.base import Refused
 from inference.openai.serving import add_headers, collect, name_ignored, stream_response
+from inference.rendering.pool import beside
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView, NotFoundView, json_response
 
@@ -38,10 +39,10 @@ class AnthropicView(GatewayView):
         response["request-id"] = response["X-Request-Id"]
         return response
 
-    def parsed(self, schema: type[S], request: GatewayRequest) -> S:
+    async def parsed(self, schema: type[S], request: GatewayRequest) -> S:
         """The checked body. Raises `InvalidRequest` and pydantic's ValidationError."""
         try:
-            return schema.model_validate(self.read_json(request))
+            return await beside(schema.model_validate, self.read_json(request))
         except Refused as refusal:
             raise refusal.error from None
 
@@ -53,7 +54,7 @@ class MessagesView(AnthropicView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One message."""
-        wanted = self.parsed(MessagesRequest, request)
+        wanted = await self.parsed(MessagesRequest, request)
         ignored = wanted.ignored_fields()
         turn = await self._start(request, wanted)
         ignored += unfollowed(turn)
@@ -74,7 +75,7 @@ class MessagesView(AnthropicView):
     async def _start(self, request: GatewayRequest, wanted: MessagesRequest) -> ChatTurn:
         try:
             return await ChatTurn.start(
-                chat_request(wanted),
+                await beside(chat_request, wanted),
                 caller=request.caller,
                 received=request.received,
                 endpoint="messages",
@@ -101,9 +102,9 @@ class CountTokensView(AnthropicView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"input_tokens": ...}`; nothing is generated."""
-        wanted = self.parsed(CountTokensRequest, request)
+        wanted = await self.parsed(CountTokensRequest, request)
         ignored = wanted.ignored_fields()
-        chat = chat_request(wanted)
+        chat = await beside(chat_request, wanted)
         served = await find_served(request.caller, wanted.model)
         tokens = await prompt_token_ids(chat, served)
         response = json_response(_encode({"input_tokens": len(tokens)}))

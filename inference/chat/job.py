@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine.contract.errors import InvalidRequest
 from engine.contract.protocol import ModelInfo
 from engine.contract.sampling_params import SamplingParams
+from engine.text import Tokenizer
 from inference.chat.constraint import chat_constraint
 from inference.chat.options import ChatOptions
 from inference.chat.parsers import ModelParsers
@@ -18,7 +21,9 @@ from inference.chat.thinking import (
 from inference.generation import Job, Served
 from inference.generation.field_names import renamed
 from inference.openai.schemas import ChatRequest
+from inference.openai.schemas.structured import Constraint
 from inference.rendering.messages import system_first, template_messages
+from inference.rendering.pool import beside
 from inference.rendering.prompts import chat_token_ids, truncated
 from inference.web.request_ids import new_id
 from tenants.authentication import Caller
@@ -41,14 +46,7 @@ async def chat_job(
     limit_name = "max_completion_tokens" if chat.max_completion_tokens is not None else "max_tokens"
     names = {"max_tokens": limit_name, "logprobs": "top_logprobs", "prompt": "messages"}
     try:
-        parsers = ModelParsers.of(chat, served)
-        constraint = chat_constraint(chat, parsers, served.tokenizer)
-        sampling = chat.sampling_params(
-            served.info.default_sampling,
-            max_tokens=chat.output_limit,
-            logprobs=chat.logprobs_wanted,
-            structured_outputs=constraint.params,
-        )
+        parsers, constraint, sampling = await beside(_form, chat, served)
         prompt = await prompt_token_ids(chat, served)
         prompt = truncated(
             prompt, sampling.prompt_limit(served.info.max_model_len), chat.truncation_side
@@ -89,6 +87,19 @@ async def chat_job(
     return job, ChatOptions.of(chat, job, parsers.plan(inside, counted), ignored)
 
 
+def _form(chat: ChatRequest, served: Served) -> tuple[ModelParsers, Constraint, SamplingParams]:
+    """What reads the answer, what it must look like, how it's drawn. Raises `InvalidRequest`."""
+    parsers = ModelParsers.of(chat, served)
+    constraint = chat_constraint(chat, parsers, served.tokenizer)
+    sampling = chat.sampling_params(
+        served.info.default_sampling,
+        max_tokens=chat.output_limit,
+        logprobs=chat.logprobs_wanted,
+        structured_outputs=constraint.params,
+    )
+    return parsers, constraint, sampling
+
+
 def cut_limit(sampling: SamplingParams, prompt_tokens: int, model: ModelInfo) -> None:
     """Make an output limit that is over the context, or the KV cache, what is left there."""
     if sampling.max_tokens is None:
@@ -101,14 +112,13 @@ async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:
     """The chat's token ids."""
     template = served.tokenizer.chat_template or ""
     switches = template_switches(chat, template)
-    messages = template_messages(chat.raw_messages, template)
-    if chat.system_anywhere:
-        messages = system_first(messages, served.tokenizer)
+    messages = await beside(_messages, chat, served.tokenizer)
+    tools = await beside(lambda: chat.tools_in_use)
     token_ids = await chat_token_ids(
         served.tokenizer,
         served.info,
         messages,
-        tools=chat.tools_in_use,
+        tools=tools,
         add_generation_prompt=bool(chat.add_generation_prompt),
         continue_final_message=bool(chat.continue_final_message),
         chat_template=chat.chat_template,
@@ -116,6 +126,12 @@ async def prompt_token_ids(chat: ChatRequest, served: Served) -> list[int]:
         **(switches | (chat.chat_template_kwargs or {})),
     )
     return with_special_tokens(token_ids, served) if chat.add_special_tokens else token_ids
+
+
+def _messages(chat: ChatRequest, tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """As the model's template reads them."""
+    messages = template_messages(chat.raw_messages, tokenizer.chat_template or "")
+    return system_first(messages, tokenizer) if chat.system_anywhere else messages
 
 
 def with_special_tokens(token_ids: list[int], served: Served) -> list[int]:

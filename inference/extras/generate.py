@@ -15,7 +15,7 @@ from inference.openai.chat_stored import StoredCompletionsView
 from inference.openai.completions import CompletionsView, completion_job
 from inference.openai.ranking import best_outputs
 from inference.openai.schemas import CompletionRequest
-from inference.openai.serving import StreamWriter, parse, respond
+from inference.openai.serving import StreamWriter, parse_beside, respond
 from inference.pooling.views import ClassifyView, EmbeddingsView, PoolingView, RerankView, ScoreView
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
@@ -84,7 +84,7 @@ class GenerateView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"text": [prompt and output, ...]}`, or lines of it with `stream`."""
-        completion = parse(CompletionRequest, self.read_json(request))
+        completion = await parse_beside(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         prompts = completion.prompts
         if len(prompts) != 1 or not isinstance(prompts[0], str):

@@ -15,6 +15,7 @@ from inference.openai.schemas.base import ModelName, Refused
 from inference.openai.schemas.messages import Messages
 from inference.openai.schemas.tools import Tools
 from inference.openai.serving import name_ignored, parse
+from inference.rendering.pool import beside
 from inference.rendering.prompts import checked_token_ids, text_token_ids
 from inference.web.known_fields import KnownFields
 from inference.web.views import GatewayRequest, GatewayView, json_response
@@ -77,7 +78,7 @@ class TokenizeView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"count", "max_model_len", "tokens", "token_strs"}`."""
         body = self.read_json(request)
-        wanted = _parse(TokenizeRequest, body)
+        wanted = await beside(_parse, TokenizeRequest, body)
         ignored = wanted.ignored_fields()
         served = await find_served(request.caller, wanted.model, task=None)
         tokens = await _tokens(wanted, body, served)
@@ -102,11 +103,11 @@ class DetokenizeView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"prompt": text}`."""
-        wanted = _parse(DetokenizeRequest, self.read_json(request))
+        wanted = await beside(_parse, DetokenizeRequest, self.read_json(request))
         ignored = wanted.ignored_fields()
         served = await find_served(request.caller, wanted.model, task=None)
         tokens = checked_token_ids(wanted.tokens, served.info) if wanted.tokens else []
-        text = served.tokenizer.decode(tokens, skip_special_tokens=False)
+        text = await beside(served.tokenizer.decode, tokens, skip_special_tokens=False)
         response = json_response(_encode({"prompt": text}))
         name_ignored(response, ignored)
         return response

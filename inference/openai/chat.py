@@ -10,7 +10,7 @@ from inference.openai.chat_store import respond_and_keep
 from inference.openai.chat_stream import ChatStreamWriter
 from inference.openai.keeping import check_room
 from inference.openai.schemas import ChatRequest
-from inference.openai.serving import parse, respond
+from inference.openai.serving import parse_beside, respond
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.views import GatewayRequest, GatewayView
 
@@ -22,7 +22,7 @@ class ChatCompletionsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One chat completion."""
-        chat = parse(ChatRequest, self.read_json(request))
+        chat = await parse_beside(ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
         if chat.store:
             await check_room(request.caller)

@@ -5,14 +5,17 @@ from __future__ import annotations
 from django.http.response import HttpResponseBase
 
 from engine.contract.errors import InvalidRequest
+from engine.contract.sampling_params import SamplingParams
 from inference.generation import Generation, Job, Served, find_served
 from inference.generation.field_names import renamed
 from inference.openai.completion_answer import CompletionAnswer
 from inference.openai.completion_options import CompletionOptions
 from inference.openai.completion_stream import CompletionStreamWriter
 from inference.openai.schemas import CompletionRequest
-from inference.openai.serving import parse, respond
+from inference.openai.schemas.structured import Constraint
+from inference.openai.serving import parse_beside, respond
 from inference.rendering.infill import infill_token_ids
+from inference.rendering.pool import beside
 from inference.rendering.prompts import checked_token_ids, text_token_ids, truncated
 from inference.web.negotiation import JSON_OR_EVENTS
 from inference.web.request_ids import new_id
@@ -26,7 +29,7 @@ class CompletionsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One completion request, of one or many prompts."""
-        completion = parse(CompletionRequest, self.read_json(request))
+        completion = await parse_beside(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         served = await find_served(request.caller, completion.model, sticky=completion.sticky)
         served.check_queue(
@@ -50,13 +53,7 @@ async def completion_job(
 ) -> Job:
     """The prompts as token ids, with their sampling. Raises `InvalidRequest`."""
     try:
-        constraint = completion.constraint()
-        sampling = completion.sampling_params(
-            served.info.default_sampling,
-            max_tokens=completion.output_limit,
-            logprobs=completion.logprobs,
-            structured_outputs=constraint.params,
-        )
+        constraint, sampling = await beside(_form, completion, served)
         if completion.echo and completion.logprobs is not None:
             sampling.prompt_logprobs = max(sampling.prompt_logprobs or 0, completion.logprobs)
         prompts = await _token_ids(
@@ -82,6 +79,17 @@ async def completion_job(
     return job
 
 
+def _form(completion: CompletionRequest, served: Served) -> tuple[Constraint, SamplingParams]:
+    """What the output must look like, and how it's drawn. Raises `InvalidRequest`."""
+    constraint = completion.constraint()
+    return constraint, completion.sampling_params(
+        served.info.default_sampling,
+        max_tokens=completion.output_limit,
+        logprobs=completion.logprobs,
+        structured_outputs=constraint.params,
+    )
+
+
 async def _token_ids(
     completion: CompletionRequest, served: Served, limit: int | None
 ) -> list[list[int]]:
@@ -104,5 +112,9 @@ async def _token_ids(
             add_special_tokens=special,
         )
         return [truncated(token_ids, limit, side) for token_ids in texts]
-    given: list[list[int]] = [list(prompt) for prompt in prompts]  # type: ignore[arg-type]
-    return [checked_token_ids(truncated(ids, limit, side), served.info) for ids in given]
+
+    def checked() -> list[list[int]]:
+        given: list[list[int]] = [list(prompt) for prompt in prompts]  # type: ignore[arg-type]
+        return [checked_token_ids(truncated(ids, limit, side), served.info) for ids in given]
+
+    return await beside(checked)

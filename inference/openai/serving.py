@@ -16,6 +16,7 @@ from inference.openai.schemas.base import GenerateRequest, Refused
 from inference.openai.writer import DONE as DONE
 from inference.openai.writer import HEARTBEAT as HEARTBEAT
 from inference.openai.writer import StreamWriter as StreamWriter
+from inference.rendering.pool import beside
 from inference.settings import gateway_settings
 from inference.web.streaming import EventStreamResponse, LastChunk
 from inference.web.views import json_response
@@ -41,6 +42,11 @@ def parse(schema: type[R], body: dict[str, Any]) -> R:
         return schema.model_validate(body)
     except Refused as refusal:
         raise refusal.error from None
+
+
+async def parse_beside(schema: type[R], body: dict[str, Any]) -> R:
+    """The same, without holding up others while a large body is checked."""
+    return await beside(parse, schema, body)
 
 
 class Admitted(Protocol):

@@ -12,7 +12,7 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.similarity import Vectors
 from inference.engine_client import get_engine_client
 from inference.errors import UnsupportedField
-from inference.openai.serving import parse
+from inference.openai.serving import parse_beside
 from inference.pooling.inputs import item_entries
 from inference.pooling.run import begin
 from inference.pooling.schemas import PoolingBody
@@ -76,7 +76,7 @@ class ModerationsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"id", "model", "results": [{"flagged", "categories", "category_scores"}]}`."""
-        body = parse(ModerationRequest, self.read_json(request))
+        body = await parse_beside(ModerationRequest, self.read_json(request))
         if body.model is None or body.model.startswith(OPENAIS):
             body.model = await only_classifier(request.caller)
         call = await begin(request, body, "moderations", "input", "classify")

@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 
 from engine.contract.pooling_params import default_task
 from engine.contract.similarity import Vectors, pair_up
-from inference.openai.serving import parse
+from inference.openai.serving import parse_beside
 from inference.pooling.data import answer_data
 from inference.pooling.inputs import item_entries
 from inference.pooling.run import Call, Make, begin
@@ -31,7 +31,7 @@ class EmbeddingsView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "embedding", "embedding", "index"}], ...}`."""
-        body = parse(EmbeddingRequest, self.read_json(request))
+        body = await parse_beside(EmbeddingRequest, self.read_json(request))
         call = await begin(request, body, "embeddings", "input", "embed")
         return await _answer(call, body, "embed", "embedding", "embedding")
 
@@ -41,7 +41,7 @@ class PoolingView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "pooling", "data", "index"}], ...}`."""
-        body = parse(PoolingRequest, self.read_json(request))
+        body = await parse_beside(PoolingRequest, self.read_json(request))
         if body.data is not None:
             return await answer_data(await begin(request, body, "pooling", "data", ""), body)
         call = await begin(request, body, "pooling", "input", body.task or "")
@@ -54,7 +54,7 @@ class ClassifyView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"index", "label", "probs", "num_classes"}], ...}`."""
-        body = parse(ClassifyRequest, self.read_json(request))
+        body = await parse_beside(ClassifyRequest, self.read_json(request))
         call = await begin(request, body, "classify", "input", "classify")
         facts = call.served.info.pooling
         labels = facts.labels if facts is not None else []
@@ -75,7 +75,7 @@ class ScoreView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"index", "object": "score", "score"}], ...}`."""
-        body = parse(ScoreRequest, self.read_json(request))
+        body = await parse_beside(ScoreRequest, self.read_json(request))
         first, second = body.texts
         pairs = pair_up(len(first), len(second))
         call = await begin(request, body, "score", "text_2", "score")
@@ -97,7 +97,7 @@ class RerankView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"results": [{"index", "relevance_score", "document": {"text"}}], ...}`."""
-        body = parse(self.body_schema, self.read_json(request))
+        body = await parse_beside(self.body_schema, self.read_json(request))
         call = await begin(request, body, "rerank", "documents", "score")
         documents = body.texts
         pairs = [(0, place) for place in range(len(documents))]

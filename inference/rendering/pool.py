@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 #: For whom the current task renders.
 rendering_for: ContextVar[str] = ContextVar("rendering_for", default="")
+#: Whether its request's body is so large that going through it takes the loop's time.
+large_body: ContextVar[bool] = ContextVar("large_body", default=False)
 
 
 class RenderPool:
@@ -53,6 +55,17 @@ class RenderPool:
             raise InvalidRequest(
                 f"The prompt could not be rendered within {limit_s:g} s.", code="render_timeout"
             ) from None
+
+
+async def beside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`function(...)`, which goes through the request's body: of a large one in a thread.
+
+    Raises: what `RenderPool.run` raises.
+    """
+    if not large_body.get():
+        return function(*args, **kwargs)
+    limit_s = gateway_settings().render_timeout_s
+    return await render_pool().run_in_thread(limit_s, function, *args, **kwargs)
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from inference.generation import find_served
 from inference.openai.keeping import check_room, kept_events
 from inference.openai.schemas.base import Refused
 from inference.openai.serving import add_headers, collect, name_ignored, stream_events
+from inference.rendering.pool import beside
 from inference.responses.answer import ResponseAnswer, ResponseStreamWriter, response_object
 from inference.responses.before import conversation
 from inference.responses.chat import chat_request, in_our_words, unfollowed
@@ -53,7 +54,7 @@ def parse_request(body: dict[str, Any]) -> ResponsesRequest:
 async def start_turn(caller: Caller, request: ResponsesRequest, received: float) -> ChatTurn:
     """The answer under way. Raises what `ChatTurn.start` raises, in this endpoint's words."""
     said = await conversation(caller, request)
-    chat = chat_request(request, said)
+    chat = await beside(chat_request, request, said)
     try:
         if request.truncation == "auto":
             served = await find_served(caller, request.model)
@@ -71,7 +72,7 @@ class ResponsesView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Answer now, as a stream, or in the background."""
         body = self.read_json(request)
-        wanted = parse_request(body)
+        wanted = await beside(parse_request, body)
         ignored = wanted.ignored_fields()
         exchange = Exchange(request.caller, wanted, body)
         if wanted.store is not False:
@@ -184,7 +185,7 @@ class InputTokensView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """OpenAI's count; nothing is generated or kept."""
-        wanted = parse_request(self.read_json(request))
+        wanted = await beside(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
         said = await conversation(request.caller, wanted)
         served = await find_served(request.caller, wanted.model)

@@ -20,7 +20,8 @@ from inference.generation import Job, find_served
 from inference.openai.completions import completion_job
 from inference.openai.schemas import ChatRequest, CompletionRequest
 from inference.openai.schemas.base import GenerateRequest
-from inference.openai.serving import name_ignored, parse
+from inference.openai.serving import name_ignored, parse_beside
+from inference.rendering.pool import beside
 from inference.responses.before import conversation
 from inference.responses.chat import chat_request as chat_of_response
 from inference.responses.chat import in_our_words as in_responses_words
@@ -78,7 +79,7 @@ class ChatRenderView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
-        chat = parse(ChatRequest, self.read_json(request))
+        chat = await parse_beside(ChatRequest, self.read_json(request))
         ignored = chat.ignored_fields()
         response = json_response(_encode(await rendered_chat(chat, request)))
         name_ignored(response, ignored)
@@ -90,7 +91,7 @@ class CompletionRenderView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Token ids and parameters of each."""
-        completion = parse(CompletionRequest, self.read_json(request))
+        completion = await parse_beside(CompletionRequest, self.read_json(request))
         ignored = completion.ignored_fields()
         served = await find_served(request.caller, completion.model)
         job = await completion_job(request, completion, served)
@@ -104,9 +105,9 @@ class ResponseRenderView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
-        wanted = parse_request(self.read_json(request))
+        wanted = await beside(parse_request, self.read_json(request))
         ignored = wanted.ignored_fields()
-        chat = chat_of_response(wanted, await conversation(request.caller, wanted))
+        chat = await beside(chat_of_response, wanted, await conversation(request.caller, wanted))
         try:
             response = json_response(_encode(await rendered_chat(chat, request)))
         except InvalidRequest as error:
@@ -120,11 +121,11 @@ class MessagesRenderView(AnthropicView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """Its token ids and parameters."""
-        wanted = self.parsed(MessagesRequest, request)
+        wanted = await self.parsed(MessagesRequest, request)
         ignored = wanted.ignored_fields()
         try:
             response = json_response(
-                _encode(await rendered_chat(chat_of_messages(wanted), request))
+                _encode(await rendered_chat(await beside(chat_of_messages, wanted), request))
             )
         except InvalidRequest as error:
             raise in_messages_words(error) from None

@@ -11,6 +11,7 @@ from inference.generation import Generation, find_served
 from inference.openai.completions import completion_job
 from inference.openai.schemas.base import Refused
 from inference.openai.serving import respond
+from inference.rendering.pool import beside
 from inference.tokens.answer import TokensAnswer, TokensStreamWriter
 from inference.tokens.schemas import TokensRequest, in_our_words
 from inference.web.negotiation import JSON_OR_EVENTS
@@ -24,9 +25,9 @@ class TokensView(GatewayView):
 
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """One prompt, in one answer or as a stream."""
-        wanted = parse_tokens(self.read_json(request))
+        wanted = await beside(parse_tokens, self.read_json(request))
         ignored = wanted.ignored_fields()
-        completion = wanted.completion()
+        completion = await beside(wanted.completion)
         served = await find_served(request.caller, wanted.model)
         served.check_queue(request.caller, wanted.priority)
         try:

@@ -6,6 +6,7 @@ go through them in one piece while everybody else's streams wait, so they're cou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -46,16 +47,26 @@ def check_values(body: bytes) -> None:
 
 def marks_outside_strings(body: bytes) -> Marks:
     """Counts that stop where there are too many."""
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     found, inside = Marks(), 0
-    for start in range(0, len(plain), _PIECE):
-        parts = plain[start : start + _PIECE].split(b'"')
+    for piece in _pieces(body):
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
         here = _marks(b"".join(parts[inside::2]))
         found = Marks(*(a + b for a, b in zip(found, here, strict=True)))
         if found.too_many:
             break
         inside ^= (len(parts) - 1) & 1
     return found
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """The body in pieces that don't end within an escape."""
+    start = 0
+    while start < len(body):
+        piece = body[start : start + _PIECE]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2 and len(piece) > 1:
+            piece = piece[:-1]
+        yield piece
+        start += len(piece)
 
 
 def _marks(text: bytes) -> Marks:

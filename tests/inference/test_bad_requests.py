@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import threading
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from engine.text import Tokenizer
 from tests.inference.asgi_client import Reply, chat_body
@@ -123,6 +125,40 @@ async def test_fault_53_counts_are_bounded_before_anything_is_validated(
 ) -> None:
     reply = await served.client.post(CHAT, {"model": "fake", **body})
     assert (reply.status, reply.error["param"]) == (400, field)
+
+
+LARGE = "word " * 30_000
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": LARGE}]},
+    COMPLETION: {"prompt": LARGE},
+    "/v1/responses": {"input": LARGE},
+    "/v1/messages": {"max_tokens": 1, "messages": [{"role": "user", "content": LARGE}]},
+    "/v1/embeddings": {"input": LARGE},
+    "/tokenize": {"prompt": LARGE},
+    "/detokenize": {"tokens": [1] * 100_000},
+    "/inference/v1/generate": {"token_ids": [1] * 100_000, "sampling_params": {}},
+}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_fault_53_large_bodies_are_checked_beside_the_event_loop(
+    served: Gateway, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = []
+    validate = BaseModel.model_validate.__func__  # type: ignore[attr-defined]
+
+    def noted(model: Any, *args: Any, **kwargs: Any) -> Any:
+        where.append(threading.current_thread() is threading.main_thread())
+        return validate(model, *args, **kwargs)
+
+    monkeypatch.setattr(BaseModel, "model_validate", classmethod(noted))
+    reply = await served.client.post(path, {"model": "fake", **BODIES[path]})
+    assert reply.status in (200, 400, 404)
+    assert where, "it was validated"
+    assert not any(where)
+    where.clear()
+    await served.client.post(CHAT, chat_body())
+    assert all(where), "a small one isn't worth a thread"
 
 
 async def test_fault_36_compressed_bodies_are_refused_unopened(served: Gateway) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine.contract.errors import InvalidRequest
+from inference.web import json_bounds
 from inference.web.json_body import parse_object
 
 
@@ -68,3 +69,13 @@ def test_fault_16_lone_surrogates_become_replacement_characters() -> None:
 def test_invalid_utf8_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="UTF-8"):
         parse(b'{"a": "\xff\xfe"}')
+
+
+@pytest.mark.parametrize("length", [2, 3, 7, 64])
+def test_marks_are_counted_whatever_the_pieces(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = {"a,": ["\\", '"', '\\"', "{[,:", "\\" * 9, ""], "b": {'"': "x" * 9, "c": [1, 2]}}
+    body = json.dumps(value).encode()
+    monkeypatch.setattr(json_bounds, "_PIECE", length)
+    assert json_bounds.marks_outside_strings(body) == json_bounds.Marks(8, 4, 4)

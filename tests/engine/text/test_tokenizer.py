@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import ContextLengthExceeded, InvalidRequest
+from engine.text import backend
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.text import folders
 from tests.engine.text.conftest import BYTE_KINDS, KINDS
@@ -165,3 +167,31 @@ def test_threads_dont_disturb_each_other(tokenizer_of):
         flags = [k % 2 == 0 for k in range(400)]
         results = list(pool.map(lambda flag: tokenizer.encode(text, True, flag), flags))
     assert all(ids == expected[flag] for flag, ids in zip(flags, results))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_long_text_is_read_as_a_short_one_is(folder_of, tokenizer_of, kind):
+    text = " ".join(TEXTS) * 200
+    expected = reference(folder_of(kind)).encode(text, add_special_tokens=True)
+    assert tokenizer_of(kind).encode(text) == expected
+    assert tokenizer_of(kind).encode_plain(text) == tokenizer_of(kind).encode(
+        text, add_special_tokens=False
+    )
+
+
+def test_fault_53_other_threads_run_while_a_long_text_is_read(tokenizer_of):
+    tokenizer = tokenizer_of(next(iter(KINDS)))
+    text = "All work and no play makes a dull text. " * 10_000
+    with ThreadPoolExecutor(1) as threads:
+        reading, others = threads.submit(tokenizer.encode, text), 0
+        while not reading.done():
+            time.sleep(0.001)
+            others += 1
+    assert len(reading.result()) > 10_000
+    assert others > 20, "Python's lock was held from the first character to the last"
+
+
+def test_more_tokens_than_any_context_holds_are_refused(tokenizer_of, monkeypatch):
+    monkeypatch.setattr(backend, "MAX_TOKENS", 100)
+    with pytest.raises(ContextLengthExceeded, match="100 are the most"):
+        tokenizer_of(next(iter(KINDS))).encode("dull " * 1000)
