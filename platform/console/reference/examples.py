@@ -34,8 +34,17 @@ BODIES: dict[str, Any] = {
     "/v1/responses": _RESPONSE,
     "/v1/responses/render": _RESPONSE,
     "/v1/responses/input_tokens": _RESPONSE,
-    "/v1/responses/compact": _RESPONSE,
-    "/v1/conversations": {"metadata": {"topic": "greetings"}},
+    "/v1/responses/compact": {
+        "model": MODEL,
+        "input": [
+            {"role": "user", "content": "My dog is called Rex."},
+            {"role": "assistant", "content": "A fine name!"},
+        ],
+    },
+    "/v1/conversations": {
+        "items": [{"type": "message", "role": "user", "content": "My dog is called Rex."}],
+        "metadata": {"topic": "dogs"},
+    },
     "/v1/conversations/{conversation_id}": {"metadata": {"topic": "greetings"}},
     "/v1/conversations/{conversation_id}/items": {
         "items": [{"type": "message", "role": "user", "content": "Say hello."}]
@@ -80,7 +89,7 @@ BODIES: dict[str, Any] = {
         "sampling_params": {"max_tokens": 16},
     },
     "/abort_requests": {"request_ids": ["chatcmpl-00000000000000000000000000000000"]},
-    "/collective_rpc": {"method": "ping"},
+    "/collective_rpc": {"method": "check_integrity"},
     "/v1/load_lora_adapter": _LORA,
     "/v1/unload_lora_adapter": {"lora_name": "pirate"},
 }
@@ -95,6 +104,7 @@ PARTS = {
     "file_id": "file-00000000000000000000000000000000",
     "response_id": "resp_00000000000000000000000000000000",
 }
+_MESSAGE_BATCH = "msgbatch_00000000000000000000000000000000"
 #: What an address needs, as a shell works it out.
 _SINCE = '"?start_time=$(($(date +%s) - 86400))"'
 _FILE = (
@@ -105,7 +115,8 @@ _FILE = (
 
 def curl(method: str, path: str, base: str, *, multipart: bool = False) -> str:
     """The operation as a shell command. The key comes from QUIRE_API_KEY."""
-    address = shlex.quote(base + path.format(**PARTS))
+    parts = PARTS if not path.startswith("/v1/messages/") else PARTS | {"batch_id": _MESSAGE_BATCH}
+    address = shlex.quote(base + path.format(**parts))
     if path.startswith("/v1/organization/"):
         address += _SINCE
     lines = [f"curl {address}"]
