@@ -63,6 +63,7 @@ async def chat_job(
             served.tokenizer,
             inside=inside,
             constrained=sampling.structured_outputs is not None,
+            calls=constraint.source == "tools",
             template=served.tokenizer.chat_template or "",
         )
         job = Job(

@@ -75,6 +75,7 @@ def thinking_params(
     *,
     inside: bool | None,
     constrained: bool,
+    calls: bool,
     template: str,
 ) -> ThinkingParams | None:
     """What the engine must know of the reasoning; None where it needn't know anything.
@@ -82,13 +83,14 @@ def thinking_params(
     Args:
         inside: whether the prompt ends inside the reasoning.
         constrained: the answer has a form, which must not begin earlier.
+        calls: which may be that of calls.
     """
     budget, parser = _budget(chat, template), parsers.reasoning
     if parser is None:
         return None
     if inside is False or (budget is None and not constrained):
         return None
-    marks = parser.marks(constrained=constrained, calls=chat.forces_calls)
+    marks = parser.marks(constrained=constrained, calls=calls)
     return _told_in_tokens(parser, marks, tokenizer, inside, budget)
 
 

@@ -82,6 +82,7 @@ class Layout:
         trigger: what the calls, or each call, begin with; "" where calls are the whole answer.
         arguments: the grammar rules for the arguments. shared: gives, for the control tokens'
             ids, rules that all of them may use.
+        before_answer: before an answer that comes instead of calls.
         free: whether text and calls can be told apart by a grammar.
     """
 
@@ -93,6 +94,7 @@ class Layout:
     trigger: str = ""
     arguments: ArgumentsRule = json_arguments
     shared: Callable[[Mapping[str, int]], Sequence[str]] = no_shared_rules
+    before_answer: str = ""
     free: bool = True
 
     def grammar(
@@ -126,12 +128,16 @@ class Layout:
         if required:
             start = [f"start: {self._all_calls(special, parallel)}"]
             if answer is not None:
-                start = [f"{start[0]} | answer", f"answer: %json {json.dumps(answer)}"]
-        elif self.trigger:
-            start = self._triggered(special, parallel)
+                before = literal(self.before_answer, special)
+                start = [f"{start[0]} | answer", f"answer: {before} %json {json.dumps(answer)}"]
         else:
-            start = [f"start: {self._all_calls(special, parallel)} | {_OTHER}"]
+            start = self._calls_or_text(special, parallel)
         return "\n".join([*start, f"call: {calls}", *rules, *self.shared(special)])
+
+    def _calls_or_text(self, special: dict[str, int], parallel: bool) -> list[str]:
+        if self.trigger:
+            return self._triggered(special, parallel)
+        return [f"start: {self._all_calls(special, parallel)} | {_OTHER}"]
 
     @property
     def _trigger_opens(self) -> bool:

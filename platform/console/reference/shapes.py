@@ -14,8 +14,8 @@ BOUNDS = {
     "maximum": "at most {}",
     "exclusiveMaximum": "below {}",
     "maxLength": "at most {} characters",
-    "maxItems": "at most {} entries",
-    "minItems": "at least {} entries",
+    "maxItems": "entries: at most {}",
+    "minItems": "entries: at least {}",
     "pattern": "like {}",
 }
 MOST_VALUES = 12
