@@ -120,13 +120,17 @@ class BoundStep(ABC):
     scores: StepScores | None = None
 
     @abstractmethod
-    def __call__(self) -> list[int]:
+    def __call__(self, hidden: Tensor | None = None) -> list[int]:
         """One token a row. Those of the rows that the step chooses for; -1 where the logits are no
         numbers to choose by.
+
+        `hidden`, float32 [tokens of all rows, H], gets what the head took.
         """
 
     @abstractmethod
-    def verify(self, drafts: Sequence[int], logits: Tensor | None = None) -> list[list[int]]:
+    def verify(
+        self, drafts: Sequence[int], logits: Tensor | None = None, hidden: Tensor | None = None
+    ) -> list[list[int]]:
         """The same with `drafts[i]` drafts of row i, which lie behind its newest token in the
         tables: they are computed in the same step, and hold as far as they are what is chosen.
 

@@ -42,7 +42,7 @@ class CpuStep(CompiledStep):
         if not handle:
             raise MemoryError("no memory for the description of a step")
         self.handle, self.run = handle, library.step_run
-        self.vocab_size = ends.head.out_features
+        self.vocab_size, self.hidden_size = ends.head.out_features, hidden_size
         weakref.finalize(self, library.step_free, handle).atexit = False  # as of layers
 
     def over(
@@ -68,6 +68,7 @@ class CpuBoundStep(BoundStep):
         adapters: LoraGroups,
     ) -> None:
         count, self._vocab_size = len(rows), step.vocab_size
+        self._hidden_size = step.hidden_size
         check_dense("rows", rows, (count,), torch.int64)
         chosen = count if logits is None else count - len(logits)
         if logits is not None:
@@ -89,14 +90,17 @@ class CpuBoundStep(BoundStep):
         self._adapters = (adapters.table, adapters.count)
         self._args = (*self._rows, None, *self._rest, ctypes.byref(self._result), *self._adapters)
 
-    def __call__(self) -> list[int]:
+    def __call__(self, hidden: Tensor | None = None) -> list[int]:
         """See the base."""
         self.scores = self._own_scores
+        self._result.hidden = self._hidden_of(hidden, self._count)
         if status := self._run(*self._args, num_threads()):
             check(status)
         return self._out[:]
 
-    def verify(self, drafts: Sequence[int], logits: Tensor | None = None) -> list[list[int]]:
+    def verify(
+        self, drafts: Sequence[int], logits: Tensor | None = None, hidden: Tensor | None = None
+    ) -> list[list[int]]:
         """See the base."""
         counts = (ctypes.c_int64 * self._count)(*drafts)
         drawn = sum(drafts[: self._chosen]) + self._chosen
@@ -107,8 +111,9 @@ class CpuBoundStep(BoundStep):
             check_dense("logits", logits, (left, self._vocab_size), torch.float32)
         out, got = (ctypes.c_int64 * drawn)(), (ctypes.c_int64 * self._chosen)()
         self.scores = self._new_scores(drawn)
-        result = ctypes.byref(_result(out, got, logits, self.scores))
-        args = (*self._rows, counts, *self._rest, result, *self._adapters)
+        result = _result(out, got, logits, self.scores)
+        result.hidden = self._hidden_of(hidden, drawn + left)
+        args = (*self._rows, counts, *self._rest, ctypes.byref(result), *self._adapters)
         if status := self._run(*args, num_threads()):
             check(status)
         found, at = [], 0
@@ -116,6 +121,13 @@ class CpuBoundStep(BoundStep):
             found.append(out[at : at + count])
             at += 1 + drafts[row]
         return found
+
+    def _hidden_of(self, hidden: Tensor | None, tokens: int) -> int | None:
+        """The address of where the head's inputs go."""
+        if hidden is None:
+            return None
+        check_dense("hidden", hidden, (tokens, self._hidden_size), torch.float32)
+        return hidden.data_ptr()
 
     def _new_scores(self, tokens: int) -> StepScores | None:
         if self._most < 0:

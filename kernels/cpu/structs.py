@@ -156,6 +156,7 @@ class StepResult(ctypes.Structure):
     _fields_ = [
         *((name, P) for name in ("out", "got", "open", "ids", "values", "ranks")),
         ("most", L),
+        ("hidden", P),
     ]
 
 

@@ -74,7 +74,9 @@ class Model:
         ]
         before = [cache.clone() for cache in self.caches]
         starts = torch.arange(len(rows) + 1).int()
-        hidden = self.decoder(x, at, *places[0], (at + 1).int(), starts, None, places[1:])
+        hidden = self.hidden = self.decoder(
+            x, at, *places[0], (at + 1).int(), starts, None, places[1:]
+        )
         self.written = [cache.clone() for cache in self.caches]
         for cache, old in zip(self.caches, before, strict=True):
             cache.copy_(old)
@@ -101,6 +103,31 @@ def test_it_chooses_writes_and_counts(compiled: KernelSet, threads: int, groups:
     assert model.tables.num_computed[ROWS].tolist() == [LENGTHS[row] for row in ROWS]
     assert model.tables.num_computed[2] == LENGTHS[2] - 1
     assert all(map(torch.equal, model.caches, model.written))
+
+
+def test_it_tells_what_the_head_took(compiled: KernelSet, threads: int) -> None:
+    torch.manual_seed(8)
+    model = Model(compiled, logit_scale=0.5)
+    model.logits(ROWS)
+    expected, run = model.hidden, model.step.over(torch.tensor(ROWS), None)
+    hidden = torch.full((len(ROWS), SHAPE.hidden_size), torch.nan)
+    before = [tensor.clone() for tensor in dataclasses.astuple(model.tables)]
+    said = run(hidden)
+    assert torch.equal(hidden, expected)
+    for tensor, old in zip(dataclasses.astuple(model.tables), before, strict=True):
+        tensor.copy_(old)
+    assert run() == said  # and nowhere, when nobody asks
+    for tensor, old in zip(dataclasses.astuple(model.tables), before, strict=True):
+        tensor.copy_(old)
+    drafts = [2, 0, 3, 1]
+    wide = torch.full((len(ROWS) + sum(drafts), SHAPE.hidden_size), torch.nan)
+    run.verify(drafts, None, wide)
+    assert torch.isfinite(wide).all()
+    assert torch.equal(wide[[0, 3, 4, 8]], expected)
+    for tensor, old in zip(dataclasses.astuple(model.tables), before, strict=True):
+        tensor.copy_(old)
+    with pytest.raises(ValueError, match="hidden"):
+        run(wide)
 
 
 @pytest.mark.parametrize("chosen", [0, 1, 3, 4])

@@ -43,6 +43,7 @@ struct StepResult {
   float* values;
   int64_t* ranks;
   int64_t most;
+  float* hidden;  // [tokens of all rows, hidden]: what the head takes; or null
 };
 
 }  // namespace quire

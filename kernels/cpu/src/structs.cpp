@@ -238,6 +238,7 @@ void list_step_result(Listing& listing) {
   QUIRE_FIELD(values);
   QUIRE_FIELD(ranks);
   QUIRE_FIELD(most);
+  QUIRE_FIELD(hidden);
 }
 
 void list_row_edits(Listing& listing) {
