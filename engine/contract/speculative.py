@@ -10,13 +10,17 @@ from typing import Any, Self
 from engine.contract.errors import ConfigError
 from engine.contract.quantization import QUANTIZATIONS
 
-METHODS = ("ngram", "suffix", "draft_model")
+#: Small networks on the model's last hidden state.
+HEADS = ("medusa", "mlp_speculator")
+METHODS = ("ngram", "suffix", "draft_model", *HEADS)
+_OF_MODEL = ("draft_model", *HEADS)
+#: Acceptance by likelihood, beside the exact one.
+TYPICAL = "typical_acceptance_sampler"
+ACCEPTANCE = ("rejection_sampler", TYPICAL)
 #: vLLM's methods that read the target's hidden states, and what each of them would take.
 _OF_HIDDEN_STATES = {
     "eagle": "a layer that goes on from the model's last hidden state isn't run yet",
     "eagle3": "a layer that goes on from three of the model's hidden states isn't run yet",
-    "medusa": "heads on the model's last hidden state aren't run yet",
-    "mlp_speculator": "a speculator on the model's last hidden state isn't run yet",
     "mtp": "a checkpoint's own multi-token-prediction layers aren't run yet",
 }
 _PARAM = "speculative_config"
@@ -29,16 +33,20 @@ class SpeculativeConfig:
     Attributes:
         method: "ngram", what followed the last time the newest tokens stood in the prompt or the
             output; "suffix", the same in earlier outputs of the same tenant too; "draft_model",
-            what a smaller model with the same vocabulary says.
+            what a smaller model with the same vocabulary says; "medusa" and "mlp_speculator", what
+            heads on the model's last hidden state say.
         num_speculative_tokens: most drafts of a row in a step; in [1, 64].
         prompt_lookup_min, prompt_lookup_max: how many of the newest tokens must stand there, and at
             how many the search begins; in [1, 32].
         suffix_decoding_max_cached_requests: outputs that are kept for "suffix", over all tenants.
         disable_by_batch_size: no drafts in steps of at least so many sequences; 0: as it pays.
-        model: folder or hub id of the "draft_model".
+        model: folder or hub id of the draft model, or of the heads.
         quantization: rounds its weights while they load, as the setting of that name.
         max_model_len: sequences longer than this get no drafts from it; 0: its own context.
         draft_tensor_parallel_size: 1.
+        acceptance_method: "rejection_sampler", a draft holds if the model draws it itself, so that
+            nothing changes; "typical_acceptance_sampler", also if it is likely enough.
+        posterior_threshold, posterior_alpha: for that: see `TypicalAcceptance`; above 0, at most 1.
     """
 
     method: str
@@ -51,6 +59,9 @@ class SpeculativeConfig:
     quantization: str | None = None
     max_model_len: int = 0
     draft_tensor_parallel_size: int = 1
+    acceptance_method: str = "rejection_sampler"
+    posterior_threshold: float = 0.09
+    posterior_alpha: float = 0.3
 
     def __post_init__(self) -> None:
         if why := _OF_HIDDEN_STATES.get(self.method):
@@ -58,6 +69,7 @@ class SpeculativeConfig:
         if self.method not in METHODS:
             raise _refused(f"method must be one of {', '.join(METHODS)}; got {self.method!r}.")
         self._check_model()
+        self._check_acceptance()
         self._check("num_speculative_tokens", 1, 64)
         self._check("prompt_lookup_max", 1, 32)
         self._check("prompt_lookup_min", 1, 32)
@@ -70,11 +82,11 @@ class SpeculativeConfig:
             )
 
     def _check_model(self) -> None:
-        """What only means something with a draft model."""
-        if not isinstance(self.model, str) or bool(self.model) != (self.method == "draft_model"):
+        """What only means something with a draft model, or heads."""
+        if not isinstance(self.model, str) or bool(self.model) != (self.method in _OF_MODEL):
             raise _refused(
-                "model must be the folder or hub id of the draft model."
-                if self.method == "draft_model"
+                f"model must be the folder or hub id of the {self.method.replace('_', ' ')}."
+                if self.method in _OF_MODEL
                 else f"method={self.method} takes no model, got {self.model!r}."
             )
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
@@ -84,6 +96,17 @@ class SpeculativeConfig:
             )
         self._check("max_model_len", 0, 1 << 30)
         self._check("draft_tensor_parallel_size", 1, 1)
+
+    def _check_acceptance(self) -> None:
+        if self.acceptance_method not in ACCEPTANCE:
+            raise _refused(
+                f"acceptance_method must be one of {', '.join(ACCEPTANCE)}; got "
+                f"{self.acceptance_method!r}."
+            )
+        for name in ("posterior_threshold", "posterior_alpha"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+                raise _refused(f"{name} must be a number above 0, at most 1; got {value!r}.")
 
     def _check(self, name: str, low: int, high: int) -> None:
         value = getattr(self, name)

@@ -86,11 +86,13 @@ def _only(name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any)
     return Foreign(name, kind, note, takes=takes, **more)
 
 
-def _drafts(name: str, kind: Kind, key: str, **more: Any) -> Foreign:
-    """One of the manual's flags that became a key of `speculative_config`."""
+def _drafts(name: str, kind: Kind, key: str, *, usual: Any = None, **more: Any) -> Foreign:
+    """One of the manual's flags that became a key of `speculative_config`. `usual`: its default,
+    which asks for no drafts.
+    """
 
     def becomes(value: Any) -> dict[str, Any]:
-        return {"speculative_config": {key: value}} if value else {}
+        return {"speculative_config": {key: value}} if value and value != usual else {}
 
     return Foreign(name, kind, f"`speculative_config`, `{key}`", becomes=becomes, **more)
 
@@ -155,15 +157,10 @@ _ONE_DEVICE = (
     "(`manage.py load_model --replicas N`); for a model that doesn't fit, --quantization."
 )
 _ON_REQUEST = "an adapter comes with each request: `lora_request`, or its name as the model's."
-_DRAFTS_HOLD = (
-    "a draft holds if it is the token that the model draws itself, so the text is the same as "
-    "without. Leave it out."
-)
 _NO_RAY = "there is no Ray here. Replicas on other hosts are started there with `manage.py engine`."
 _IN_SAMPLING = "give it with each request, in `SamplingParams`."
 _NO_MEDIA = "models are served for text alone."
 _NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
-_TYPICAL = "it only means something with the typical acceptance sampler."
 
 #: All of them, in the order of vLLM's manual.
 FOREIGN: tuple[Foreign, ...] = (
@@ -281,9 +278,11 @@ FOREIGN: tuple[Foreign, ...] = (
     _drafts("speculative_disable_by_batch_size", int, "disable_by_batch_size"),
     _drafts("ngram_prompt_lookup_max", int, "prompt_lookup_max"),
     _drafts("ngram_prompt_lookup_min", int, "prompt_lookup_min"),
-    _only("spec_decoding_acceptance_method", str, ("rejection_sampler",), _DRAFTS_HOLD),
-    _nothing("typical_acceptance_sampler_posterior_threshold", float, _TYPICAL),
-    _nothing("typical_acceptance_sampler_posterior_alpha", float, _TYPICAL),
+    _drafts("spec_decoding_acceptance_method", str, "acceptance_method", usual="rejection_sampler"),
+    _drafts(
+        "typical_acceptance_sampler_posterior_threshold", float, "posterior_threshold", usual=0.09
+    ),
+    _drafts("typical_acceptance_sampler_posterior_alpha", float, "posterior_alpha", usual=0.3),
     _only("ignore_patterns", list, ([],), "only the files that a model needs are downloaded."),
     _nothing(
         "use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."

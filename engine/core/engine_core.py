@@ -134,6 +134,8 @@ class EngineCore:
             possible=self.structured.possible,
             draft=executor.draft,
             run=executor.execute_draft,
+            heads=executor.heads,
+            draw=executor.draw,
         )
         self.scheduler.drafts = self.drafter
         #: Follows how long prompts take; set where that bounds them beside decodes.

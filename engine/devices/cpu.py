@@ -10,12 +10,14 @@ import torch
 import kernels
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.contract.speculative import TYPICAL, SpeculativeConfig
 from engine.devices.device import CacheNeed, Device, RunnerParts
 from engine.devices.host_memory import num_cpu_blocks
 from engine.devices.pages_ahead import PagesAhead
 from engine.model_loader.loader import LoadedModel
 from engine.models.decoder import NativeDecoder
 from engine.pooling.runner import PoolingRunner
+from engine.sampling.acceptance import TypicalAcceptance
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan
 from engine.worker.decode import DecodeSteps, tables_of
@@ -90,9 +92,10 @@ class CpuDevice(Device):
         if loaded.pooler is not None:
             return PoolingRunner(loaded.model, batch, loaded.pooler)
         compiled = is_on("sampling") and self.kernels.name != "reference"
-        sampler = Sampler(loaded.eos_token_ids, self.kernels if compiled else None)
+        ops = self.kernels if compiled else None
+        sampler = Sampler(loaded.eos_token_ids, ops, _acceptance(self.config))
         decodes = self._decodes(parts, sampler)
-        return ModelRunner(loaded.model, batch, sampler, decodes, parts.masks)
+        return ModelRunner(loaded.model, batch, sampler, decodes, parts.masks, parts.hidden)
 
     def _decodes(self, parts: RunnerParts, sampler: Sampler) -> DecodeSteps | None:
         """What runs decode steps in one call, where model and kernels can."""
@@ -102,11 +105,22 @@ class CpuDevice(Device):
         step = model.compile_step(tables_of(batch))
         if step is None:
             return None
-        return DecodeSteps(step, batch, sampler, model.spec.vocab_size, parts.masks)
+        hidden = None if parts.hidden is None else (parts.hidden, model.spec.hidden_size)
+        return DecodeSteps(step, batch, sampler, model.spec.vocab_size, parts.masks, hidden)
 
     def close(self) -> None:
         """See `Device`."""
         self.cache_released()
+
+
+def _acceptance(config: EngineConfig) -> TypicalAcceptance | None:
+    """Which drafts hold beside those that the model draws itself."""
+    if not config.speculative_config:
+        return None
+    wanted = SpeculativeConfig.from_mapping(config.speculative_config)
+    if wanted.acceptance_method != TYPICAL:
+        return None
+    return TypicalAcceptance(wanted.posterior_threshold, wanted.posterior_alpha)
 
 
 def kernels_on(device: str, config: EngineConfig) -> KernelSet:

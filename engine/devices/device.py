@@ -28,6 +28,7 @@ from engine.model_loader.loader import LoadedModel
 from engine.scheduler.plan import StepPlan
 from engine.worker.batch import RunningBatch
 from engine.worker.grammar_inbox import GrammarInbox
+from engine.worker.hidden import HiddenStates
 from engine.worker.interface import Runner
 from kernels import KernelSet
 
@@ -62,6 +63,7 @@ class RunnerParts:
         batch: holds no sequence yet.
         masks: where grammars' masks come.
         layout, token_budget: as in `CacheNeed`.
+        hidden: keeps what tokens were drawn from, for heads; None: there are none.
     """
 
     loaded: LoadedModel
@@ -69,6 +71,7 @@ class RunnerParts:
     masks: GrammarInbox
     layout: KVLayout
     token_budget: int
+    hidden: HiddenStates | None = None
 
 
 class Device(ABC):

@@ -13,6 +13,7 @@ from engine.lora.store import AdapterFacts
 from engine.models.facts import ModelFacts
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.speculative.draft_facts import DraftFacts
+from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,13 @@ class Executor(Protocol):
 
     def execute_draft(self, plan: StepPlan) -> StepResult:
         """Run one step of the draft model, which has a batch of its own; as `execute`."""
+
+    @property
+    def heads(self) -> HeadFacts | None:
+        """The heads of `speculative_config`; None without any."""
+
+    def draw(self, plan: HeadPlan) -> HeadResult:
+        """Have the heads draw for sequences that decode, between two steps."""
 
     # -- adapters -----------------------------------------------------------------------------
 

@@ -13,12 +13,13 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, EngineFault
 from engine.contract.loading import CACHE, KERNELS, READING, note
 from engine.contract.protocol import KV_CACHE, WEIGHTS
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.speculative import HEADS, SpeculativeConfig
 from engine.devices.device import CacheNeed, RunnerParts
 from engine.devices.find import make_device
 from engine.devices.host_memory import adapter_bytes, num_counted_blocks
 from engine.executor.draft import DraftExecutor
 from engine.executor.executor import Capacity
+from engine.executor.heads import HeadExecutor
 from engine.executor.outcome import Launched, Outcome
 from engine.executor.sleep import Sleeper
 from engine.executor.step_thread import StepThread
@@ -32,6 +33,7 @@ from engine.models.facts import ModelFacts
 from engine.models.spec import DecoderSpec
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
 from engine.speculative.draft_facts import DraftFacts
+from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
 from engine.worker.attachments import Attachments
 from engine.worker.batch import RunningBatch
 from engine.worker.grammar_inbox import GrammarInbox
@@ -82,6 +84,7 @@ class InProcessExecutor:
         self._begun = self._serving = False
         self._runner: Runner = cast(Any, None)
         self._draft: DraftExecutor | None = None
+        self._heads: HeadExecutor | None = None
 
     # -- start --------------------------------------------------------------------------------
 
@@ -96,12 +99,16 @@ class InProcessExecutor:
         return self.loaded.facts
 
     def _load_draft(self) -> None:
-        """The draft model, where the settings name one and drafts can be checked."""
+        """The draft model or the heads that the settings name, where drafts can be checked."""
         config = self._config
         if config.speculative_config is None or config.plans_ahead(self.overlaps):
             return
         wanted = SpeculativeConfig.from_mapping(config.speculative_config)
-        if wanted.model and self.loaded.pooler is None and not self.loaded.model.stateful:
+        if not wanted.model or self.loaded.pooler is not None or self.loaded.model.stateful:
+            return
+        if wanted.method in HEADS:
+            self._heads = HeadExecutor(config, wanted, self.device, self.loaded)
+        else:
             self._draft = DraftExecutor(config, wanted, self.device, self.loaded)
 
     def size_cache(self) -> Capacity:
@@ -137,8 +144,10 @@ class InProcessExecutor:
 
     def _make_runner(self, batch: RunningBatch) -> Runner:
         """What runs steps on the device."""
+        capacity = self.capacity
+        hidden = None if self._heads is None else self._heads.attach(batch)
         parts = RunnerParts(
-            self.loaded, batch, self._masks, self.capacity.layout, self.capacity.token_budget
+            self.loaded, batch, self._masks, capacity.layout, capacity.token_budget, hidden
         )
         return self.device.make_runner(parts)
 
@@ -161,6 +170,17 @@ class InProcessExecutor:
         if not self._begun:
             self._begin()
         return self._draft.execute(plan)
+
+    @property
+    def heads(self) -> HeadFacts | None:
+        """See `Executor`."""
+        return None if self._heads is None else self._heads.facts
+
+    def draw(self, plan: HeadPlan) -> HeadResult:
+        """See `Executor`."""
+        if self._heads is None:
+            raise RuntimeError("There are no heads.")
+        return self._heads.draw(plan)
 
     # -- steps --------------------------------------------------------------------------------
 
@@ -290,6 +310,8 @@ class InProcessExecutor:
         self.device.cache_released()
         if self._draft is not None:
             self._draft.sleep(level)
+        if self._heads is not None:
+            self._heads.sleep(level)
         self._sleeper.sleep(level)
         self._adapters.clear_host()  # what is packed may hold parts of weights that go
 
@@ -300,6 +322,8 @@ class InProcessExecutor:
             self._sleeper.wake_weights()
             if self._draft is not None:
                 self._draft.wake_weights()
+            if self._heads is not None:
+                self._heads.wake_weights()
         if KV_CACHE in tags:
             asleep.discard(KV_CACHE)
         if not asleep and self._runner is None:

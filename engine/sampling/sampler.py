@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from engine.contract.protocol import TokenLogprobs
 from engine.contract.sampling_params import GREEDY_EPS
+from engine.sampling.acceptance import TypicalAcceptance
 from engine.sampling.batch import Batch, seeds_of
 from engine.sampling.compiled import CompiledChoice, RowSettings
 from engine.sampling.device_penalties import DevicePenalties
@@ -101,9 +102,16 @@ class Sampler:
     Args:
         eos_token_ids: what `min_tokens` holds back unless `ignore_eos`.
         ops: kernels to choose with; None: torch.
+        acceptance: which drafts hold beside those that are drawn; None: none.
     """
 
-    def __init__(self, eos_token_ids: Iterable[int] = (), ops: KernelSet | None = None) -> None:
+    def __init__(
+        self,
+        eos_token_ids: Iterable[int] = (),
+        ops: KernelSet | None = None,
+        acceptance: TypicalAcceptance | None = None,
+    ) -> None:
+        self._acceptance = acceptance
         self._compiled = None if ops is None else CompiledChoice(ops)
         self._ops = ops
         self._penalties: DevicePenalties | None = None
@@ -115,6 +123,7 @@ class Sampler:
         logits: Tensor,
         states: Sequence[SequenceSampling],
         mask: MaskedRows | None = None,
+        drafts: Mapping[int, int] | None = None,
     ) -> SamplerOutput:
         """The next token of each sequence.
 
@@ -123,11 +132,12 @@ class Sampler:
             states: [rows]. While the same objects come in the same order, what was derived from
                 them is used again.
             mask: what grammars allow, for some of the rows.
+            drafts: row -> the draft in the place of its token, which it is if that is accepted.
 
         Raises:
             ValueError: the number of rows and of states differ.
         """
-        choice = self.choose(logits, states, mask)
+        choice = self.choose(logits, states, mask, drafts=drafts)
         return choice.settle(choice.tensors)
 
     @torch.inference_mode()
@@ -137,6 +147,7 @@ class Sampler:
         states: Sequence[SequenceSampling],
         mask: MaskedRows | None = None,
         lengths: NDArray[np.int64] | None = None,
+        drafts: Mapping[int, int] | None = None,
     ) -> Choice:
         """As `sample`, without looking at what was chosen: the device isn't waited for, unless
         there are beams or logits processors.
@@ -162,7 +173,12 @@ class Sampler:
         errors = self._adjust(work, batch)
         if mask is not None:
             mask.apply(work, self.edits_of(work))
+        held = (
+            self._acceptance.accepted(work, states, drafts) if self._acceptance and drafts else []
+        )
         choice = Choice(self._choose(work, batch, lengths), errors)
+        if held and drafts:
+            choice.token_ids[held] = torch.tensor([drafts[row] for row in held])
         if raw is not None:
             chosen = batch.logprobs.of(choice.token_ids).clamp(min=0)
             choice.table = raw.table(chosen)
@@ -177,6 +193,8 @@ class Sampler:
         Grammar masks come with a step, so they aren't considered here.
         """
         params = state.params
+        if self._acceptance is not None and not params.greedy:
+            return False
         return self._compiled is not None and not (
             params.use_beam_search or params.logits_processors or params.logprob_token_ids
         )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
+#: Tenants whose chances are known; those that said nothing for longest are forgotten.
+MOST_TENANTS = 1024
 #: What is expected before anything was tried.
 PRIOR = 0.5
 #: The weight of one checked draft in the average over all sequences.
@@ -20,24 +24,31 @@ def moved(value: float, num_drafts: int, num_accepted: int, weight: float) -> fl
 
 
 class UsualChances:
-    """How often drafts held lately, over all sequences, by how many of the newest tokens were found
-    where they were copied from (0: they weren't copied).
+    """How often a tenant's drafts held lately, by how many of the newest tokens were found where
+    they were copied from (0: they weren't copied).
 
-    Short answers that nothing repeats would each pay anew for finding that out.
+    Short answers that nothing repeats would each pay anew for finding that out. Tenants are kept
+    apart: how many drafts one gets, and so how its steps are cut, says nothing of another's texts.
     """
 
     def __init__(self) -> None:
-        self._values: dict[int, float] = {}
+        #: Tenant -> matched -> chance; the tenant that noted something last is the last.
+        self._values: OrderedDict[str, dict[int, float]] = OrderedDict()
 
-    def of(self, matched: int) -> float:
+    def of(self, tenant: str, matched: int) -> float:
         """In [0, 1]."""
-        return self._values.get(matched, PRIOR)
+        return self._values.get(tenant, {}).get(matched, PRIOR)
 
-    def note(self, matched: int, num_drafts: int, num_accepted: int) -> None:
+    def note(self, tenant: str, matched: int, num_drafts: int, num_accepted: int) -> None:
         """A row's drafts were checked."""
-        self._values[matched] = moved(self.of(matched), num_drafts, num_accepted, _NEW)
+        value = moved(self.of(tenant, matched), num_drafts, num_accepted, _NEW)
+        self._values.setdefault(tenant, {})[matched] = value
+        self._values.move_to_end(tenant)
+        if len(self._values) > MOST_TENANTS:
+            self._values.popitem(last=False)
 
-    def drift(self, matched: int) -> None:
+    def drift(self, tenant: str, matched: int) -> None:
         """A row got no drafts: what was found out grows old."""
-        value = self.of(matched)
-        self._values[matched] = value + _DRIFT * (PRIOR - value)
+        known = self._values.get(tenant)
+        if known is not None and matched in known:
+            known[matched] += _DRIFT * (PRIOR - known[matched])

@@ -12,7 +12,10 @@ from engine.models.facts import ModelFacts
 from engine.scheduler import Sequence, StepPlan, StepResult
 from engine.speculative.chances import UsualChances, moved
 from engine.speculative.draft_facts import DraftFacts
+from engine.speculative.draft_maker import DraftMaker
 from engine.speculative.draft_model import DraftModel
+from engine.speculative.head_drafts import HeadDrafts
+from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
 from engine.speculative.proposers import PROPOSERS, Proposer
 from engine.speculative.step_costs import StepCosts
 
@@ -42,9 +45,9 @@ class Drafter:
     """Gives drafts to the rows where they promise the most tokens for the step's time.
 
     A draft j of a row whose drafts hold with chance p brings p^j tokens; a step that is one token
-    wider takes longer by what `StepCosts` knows, and a draft model's steps come before it. Drafts
-    are added, the likeliest first, up to where tokens per second are highest. In a full batch,
-    where a wider step takes as much longer, none are, and none are looked for.
+    wider takes longer by what `StepCosts` knows, and what a `DraftMaker` takes comes before it.
+    Drafts are added, the likeliest first, up to where tokens per second are highest. In a full
+    batch, where a wider step takes as much longer, none are, and none are looked for.
     """
 
     def __init__(
@@ -52,10 +55,10 @@ class Drafter:
         config: SpeculativeConfig,
         max_model_len: int,
         possible: Possible | None = None,
-        model: DraftModel | None = None,
+        model: DraftMaker | None = None,
     ) -> None:
-        """`possible`: cuts a sequence's drafts to those that what it follows allows; `model`: of
-        the method "draft_model".
+        """`possible`: cuts a sequence's drafts to those that what it follows allows; `model`: who
+        computes drafts, where they don't come from text.
         """
         self._config = config
         self._possible = possible or (lambda sequence, drafts: drafts)
@@ -101,7 +104,7 @@ class Drafter:
         return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
 
     def _drawn(
-        self, model: DraftModel, decoding: list[Sequence], most: int
+        self, model: DraftMaker, decoding: list[Sequence], most: int
     ) -> dict[int, list[int]]:
         """Drafts of a model, which cost: first as many as pay, and then these are drawn."""
         if not model.works:
@@ -122,7 +125,7 @@ class Drafter:
         """A row's drafts were checked."""
         chance = self._chance(sequence, 0)
         chance.note(num_drafts, num_accepted)
-        self._usual.note(chance.matched, num_drafts, num_accepted)
+        self._usual.note(_tenant(sequence), chance.matched, num_drafts, num_accepted)
 
     def note_step(self, plan: StepPlan, seconds: float) -> None:
         """A step was run; the seconds of a draft model's steps before it are no part of it."""
@@ -149,10 +152,10 @@ class Drafter:
             self.model.check_integrity()
 
     def _chance(self, sequence: Sequence, matched: int) -> _Chance:
-        """A sequence's; one that begins has the usual one of drafts like its first."""
+        """A sequence's; one that begins has its tenant's usual one of drafts like its first."""
         chance = self._chances.get(sequence.seq_id)
         if chance is None:
-            chance = _Chance(sequence, self._usual.of(matched), matched)
+            chance = _Chance(sequence, self._usual.of(_tenant(sequence), matched), matched)
             self._chances[sequence.seq_id] = chance
         return chance
 
@@ -203,8 +206,9 @@ class Drafter:
             counts[seq_id] = counts.get(seq_id, 0) + 1
         for seq_id in possible.keys() - counts.keys():
             unused = self._chances[seq_id]
-            self._usual.drift(unused.matched)
-            unused.value += _DRIFT * (self._usual.of(unused.matched) - unused.value)
+            usual = _tenant(unused.sequence), unused.matched
+            self._usual.drift(*usual)
+            unused.value += _DRIFT * (self._usual.of(*usual) - unused.value)
         return counts
 
     def _forget_those_that_left(self) -> None:
@@ -213,6 +217,10 @@ class Drafter:
                 del self._chances[seq_id]
                 if (source := self.model or self._proposer) is not None:
                     source.forget(chance.sequence)
+
+
+def _tenant(sequence: Sequence) -> str:
+    return sequence.request.message.tenant
 
 
 def takes_drafts(sequence: Sequence) -> bool:
@@ -229,9 +237,12 @@ def make_drafter(
     possible: Possible | None = None,
     draft: DraftFacts | None = None,
     run: Callable[[StepPlan], StepResult] | None = None,
+    heads: HeadFacts | None = None,
+    draw: Callable[[HeadPlan], HeadResult] | None = None,
 ) -> Drafter | None:
     """As the settings say; None without `speculative_config`. `possible`: see `Drafter`; `draft`:
-    the draft model that was loaded, whose steps `run` runs.
+    the draft model that was loaded, whose steps `run` runs; `heads`: those that were, and `draw`
+    has them draw.
 
     Raises `ConfigError` where drafts can't be checked.
     """
@@ -249,8 +260,10 @@ def make_drafter(
         raise ConfigError(
             f"speculative_config can't be used: {obstacle}.", param="speculative_config"
         )
-    model = None
-    if draft is not None and run is not None:
+    model: DraftMaker | None = None
+    if heads is not None and draw is not None:
+        model = HeadDrafts(heads, draw)
+    elif draft is not None and run is not None:
         ends = facts.eos_token_ids
         model = DraftModel(draft, run, config.block_size, config.max_num_seqs, ends)
     return Drafter(wanted, facts.max_model_len, possible, model)

@@ -37,6 +37,17 @@ def masked_rows(plan: StepPlan, sampled: Sampled, masks: GrammarInbox) -> Masked
     )
 
 
+def drafts_in_place(sampled: Sampled) -> dict[int, int]:
+    """Row of the logits -> the draft that stands where its token goes."""
+    found: dict[int, int] = {}
+    if sampled.drafted:
+        row_of = {index: row for row, index in enumerate(sampled.sampled)}
+        for each in sampled.drafted:
+            rows = [row_of[each.index], *range(each.first, each.first + len(each.drafts) - 1)]
+            found |= zip(rows, each.drafts, strict=True)
+    return found
+
+
 def collect(
     batch: RunningBatch,
     plan: StepPlan,

@@ -12,8 +12,9 @@ from engine.sampling.sampler import NOT_FINITE, Sampler
 from engine.sampling.state import SequenceSampling
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import Drafted, RunningBatch, Sampled
-from engine.worker.collect import collect, masked_rows
+from engine.worker.collect import collect, drafts_in_place, masked_rows
 from engine.worker.grammar_inbox import GrammarInbox
+from engine.worker.hidden import HiddenStates
 from kernels.lora import TableUse
 from kernels.steps import BoundStep, CompiledStep, StepScores, StepTables
 
@@ -47,11 +48,15 @@ class DecodeSteps:
         sampler: Sampler,
         vocab_size: int,
         masks: GrammarInbox,
+        hidden: tuple[HiddenStates, int] | None = None,
     ) -> None:
-        """`masks`: where grammars' come."""
+        """`masks`: where grammars' come. `hidden`: keeps what tokens were drawn from, and its
+        width; None: nobody asks.
+        """
         self._step = step
         self._batch = batch
         self._masks = masks
+        self._hidden = hidden
         self._sampler = sampler
         self._vocab_size = vocab_size
         self._most = MOST_LOGITS // vocab_size
@@ -82,7 +87,8 @@ class DecodeSteps:
         if plan.drafts:
             self._verify(plan, self._run, result)
             return result
-        token_ids = self._run()
+        hidden = self._room(len(plan.seq_ids))
+        token_ids = self._run(hidden)
         for index, state, token_id in zip(self._chosen, self._states, token_ids, strict=True):
             if token_id >= 0:
                 result.token_ids[index].append(token_id)
@@ -98,6 +104,7 @@ class DecodeSteps:
                 targets=self._batch.targets(self._sampled_rows),
             )
             self._sample(plan, sampled, self._logits, result)
+        self._keep(plan, [0] * len(plan.seq_ids), hidden, result)
         return result
 
     def _verify(self, plan: StepPlan, run: BoundStep, result: StepResult) -> None:
@@ -112,7 +119,8 @@ class DecodeSteps:
         counts, chosen = [len(own) for own in drafts], len(self._chosen)
         left = sum(counts[chosen:]) + len(self._sampled)
         logits = torch.empty((left, self._vocab_size)) if left else None
-        found = run.verify(counts, logits)
+        hidden = self._room(sum(counts) + len(counts))
+        found = run.verify(counts, logits, hidden)
         for index, state, token_ids in zip(self._chosen, self._states, found, strict=True):
             if token_ids:
                 result.token_ids[index] = token_ids
@@ -124,6 +132,19 @@ class DecodeSteps:
         if logits is not None:
             sampled, places = self._drafted(drafts[chosen:])
             self._sample(plan, sampled, logits[places], result)
+        self._keep(plan, counts, hidden, result)
+
+    def _room(self, tokens: int) -> torch.Tensor | None:
+        """Where the hidden states of so many tokens go, if anybody asks for them."""
+        return None if self._hidden is None else torch.empty((tokens, self._hidden[1]))
+
+    def _keep(
+        self, plan: StepPlan, drafts: list[int], hidden: torch.Tensor | None, result: StepResult
+    ) -> None:
+        """Keep those of the newest tokens; `drafts`: how many each row had."""
+        if self._hidden is not None and hidden is not None:
+            order = self._chosen + self._sampled
+            self._hidden[0].keep_rows(plan, order, drafts, hidden, result)
 
     def _score(self, scores: StepScores, drafts: list[int], result: StepResult) -> None:
         """Hand on the log probabilities of the tokens that the call chose."""
@@ -172,7 +193,8 @@ class DecodeSteps:
     ) -> None:
         """Sample from the logits that the call left."""
         mask = masked_rows(plan, sampled, self._masks)
-        output = self._sampler.sample(logits, sampled.states, mask)
+        drafts = drafts_in_place(sampled)
+        output = self._sampler.sample(logits, sampled.states, mask, drafts)
         collect(self._batch, plan, sampled, output, result)
 
     def _decodes(self, plan: StepPlan) -> bool:

@@ -14,9 +14,10 @@ from engine.sampling.logprobs import CHUNK, prompt_logprobs
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
-from engine.worker.collect import collect, masked_rows
+from engine.worker.collect import collect, drafts_in_place, masked_rows
 from engine.worker.decode import DecodeSteps
 from engine.worker.grammar_inbox import GrammarInbox
+from engine.worker.hidden import HiddenStates
 from engine.worker.interface import Finishable, Finished
 
 #: Logits of hidden states [start, end).
@@ -33,8 +34,11 @@ class ModelRunner:
         sampler: Sampler,
         decodes: DecodeSteps | None = None,
         masks: GrammarInbox | None = None,
+        hidden: HiddenStates | None = None,
     ) -> None:
-        """`decodes`: runs the steps that it can in one call. `masks`: where grammars' come."""
+        """`decodes`: runs the steps that it can in one call. `masks`: where grammars' come.
+        `hidden`: keeps what tokens were drawn from; None: nobody asks.
+        """
         self.model = model
         self.batch = batch
         self.sampler = sampler
@@ -42,6 +46,7 @@ class ModelRunner:
         self.forward: Callable[[torch.Tensor, AttentionContext], torch.Tensor] = model.forward
         self._decodes = decodes
         self._masks = masks or GrammarInbox()
+        self._hidden = hidden
         self._keep = getattr(model, "keep", None) if model.stateful else None
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -84,6 +89,8 @@ class ModelRunner:
         count, logits = len(inputs.states), self._logits_of(inputs, hidden)
         if count:
             self._sample(plan, inputs, logits(0, count), result)
+            if self._hidden is not None:
+                self._hidden.keep(plan, inputs, hidden, result)
         self._score_prompts(plan, inputs, logits, result)
         return result
 
@@ -108,7 +115,7 @@ class ModelRunner:
     ) -> None:
         """Sample a token for each sequence that has caught up."""
         mask = masked_rows(plan, inputs, self._masks)
-        output = self.sampler.sample(logits, inputs.states, mask)
+        output = self.sampler.sample(logits, inputs.states, mask, drafts_in_place(inputs))
         collect(self.batch, plan, inputs, output, result)
 
     def _score_prompts(

@@ -9,6 +9,7 @@ import msgspec
 from engine.executor.in_process import InProcessExecutor
 from engine.executor.outcome import Outcome
 from engine.scheduler.plan import GrammarOutput, StepPlan, StepResult
+from engine.speculative.head_plan import HeadPlan, HeadResult
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -41,6 +42,9 @@ class WireExecutor(InProcessExecutor):
 
     def execute_draft(self, plan: StepPlan) -> StepResult:
         return sent(super().execute_draft(sent(plan)))
+
+    def draw(self, plan: HeadPlan) -> HeadResult:
+        return sent(super().draw(sent(plan)))
 
     def prepare(self, plan: StepPlan) -> None:
         super().prepare(sent(plan))

@@ -52,14 +52,36 @@ def test_a_model_is_a_draft_model() -> None:
     )
 
 
+def test_the_manuals_acceptance_becomes_keys() -> None:
+    given = {
+        "model": "m",
+        "speculative_model": "[ngram]",
+        "spec_decoding_acceptance_method": "typical_acceptance_sampler",
+        "typical_acceptance_sampler_posterior_threshold": 0.2,
+        "typical_acceptance_sampler_posterior_alpha": 0.5,
+    }
+    config = EngineConfig.from_mapping(given).speculative_config
+    assert config is not None
+    assert SpeculativeConfig.from_mapping(config) == SpeculativeConfig(
+        method="ngram",
+        acceptance_method="typical_acceptance_sampler",
+        posterior_threshold=0.2,
+        posterior_alpha=0.5,
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({"num_speculative_tokens": 3}, "method is missing"),
         ({"method": "eagle"}, "last hidden state isn't run"),
         ({"method": "eagle3"}, "three of the model's hidden states"),
-        ({"method": "medusa"}, "heads on the model's last hidden state"),
-        ({"method": "mlp_speculator"}, "a speculator on"),
+        ({"method": "medusa"}, "model must be the folder or hub id of the medusa"),
+        ({"method": "mlp_speculator"}, "model must be the folder or hub id of the mlp speculator"),
+        ({"method": "ngram", "acceptance_method": "magic"}, "acceptance_method must be one of"),
+        ({"method": "ngram", "posterior_threshold": 0}, "posterior_threshold must be a number"),
+        ({"method": "ngram", "posterior_alpha": "0.3"}, "posterior_alpha must be a number"),
+        ({"method": "ngram", "posterior_alpha": float("nan")}, "posterior_alpha must be a number"),
         ({"method": "mtp"}, "multi-token-prediction layers"),
         ({"method": "draft_model"}, "model must be the folder or hub id"),
         ({"method": "suffix", "model": "org/draft"}, "suffix takes no model"),

@@ -6,6 +6,7 @@ import pytest
 
 from engine.contract.speculative import SpeculativeConfig
 from engine.scheduler import Sequence, Status, StepPlan
+from engine.speculative import chances
 from engine.speculative.drafter import Drafter
 from engine.speculative.step_costs import StepCosts
 from tests.engine.speculative.test_proposers import sequence
@@ -100,6 +101,35 @@ def test_a_new_sequence_begins_with_what_held_lately_of_drafts_like_its_first() 
     assert 0 < tried < 40
     shorter = sequence([1, 2, 9, 9, 5, 6], [1, 2], 5000)  # two tokens match instead of four
     assert made.propose([shorter], 100)
+
+
+def test_what_held_for_one_tenant_changes_nothing_for_another() -> None:
+    """How often drafts hold tells of texts: another tenant must neither see nor feel it."""
+    prompt, said = [1, 2, 3, 4, 5, 6, 7, 8, 1, 2], [3, 4]
+    costs = (1, 1.0), (2, 1.2), (3, 1.4), (4, 1.6), (5, 1.8)
+    for num_accepted in (0, 4):
+        made, untouched = drafter(*costs), drafter(*costs)
+        for seq_id in range(60):
+            own = sequence(prompt, said, seq_id, tenant="victim")
+            made.propose([own], 100)
+            made.note(own, 4, num_accepted)
+            own.status = Status.FINISHED
+        other = sequence(prompt, said, 1000, tenant="attacker")
+        assert made.propose([other], 100) == untouched.propose([other], 100)
+        assert made._chances[1000].value == untouched._chances[1000].value
+        own = sequence(prompt, said, 1001, tenant="victim")
+        made.propose([own], 100)
+        assert (made._chances[1001].value > 0.5) == (num_accepted == 4)
+
+
+def test_tenants_that_are_long_gone_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chances, "MOST_TENANTS", 3)
+    usual = chances.UsualChances()
+    for tenant in ("a", "b", "a", "c", "d"):
+        usual.note(tenant, 2, 4, 0)
+        usual.drift("never seen", 2)
+    known = {tenant for tenant in "abcd" if usual.of(tenant, 2) != chances.PRIOR}
+    assert known == {"a", "c", "d"}
 
 
 class _Counting:

@@ -20,6 +20,7 @@ def sequence(
     seq_id: int = 0,
     namespace: str = "",
     adapter: AdapterRef | None = None,
+    tenant: str = "default",
 ) -> Sequence:
     message = EngineRequest(
         request_id="r",
@@ -27,6 +28,7 @@ def sequence(
         prompt_token_ids=prompt,
         cache_namespace=namespace,
         adapter=adapter,
+        tenant=tenant,
     )
     return Sequence(
         seq_id=seq_id,

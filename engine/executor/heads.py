@@ -1,0 +1,121 @@
+"""`HeadExecutor`: heads on the model's hidden states, on the same device."""
+
+from __future__ import annotations
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import ConfigError, QuireError
+from engine.contract.sampling_params import SamplingParams
+from engine.contract.speculative import SpeculativeConfig
+from engine.devices.device import Device
+from engine.executor.draft import draft_config
+from engine.model_loader.loader import LoadedModel, resolve_folder
+from engine.models.decoder import NativeDecoder
+from engine.sampling.sampler import Sampler
+from engine.sampling.state import SequenceSampling
+from engine.speculative.draft_sampling import draft_sampling
+from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
+from engine.speculative.heads.draw import HeadDrawer
+from engine.speculative.heads.heads import Heads
+from engine.speculative.heads.load import load_heads
+from engine.worker.batch import RunningBatch
+from engine.worker.hidden import HiddenStates
+
+_PARAM = "speculative_config"
+
+
+class HeadExecutor:
+    """Loads heads, and draws drafts from the hidden states that the runner keeps.
+
+    Raises `ConfigError` or `ModelLoadError` where they can't be heads of `target`.
+    """
+
+    def __init__(
+        self, config: EngineConfig, wanted: SpeculativeConfig, device: Device, target: LoadedModel
+    ) -> None:
+        if not isinstance(target.model, NativeDecoder):
+            raise ConfigError(
+                f"{_PARAM}: method={wanted.method} needs a model that runs on Quire's own decoder; "
+                f"this {target.spec.architecture} doesn't.",
+                param=_PARAM,
+            )
+        if wanted.quantization not in (None, *device.kernels.quantizations):
+            raise ConfigError(
+                f"{_PARAM}: quantization of heads must be one of "
+                f"{', '.join(device.kernels.quantizations)}; got {wanted.quantization!r}.",
+                param=_PARAM,
+            )
+        self._config, self._wanted = draft_config(config, wanted), wanted
+        self._device, self._target = device, target
+        self._heads: Heads | None = self._load()
+        self._batch: RunningBatch | None = None
+        self._hidden: HiddenStates | None = None
+        self._drawer: HeadDrawer | None = None
+        #: Row -> the parameters of its sequence, and what drafts follow of them.
+        self._sampling: dict[int, tuple[SamplingParams, SamplingParams]] = {}
+        self.facts = HeadFacts(most=self._heads.most)
+
+    def _load(self) -> Heads:
+        target = self._target
+        try:
+            return load_heads(
+                self._wanted.method,
+                resolve_folder(self._config),
+                (target.spec.hidden_size, target.spec.vocab_size),
+                self._device.kernels,
+                target.dtype,
+                self._wanted.quantization,
+            )
+        except QuireError as error:
+            raise type(error)(f"{_PARAM}: {error.message}", param=_PARAM) from error
+
+    def attach(self, batch: RunningBatch) -> HiddenStates:
+        """Draw for this batch from here on; what its runner is to keep."""
+        if self._heads is None:
+            raise RuntimeError("The heads sleep.")
+        ops = self._device.kernels
+        ends = self._target.eos_token_ids
+        sampler = Sampler(ends, None if ops.name == "reference" else ops)
+        self._drawer = HeadDrawer(self._heads, sampler, ends)
+        self._batch, self._sampling = batch, {}
+        self._hidden = HiddenStates(batch, self._target.spec.hidden_size)
+        return self._hidden
+
+    def draw(self, plan: HeadPlan) -> HeadResult:
+        """Drafts of sequences that the batch holds."""
+        batch, hidden, drawer = self._batch, self._hidden, self._drawer
+        if batch is None or hidden is None or drawer is None:
+            raise RuntimeError("There is no batch to draw for.")
+        found = [hidden.row_of(seq_id) for seq_id in plan.seq_ids]
+        result = HeadResult([[] for _ in found])
+        places = [at for at, row in enumerate(found) if row is not None]
+        rows = [row for row in found if row is not None]
+        if rows:
+            tokens = batch.tokens[rows, batch.num_tokens[rows] - 1].tolist()
+            states = [self._state(batch, row) for row in rows]
+            counts = [plan.counts[at] for at in places]
+            drawn = drawer.draw(hidden.of(rows), tokens, states, counts)
+            for at, drafts in zip(places, drawn, strict=True):
+                result.drafts[at] = drafts
+        return result
+
+    def _state(self, batch: RunningBatch, row: int) -> SequenceSampling:
+        """What drafts of a row are drawn by: a copy, which goes on with them."""
+        own = batch.state(row)
+        known = self._sampling.get(row)
+        if known is None or known[0] is not own.params:
+            followed = draft_sampling(own.params, self._target.spec.vocab_size)
+            known = self._sampling[row] = own.params, followed
+        return SequenceSampling(
+            known[1], own.prompt_token_ids, list(own.output_token_ids), own.seed
+        )
+
+    def sleep(self, level: int) -> None:
+        """Give memory back, as `Executor.sleep`: at level 2 the weights too."""
+        self._batch = self._hidden = self._drawer = None
+        if level == 2:
+            self._heads = None
+
+    def wake_weights(self) -> None:
+        """Bring the weights back, if they sleep."""
+        if self._heads is None:
+            self._heads = self._load()

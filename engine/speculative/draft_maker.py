@@ -1,0 +1,42 @@
+"""`DraftMaker`: whoever computes drafts, which takes time before the step."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from engine.scheduler import Sequence
+from engine.speculative.step_costs import StepCosts
+
+
+class DraftMaker(Protocol):
+    """A draft model, or heads on the model's hidden states.
+
+    Attributes:
+        costs: of one draft for each of some rows, by how many these are.
+        seconds: that the last round took; the drafter sets it back.
+        works: whether there may be drafts.
+    """
+
+    costs: StepCosts
+    seconds: float
+
+    @property
+    def works(self) -> bool: ...
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+        """Drafts by sequence id, at most as many as are wanted for each."""
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether a sequence may have any."""
+
+    def longest(self, sequence: Sequence) -> int:
+        """How many it may have."""
+
+    def forget(self, sequence: Sequence) -> None:
+        """The sequence has left."""
+
+    def reset(self, *, worker_too: bool = False) -> None:
+        """Forget all sequences; `worker_too`: the batch has gone as well."""
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless its books balance."""

@@ -1,0 +1,69 @@
+"""`HeadDrafts`: heads on the model's last hidden states say what comes next."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from engine.scheduler import Sequence
+from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
+from engine.speculative.step_costs import StepCosts
+
+log = logging.getLogger(__name__)
+
+#: After so many failed rounds one behind the other there are no more drafts.
+_MOST_FAILURES = 3
+
+
+class HeadDrafts:
+    """A `DraftMaker` that keeps nothing of a sequence: the worker holds its last hidden state."""
+
+    def __init__(self, facts: HeadFacts, run: Callable[[HeadPlan], HeadResult]) -> None:
+        """`run`: has the worker's heads draw."""
+        self._facts = facts
+        self._run = run
+        self._failures = 0
+        self.costs = StepCosts(unknown=0.0)
+        self.seconds = 0.0
+
+    @property
+    def works(self) -> bool:
+        """See `DraftMaker`."""
+        return self._failures < _MOST_FAILURES
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[int, list[int]]:
+        """See `DraftMaker`."""
+        if not wanted:
+            return {}
+        started = time.perf_counter()
+        plan = HeadPlan([each.seq_id for each, _ in wanted], [count for _, count in wanted])
+        try:
+            drafts = self._run(plan).drafts
+        except Exception:  # whatever it is, the model goes on without drafts
+            self._failures += 1
+            log.exception("The heads failed; %d in a row", self._failures)
+            return {}
+        finally:
+            self.seconds = time.perf_counter() - started
+        self._failures = 0
+        if depth := max(map(len, drafts)):
+            self.costs.note(len(wanted), self.seconds / depth)
+        return {seq_id: own for seq_id, own in zip(plan.seq_ids, drafts, strict=True) if own}
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Any: a hidden state is a hidden state."""
+        return True
+
+    def longest(self, sequence: Sequence) -> int:
+        """See `DraftMaker`."""
+        return self._facts.most
+
+    def forget(self, sequence: Sequence) -> None:
+        """Nothing is held."""
+
+    def reset(self, *, worker_too: bool = False) -> None:
+        """Nothing is held."""
+
+    def check_integrity(self) -> None:
+        """There are no books."""

@@ -1,0 +1,27 @@
+"""What the core asks of heads on the model's hidden states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class HeadFacts:
+    """What the core knows of them. `most`: drafts of a sequence."""
+
+    most: int
+
+
+class HeadPlan(msgspec.Struct):
+    """Drafts that are wanted: at most `counts[i]`, >= 1, of the sequence `seq_ids[i]`."""
+
+    seq_ids: list[int]
+    counts: list[int]
+
+
+class HeadResult(msgspec.Struct):
+    """Drafts by sequence, in the order of `HeadPlan.seq_ids`; none where nothing is known of it."""
+
+    drafts: list[list[int]]

@@ -1,0 +1,58 @@
+"""`HeadDrawer`: drafts of some sequences, drawn one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from engine.sampling.sampler import Sampler
+from engine.sampling.state import SequenceSampling
+from engine.speculative.heads.heads import Heads
+
+
+class HeadDrawer:
+    """Draws from heads' logits as the model draws from its own: with each sequence's parameters
+    and, at each place, the same random number.
+    """
+
+    def __init__(self, heads: Heads, sampler: Sampler, ends: Iterable[int]) -> None:
+        """`sampler`: nobody else's. `ends`: tokens behind which no draft stands."""
+        self._heads, self._sampler, self._ends = heads, sampler, frozenset(ends)
+
+    @torch.inference_mode()
+    def draw(
+        self,
+        hidden: Tensor,
+        tokens: list[int],
+        states: list[SequenceSampling],
+        counts: list[int],
+    ) -> list[list[int]]:
+        """At most `counts[i]` drafts of row i.
+
+        Args:
+            hidden: float32 [n, hidden], from which the newest tokens were drawn.
+            tokens: [n] these.
+            states: of the sequences, with these tokens; they get the drafts.
+            counts: [n], >= 1.
+        """
+        drafts: list[list[int]] = [[] for _ in counts]
+        rows, state = list(range(len(counts))), self._heads.start(hidden)
+        for depth in range(min(max(counts), self._heads.most)):
+            newest = torch.tensor([(drafts[row] or [tokens[row]])[-1] for row in rows])
+            logits, state = self._heads.logits(depth, state, newest)
+            drawn = self._sampler.sample(logits, [states[row] for row in rows]).token_ids.tolist()
+            going = []
+            for at, (row, token) in enumerate(zip(rows, drawn, strict=True)):
+                if token < 0:  # nothing can be drawn
+                    continue
+                drafts[row].append(token)
+                states[row].output_token_ids.append(token)
+                if len(drafts[row]) < counts[row] and token not in self._ends:
+                    going.append(at)
+            if not going:
+                break
+            if len(going) < len(rows):
+                rows, state = [rows[at] for at in going], state[going]
+        return drafts

@@ -1,0 +1,135 @@
+"""`Medusa`: heads that each say, from the same hidden state, one of the tokens to come.
+
+Cai et al. 2024, "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+from engine.speculative.heads.heads import Heads
+from engine.speculative.heads.source import HeadSource
+from kernels import LinearLayer
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    blocks: list[LinearLayer]
+    output: LinearLayer
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a checkpoint names its tensors: its authors' way, or as vLLM keeps them."""
+
+    count: int
+    depth: int
+    block: str
+    output: str
+    bias: bool
+
+    @classmethod
+    def of(cls, source: HeadSource) -> _Layout:
+        """The checkpoint's."""
+        if "medusa_num_heads" in source.config:
+            count = source.whole("medusa_num_heads", 1, 64)
+            depth = source.whole("medusa_num_layers", 0, 64, default=1)
+            return cls(count, depth, "{head}.{at}.linear", f"{{head}}.{depth}.weight", True)
+        count = source.whole("num_heads", 1, 64)
+        depth = source.whole("num_hidden_layers", 0, 64, default=1)
+        before = "medusa_heads." if "medusa_heads.lm_heads.0.weight" in source.weights else ""
+        shared = source.flag("original_lm_head", default=False)
+        head = "0" if shared else "{head}"
+        return cls(
+            count,
+            depth,
+            f"{before}blocks.{{head}}.layers.{{at}}",
+            f"{before}lm_heads.{head}.weight",
+            source.flag("medusa_fc_bias", default=False),
+        )
+
+
+class Medusa(Heads):
+    """Each head: x + silu(W x + b), some times, then the output layer of its own.
+
+    With a `token_map` heads know some of the tokens alone, the frequent ones.
+    """
+
+    def __init__(self, source: HeadSource) -> None:
+        """Read the checkpoint. Raises `ModelLoadError` for one that doesn't fit."""
+        source.same("hidden_size", source.hidden_size)
+        source.same("vocab_size", source.vocab_size)
+        layout = _Layout.of(source)
+        self.most = layout.count
+        self._vocab_size = source.vocab_size
+        self._tokens = _token_map(source)
+        outputs: dict[str, LinearLayer] = {}
+        self._heads: list[_Head] = []
+        for head in range(layout.count):
+            name = layout.output.format(head=head)
+            if name not in outputs:
+                outputs[name] = self._output(source, name)
+            blocks = [_block(source, layout, head, at) for at in range(layout.depth)]
+            self._heads.append(_Head(blocks, outputs[name]))
+        self._scale = _scale(source)
+        self.nbytes = source.nbytes
+
+    def _output(self, source: HeadSource, name: str) -> LinearLayer:
+        whole = source.vocab_size, source.hidden_size
+        if self._tokens is None:
+            return source.linear(name, *whole)
+        count = len(self._tokens)
+        if name in source.weights and source.weights.stored_shape(name)[:1] == (count,):
+            return source.linear(name, count, source.hidden_size)
+        return source.pack(source.weights.get(name, whole)[self._tokens])
+
+    def start(self, hidden: Tensor) -> Tensor:
+        """See the base."""
+        return hidden
+
+    def logits(self, depth: int, state: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base. Which tokens came before makes no difference to a head."""
+        head, x = self._heads[depth], state
+        for block in head.blocks:
+            x = x + silu(block(x))
+        found = head.output(x) * self._scale
+        if self._tokens is None:
+            return found, state
+        spread = torch.full((len(found), self._vocab_size), -torch.inf)
+        spread[:, self._tokens] = found
+        return spread, state
+
+
+def _block(source: HeadSource, layout: _Layout, head: int, at: int) -> LinearLayer:
+    name, size = layout.block.format(head=head, at=at), source.hidden_size
+    bias = source.vector(f"{name}.bias", size) if layout.bias else None
+    return source.linear(f"{name}.weight", size, size, bias)
+
+
+def _scale(source: HeadSource) -> float:
+    value = source.config.get("logit_scale", 1.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+        raise source.wrong(f"logit_scale must be a positive number, got {value!r:.80}")
+    return float(value)
+
+
+def _token_map(source: HeadSource) -> Tensor | None:
+    """int64 [truncated_vocab_size], the tokens of the heads' columns; None: all."""
+    count = source.whole("truncated_vocab_size", 1, source.vocab_size, source.vocab_size)
+    if "token_map" not in source.weights:
+        if count < source.vocab_size:
+            raise source.wrong("truncated_vocab_size is set, but there is no 'token_map'")
+        return None
+    source.weights.mark_read(["token_map"])
+    if count == source.vocab_size:
+        return None
+    tokens = source.weights.stored("token_map").clone()
+    if tokens.dtype not in (torch.int64, torch.int32) or tuple(tokens.shape) != (count,):
+        raise source.wrong(f"'token_map' must be [{count}] whole numbers")
+    if int(tokens.min()) < 0 or int(tokens.max()) >= source.vocab_size:
+        raise source.wrong(f"'token_map' names tokens outside [0, {source.vocab_size})")
+    return tokens.long()

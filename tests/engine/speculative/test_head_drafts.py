@@ -1,0 +1,227 @@
+"""Heads change nothing but how many tokens a step gives, and read the states of what was kept."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from engine import LLM, SamplingParams
+from engine.contract.errors import ConfigError, ModelLoadError
+from engine.speculative.head_plan import HeadPlan, HeadResult
+from engine.speculative.heads.draw import HeadDrawer
+from engine.speculative.step_costs import StepCosts
+from engine.survey.tiny import Oracle
+from engine.worker.decode import DecodeSteps
+from tests.engine.speculative.head_folders import (
+    Equation,
+    medusa_equation,
+    medusa_parts,
+    mlp_equation,
+    mlp_parts,
+    write,
+)
+from tests.engine.speculative.test_equality import make, prompts, run, texts
+
+Folder = Callable[[str], Path]
+
+
+@pytest.fixture(autouse=True)
+def wider_steps_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "widest", 10**6)
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Equation]]:
+    """Method -> a random checkpoint, and what it should say."""
+    folder = tmp_path_factory.mktemp("heads")
+    mlp, medusa = mlp_parts(), medusa_parts()
+    return {
+        "mlp_speculator": (write(folder / "mlp", *mlp), mlp_equation(*mlp)),
+        "medusa": (
+            write(folder / "medusa", *medusa, "medusa_lm_head.safetensors"),
+            medusa_equation(*medusa),
+        ),
+    }
+
+
+def drafting(folder: Path, method: str, head_folder: Path, **settings: Any) -> LLM:
+    config = {"method": method, "model": str(head_folder), "num_speculative_tokens": 3}
+    return make(folder, speculative_config=config, **settings)
+
+
+#: Both say what the bias wants, mostly: some drafts hold, some don't.
+BIASED = SamplingParams(
+    temperature=1.0, seed=5, max_tokens=40, ignore_eos=True, logit_bias={5: 70.0, 6: 68.0}
+)
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+@pytest.mark.parametrize("method", ["mlp_speculator", "medusa"])
+def test_every_way_of_choosing_gives_the_same(
+    method: str, kernels: bool, model_folder: Folder, heads: dict[str, tuple[Path, Equation]]
+) -> None:
+    folder, asked = model_folder("llama"), prompts(random.Random(5))
+    plain = run(make(folder, cpu_kernels=kernels), asked)
+    llm = drafting(folder, method, heads[method][0], cpu_kernels=kernels)
+    for turn in range(2):
+        drafted = run(llm, asked)
+        assert texts(drafted) == texts(plain), turn
+        for was, now in zip(plain, drafted, strict=True) if kernels else ():
+            assert [each.logprobs for each in was.outputs] == [
+                each.logprobs for each in now.outputs
+            ]
+    assert llm.core.stats.spec_decode_num_draft_tokens_total > 200
+
+
+@pytest.mark.parametrize("one_call", [True, False])
+@pytest.mark.parametrize("method", ["mlp_speculator", "medusa"])
+def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
+    method: str,
+    one_call: bool,
+    model_folder: Folder,
+    heads: dict[str, tuple[Path, Equation]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the step before checked drafts or not, and however many of them held."""
+    folder, (head_folder, equation) = model_folder("llama"), heads[method]
+    if not one_call:
+        monkeypatch.setattr(DecodeSteps, "run", lambda *_: None)
+    llm = drafting(folder, method, head_folder)
+    model, core = Oracle(folder).model, llm.core
+    seen: list[int] = []
+    inner = core.drafter.model._run
+
+    def spy(plan: HeadPlan) -> HeadResult:
+        result = inner(plan)
+        texts = {each.seq_id: each.token_ids for each in core.scheduler.running}
+        for seq_id, drafts in zip(plan.seq_ids, result.drafts, strict=True):
+            tokens = texts[seq_id]
+            with torch.no_grad():
+                hidden = model.model(torch.tensor([tokens[:-1]])).last_hidden_state[0, -1]
+            known = [tokens[-1]]
+            for draft in drafts:
+                logits = equation(hidden, known)
+                if seq_id in biased:
+                    logits[5] += 70.0
+                    logits[6] += 68.0
+                    assert draft in (5, 6) or logits.max() == logits[draft]
+                else:
+                    assert draft == int(logits.argmax())
+                known.append(draft)
+            seen.append(len(drafts))
+        return result
+
+    monkeypatch.setattr(core.drafter.model, "_run", spy)
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    scored = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, logprobs=1)
+    biased = {1}
+    outputs = llm.generate(
+        [[5, 6, 7], [8, 9], list(range(4, 60))], [greedy, BIASED, scored], use_tqdm=False
+    )
+    assert [len(each.outputs[0].token_ids) for each in outputs] == [12, 40, 12]
+    assert len(seen) > 30
+    assert set(seen) <= {1, 2, 3}
+    stats = core.stats
+    accepted, drafted = (
+        stats.spec_decode_num_accepted_tokens_total,
+        stats.spec_decode_num_draft_tokens_total,
+    )
+    assert 5 < accepted < drafted
+
+
+def test_preempted_sequences_get_drafts_again(
+    model_folder: Folder, heads: dict[str, tuple[Path, Equation]]
+) -> None:
+    folder, asked = model_folder("llama"), prompts(random.Random(3))
+    plain = run(make(folder), asked)
+    few = {"num_gpu_blocks_override": 14, "max_model_len": 128}
+    llm = drafting(folder, "medusa", heads["medusa"][0], **few)
+    assert texts(run(llm, asked)) == texts(plain)
+    assert llm.core.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_they_sleep_with_the_model(
+    level: int, model_folder: Folder, heads: dict[str, tuple[Path, Equation]]
+) -> None:
+    llm = drafting(
+        model_folder("llama"), "mlp_speculator", heads["mlp_speculator"][0],
+        enable_sleep_mode=True,
+    )  # fmt: skip
+    before = llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
+    llm.sleep(level)
+    assert (llm.core.executor._heads._heads is None) == (level == 2)
+    llm.wake_up()
+    llm.core.reset_stats()
+    assert texts(llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)) == texts(before)
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
+
+
+def test_heads_that_fail_end_drafts_alone(
+    model_folder: Folder,
+    heads: dict[str, tuple[Path, Equation]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = model_folder("llama")
+    llm = drafting(folder, "medusa", heads["medusa"][0])
+    failed = []
+
+    def fail(*_: Any) -> None:
+        failed.append(1)
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(HeadDrawer, "draw", fail)
+    params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+    drafted = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+    assert texts(drafted) == texts(make(folder).generate([[5, 6, 7]], params, use_tqdm=False))
+    assert len(failed) == 3
+
+
+def test_more_likely_drafts_hold_under_typical_acceptance(
+    model_folder: Folder, heads: dict[str, tuple[Path, Equation]]
+) -> None:
+    """And greedy text is as it was."""
+    folder, method = model_folder("llama"), "mlp_speculator"
+    config = {"method": method, "model": str(heads[method][0]), "num_speculative_tokens": 3}
+    typical = {**config, "acceptance_method": "typical_acceptance_sampler", "posterior_alpha": 1.0}
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    shares, said = [], []
+    for wanted in (config, typical):
+        llm = make(folder, speculative_config=wanted)
+        outputs = llm.generate([[5, 6, 7], [8, 9]], [BIASED, greedy], use_tqdm=False)
+        said.append(outputs[1].outputs[0].token_ids)
+        stats = llm.core.stats
+        shares.append(
+            stats.spec_decode_num_accepted_tokens_total / stats.spec_decode_num_draft_tokens_total
+        )
+        llm.core.check_integrity()
+    assert said[0] == said[1]
+    assert shares[1] > shares[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says", "kind"),
+    [
+        ({"model": "nowhere/at/all"}, "There is no folder", ModelLoadError),
+        ({"method": "mlp_speculator"}, "lacks 'n_predict'", ModelLoadError),
+        ({"quantization": "fp4"}, "quantization must be one of", ConfigError),
+        ({"quantization": "awq"}, "quantization of heads must be one of", ConfigError),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(
+    changes: dict[str, Any],
+    says: str,
+    kind: type[Exception],
+    model_folder: Folder,
+    heads: dict[str, tuple[Path, Equation]],
+) -> None:
+    config = {"method": "medusa", "model": str(heads["medusa"][0]), **changes}
+    with pytest.raises(kind, match=says) as caught:
+        make(model_folder("llama"), speculative_config=config)
+    assert caught.value.param == "speculative_config"  # type: ignore[attr-defined]
