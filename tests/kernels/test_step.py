@@ -111,21 +111,24 @@ def test_it_tells_what_the_head_took(compiled: KernelSet, threads: int) -> None:
     model.logits(ROWS)
     expected, run = model.hidden, model.step.over(torch.tensor(ROWS), None)
     hidden = torch.full((len(ROWS), SHAPE.hidden_size), torch.nan)
-    before = [tensor.clone() for tensor in dataclasses.astuple(model.tables)]
+    tables = model.tables
+    before = [tensor.clone() for tensor in slots(tables)]
+
+    def back() -> None:
+        for tensor, old in zip(slots(tables), before, strict=True):
+            tensor.copy_(old)
+
     said = run(hidden)
     assert torch.equal(hidden, expected)
-    for tensor, old in zip(dataclasses.astuple(model.tables), before, strict=True):
-        tensor.copy_(old)
+    back()
     assert run() == said  # and nowhere, when nobody asks
-    for tensor, old in zip(dataclasses.astuple(model.tables), before, strict=True):
-        tensor.copy_(old)
+    back()
     drafts = [2, 0, 3, 1]
     wide = torch.full((len(ROWS) + sum(drafts), SHAPE.hidden_size), torch.nan)
     run.verify(drafts, None, wide)
     assert torch.isfinite(wide).all()
     assert torch.equal(wide[[0, 3, 4, 8]], expected)
-    for tensor, old in zip(dataclasses.astuple(model.tables), before, strict=True):
-        tensor.copy_(old)
+    back()
     with pytest.raises(ValueError, match="hidden"):
         run(wide)
 
@@ -234,8 +237,8 @@ def test_drafts_give_what_decoding_one_by_one_gives_to_the_bit(
             assert torch.equal(cache[blocks, :, places], expected[blocks, :, places])
 
 
-def slots(choice: StepChoice) -> list[Tensor]:
-    return [getattr(choice, field.name) for field in dataclasses.fields(choice)]
+def slots(of: StepChoice | StepTables) -> list[Tensor]:
+    return [getattr(of, field.name) for field in dataclasses.fields(of)]
 
 
 def test_drafts_beyond_the_tables_are_refused(compiled: KernelSet) -> None:
