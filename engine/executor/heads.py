@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 from engine.contract.sampling_params import SamplingParams
@@ -9,6 +11,7 @@ from engine.contract.speculative import SpeculativeConfig
 from engine.devices.device import Device
 from engine.executor.draft import draft_config
 from engine.model_loader.loader import LoadedModel, resolve_folder
+from engine.models.architectures import read_config
 from engine.models.decoder import NativeDecoder
 from engine.sampling.sampler import Sampler
 from engine.sampling.state import SequenceSampling
@@ -16,11 +19,25 @@ from engine.speculative.draft_sampling import draft_sampling
 from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
 from engine.speculative.heads.draw import HeadDrawer
 from engine.speculative.heads.heads import Heads
-from engine.speculative.heads.load import load_heads
+from engine.speculative.heads.load import load_heads, method_of
 from engine.worker.batch import RunningBatch
 from engine.worker.hidden import HiddenStates
 
 _PARAM = "speculative_config"
+
+
+def with_method(config: EngineConfig, wanted: SpeculativeConfig) -> SpeculativeConfig:
+    """`wanted` with the method that the checkpoint is for, where a model alone was named.
+
+    Raises `ConfigError` for a method that isn't run.
+    """
+    if wanted.method != "draft_model":
+        return wanted
+    try:
+        found = method_of(read_config(resolve_folder(draft_config(config, wanted))))
+    except QuireError:
+        return wanted  # whoever loads it says what is wrong
+    return replace(wanted, method=found) if found else wanted
 
 
 class HeadExecutor:

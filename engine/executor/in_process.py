@@ -19,7 +19,7 @@ from engine.devices.find import make_device
 from engine.devices.host_memory import adapter_bytes, num_counted_blocks
 from engine.executor.draft import DraftExecutor
 from engine.executor.executor import Capacity
-from engine.executor.heads import HeadExecutor
+from engine.executor.heads import HeadExecutor, with_method
 from engine.executor.outcome import Launched, Outcome
 from engine.executor.sleep import Sleeper
 from engine.executor.step_thread import StepThread
@@ -106,6 +106,7 @@ class InProcessExecutor:
         wanted = SpeculativeConfig.from_mapping(config.speculative_config)
         if not wanted.model or self.loaded.pooler is not None or self.loaded.model.stateful:
             return
+        wanted = with_method(config, wanted)
         if wanted.method in HEADS:
             self._heads = HeadExecutor(config, wanted, self.device, self.loaded)
         else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +26,14 @@ METHODS: dict[str, Callable[[HeadSource], Heads]] = {
 }
 #: What Medusa's authors name the file of the heads.
 _MEDUSA_FILE = "medusa_lm_head.safetensors"
+
+
+def method_of(config: dict[str, Any]) -> str:
+    """What a checkpoint's config.json says that it is, by the method's name; "": no heads."""
+    if "medusa_num_heads" in config:
+        return "medusa"
+    kind = config.get("model_type")
+    return kind if isinstance(kind, str) and kind in (*METHODS, "eagle", "eagle3") else ""
 
 
 def load_heads(

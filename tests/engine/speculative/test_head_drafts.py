@@ -12,6 +12,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, ModelLoadError
+from engine.scheduler import StepPlan, StepResult
 from engine.speculative.head_plan import HeadPlan, HeadResult
 from engine.speculative.heads.draw import HeadDrawer
 from engine.speculative.step_costs import StepCosts
@@ -90,8 +91,16 @@ def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
 ) -> None:
     """Whether the step before checked drafts or not, and however many of them held."""
     folder, (head_folder, equation) = model_folder("llama"), heads[method]
-    if not one_call:
-        monkeypatch.setattr(DecodeSteps, "run", lambda *_: None)
+    calls: list[bool] = []
+    whole = DecodeSteps.run
+
+    def step(self: DecodeSteps, plan: StepPlan) -> StepResult | None:
+        result = whole(self, plan) if one_call else None
+        if plan.num_decodes == len(plan.seq_ids):
+            calls.append(result is not None)
+        return result
+
+    monkeypatch.setattr(DecodeSteps, "run", step)
     llm = drafting(folder, method, head_folder)
     model, core = Oracle(folder).model, llm.core
     seen: list[int] = []
@@ -126,6 +135,8 @@ def test_drafts_are_what_the_equations_say_of_transformers_hidden_states(
     )
     assert [len(each.outputs[0].token_ids) for each in outputs] == [12, 40, 12]
     assert len(seen) > 30
+    if core.executor.kernels.name != "reference":
+        assert set(calls) == {one_call}
     assert set(seen) <= {1, 2, 3}
     stats = core.stats
     accepted, drafted = (
@@ -203,6 +214,37 @@ def test_more_likely_drafts_hold_under_typical_acceptance(
         llm.core.check_integrity()
     assert said[0] == said[1]
     assert shares[1] > shares[0]
+
+
+@pytest.mark.parametrize("method", ["mlp_speculator", "medusa"])
+def test_a_model_alone_says_what_it_is(
+    method: str, model_folder: Folder, heads: dict[str, tuple[Path, Equation]]
+) -> None:
+    llm = make(model_folder("llama"), speculative_config={"model": str(heads[method][0])})
+    assert llm.core.executor._heads._wanted.method == method
+    llm.generate([[5, 6, 7]], BIASED, use_tqdm=False)
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
+
+
+def test_heads_whose_methods_are_not_run_say_so(model_folder: Folder, tmp_path: Path) -> None:
+    folder = write(tmp_path, {"model_type": "eagle", "architectures": ["EagleModel"]}, {})
+    with pytest.raises(ConfigError, match=r"method=eagle: .* isn't run yet"):
+        make(model_folder("llama"), speculative_config={"model": str(folder)})
+
+
+def test_heads_of_no_numbers_give_no_drafts(model_folder: Folder, tmp_path: Path) -> None:
+    config, tensors = mlp_parts()
+    tensors["speculator.head.1.weight"].fill_(torch.nan)
+    folder = model_folder("llama")
+    llm = drafting(folder, "mlp_speculator", write(tmp_path, config, tensors))
+    params = [BIASED, SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)]
+    drafted = llm.generate([[5, 6, 7], [8, 9]], params, use_tqdm=False)
+    assert texts(drafted) == texts(
+        make(folder).generate([[5, 6, 7], [8, 9]], params, use_tqdm=False)
+    )
+    by_place = llm.core.stats.spec_decode_num_accepted_tokens_per_pos_total
+    assert by_place[0] > 0
+    assert not any(by_place[1:])
 
 
 @pytest.mark.parametrize(
