@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from engine.contract.errors import ConfigError
+from engine.contract.load_formats import LOAD_FORMATS, check_load_format
 from engine.contract.options import Settings, add_flag, add_foreign_flag, checked, option
 from engine.contract.plugins import check_device
 from engine.contract.quantization import QUANTIZATIONS, REFUSED_METHODS
@@ -25,21 +26,6 @@ from engine.contract.vllm_settings import FOREIGN, translated
 DEFAULT_NUM_SEQS = 256
 DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 MODEL_IMPLS = ("auto", "quire", "transformers")
-LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "dummy")
-#: Formats of vLLM's that are something else here.
-_OTHER_FORMATS = {
-    "hf": "leave it out: that is how a folder from the hub is read",
-    "gguf": "leave it out: a GGUF file is known by its name",
-    "bitsandbytes": "leave it out: config.json tells of such a checkpoint; --quantization "
-    "int8 or int4 rounds any other while it loads",
-    "mistral": "take the folder in the hub's format, with config.json",
-    "runai_streamer": "mount the bucket and give a folder",
-    "runai_streamer_sharded": "mount the bucket and give a folder",
-    "fastsafetensors": "use safetensors",
-    "npccache": "the word is npcache",
-}
-#: Of `model_loader_extra_config`, by load_format.
-_LOADER_KEYS = {"sharded_state": {"pattern"}, "tensorizer": {"tensorizer_uri"}}
 RUNNERS = ("auto", "generate", "pooling")
 CONVERSIONS = ("auto", "none", "embed", "classify")
 CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
@@ -293,7 +279,7 @@ class EngineConfig(Settings):
     def __post_init__(self) -> None:
         self._set_defaults()
         self.otlp_traces_endpoint = self.otlp_traces_endpoint or os.environ.get(VARIABLE) or None
-        self._check_load_format()
+        check_load_format(self.load_format, self.model_loader_extra_config)
         self._check_quantization()
         for spec in dataclasses.fields(self):
             setattr(self, spec.name, checked(spec, getattr(self, spec.name)))
@@ -309,23 +295,6 @@ class EngineConfig(Settings):
                     f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                     f"max_model_len ({limit}) when chunked prefill is off.",
                     param="max_num_batched_tokens",
-                )
-
-    def _check_load_format(self) -> None:
-        """Raise `ConfigError` for a format that is another one here, and for keys that it lacks."""
-        other = _OTHER_FORMATS.get(str(self.load_format))
-        if other is not None:
-            raise ConfigError(
-                f"load_format={self.load_format} can't be used: {other}.", param="load_format"
-            )
-        given: Any = self.model_loader_extra_config or {}
-        known = _LOADER_KEYS.get(str(self.load_format), set())
-        for key, value in given.items() if isinstance(given, dict) else ():
-            if key not in known or not isinstance(value, str):
-                raise ConfigError(
-                    f"model_loader_extra_config: load_format={self.load_format} takes "
-                    f"{' and '.join(sorted(known)) or 'no settings'} (texts), not {key}={value!r}.",
-                    param="model_loader_extra_config",
                 )
 
     def _check_quantization(self) -> None:

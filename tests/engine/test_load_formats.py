@@ -17,8 +17,9 @@ from safetensors.torch import load_file
 from tensorizer import TensorSerializer
 
 from engine import LLM, SamplingParams
-from engine.contract.config import LOAD_FORMATS, EngineConfig
+from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
+from engine.contract.load_formats import LOAD_FORMATS
 from engine.models.formats import read_npcache, read_pt
 
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 60, "max_model_len": 64}

@@ -1,0 +1,42 @@
+"""`load_format`: how a checkpoint's weights are read, by vLLM's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.contract.errors import ConfigError
+
+LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "dummy")
+#: Formats of vLLM's that are something else here.
+_OTHER_FORMATS = {
+    "hf": "leave it out: that is how a folder from the hub is read",
+    "gguf": "leave it out: a GGUF file is known by its name",
+    "bitsandbytes": "leave it out: config.json tells of such a checkpoint; --quantization "
+    "int8 or int4 rounds any other while it loads",
+    "mistral": "take the folder in the hub's format, with config.json",
+    "runai_streamer": "mount the bucket and give a folder",
+    "runai_streamer_sharded": "mount the bucket and give a folder",
+    "fastsafetensors": "use safetensors",
+    "npccache": "the word is npcache",
+}
+#: Of `model_loader_extra_config`, by load_format.
+_LOADER_KEYS = {"sharded_state": {"pattern"}, "tensorizer": {"tensorizer_uri"}}
+
+
+def check_load_format(name: Any, extra: Any) -> None:
+    """Raise `ConfigError` for a format that is another one here, and for keys that it lacks.
+
+    Args:
+        extra: `model_loader_extra_config`, as it was given.
+    """
+    other = _OTHER_FORMATS.get(str(name))
+    if other is not None:
+        raise ConfigError(f"load_format={name} can't be used: {other}.", param="load_format")
+    known = _LOADER_KEYS.get(str(name), set())
+    for key, value in extra.items() if isinstance(extra, dict) else ():
+        if key not in known or not isinstance(value, str):
+            raise ConfigError(
+                f"model_loader_extra_config: load_format={name} takes "
+                f"{' and '.join(sorted(known)) or 'no settings'} (texts), not {key}={value!r}.",
+                param="model_loader_extra_config",
+            )
