@@ -31,7 +31,7 @@ test: $(VENV)/.installed-test $(VENV)/.installed-clients lint
 	deploy/system-packages.sh test
 	QUIRE_TEST_REQUIRE_SERVICES=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) $(ARGS)
 
-test-slow: $(VENV)/.installed-test
+test-slow: $(VENV)/.installed-test $(VENV)/.installed-more-clients
 	deploy/system-packages.sh test
 	$(BIN)/python -m pytest -m slow $(TESTS) $(ARGS)
 
@@ -82,6 +82,13 @@ $(VENV)/.installed-clients: pyproject.toml $(CLIENTS)/constraints.txt $(CLIENTS)
 	$(VENV)/agents/bin/python -m pip --disable-pip-version-check --quiet --no-input install \
 	  -c $(CLIENTS)/agents-constraints.txt $$($(BIN)/python deploy/requirements.py --alone agents)
 	npm ci --prefix $(CLIENTS)/node --no-audit --no-fund --silent
+	@touch $@
+
+# Clients that are large to install, for the slow tests alone.
+$(VENV)/.installed-more-clients: pyproject.toml $(CLIENTS)/more-constraints.txt | $(BIN)/python
+	$(PYTHON) -m venv $(VENV)/more-clients
+	$(VENV)/more-clients/bin/python -m pip --disable-pip-version-check --quiet --no-input install \
+	  -c $(CLIENTS)/more-constraints.txt $$($(BIN)/python deploy/requirements.py --alone more-clients)
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed

@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.product import ROOT, Product
 from tests.services import missing
 
@@ -20,6 +22,10 @@ PYTHON = Path(
 )
 AGENTS_PYTHON = Path(
     os.environ.get("QUIRE_AGENTS_PYTHON") or Path(sys.prefix) / "agents" / "bin" / "python"
+)
+MORE_PYTHON = Path(
+    os.environ.get("QUIRE_MORE_CLIENTS_PYTHON")
+    or Path(sys.prefix) / "more-clients" / "bin" / "python"
 )
 NODE_MODULES = PROGRAMS / "node" / "node_modules"
 
@@ -89,6 +95,15 @@ def test_openais_agents_sdk(product: Product) -> None:
     kinds = ("responses", "responses_streamed", "chat", "chat_streamed")
     assert {said[kind] for kind in kinds} == {said["chat"]}
     assert said["calls"] >= 2
+
+
+@pytest.mark.slow
+def test_llama_index(product: Product) -> None:
+    said = python(product, "llama_index_client.py", MORE_PYTHON)
+    assert "Paris" in said["whole"]
+    assert said["streamed"] == said["completed"] == said["whole"]
+    assert said["calls"] == ["get_weather"]
+    assert said["structured"] == ["capital", "country"]
 
 
 def test_openai_for_node(product: Product) -> None:
