@@ -1,4 +1,5 @@
-"""Sampling: one program a row, and no sort of the row."""
+"""Sampling without a sort of the row: by several programs a row, and where these can't tell, by
+one."""
 
 from __future__ import annotations
 
@@ -9,10 +10,16 @@ from torch import Tensor
 
 from kernels.checks import check_logits, check_vector
 from kernels.triton.launch import INTERPRETED, launch
+from kernels.triton.sampling.candidates import choose_kernel, gather_kernel
+from kernels.triton.sampling.chunks import LOG2E, SETTLED, UNDERFLOW, scan_kernel, settle_kernel
 from kernels.triton.sampling.passes import border, count_and_mass, draw, ordered_keys, row_range
 
-#: A weight under 2^-149 of the largest is none in float32.
-UNDERFLOW = tl.constexpr(104.0)
+CHUNK = 64 if INTERPRETED else 2048
+"""Logits of a row that a program reads."""
+GROUPS = 8 if INTERPRETED else 32
+"""Groups of a chunk, of which the largest logits are known."""
+ENOUGH = 8 if INTERPRETED else 512
+"""So many of a row's largest logits are looked at, where fewer aren't known to do."""
 BLOCK = 64 if INTERPRETED else 1024
 MOST = 16 if INTERPRETED else 1024
 """Logits that an interval of keys is narrowed down to, which are then sorted."""
@@ -29,11 +36,13 @@ def argmax_kernel(out, logits, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def sample_kernel(
-    out, logits, scratch, temperature, top_k, top_p, min_p, uniforms,
-    VOCAB: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr,
+    out, logits, scratch, ints, temperature, top_k, top_p, min_p, uniforms,
+    VOCAB: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
-    """Grid (rows,). Each row takes only the passes that its own settings ask for."""
+    """Grid (rows,): rows that aren't settled yet, each by the passes that its own settings need."""
     index = tl.program_id(0).to(tl.int64)
+    if tl.load(ints + index * (CHUNKS + 2) + CHUNKS) == SETTLED:
+        return
     row = logits + index * VOCAB
     scratch += index * MOST
     top, first, bottom, broken = row_range(row, VOCAB, BLOCK)
@@ -41,7 +50,7 @@ def sample_kernel(
     token = first
     good = (broken == 0) & (tl.abs(top) < float("inf"))
     if good & (heat > 0):
-        inverse = 1.4426950408889634 / heat
+        inverse = LOG2E / heat
         least = tl.load(min_p + index)
         share = tl.load(top_p + index)
         most = tl.load(top_k + index)
@@ -89,9 +98,12 @@ def sample(
 ) -> Tensor:
     """See `KernelSet.sample`.
 
-    Weights are float32, their sums float64. A filter's border is searched among the values, an
-    eighth of the interval a pass, until few enough logits are left to sort those: after
-    "Dual-pivot rejection sampling" in FlashInfer (Ye et al. 2025), but exact.
+    Weights are float32, their sums float64. One pass finds the largest logits of small groups; that
+    is all for rows without filters. For the others it gives a threshold at or above which top-k's
+    or top-p's border lies, so that only the few logits there are collected and sorted. In rows that
+    are too flat for that a border is searched among the values, an eighth of the interval a pass,
+    until few enough logits are left to sort those: after "Dual-pivot rejection sampling" in
+    FlashInfer (Ye et al. 2025), but exact.
     """
     rows, vocab = check_logits(logits)
     check_vector("temperature", temperature, rows, torch.float32)
@@ -99,10 +111,30 @@ def sample(
     check_vector("top_p", top_p, rows, torch.float64)
     check_vector("min_p", min_p, rows, torch.float64)
     check_vector("uniforms", uniforms, rows, torch.float64)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    scratch = torch.empty((rows, MOST), dtype=torch.int32, device=logits.device)
+    device = logits.device
+    chunks = triton.cdiv(vocab, CHUNK)
+    cut = {"VOCAB": vocab, "CHUNK": CHUNK, "CHUNKS": chunks, "GROUPS": GROUPS}
+    padded = triton.next_power_of_2(chunks)
+    settings = (temperature, top_k, top_p, min_p, uniforms)
+    out = torch.empty(rows, dtype=torch.int64, device=device)
+    floats = torch.empty((rows, chunks * (2 + GROUPS)), dtype=torch.float32, device=device)
+    ints = torch.empty((rows, chunks + 2), dtype=torch.int32, device=device)
+    found = torch.empty((rows, MOST), dtype=torch.int64, device=device)
+    launch(scan_kernel, (chunks, rows), floats, ints, logits, temperature, **cut, num_warps=4)
     launch(
-        sample_kernel, (rows,), out, logits, scratch, temperature, top_k, top_p, min_p, uniforms,
-        VOCAB=vocab, BLOCK=_block(vocab), MOST=MOST, num_warps=8,
+        settle_kernel, (rows,), out, floats, ints, logits, *settings, **cut, PADDED=padded,
+        ENOUGH=ENOUGH, num_warps=8,
+    )  # fmt: skip
+    launch(
+        gather_kernel, (chunks, rows), found, floats, ints, logits, **cut, MOST=MOST, num_warps=4
+    )
+    launch(
+        choose_kernel, (rows,), out, found, floats, ints, *settings, VOCAB=vocab, CHUNKS=chunks,
+        GROUPS=GROUPS, PADDED=padded, MOST=MOST, num_warps=8,
+    )  # fmt: skip
+    # What was collected of rows that it didn't settle is of no use any more.
+    launch(
+        sample_kernel, (rows,), out, logits, found.view(torch.int32), ints, *settings,
+        VOCAB=vocab, CHUNKS=chunks, BLOCK=_block(vocab), MOST=MOST, num_warps=8,
     )  # fmt: skip
     return out

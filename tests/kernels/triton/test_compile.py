@@ -17,7 +17,8 @@ from kernels.triton.report import ARCHITECTURES, PROCESSORS
 KERNELS = {
     "attention_kernel", "split_attention_kernel", "reduce_kernel", "merge_kernel", "rope_kernel",
     "rms_norm_kernel",
-    "gate_kernel", "sample_kernel", "argmax_kernel", "penalise_kernel", "logprobs_kernel",
+    "gate_kernel", "scan_kernel", "settle_kernel", "gather_kernel", "choose_kernel",
+    "sample_kernel", "argmax_kernel", "penalise_kernel", "logprobs_kernel",
     "record_kernel", "place_edit_kernel", "bitmask_kernel",
     "int8_product_kernel", "int4_product_kernel", "int4_few_rows_kernel", "fp8_product_kernel",
     "round_groups_kernel", "round_rows_kernel", "route_kernel", "count_kernel", "place_kernel",

@@ -5,14 +5,18 @@ Blocks are small in the interpreter, so that short rows already take several pas
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 import torch
 
 from kernels.logits import PenalisedRows, TokenTable
 from kernels.reference import sampling as reference
+from kernels.triton.launch import launch
 from kernels.triton.sampling import TritonLogitEdits, argmax, sample, token_logprobs
 from tests.kernels.test_sampling import FILTERS, settings
 
+module = importlib.import_module("kernels.triton.sampling.sample")
 EDITS = TritonLogitEdits()
 
 
@@ -25,16 +29,57 @@ def test_argmax_takes_the_first(vocab):
     assert torch.equal(argmax(logits), expected)
 
 
-@pytest.mark.parametrize("options", FILTERS, ids=str)
-@pytest.mark.parametrize("vocab", [3, 250])
-def test_draws_what_sorting_draws(options, vocab):
-    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(vocab))
-    logits *= torch.tensor([0.0, 1.0, 6.0, 30.0])[:, None]
-    chosen = settings(4, **options)
+@pytest.mark.parametrize("vocab", [3, 130])
+def test_draws_what_sorting_draws(vocab):
+    """A row of each filter and spread, all in one launch."""
+    rows = [
+        (options, spread)
+        for at, options in enumerate(FILTERS)
+        for spread in ((0.0, 1.0, 6.0, 30.0)[at % 4 :: 2] if vocab > 3 else (6.0,))
+    ]
+    made = [settings(1, seed=at, **options) for at, (options, _) in enumerate(rows)]
+    chosen = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+    logits = torch.randn(len(rows), vocab, generator=torch.Generator().manual_seed(vocab))
+    logits *= torch.tensor([spread for _, spread in rows])[:, None]
     assert sample(logits, **chosen).tolist() == reference.sample(logits, **chosen).tolist()
 
 
-@pytest.mark.parametrize("spread", [1e-6, 1.0, 1e6])
+def peaked(rows, vocab):
+    """Logits of which a handful weigh nearly everything, far apart and side by side."""
+    made = torch.Generator().manual_seed(5)
+    logits = torch.randn(rows, vocab, generator=made)
+    logits[:, [1, 2, 70, 140, 141]] += torch.tensor([9.0, 10.0, 11.0, 9.5, 10.5])
+    return logits
+
+
+def test_rows_that_few_logits_decide_are_not_searched(monkeypatch):
+    """What is settled before the search of a whole row by one program, and what is left to it."""
+    left = []
+
+    def without_the_search(kernel, grid, *args, **options):
+        if kernel is module.sample_kernel:
+            left.extend((args[3][:, -2] != 2147483647).tolist())
+        else:
+            launch(kernel, grid, *args, **options)
+
+    monkeypatch.setattr(module, "launch", without_the_search)
+    ways = [
+        {}, {"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1},
+        {"top_k": 6, "top_p": 0.8, "temperature": 0.7}, {"min_p": 0.1, "top_p": 0.8},
+        {"min_p": 0.1, "top_k": 4},
+    ]  # fmt: skip
+    made = [settings(1, seed=at, **options) for at, options in enumerate(ways)]
+    chosen = {name: torch.cat([one[name] for one in made]) for name in made[0]}
+    logits = peaked(len(ways), 200)
+    assert sample(logits, **chosen).tolist() == reference.sample(logits, **chosen).tolist()
+    assert not any(left)
+    left.clear()
+    sample(torch.zeros(2, 200), **settings(2, top_p=0.9))
+    sample(torch.randn(1, 200), **settings(1, top_k=100))
+    assert left == [True, True, True]
+
+
+@pytest.mark.parametrize("spread", [1e-6, 1e6])
 def test_borders_are_found_at_any_scale(spread):
     """More logits beside the border than are sorted at once, some of them equal."""
     made = torch.Generator().manual_seed(3)
