@@ -154,6 +154,17 @@ def test_medusa_that_cannot_be_is_refused_by_the_field(
         load("medusa", folder)
 
 
+@pytest.mark.parametrize(("bits", "error"), [("int8", 0.03), ("int4", 0.3)])
+def test_rounded_heads_say_nearly_the_same(bits: str, error: float, tmp_path: Path) -> None:
+    config, tensors = mlp_parts()
+    folder, equation = write(tmp_path, config, tensors), mlp_equation(config, tensors)
+    rounded = load("mlp_speculator", folder, quantization=bits)
+    hidden = torch.randn(HIDDEN)
+    logits, _ = rounded.logits(0, rounded.start(hidden[None]), torch.tensor([7]))
+    expected = equation(hidden, [7])
+    assert 0 < float((logits[0] - expected).norm() / expected.norm()) < error
+
+
 def test_a_folder_without_weights_says_so(tmp_path: Path) -> None:
     write(tmp_path, *mlp_parts())
     (tmp_path / "model.safetensors").unlink()
