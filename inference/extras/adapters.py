@@ -15,8 +15,9 @@ from django.http.response import HttpResponseBase
 from pydantic import BaseModel
 
 from adapters.serving import Loaded, begin_load, state_of, unload
-from engine.contract.errors import InvalidRequest
+from engine.contract.errors import InvalidRequest, QuireError
 from inference.extras.operations import OperatorView
+from inference.web.known_fields import in_words_of
 from inference.web.views import GatewayRequest
 from tenants.db_threads import in_db_thread, in_file_thread
 from tenants.errors import NotFound, ServiceUnavailable
@@ -53,14 +54,17 @@ class LoadAdapterView(OperatorView):
         name, path = _text(body, "lora_name"), _text(body, "lora_path")
         if not name or not path:
             raise InvalidRequest("Both 'lora_name' and 'lora_path' must be provided.")
-        begun = await in_file_thread(
-            begin_load,
-            key_id=request.caller.key_id,
-            name=name,
-            path=path,
-            model=_text(body, "model"),
-            in_place=_flag(body, "load_inplace"),
-        )
+        try:
+            begun = await in_file_thread(
+                begin_load,
+                key_id=request.caller.key_id,
+                name=name,
+                path=path,
+                model=_text(body, "model"),
+                in_place=_flag(body, "load_inplace"),
+            )
+        except InvalidRequest as error:
+            raise _in_our_words(error) from None
         await _checked(begun)
         return _plain(f"Success: LoRA adapter '{name}' added successfully.")
 
@@ -80,6 +84,14 @@ class UnloadAdapterView(OperatorView):
         if not found:
             raise NotFound(f"The lora adapter '{name}' cannot be found.", param="lora_name")
         return _plain(f"Success: LoRA adapter '{name}' removed successfully.")
+
+
+def _in_our_words(error: InvalidRequest) -> QuireError:
+    """The same with this endpoint's fields; 404 for a folder that isn't there, as vLLM has it."""
+    told = in_words_of(error, {"path": "lora_path", "name": "lora_name"})
+    if told.code == NotFound.code:
+        return NotFound(str(told), param=told.param)
+    return told
 
 
 async def _checked(begun: Loaded) -> None:
