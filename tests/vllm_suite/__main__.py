@@ -11,8 +11,9 @@ import tempfile
 from pathlib import Path
 
 from tests.e2e.product import ROOT, Product, clean_environment, running
+from tests.vllm_suite.models import Models
 from tests.vllm_suite.results import Reasons, Result, read_report, report
-from tests.vllm_suite.tree import build, server_tests
+from tests.vllm_suite.tree import build, test_files
 
 FILE_TIMEOUT_S = 900
 SCOPES = "inference,models:read,operator"
@@ -25,7 +26,9 @@ def main() -> int:
     parser.add_argument("files", nargs="*", help="parts of the files' paths (default: all)")
     options = parser.parse_args()
     reasons = Reasons()
-    files = server_tests(options.source.resolve())
+    files, others = test_files(options.source.resolve())
+    left_out = [file for file in files if reasons.of(file) is not None]
+    files = [file for file in files if file not in left_out]
     if options.files:
         files = [file for file in files if any(part in file for part in options.files)]
     with tempfile.TemporaryDirectory(prefix="quire-vllm-") as name:
@@ -34,11 +37,12 @@ def main() -> int:
         (folder / "product").mkdir()
         with running(folder / "product") as product:
             environment = suite_environment(product, options.source)
+            models = Models(folder / "models")
             # Each file brings its own model, and some of them send no name.
             product.manage("unload_model", product.model, "--wait")
             results: list[Result] = []
             for file in files:
-                found = run_file(file, folder, environment)
+                found = run_file(file, folder, environment | models.of(file))
                 results += found
                 bad = sum(result.outcome == "differs" for result in found)
                 print(f"{file}: {len(found)} tests, {bad} otherwise", flush=True)
@@ -47,6 +51,9 @@ def main() -> int:
                         print(f"  {result.name}\n      {result.told}", flush=True)
     text, unknown = report(results, reasons)
     print(f"\n{text}")
+    print(f"\nNot run: {len(others)} files that call vLLM's own modules and no server.")
+    for file in left_out:
+        print(f"  {file}: {reasons.of(file)}")
     return 1 if unknown else 0
 
 
@@ -65,7 +72,6 @@ def suite_environment(product: Product, source: Path) -> dict[str, str]:
         "QUIRE_SUITE_URL": product.url,
         "QUIRE_SUITE_KEY": key[0],
         "QUIRE_SUITE_ROOT": str(ROOT),
-        "QUIRE_SUITE_MODEL": str(ROOT / "demo" / "model"),
         "QUIRE_SUITE_VERSION": version[1] if version else "",
         "QUIRE_DATA_DIR": str(product.data_dir),
         "PYTHONPATH": "",

@@ -8,7 +8,7 @@ import pytest
 
 from tests.vllm_suite.__main__ import run_file
 from tests.vllm_suite.results import Reasons, Result, report
-from tests.vllm_suite.tree import build, server_tests
+from tests.vllm_suite.tree import build, test_files
 
 ROOT = Path(__file__).resolve().parents[2]
 FILE = "tests/entrypoints/openai/test_made_up.py"
@@ -56,9 +56,10 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_files_that_talk_to_a_server_are_found(source: Path, tmp_path: Path) -> None:
-    assert server_tests(source) == [FILE]
+    inside = "tests/entrypoints/openai/test_inside.py"
+    assert test_files(source) == ([FILE], [inside])
     with pytest.raises(FileNotFoundError, match="no source of vLLM"):
-        server_tests(tmp_path / "elsewhere")
+        test_files(tmp_path / "elsewhere")
 
 
 def test_results_are_told_apart(source: Path, tmp_path: Path) -> None:

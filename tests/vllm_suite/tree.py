@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 STUBS = Path(__file__).with_name("stubs")
-#: Folders whose tests talk to a server that serves text.
-FOLDERS = (
-    "anthropic",
-    "openai/chat_completion",
-    "openai/completion",
-    "openai/models",
-    "openai/responses",
-    "openai",
-    "rl/state_transitions",
-    "scale_out/token_in_token_out",
-    "serve/dev/rpc",
-    "serve/instrumentator",
-    "serve/tokenize",
-    "tool_parsers",
-)
 SERVER = "RemoteOpenAIServer"
+#: Helpers of vLLM's tests that are no server's, and need nothing of vLLM.
+HELPERS = ("models/utils.py", "models/language/pooling/embed_utils.py")
+#: A test that gets its server from the `conftest.py` beside it.
+_CLIENT = re.compile(r"^(?:async )?def test\w*\([^)]*\b(?:client|server)\b", re.MULTILINE)
 
 
-def server_tests(source: Path) -> list[str]:
-    """The test files that talk to a server, relative to the source tree.
+def test_files(source: Path) -> tuple[list[str], list[str]]:
+    """The test files of vLLM's entry points, relative to the source tree: those that talk to a
+    server, and those that call vLLM's own modules.
 
     Raises: FileNotFoundError for a folder that is no source tree of vLLM.
     """
     root = source / "tests" / "entrypoints"
     if not root.is_dir():
         raise FileNotFoundError(f"{source} holds no tests/entrypoints: it's no source of vLLM.")
-    found = []
-    for folder in FOLDERS:
-        for path in sorted((root / folder).glob("test_*.py")):
-            if SERVER in path.read_text(encoding="utf-8"):
-                found.append(str(path.relative_to(source)))
-    return found
+    talking, others = [], []
+    for path in sorted(root.rglob("test_*.py")):
+        kind = talking if _talks(path) else others
+        kind.append(str(path.relative_to(source)))
+    return talking, others
+
+
+def _talks(path: Path) -> bool:
+    text, near = path.read_text(encoding="utf-8"), path.with_name("conftest.py")
+    if SERVER in text:
+        return True
+    shared = near.is_file() and SERVER in near.read_text(encoding="utf-8")
+    return shared and _CLIENT.search(text) is not None
 
 
 def build(source: Path, target: Path) -> None:
@@ -46,7 +44,12 @@ def build(source: Path, target: Path) -> None:
     shutil.copytree(source / "tests" / "entrypoints", tests / "entrypoints")
     (tests / "__init__.py").touch()
     shutil.copy(STUBS / "server.py", tests / "utils.py")
+    for helper in HELPERS:
+        if (source / "tests" / helper).is_file():
+            copy = tests / helper
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / "tests" / helper, copy)
     (target / "vllm").mkdir()
     shutil.copy(STUBS / "vllm_package.py", target / "vllm" / "__init__.py")
-    (target / "conftest.py").write_text("import vllm\n", encoding="utf-8")
+    shutil.copy(STUBS / "fixtures.py", target / "conftest.py")
     (target / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")

@@ -20,8 +20,18 @@ URL = os.environ["QUIRE_SUITE_URL"]
 KEY = os.environ["QUIRE_SUITE_KEY"]
 ROOT = os.environ["QUIRE_SUITE_ROOT"]
 #: Flags of `vllm serve` that matter to a model's answers, and have a value.
-PASSED_ON = ("--max-model-len", "--max-logprobs", "--tool-call-parser", "--reasoning-parser")
-SWITCHES = ("--enable-sleep-mode",)
+PASSED_ON = (
+    "--max-model-len",
+    "--max-logprobs",
+    "--tool-call-parser",
+    "--reasoning-parser",
+    "--max-lora-rank",
+    "--max-cpu-loras",
+    "--pooler-config",
+)
+SWITCHES = ("--enable-sleep-mode", "--enable-lora")
+#: Tokens of context of the models that stand in.
+CONTEXT = 512 if os.environ.get("QUIRE_SUITE_POOLING") else 2048
 ROCM_EXTRA_ARGS: list[str] = []
 ROCM_ENV_OVERRIDES: dict[str, str] = {}
 VLLM_PATH = ROOT
@@ -78,7 +88,7 @@ def _flags(given: list[str]) -> list[str]:
         if word in PASSED_ON:
             flags += [word, words[place + 1]]
     # The model that is served, and the product, have no more.
-    for flag, most in (("--max-model-len", 2048), ("--max-logprobs", 1000)):
+    for flag, most in (("--max-model-len", CONTEXT), ("--max-logprobs", 1000)):
         if flag in flags:
             value = flags.index(flag) + 1
             flags[value] = str(min(most, int(flags[value])))

@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,6 +77,28 @@ def get_tokenizer(*_: Any, **__: Any) -> Any:
     return AutoTokenizer.from_pretrained(MODEL)
 
 
+class Answer:
+    """What a server answers, by attributes: stands in for vLLM's models of its responses."""
+
+    @classmethod
+    def model_validate(cls, value: Any) -> Any:
+        """The same value; objects become objects with attributes."""
+        if isinstance(value, list):
+            return [cls.model_validate(each) for each in value]
+        if not isinstance(value, dict):
+            return value
+        made_of = {name: cls.model_validate(each) for name, each in value.items()}
+        return SimpleNamespace(**made_of)
+
+
+class _Hub:
+    """The hub: whatever adapter is asked for, it's one of the demo model's."""
+
+    def snapshot_download(self, *_: Any, **__: Any) -> str:
+        """A folder."""
+        return str(Path(MODEL).parent / "adapters" / "pirate")
+
+
 class _Flags(ModuleType):
     """`vllm.envs`: nothing is switched on."""
 
@@ -92,6 +114,7 @@ KNOWN: dict[str, Any] = {
     "vllm.platforms.current_platform": _Platform(),
     "vllm.config.ModelConfig": ModelConfig,
     "vllm.version.__version__": os.environ["QUIRE_SUITE_VERSION"],
+    "vllm.transformers_utils.repo_utils.hf_api": _Hub,
     "vllm.envs": _Flags("vllm.envs"),
 }
 
@@ -103,6 +126,8 @@ def made(path: str) -> Any:
     if path.endswith(("Error", "Exception")):
         KNOWN[path] = type(path.rpartition(".")[2], (Exception,), {})
         return KNOWN[path]
+    if path.endswith("Response"):
+        return Answer
     return Missing(path)
 
 
