@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 from django import forms
 from django.contrib.auth.decorators import login_required
-from django.core.paginator import Paginator
+from django.core.paginator import Page, Paginator
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
@@ -32,6 +32,7 @@ from metering.requests.access import (
 from tenants import actions
 from tenants.access import access_role
 from tenants.actors import as_actor
+from tenants.live import ALL
 from tenants.models import Role, Tenant
 from tenants.shown_once import take
 
@@ -138,9 +139,28 @@ def show(
         "operator": as_actor(user).is_operator,
         "searched": any(v for k, v in kept.items() if k not in ("tenant", "all")),
         "query": urlencode(kept),
+        "newest": _followed(page, found, whole=whole, operator=as_actor(user).is_operator),
         "error": error,
     }
     return render(request, "console/requests.html", context, status=error.status if error else 200)
+
+
+def _followed(
+    page: Page, found: list[RequestEntry], *, whole: bool, operator: bool
+) -> float | None:
+    """From when on requests are news to a list; None for one that isn't at its newest end."""
+    if page.number > 1 or (whole and not operator):
+        return None
+    return found[0].started_at.timestamp() if found else 0.0
+
+
+def newest(tenant_id: int) -> dict[str, float]:
+    """When a tenant's newest request came, in seconds since 1970: the topic `requests`."""
+    rows = RequestEntry.objects.order_by("-started_at")
+    if tenant_id != ALL:
+        rows = rows.filter(tenant_id=tenant_id)
+    found = rows.values_list("started_at", flat=True).first()
+    return {"newest": found.timestamp() if found else 0.0}
 
 
 @recent_authentication_required

@@ -99,7 +99,7 @@ def test_members_of_any_role_look_at_usage_in_groups(login: Login, acme: Tenant,
     assert "tone" in text
     assert ">mia<" in text
     assert key.public_id in text
-    assert "0.003000000" in text, "the sum"
+    assert ">0.003<" in text, "the sum"
     assert "rivals-own" not in text
 
 
@@ -161,7 +161,7 @@ def test_admins_set_budgets_of_keys_and_operators_all(login: Login, acme: Tenant
         assert login(name).post("/console/budgets/set/", form).status_code == status, name
     assert {budget.alert_percent for budget in Budget.objects.all()} == {50, 80}
     seen = text_of(login("mia"), "/console/budgets/", tenant="acme")
-    assert "of 1.500000000" in seen
+    assert "of 1.50" in seen
     assert "Lift" not in seen
     assert "of 1,000" in text_of(login("vic"), "/console/budgets/", tenant="acme")
     pk = Budget.objects.get(api_key=key).pk

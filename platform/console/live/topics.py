@@ -44,6 +44,8 @@ TOPICS = {
         # A new piece of history was written.
         Topic("history", Audience.EVERYBODY),
         Topic("now", Audience.TENANT, "console.overview.now.now"),
+        # When the newest request that has ended began.
+        Topic("requests", Audience.TENANT, "console.requests.newest"),
     )
 }
 

@@ -14,6 +14,7 @@ from catalog.models import DesiredState, ServedModel
 from console.api import json_view
 from console.models_page import look
 from engine.contract.errors import QuireError
+from tenants.access import access_tenants
 from tenants.actors import as_actor, require_operator
 from tenants.shown_once import take
 
@@ -75,6 +76,8 @@ def show_list(request: HttpRequest, error: QuireError | None = None) -> HttpResp
     context = {
         "rows": [_row(each, beats, operator) for each in found],
         "operator": operator,
+        # Tenants whose news the page follows; the empty one stands for all.
+        "followed": "" if operator else " ".join(each.slug for each in access_tenants(user)),
         "error": error,
         "told": take(request) if request.method == "GET" else {},
     }

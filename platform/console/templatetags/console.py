@@ -3,6 +3,7 @@
 """
 
 import re
+from decimal import Decimal
 from functools import cache
 from pathlib import Path
 from urllib.parse import urljoin
@@ -44,6 +45,16 @@ def codes(text: str) -> SafeString:
     shapes = ("{}", "<code>{}</code>")
     pieces = [format_html(shapes[at % 2], part) for at, part in enumerate(parts)]
     return format_html_join("", "{}", ((piece,) for piece in pieces))
+
+
+@register.filter
+def money(amount: Decimal | str) -> str:
+    """An amount for people: to the hundredth, or four digits more where it's a price or small."""
+    number = Decimal(amount)
+    if abs(number) >= Decimal("0.01"):
+        number = round(number, 4)
+    whole, _, part = f"{number:f}".partition(".")
+    return f"{whole}.{part.rstrip('0').ljust(2, '0')}"
 
 
 IMPORT = re.compile(r'^(?:import|export)\b[^"]*?"(\.[^"]+)";$', re.MULTILINE)

@@ -264,3 +264,14 @@ def test_the_code_of_what_was_asked_runs_as_it_is_shown(
         assert done.returncode == 0, (language, text, done.stderr)
         said = "".join(re.findall(r'"content":"([^"]*)"', done.stdout)) or done.stdout.strip()
         assert said == "Hello from the replica.", (language, done.stdout)
+
+
+def test_a_reload_in_the_middle_of_an_answer_goes_on_with_it(playground: PlaygroundPage) -> None:
+    answer = playground.send("a middling one")
+    expect(answer.locator(".prose")).to_contain_text("and so on and so on")
+    playground.page.reload()
+    answer = playground.answers.first
+    playground.finished(answer)
+    expect(answer).to_have_attribute("data-state", "done")
+    expect(answer.locator(".prose")).to_have_text(" ".join(["and so on"] * 40))
+    expect(playground.error).to_have_count(0)

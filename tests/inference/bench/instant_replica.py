@@ -98,7 +98,9 @@ class InstantReplica:
         )
         while True:
             now = time.time()
-            stats = EngineStats(num_requests_running=len(self.running), steps_total=self.steps)
+            stats = EngineStats(
+                num_requests_running=len(self.running), steps_total=self.steps, num_blocks=10_000
+            )
             beat = Heartbeat(
                 replica_id=self.id,
                 incarnation=self.incarnation,

@@ -128,12 +128,12 @@ export class Traffic {
     const prompt = sum("prompt_tokens");
     const figures = [
       ["Requests", sum("requests")],
-      ["failed", sum("errors")],
-      ["refused by limits", sum("refused")],
+      ["Failed", sum("errors")],
+      ["Refused by limits", sum("refused")],
       ["Tokens in", prompt],
       ["Tokens out", sum("completion_tokens")],
     ].map(([name, value]) => figure(name, compact(value), count(value)));
-    figures.push(figure("from the cache", percent(prompt ? sum("cached_tokens") / prompt : NaN)));
+    figures.push(figure("From the cache", percent(prompt ? sum("cached_tokens") / prompt : NaN)));
     byId("traffic-sums").replaceChildren(...figures);
   }
 }

@@ -52,6 +52,7 @@ export class AnswerView {
       el("footer", { class: "turn-foot" }, this.branches, this.figures, this.tools),
     );
     if (turn.state !== "streaming") renderMarkdown(this.prose, turn.text);
+    else if (turn.text) this.#open();
     this.#show();
   }
 
@@ -65,13 +66,16 @@ export class AnswerView {
   /** More text; it's drawn with the next `draw`. */
   write(text) {
     this.#begin();
-    if (!this.stream) {
-      this.thinking.end();
-      this.stream = new MarkdownStream(this.prose);
-    }
+    if (!this.stream) this.#open();
     this.turn.text += text;
     this.stream.write(text);
     if (this.element.dataset.state === "waiting") this.#show();
+  }
+
+  #open() {
+    this.thinking.end();
+    this.stream = new MarkdownStream(this.prose);
+    if (this.turn.text) this.stream.write(this.turn.text);
   }
 
   /** A call of a tool, or more of one. */

@@ -6,8 +6,9 @@
  * on the server by `keeper.js` where the tenant keeps conversations.
  *
  * A turn: {id, parent, role: "user" | "assistant", text, model?, reasoning?, thoughtFor?, stats?,
- * error?, state?, calls?, logprobs?, beside?}; `beside` is what a second model said to the same question.
- * An answer's state is "streaming", "done", "stopped" or "failed".
+ * error?, state?, calls?, logprobs?, beside?, going?}; `beside` is what a second model said to the same question.
+ * An answer's state is "streaming", "done", "stopped" or "failed". While it streams, `going` is {id, after, request}: what
+ * it's gone on with after a reload, in this tab alone.
  */
 
 const PREFIX = "quire.playground.";
@@ -112,14 +113,14 @@ export class Conversation extends EventTarget {
     return system ? [{ role: "system", content: system }, ...messages] : messages;
   }
 
-  /** As the server keeps it. */
-  document() {
+  /** As the server keeps it; `here`: as this tab does. */
+  document(here = false) {
     const turns = [...this.#nodes.values()].map((turn) => ({
       id: turn.id,
       parent: turn.parent,
       role: turn.role,
-      ...said(turn),
-      ...(turn.beside && { beside: said(turn.beside) }),
+      ...said(turn, here),
+      ...(turn.beside && { beside: said(turn.beside, here) }),
     }));
     return { turns, ...Object.fromEntries(KEPT.map((name) => [name, this[name]])) };
   }
@@ -128,7 +129,9 @@ export class Conversation extends EventTarget {
   load(document, saved) {
     this.clear();
     for (const turn of document.turns) {
-      for (const each of [turn, turn.beside]) if (each?.state === "streaming") each.state = "stopped";
+      for (const each of [turn, turn.beside]) {
+        if (each?.state === "streaming" && !each.going) each.state = "stopped";
+      }
       this.#nodes.set(turn.id, turn);
     }
     for (const name of KEPT) if (document[name] !== undefined) this[name] = document[name];
@@ -149,7 +152,7 @@ export class Conversation extends EventTarget {
     clearTimeout(this.#timer);
     this.#timer = null;
     try {
-      const kept = { version: VERSION, document: this.document(), saved: this.saved };
+      const kept = { version: VERSION, document: this.document(true), saved: this.saved };
       sessionStorage.setItem(this.#key, JSON.stringify(kept));
     } catch (error) {
       console.warn("The conversation can't be kept:", error);
@@ -159,8 +162,9 @@ export class Conversation extends EventTarget {
   }
 }
 
-function said(turn) {
-  return Object.fromEntries(SAID.filter((name) => turn[name] != null).map((name) => [name, turn[name]]));
+function said(turn, here) {
+  const names = here && turn.state === "streaming" ? [...SAID, "going"] : SAID;
+  return Object.fromEntries(names.filter((name) => turn[name] != null).map((name) => [name, turn[name]]));
 }
 
 function answerMessages({ text, calls }) {

@@ -33,11 +33,12 @@ export class Generations {
    * Ask for an answer; while there's no connection the request waits for one.
    * `request`: {model, messages, sampling, ...}. `handlers`: `start(frame)`, `waiting()`, `reasoning(text)`,
    * `delta(text)`, `call(frame)`, `arguments(frame)`, `logprobs(tokens)`, `done(frame)`, `failed(error)`.
-   * Exactly one of `done` and `failed` ends it.
+   * Exactly one of `done` and `failed` ends it. `at(id, after)`: what is shown up to here can be gone on with, also by
+   * a page that was loaded anew: `going` is {id, after}.
    */
-  start(request, handlers) {
-    const id = crypto.randomUUID?.() ?? `c${Date.now()}-${Math.random().toString(36).slice(2)}`;
-    const frame = { type: "generate", id, ...request };
+  start(request, handlers, going = null) {
+    const id = going?.id ?? crypto.randomUUID?.() ?? `c${Date.now()}-${Math.random().toString(36).slice(2)}`;
+    const frame = { type: "generate", id, ...request, ...(going && { after: going.after }) };
     const generation = { id, frame, handlers, sent: false, stopped: false, held: [], lostAt: 0 };
     this.#running.set(id, generation);
     if (JSON.stringify(frame).length > MAX_FRAME_CHARS) this.#end(id).failed(TOO_LONG);
@@ -73,7 +74,9 @@ export class Generations {
     generation.held.push(frame);
     if (frame.more) return; // it counts once all that belongs together is here
     for (const each of generation.held.splice(0)) this.#take(generation, each);
-    if (frame.at) generation.frame = { ...generation.frame, after: frame.at };
+    if (!frame.at) return;
+    generation.frame = { ...generation.frame, after: frame.at };
+    generation.handlers.at(generation.id, frame.at);
   }
 
   #take({ handlers }, frame) {

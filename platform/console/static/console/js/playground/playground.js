@@ -22,6 +22,24 @@ export class Playground {
     for (const turn of conversation.turns) thread.add(turn);
     thread.follower.toEnd();
     this.#parts.page.empty = conversation.empty;
+    this.#goOn();
+  }
+
+  /** Go on with answers that were being written when the page was left. */
+  #goOn() {
+    const { conversation, thread, composer } = this.#parts;
+    const view = thread.views.at(-1);
+    const views = (view?.views ?? [view]).filter((each) => each?.turn.state === "streaming");
+    if (!views.length || this.#running) return;
+    const running = { turn: view.turn, left: views.length, stopped: false, columns: [] };
+    this.#running = running;
+    composer.busy = true;
+    for (const each of views) {
+      const { going } = each.turn;
+      const messages = conversation.messages(conversation.turns.length - 1, each.turn !== view.turn);
+      thread.grow(each, () => {});
+      this.#ask(running, { ...going.request, messages }, each, going);
+    }
   }
 
   /** Ask something new. False if it can't be asked as things stand. */
@@ -170,7 +188,7 @@ export class Playground {
     for (const [index, each] of views.entries()) this.#ask(running, requests[index], each);
   }
 
-  #ask(running, request, view) {
+  #ask(running, request, view, going = null) {
     const { generations, thread } = this.#parts;
     const column = { view, turn: view.turn, generation: null };
     running.columns.push(column);
@@ -181,6 +199,10 @@ export class Playground {
     };
     column.generation = generations.start(request, {
       start: () => {},
+      at: (id, after) => {
+        const { messages, ...rest } = request; // those are in the conversation
+        column.turn.going = { id, after, request: rest };
+      },
       waiting: () => running === this.#running && view.waitForEngine(),
       reasoning: (text) => grew(() => view.think(text)),
       delta: (text) => grew(() => view.write(text)),
@@ -189,13 +211,18 @@ export class Playground {
       arguments: ({ index, text }) => grew(() => view.call((calls) => (calls[index].arguments += text))),
       logprobs: (tokens) => (column.turn.logprobs ??= []).push(...tokens),
       done: (frame) => this.#end(running, column, running.stopped ? "stopped" : "done", frame, request),
-      failed: (error) => this.#end(running, column, "failed", null, request, error),
-    });
+      failed: (error) => {
+        // What can't be gone on with after a reload is as far as it came.
+        if (going && column.turn.going === going) this.#end(running, column, "stopped", null, request);
+        else this.#end(running, column, "failed", null, request, error);
+      },
+    }, going);
   }
 
   #end(running, { turn, view }, state, frame, request, error = null) {
     if (running !== this.#running) return;
     turn.state = state;
+    delete turn.going;
     if (error) {
       turn.error = error;
       this.#parts.settings.blame(fieldOf(error), error.message);
@@ -221,6 +248,7 @@ export class Playground {
     for (const { generation, turn, view } of running.columns) {
       generation.stop();
       if (turn.state === "streaming") turn.state = "stopped";
+      delete turn.going;
       this.#parts.thread.finish(view);
     }
     this.#parts.composer.busy = false;

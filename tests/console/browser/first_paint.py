@@ -1,0 +1,78 @@
+"""When pages of a running instance paint for the first time on a slow line.
+
+    QUIRE_PASSWORD=... python -m tests.console.browser.first_paint http://localhost:8000 USER
+
+Chromium emulates 1.6 Mbit/s with 150 ms; each page is visited with an empty cache, three times.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from typing import Any
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+
+from playwright.sync_api import Browser, sync_playwright
+
+from tests.console.browser.conftest import CHROMIUM, DESKTOP, FLAGS
+
+LINE = {
+    "offline": False,
+    "latency": 150,
+    "downloadThroughput": 200_000,
+    "uploadThroughput": 93_750,
+}
+PAINTED = """() => new Promise((told) => new PerformanceObserver((seen) => {
+  const found = seen.getEntriesByName("first-contentful-paint")[0];
+  if (found) told(found.startTime);
+}).observe({ type: "paint", buffered: true }))"""
+TIMES = 3
+
+
+def main() -> None:
+    """A line for each page: milliseconds (median, most)."""
+    import django
+
+    django.setup()
+    from console.pages import pages
+
+    url, name = sys.argv[1].rstrip("/"), sys.argv[2]
+    paths = [f"/{page.address}" for page in pages() if page.built]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        state = log_in(browser, url, name)
+        for path, cookies in [("/login/", None), *((path, state) for path in paths)]:
+            found = [painted(browser, url + path, cookies) for _ in range(TIMES)]
+            print(f"{path:24} {statistics.median(found):5.0f} {max(found):5.0f}", flush=True)
+        browser.close()
+
+
+def log_in(browser: Browser, url: str, name: str) -> Any:
+    """The cookies of a person."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{url}/login/")
+    page.get_by_label("Username or mail address").fill(name)
+    page.get_by_label("Password").fill(os.environ["QUIRE_PASSWORD"])
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(f"{url}/")
+    return context.storage_state()
+
+
+def painted(browser: Browser, address: str, cookies: Any) -> float:
+    """Milliseconds from the start of the visit."""
+    context = browser.new_context(storage_state=cookies, viewport=DESKTOP)
+    page = context.new_page()
+    devtools = context.new_cdp_session(page)
+    devtools.send("Network.enable")
+    devtools.send("Network.emulateNetworkConditions", LINE)
+    page.goto(address, wait_until="commit")
+    found: float = page.evaluate(PAINTED)
+    context.close()
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""What open consoles cost the requests beside them: with and without them, in turns.
+
+python -m tests.inference.bench.consoles [--rate 200] [--consoles 1] [--rounds 3]
+
+A console is an operator's overview and KV map (10,000 blocks, of which 200 change ten times a
+second), over their two sockets.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import redis
+from websockets.asyncio.client import ClientConnection, connect
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
+
+from engine.contract.block_map import (  # noqa: E402
+    BlockFrame,
+    BlockState,
+    TenantBlocks,
+    frames_key,
+    watch_key,
+)
+from tests.inference import live  # noqa: E402
+from tests.inference.bench.__main__ import cpu_seconds  # noqa: E402
+from tests.inference.bench.load import Target, percentile, run_level  # noqa: E402
+
+BLOCKS, CHANGES, FRAME_S = 10_000, 200, 0.1
+SESSION = """
+import django
+django.setup()
+from importlib import import_module
+from django.conf import settings
+from django.test import Client
+from tenants.models import User
+root = User.objects.create_superuser("root", "root@example.org", "a quiet page of ink")
+client = Client()
+client.force_login(root)
+print(f"{settings.SESSION_COOKIE_NAME}={client.cookies[settings.SESSION_COOKIE_NAME].value}")
+"""
+
+
+@contextlib.contextmanager
+def blocks(url: str, replica_id: str) -> Iterator[None]:
+    """A replica's block map, told while somebody looks."""
+    ended = threading.Event()
+    thread = threading.Thread(target=_tell, args=(url, replica_id, ended), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _tell(url: str, replica_id: str, ended: threading.Event) -> None:
+    client = redis.Redis.from_url(url)
+    asked, number, run = None, 0, 0
+    while not ended.wait(FRAME_S):
+        now = client.get(watch_key(replica_id))
+        if now is None:
+            continue
+        whole = now != asked
+        asked, number, run = now, 1 if whole else number + 1, run + whole
+        changed = range(BLOCKS) if whole else random.sample(range(BLOCKS), CHANGES)
+        frame = BlockFrame(
+            replica_id=replica_id,
+            incarnation="1",
+            number=number,
+            run=run,
+            at=time.time(),
+            num_blocks=BLOCKS,
+            block_size=16,
+            num_free=BLOCKS // 2,
+            num_cached=BLOCKS // 4,
+            whole=whole,
+            tenants=[TenantBlocks("live", BLOCKS // 2, 0, 0, BLOCKS, 8, 0)],
+            words=["live", *(f"req-{each}" for each in range(16)), ""],
+            blocks=[
+                BlockState(each, 1, each % 2 == 0, 0, [1 + random.randrange(16)], 17)
+                for each in changed
+            ],
+        )
+        client.publish(frames_key(replica_id), msgspec.msgpack.encode(frame))
+
+
+@contextlib.asynccontextmanager
+async def consoles(port: int, cookie: str, replica_id: str, count: int) -> AsyncIterator[list[int]]:
+    """So many open pages; yields how many frames each kind of socket got."""
+    got, base = [0, 0], f"ws://127.0.0.1:{port}"
+    topics = {"type": "want", "topics": [["now", None], ["history", None], ["requests", None]]}
+    wants = (("console", topics), ("kv", {"replica": replica_id, "tenant": ""}))
+
+    async def read(kind: int, socket: ClientConnection) -> None:
+        async for _ in socket:
+            got[kind] += 1
+
+    async with contextlib.AsyncExitStack() as stack:
+        tasks = []
+        for _ in range(count):
+            for kind, (name, want) in enumerate(wants):
+                headers = {"Cookie": cookie, "Origin": f"http://127.0.0.1:{port}"}
+                socket = await stack.enter_async_context(
+                    connect(f"{base}/ws/{name}/", additional_headers=headers, max_size=None)
+                )
+                await socket.send(json.dumps(want))
+                tasks.append(asyncio.create_task(read(kind, socket)))
+        yield got
+        for task in tasks:
+            task.cancel()
+
+
+async def measure(
+    args: argparse.Namespace, of: live.Instance, port: int, pid: int, cookie: str, replica_id: str
+) -> None:
+    """A line of JSON a round and way, and one of the differences."""
+    body = {
+        "model": "m",
+        "stream": True,
+        "max_tokens": 16,
+        "messages": [{"role": "user", "content": "hello there"}],
+    }
+    target = Target("127.0.0.1", port, of.key, body)
+    level, pause_s = args.connections, 2 * args.connections / args.rate
+    firsts: dict[str, list[float]] = {"alone": [], "consoles": []}
+    await run_level(target, level, 1.0, pause_s)
+    for _ in range(args.rounds):
+        for way, found in firsts.items():
+            count = args.consoles if way == "consoles" else 0
+            async with consoles(port, cookie, replica_id, count) as got:
+                if count:
+                    await asyncio.sleep(1.0)  # whole frames first
+                before = cpu_seconds(pid)
+                timings = await run_level(target, level, args.seconds, pause_s)
+                core = (cpu_seconds(pid) - before) / timings.wall
+            found += timings.first
+            row = {"way": way, "core": round(core, 3), "frames": got} | timings.summary()
+            print(json.dumps(row), flush=True)
+    row = {
+        f"{way}_p{percent}_ms": percentile(found, percent)
+        for way, found in firsts.items()
+        for percent in (50, 99)
+    }
+    print(json.dumps({"way": "all"} | row), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
+    parser.add_argument("--connections", type=int, default=32)
+    parser.add_argument("--consoles", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as folder,
+        live.instance(Path(folder)) as of,
+        live.replica(of, "tests.inference.bench.instant_replica") as replica,
+        live.gateway(of, "uvicorn") as (port, child),
+        blocks(of.redis_url, f"instant-{replica.pid}"),
+    ):
+        made = subprocess.run(
+            [sys.executable, "-c", SESSION],
+            env=of.environment,
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        cookie = made.stdout.split()[-1]
+        asyncio.run(measure(args, of, port, child.pid, cookie, f"instant-{replica.pid}"))
+
+
+if __name__ == "__main__":
+    main()
