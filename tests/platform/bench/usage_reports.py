@@ -78,15 +78,22 @@ def without_indexes(cursor: Any) -> Iterator[None]:
     """Rows by the million are written first and put in order then. Nothing outlives a crash."""
     from django.db import connection
 
-    if connection.vendor != "sqlite":
-        yield
-        return
-    for word in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-1000000", "temp_store=MEMORY"):
-        cursor.execute(f"PRAGMA {word}")
-    cursor.execute(
-        "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL "
-        "AND tbl_name IN ('metering_usageentry', 'metering_usagehour', 'metering_usageday')"
-    )
+    tables = "('metering_usageentry', 'metering_usagehour', 'metering_usageday')"
+    if connection.vendor == "sqlite":
+        for word in ("journal_mode=OFF", "synchronous=OFF", "cache_size=-1000000"):
+            cursor.execute(f"PRAGMA {word}")
+        cursor.execute("PRAGMA temp_store=MEMORY")
+        cursor.execute(
+            "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL "
+            f"AND tbl_name IN {tables}"
+        )
+    else:
+        cursor.execute("SET session_replication_role = replica")  # no look at foreign keys
+        cursor.execute("SET maintenance_work_mem = '1GB'; SET work_mem = '512MB'")
+        cursor.execute(
+            f"SELECT indexname, indexdef FROM pg_indexes WHERE tablename IN {tables} "
+            "AND indexname NOT IN (SELECT conname FROM pg_constraint)"
+        )
     indexes = cursor.fetchall()
     for name, _ in indexes:
         cursor.execute(f'DROP INDEX "{name}"')
