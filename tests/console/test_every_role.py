@@ -1,0 +1,298 @@
+"""Every route of the console, asked by every kind of person about Acme's rows."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import transaction
+from django.test import Client
+from django.utils import timezone
+
+from adapters.models import Adapter, AdapterAlias, AdapterVersion
+from catalog.models import Replica, ServedModel
+from metering.models import Budget, Price, RequestEntry, Webhook, WebhookDelivery
+from storage.ids import new_id
+from storage.models import Batch, SavedConversation, StoredFile
+from tenants import actions
+from tenants.actors import SYSTEM
+from tenants.models import AuditEntry, Role, Tenant, User
+from tests.console.conftest import Login
+from tests.console.test_every_route import ALL
+
+#: From whom on a route is open. Whoever is below may not, whoever isn't of Acme finds nothing.
+RANKS = ("viewer", "member", "admin", "owner", "operator")
+OUTSIDE = ("outsider", "nobody", "stranger")
+LOOK, WORK, RUN, OWN, OPERATE = RANKS
+EVERYBODY, MEMBERS = "everybody", "who belongs to any tenant"
+HIS = "the member whose it is, and nobody else"
+ROUTES: dict[str, dict[str, str]] = {
+    "GET": {
+        "console/": LOOK,
+        "console/adapters/": LOOK,
+        "console/adapters/<pk>/": LOOK,
+        "console/api/adapters": LOOK,
+        "console/api/batches": LOOK,
+        "console/api/conversations": LOOK,
+        "console/api/conversations/<public_id>": HIS,
+        "console/api/fairness": LOOK,
+        "console/api/history": LOOK,
+        "console/api/model": MEMBERS,
+        "console/api/model-states": EVERYBODY,
+        "console/api/models": LOOK,
+        "console/api/overview": LOOK,
+        "console/api/replica-log": OPERATE,
+        "console/api/usage": EVERYBODY,
+        "console/audit/": RUN,
+        "console/batches/": LOOK,
+        "console/batches/<public_id>/": LOOK,
+        "console/budgets/": LOOK,
+        "console/data/": LOOK,
+        "console/fairness/": LOOK,
+        "console/files/": LOOK,
+        "console/files/<public_id>/": LOOK,
+        "console/keys/": LOOK,
+        "console/kv/": LOOK,
+        "console/members/": LOOK,
+        "console/models/": EVERYBODY,
+        "console/models/<pk>/": MEMBERS,
+        "console/prices/": EVERYBODY,
+        "console/requests/": LOOK,
+        "console/requests/<name>/": LOOK,
+        "console/settings/": OPERATE,
+        "console/tenants/": EVERYBODY,
+        "console/tenants/<slug>/": LOOK,
+        "console/usage/": LOOK,
+        "console/webhook/": LOOK,
+    },
+    "POST": {
+        "console/adapters/<pk>/alias/delete/": RUN,
+        "console/adapters/<pk>/delete/": RUN,
+        "console/adapters/<pk>/offline/": RUN,
+        "console/adapters/<pk>/promote/": RUN,
+        "console/adapters/<pk>/rollback/": RUN,
+        "console/adapters/<pk>/versions/<number>/": WORK,
+        "console/adapters/fetch/": RUN,
+        "console/batches/<public_id>/cancel/": WORK,
+        "console/batches/add/": WORK,
+        "console/budgets/<pk>/delete/": RUN,
+        "console/budgets/set/": RUN,
+        "console/data/erase/": OWN,
+        "console/data/export/": OWN,
+        "console/data/keep/": OWN,
+        "console/files/<public_id>/delete/": WORK,
+        "console/files/upload/": WORK,
+        "console/invitations/<pk>/revoke/": RUN,
+        "console/keys/": WORK,
+        "console/keys/<pk>/revoke/": RUN,
+        "console/keys/<pk>/rotate/": RUN,
+        "console/members/<pk>/remove/": RUN,
+        "console/members/<pk>/role/": RUN,
+        "console/members/invite/": RUN,
+        "console/models/<pk>/delete/": OPERATE,
+        "console/models/<pk>/load/": OPERATE,
+        "console/models/<pk>/restart/": OPERATE,
+        "console/models/<pk>/settings/": OPERATE,
+        "console/models/<pk>/sleep/": OPERATE,
+        "console/models/<pk>/unload/": OPERATE,
+        "console/models/<pk>/wake/": OPERATE,
+        "console/models/add/": OPERATE,
+        "console/prices/<pk>/delete/": OPERATE,
+        "console/prices/set/": OPERATE,
+        "console/requests/store/": OWN,
+        "console/service-accounts/<pk>/retire/": RUN,
+        "console/service-accounts/add/": RUN,
+        "console/tenants/<slug>/limits/": OPERATE,
+        "console/tenants/create/": OPERATE,
+        "console/webhook/<pk>/again/": RUN,
+        "console/webhook/delete/": RUN,
+        "console/webhook/set/": RUN,
+        "console/webhook/test/": RUN,
+    },
+}
+#: These look in threads of their own, where rows of this test aren't yet: who may is asked in
+#: test_api.py and test_batches_page.py, here who may not.
+ELSEWHERE = {
+    "console/api/models",
+    "console/batches/<public_id>/cancel/",
+    "console/batches/add/",
+    "console/files/<public_id>/",
+    "console/files/<public_id>/delete/",
+    "console/files/upload/",
+}
+ASKED = [(method, route) for method, routes in ROUTES.items() for route in routes]
+#: What is sent with every deed: forms take what they know.
+SENT = {
+    "tenant": "acme",
+    "email": "new@example.org",
+    "role": "member",
+    "name": "made",
+    "scopes": "inference",
+    "model": "quill",
+    "per": "day",
+    "tokens": "100",
+    "url": "https://hooks.example.org/",
+    "deed": "check",
+    "confirm": "no",
+    "version": "1",
+    "alias": "pirate",
+    "period": "day",
+    "weight": "1",
+    "kv_reserved_fraction": "0",
+    "kv_max_fraction": "1",
+    "replica": "quill-1",
+}
+
+
+@pytest.fixture
+def people(login: Login) -> dict[str, Client]:
+    """A client for somebody of every kind."""
+    acme = Tenant.objects.get(slug="acme")
+    for name in ("admin", "member", "viewer"):
+        user = User.objects.create_user(name, f"{name}@example.org", "a quiet page of ink")
+        actions.add_member(actor=SYSTEM, tenant=acme, user=user, role=Role(name))
+    names = {"owner": "ada", "outsider": "olga", "operator": "root"}
+    found = {name: login(names.get(name, name)) for name in (*RANKS, "outsider", "nobody")}
+    return found | {"stranger": Client()}
+
+
+def rows_of(acme: Tenant) -> dict[str, Any]:
+    """One of each kind, of Acme's member; by the beginning of the routes that take it."""
+    member, now = User.objects.get(username="member"), timezone.now()
+    guest = User.objects.create(username="guest")  # no password: to hash one takes a while
+    quill = ServedModel.objects.get(name="quill")
+    adapter = Adapter.objects.create(tenant=acme, served_model=quill, name="pirate")
+    version = AdapterVersion.objects.create(adapter=adapter, number=1)
+    AdapterAlias.objects.create(
+        adapter=adapter, tenant=acme, served_model=quill, name="pirate", version=version
+    )
+    Replica.objects.create(served_model=quill, replica_id="quill-1")
+    Webhook.objects.create(tenant=acme, url="https://hooks.example.org/", secret="x")
+    file = StoredFile.objects.create(
+        tenant=acme, user=member, public_id=new_id("file-"), filename="a.jsonl", size=0
+    )
+    batch = Batch.objects.create(
+        tenant=acme,
+        user=member,
+        public_id=new_id("batch_"),
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        input_file_id=file.public_id,
+    )
+    conversation = SavedConversation.objects.create(
+        tenant=acme,
+        user=member,
+        public_id=new_id("conv_"),
+        title="mine",
+        document={},
+        changed_at=now,
+    )
+    entry = RequestEntry.objects.create(
+        request_id="chatcmpl-1",
+        tenant=acme,
+        endpoint="chat",
+        status=200,
+        started_at=now,
+        duration_ms=1.0,
+    )
+    key = actions.create_key(actor=User.objects.get(username="ada"), tenant=acme).key
+    delivery = WebhookDelivery.objects.create(
+        tenant=acme, event_id="e-1", kind="test", url="https://hooks.example.org/", body="{}"
+    )
+    return {
+        "console/adapters/": adapter.pk,
+        "console/batches/": batch.public_id,
+        "console/files/": file.public_id,
+        "console/api/conversations/": conversation.public_id,
+        "console/requests/": entry.request_id,
+        "console/keys/": key.pk,
+        "console/webhook/": delivery.pk,
+        "console/models/": quill.pk,
+        "console/tenants/": "acme",
+        "console/budgets/": Budget.objects.create(
+            tenant=acme, api_key=key, period="day", tokens=9
+        ).pk,
+        "console/prices/": Price.objects.create(
+            model="quill",
+            valid_from=now + timedelta(days=1),
+            input_per_million=1,
+            cached_per_million=1,
+            output_per_million=1,
+        ).pk,
+        "console/members/": actions.add_member(
+            actor=SYSTEM, tenant=acme, user=guest, role=Role.VIEWER
+        ).pk,
+        "console/invitations/": actions.invite(
+            actor=SYSTEM, tenant=acme, email="i@example.org"
+        ).invitation.pk,
+        "console/service-accounts/": actions.create_service_account(
+            actor=SYSTEM, tenant=acme, name="ci"
+        ).pk,
+    }
+
+
+def path_of(route: str, rows: dict[str, Any]) -> str:
+    """With the row that it's about."""
+    parts = []
+    for part in route.split("/"):
+        if part == "<number>":
+            part = "1"
+        elif part.startswith("<"):
+            part = str(rows["/".join(parts) + "/"])
+        parts.append(part)
+    return "/" + "/".join(parts)
+
+
+def test_each_route_is_open_from_one_rank_on_and_does_nothing_for_the_others(
+    people: dict[str, Client],
+) -> None:
+    acme, wrong = Tenant.objects.get(slug="acme"), []
+    for method, route in ASKED:
+        with transaction.atomic():
+            rows = rows_of(acme)
+            deeds = AuditEntry.objects.count()
+            for name in (*OUTSIDE, *RANKS):
+                allowed = may(name, ROUTES[method][route])
+                if allowed and route in ELSEWHERE:
+                    continue
+                told = ask(people[name], method, path_of(route, rows), rows)
+                if not right(name, told, allowed=allowed):
+                    wrong.append((method, route, name, told.status_code))
+                if not allowed and AuditEntry.objects.count() != deeds:
+                    wrong.append((method, route, name, "did something"))
+                if allowed and method == "POST":
+                    break  # the deed is done
+            transaction.set_rollback(True)
+    assert not wrong, "\n".join(map(str, wrong))
+
+
+def may(name: str, least: str) -> bool:
+    """Whether a route that's open from `least` on is for this kind of person."""
+    wide = {EVERYBODY: (*RANKS, "outsider", "nobody"), MEMBERS: (*RANKS, "outsider"), HIS: (WORK,)}
+    if least in wide:
+        return name in wide[least]
+    return name in RANKS and RANKS.index(name) >= RANKS.index(least)
+
+
+def right(name: str, told: Any, *, allowed: bool) -> bool:
+    """Whether that's what one gets who may, or who may not."""
+    if name == "stranger":
+        leads = told.status_code == 302 and "/login/" in told["Location"]
+        return leads or told.status_code == 401
+    if allowed:
+        return told.status_code not in (401, 403, 404) and told.status_code < 500
+    return told.status_code in (401, 403, 404)
+
+
+def ask(client: Client, method: str, path: str, rows: dict[str, Any]) -> Any:
+    """With all that any of them takes."""
+    if method == "POST":
+        return client.post(path, {**SENT, "key": rows["console/keys/"]})
+    asked = {"tenant": "acme", "model": rows["console/models/"], "replica": "quill-1"}
+    return client.get(path, asked)
+
+
+def test_every_route_is_in_the_table() -> None:
+    asked = {route for routes in ROUTES.values() for route in routes}
+    assert {route for route in ALL if route.startswith("console/")} == asked
