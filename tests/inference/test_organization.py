@@ -59,6 +59,7 @@ async def test_a_page_ends_early_where_there_is_much_to_read_and_the_next_goes_o
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch, width: str, hours: int
 ) -> None:
     monkeypatch.setattr(report_pages, "MOST_ROWS", 3)
+    monkeypatch.setattr(report_pages, "MOST_REQUESTS", 3)
     monkeypatch.setattr(report_pages, "MOST_ROWS_ADDED_UP", 4)
     for step in range(3):
         at = DAY + timedelta(hours=hours * step)
