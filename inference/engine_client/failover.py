@@ -38,6 +38,9 @@ UNREAD_S = 2.0
 #: A request that gets a token out of each attempt is hardly what kills its replicas: it gets so
 #: many times `max_attempts`.
 ATTEMPTS_WITH_TOKENS = 10
+#: With a grammar or an adapter so many times `max_attempts` in a row may bring no token:
+#: each replica compiles or loads these first, so that it may die before the request ever ran.
+ATTEMPTS_WITH_PREPARATION = 4
 #: How many times `failover_wait_s` a request that had begun waits for a replica that is loading.
 LOADING_IS_WORTH = 4
 #: An abort that an engine did not answer for so long won't be answered.
@@ -189,7 +192,8 @@ class Watchman:
     def replace(self, flight: Flight) -> None:
         """Give a waiting flight to a replica, or end it when it has had its chances."""
         most = self._client.settings.max_attempts
-        if flight.fruitless >= most or flight.attempt >= most * ATTEMPTS_WITH_TOKENS:
+        in_a_row = most * (ATTEMPTS_WITH_PREPARATION if flight.needs_preparation else 1)
+        if flight.fruitless >= in_a_row or flight.attempt >= most * ATTEMPTS_WITH_TOKENS:
             times = flight.attempt
             error = EngineFault(f"The request was given to {times} replicas and none finished it.")
             self._client.fail(flight, error)

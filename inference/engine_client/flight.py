@@ -109,6 +109,12 @@ class Flight:
         return bool(self.replica_id)
 
     @property
+    def needs_preparation(self) -> bool:
+        """Whether a replica that has nothing of it yet must compile or load something first."""
+        request = self.request
+        return request.adapter is not None or request.sampling.structured_outputs is not None
+
+    @property
     def done(self) -> bool:
         """Whether every output has finished."""
         return all(self.finished)

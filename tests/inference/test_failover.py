@@ -181,14 +181,18 @@ async def test_an_error_after_the_first_byte_is_the_streams_last_event(
     assert usage.prompt_tokens > 0
 
 
+@pytest.mark.parametrize(
+    ("fields", "most", "times"), [({}, 3, 3), ({"response_format": {"type": "json_object"}}, 1, 4)]
+)
 async def test_a_request_that_kills_every_replica_is_given_up(
-    gateway: Gateway, settings: Any
+    gateway: Gateway, settings: Any, fields: dict[str, Any], most: int, times: int
 ) -> None:
-    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": 3}
+    """Later with a grammar, which each replica compiles before anything of the request runs."""
+    settings.QUIRE = {**settings.QUIRE, "MAX_ATTEMPTS": most}
     async with contextlib.AsyncExitStack() as stack:
         await stack.enter_async_context(gateway.fake(die_after=0, replica_id="r0"))
         await gateway.look()
-        asking = asyncio.create_task(gateway.client.chat())
+        asking = asyncio.create_task(gateway.client.chat(**fields))
         for number in range(1, 8):
             await asyncio.sleep(0.1)
             if asking.done():
@@ -199,7 +203,7 @@ async def test_a_request_that_kills_every_replica_is_given_up(
             await gateway.look()
         reply = await asking
     assert (reply.status, reply.error["code"]) == (500, "engine_fault")
-    assert "3 replicas" in reply.error["message"]
+    assert f"{times} replicas" in reply.error["message"]
 
 
 async def test_a_draining_replica_finishes_what_it_has(
