@@ -14,7 +14,8 @@ from django.core.management.base import CommandError
 from config.chaos import faults
 from config.chaos.answer import Answer
 from config.chaos.client import Lost, Reader
-from config.chaos.kinds import KINDS, asked_of
+from config.chaos.kills import Kills
+from config.chaos.kinds import KINDS, STREAM, asked_of, stopping
 from config.chaos.ledger import Difference, Row, compare
 from config.chaos.relay import Relay
 from config.chaos.report import passed, summary, table
@@ -115,7 +116,43 @@ def test_the_table_has_what_ran_beside_a_fault() -> None:
     assert "3 requests beside 1 faults: 1 lost, 0 doubled, 0 changed." in summary(found)
 
 
-@pytest.mark.parametrize("flags", [["--minutes", "0"], ["--minutes", "nan"], ["--write", "/no/x"]])
+def test_every_second_stream_is_greedy_and_no_two_are_the_same() -> None:
+    turns = Kills(40, 32, 600, 1, print)._turns()
+    asked = [asked_of(*turn[0], "m", 600) for turn in turns]
+    assert len(turns) == len({tuple(turn[0]) for turn in turns}) == 32
+    assert [one.body.get("temperature") for one in asked] == [0, 1] * 16
+    assert {one.kind for one in asked} == {
+        name for name, kind in KINDS.items() if kind.how == STREAM
+    }
+
+
+def test_a_stop_string_stands_once_in_the_text_and_late() -> None:
+    asked = stopping(asked_of("stop", 0, "m", 9), "one two " * 3 + "three four five six seven")
+    (_, piece) = asked.body["stop"]
+    assert ("one two " * 3 + "three four five six seven").count(piece) == 1
+
+
+def test_what_must_be_the_same() -> None:
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    calm, cached, other = Answer(), Answer(), Answer()
+    for one, told in ((calm, [0, 0]), (cached, [0, 3])):
+        for count in told:
+            one.take_usage({**usage, "prompt_tokens_details": {"cached_tokens": count}})
+    other.take_usage({**usage, "numerics_changed": True})
+    assert len({str(one.same) for one in (calm, cached, other)}) == 3
+
+
+WRONG = [
+    ["--minutes", "0"],
+    ["--minutes", "nan"],
+    ["--write", "/no/x"],
+    ["--kills", "0"],
+    ["--kills", "x"],
+    ["--kills", "3", "--minutes", "1"],
+]
+
+
+@pytest.mark.parametrize("flags", WRONG)
 def test_wrong_options_are_refused_before_anything_starts(flags: list[str]) -> None:
     with pytest.raises(CommandError):
         call_command("chaos", *flags)

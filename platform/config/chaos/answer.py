@@ -23,7 +23,9 @@ class Answer:
 
     Attributes:
         ids: under which the ledger has it. content: what isn't a chat's choices.
-        prompt_tokens, completion_tokens: as the client was told.
+        prompt_tokens, completion_tokens, reasoning_tokens: as the client was told.
+        cached: every count of cached prompt tokens that it was told: one, whatever was resumed.
+        numerics_changed: other bits were computed at the end than at the beginning.
         doubled: events or lines that came twice. lost: why there is no whole answer; "": there is.
         breaks: connections that broke. refusals: answers that said "later".
         longest: seconds in which nothing came.
@@ -34,6 +36,9 @@ class Answer:
     ids: set[str] = field(default_factory=set)
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
+    cached: set[int] = field(default_factory=set)
+    numerics_changed: bool = False
     doubled: int = 0
     lost: str = ""
     ended: bool = False
@@ -47,6 +52,11 @@ class Answer:
             self.prompt_tokens = usage.get("prompt_tokens", usage.get("input_tokens", 0))
             output = usage.get("output_tokens", 0)
             self.completion_tokens = usage.get("completion_tokens", output)
+            details = usage.get("completion_tokens_details") or {}
+            self.reasoning_tokens = details.get("reasoning_tokens") or 0
+            details = usage.get("prompt_tokens_details") or {}
+            self.cached.add(details.get("cached_tokens") or 0)
+            self.numerics_changed = usage.get("numerics_changed", False)
 
     def take_chunk(self, chunk: dict[str, Any]) -> None:
         """One event of a chat's stream."""
@@ -68,13 +78,12 @@ class Answer:
 
     @property
     def same(self) -> Any:
-        """What must not depend on any fault."""
+        """What must not depend on any fault. What was cached may, but not from event to event."""
         return (
             self.content,
             sorted(self.choices.items()),
-            self.prompt_tokens,
-            self.completion_tokens,
-            self.ended,
+            *(self.prompt_tokens, self.completion_tokens, self.reasoning_tokens),
+            *(len(self.cached) > 1, self.numerics_changed, self.ended),
         )
 
 

@@ -85,10 +85,13 @@ class Instance:
         return len(here) == REPLICAS + 1 and alive >= set(here) and others == [GATEWAYS, WORKERS, 1]
 
     def served(self) -> set[str]:
-        """What clients can ask for: models, and adapters once a worker has checked them."""
+        """What clients can ask every gateway for: models, and adapters that were checked."""
         headers = {"authorization": f"Bearer {self.api_key}"}
-        found = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=30, trust_env=False)
-        return {model["id"].rpartition(":")[2] for model in found.json()["data"]}
+        found = []
+        for _ in range(4 * GATEWAYS):  # each by a connection of its own, at whichever gateway
+            got = httpx.get(f"{self.url}/v1/models", headers=headers, timeout=30, trust_env=False)
+            found.append({model["id"].rpartition(":")[2] for model in got.json()["data"]})
+        return set.intersection(*found)
 
     def manage(self, *arguments: str) -> str:
         """Run a command on its data; what it prints. Raises `StartFailed` with its words."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 #: How an answer is asked for.
@@ -38,13 +38,17 @@ class Kind:
 
     Attributes:
         how: `STREAM`, `WHOLE`, `BATCH` or `BACKGROUND`.
-        fields: beside model, messages, length and randomness. prompt: instead of a question.
+        fields: beside model, messages, length and randomness.
+        has: what of a choice is never empty: text, where the kind isn't about something else.
+        stops: it ends at a piece of what it would have said.
     """
 
     how: str
     path: str = CHAT
     fields: Mapping[str, Any] = field(default_factory=dict)
     adapter: str = ""
+    has: str = "text"
+    stops: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -52,13 +56,22 @@ KINDS: dict[str, Kind] = {
     "whole": Kind(WHOLE, fields={"ignore_eos": True}),
     "n > 1": Kind(STREAM, fields={"ignore_eos": True, "n": 3}),
     "grammar": Kind(STREAM, fields={"response_format": FORMAT}),
-    "tools": Kind(STREAM, fields={"tools": [TOOL], "tool_choice": CHOICE}),
+    "tools": Kind(STREAM, fields={"tools": [TOOL], "tool_choice": CHOICE}, has="calls"),
     "thinking": Kind(
         STREAM,
         fields={"ignore_eos": True, "thinking_token_budget": 40, "continue_final_message": True}
         | {"add_generation_prompt": False},
+        has="reasoning",
     ),
-    "logprobs": Kind(STREAM, fields={"ignore_eos": True, "logprobs": True, "top_logprobs": 3}),
+    "logprobs": Kind(
+        STREAM, fields={"ignore_eos": True, "logprobs": True, "top_logprobs": 3}, has="logprobs"
+    ),
+    "stop": Kind(STREAM, fields={"ignore_eos": True}, stops=True),
+    "penalties": Kind(
+        STREAM,
+        fields={"ignore_eos": True, "frequency_penalty": 0.3, "repetition_penalty": 1.1}
+        | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    ),
     "adapter": Kind(STREAM, fields={"ignore_eos": True}, adapter=ADAPTER),
     "pooling": Kind(WHOLE, EMBEDDINGS),
     "batch": Kind(BATCH, fields={"ignore_eos": True}),
@@ -102,5 +115,14 @@ def asked_of(kind: str, number: int, model: str, max_tokens: int) -> Asked:
         messages.append({"role": "assistant", "content": "<think>"})
     body |= {"messages": messages, "max_tokens": max_tokens}
     if about.how == STREAM:
-        body |= {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"stream_options": {"include_usage": True}} | body | {"stream": True}
     return Asked(kind, number, body)
+
+
+def stopping(asked: Asked, text: str, size: int = 16) -> Asked:
+    """The same, ended at a piece of `text`, its answer: one that stands there once, behind the
+    first half if there is such a one.
+    """
+    places = [*range(len(text) // 2, len(text) - size), *range(len(text) // 2)]
+    piece = next(text[at : at + size] for at in places if text.find(text[at : at + size]) == at)
+    return replace(asked, body={**asked.body, "stop": ["zqx zqx", piece]})

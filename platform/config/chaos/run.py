@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,10 +14,13 @@ from config.chaos import faults, ledger
 from config.chaos.answer import Answer
 from config.chaos.client import Client, clients
 from config.chaos.instance import Instance, holds, running, until
-from config.chaos.kinds import KINDS, STREAM, Asked, asked_of
+from config.chaos.kinds import KINDS, STREAM, Asked, asked_of, stopping
 from config.chaos.ledger import Difference
 
-VARIANTS, MAX_TOKENS = 2, 120
+#: Of each kind.
+VARIANTS = 2
+#: Kinds and numbers that one client asks for in turn.
+Turn = list[tuple[str, int]]
 #: Until all is whole again after a fault, what was asked before has ended, the ledger agrees.
 HEALED_WITHIN_S, ENDED_WITHIN_S, SETTLED_WITHIN_S = 120.0, 200.0, 60.0
 
@@ -64,21 +68,28 @@ class Outcome:
         return max(0.0, request.answer.longest - calm.answer.longest)
 
 
-class Run:
-    """One run.
+class Run(ABC):
+    """One run: what is asked, and what is done meanwhile, say those that derive from it.
 
     Args:
         note: told of what happens. log: where the instance's log stays.
     """
 
-    def __init__(
-        self, minutes: float, seed: int, note: Callable[[str], None], log: Path | None = None
-    ) -> None:
-        self._log = log
-        self._seconds, self._seed, self._note = minutes * 60, seed, note
+    max_tokens: int
+
+    def __init__(self, seed: int, note: Callable[[str], None], log: Path | None = None) -> None:
+        self._log, self._seed, self._note = log, seed, note
         self._outcome = Outcome()
         self._stopping = asyncio.Event()
         self._open: set[int] = set()
+
+    @abstractmethod
+    def _turns(self) -> list[Turn]:
+        """Of the clients, each of which asks until the harm is done."""
+
+    @abstractmethod
+    async def _harm(self, instance: Instance, client: Client) -> None:
+        """Do it."""
 
     async def run(self) -> Outcome:
         """Start an instance, harm it, end it. Raises `StartFailed`."""
@@ -87,39 +98,40 @@ class Run:
             running(self._log) as instance,
             clients(instance.url, instance.api_key) as client,
         ):
-            await self._undisturbed(instance, client)
-            before = await asyncio.to_thread(ledger.read, instance.data_dir)
-            load = [asyncio.create_task(self._load(instance, client, kind)) for kind in KINDS]
-            try:
-                await self._harm(instance, client)
-            finally:
-                self._stopping.set()
-                await asyncio.gather(*load)
-            await self._compare(instance, set(before))
-            return self._outcome
+            return await self.run_on(instance, client)
+
+    async def run_on(self, instance: Instance, client: Client) -> Outcome:
+        """Harm an instance that runs."""
+        await self._undisturbed(instance, client)
+        before = await asyncio.to_thread(ledger.read, instance.data_dir)
+        load = [asyncio.create_task(self._load(client, turn)) for turn in self._turns()]
+        try:
+            await self._harm(instance, client)
+        finally:
+            self._stopping.set()
+            await asyncio.gather(*load)
+        await self._compare(instance, set(before))
+        return self._outcome
 
     async def _undisturbed(self, instance: Instance, client: Client) -> None:
         self._note("Asking everything once, undisturbed ...")
 
-        async def one(kind: str) -> None:
-            for number in range(VARIANTS):
-                request = await _asked(client, asked_of(kind, number, instance.model, MAX_TOKENS))
-                self._outcome.expected[kind, number] = request
-                if request.answer.lost:
-                    raise RuntimeError(f"{kind} without any fault: {request.answer.lost}")
+        async def one(turn: Turn) -> None:
+            for kind, number in turn:
+                asked = asked_of(kind, number, instance.model, self.max_tokens)
+                self._outcome.expected[kind, number] = await _calm(client, asked)
 
         async with asyncio.TaskGroup() as group:
-            for kind in KINDS:
-                group.create_task(one(kind))
+            for turn in self._turns():
+                group.create_task(one(turn))
         await asyncio.sleep(3)  # its rows reach the ledger
 
-    async def _load(self, instance: Instance, client: Client, kind: str) -> None:
-        """One request of a kind after another."""
-        for number in itertools.cycle(range(VARIANTS)):
+    async def _load(self, client: Client, turn: Turn) -> None:
+        """One request of a turn after another."""
+        for kind, number in itertools.cycle(turn):
             if self._stopping.is_set():
                 return
-            asked = asked_of(kind, number, instance.model, MAX_TOKENS)
-            request = Request(asked, time.monotonic())
+            request = Request(self._outcome.expected[kind, number].asked, time.monotonic())
             self._open.add(id(request))
             try:
                 await _fulfil(client, request)
@@ -130,6 +142,37 @@ class Run:
                 self._note(f"  lost: {kind}: {request.answer.lost}")
             elif self._outcome.changed(request):
                 self._note(f"  changed: {kind} {number}")
+
+    def _problem(self, text: str) -> None:
+        self._outcome.problems.append(text)
+        self._note(f"  {text}")
+
+    async def _compare(self, instance: Instance, before: set[str]) -> None:
+        """The ledger agrees within the time that settling what dead processes left takes."""
+        answers = [request.answer for request in self._outcome.requests]
+        deadline = time.monotonic() + SETTLED_WITHIN_S
+        while True:
+            rows = await asyncio.to_thread(ledger.read, instance.data_dir)
+            new = [row for name, row in rows.items() if name not in before]
+            self._outcome.difference = ledger.compare(new, answers)
+            if not self._outcome.difference.tokens or time.monotonic() > deadline:
+                return
+            await asyncio.sleep(1)
+
+
+class Faults(Run):
+    """Every kind of request, beside one fault of every kind after another."""
+
+    max_tokens = 120
+
+    def __init__(
+        self, minutes: float, seed: int, note: Callable[[str], None], log: Path | None = None
+    ) -> None:
+        super().__init__(seed, note, log)
+        self._seconds = minutes * 60
+
+    def _turns(self) -> list[Turn]:
+        return [[(kind, number) for number in range(VARIANTS)] for kind in KINDS]
 
     async def _harm(self, instance: Instance, client: Client) -> None:
         """One fault after another, until the time is over."""
@@ -160,26 +203,20 @@ class Run:
         except TimeoutError:
             self._problem(f"{name}: requests still ran {ENDED_WITHIN_S:.0f} s later")
 
-    def _problem(self, text: str) -> None:
-        self._outcome.problems.append(text)
-        self._note(f"  {text}")
 
-    async def _compare(self, instance: Instance, before: set[str]) -> None:
-        """The ledger agrees within the time that settling what dead processes left takes."""
-        answers = [request.answer for request in self._outcome.requests]
-        deadline = time.monotonic() + SETTLED_WITHIN_S
-        while True:
-            rows = await asyncio.to_thread(ledger.read, instance.data_dir)
-            new = [row for name, row in rows.items() if name not in before]
-            self._outcome.difference = ledger.compare(new, answers)
-            if not self._outcome.difference.tokens or time.monotonic() > deadline:
-                return
-            await asyncio.sleep(1)
-
-
-async def _asked(client: Client, asked: Asked) -> Request:
+async def _calm(client: Client, asked: Asked) -> Request:
+    """An answer without any fault, as it ought to be. Raises RuntimeError where it isn't."""
     request = Request(asked, time.monotonic())
     await _fulfil(client, request)
+    answer, about = request.answer, asked.about
+    if answer.lost:
+        raise RuntimeError(f"{asked.kind} without any fault: {answer.lost}")
+    if not all(getattr(choice, about.has) for choice in answer.choices.values()):
+        raise RuntimeError(f"{asked.kind} {asked.number} without any fault has no {about.has}.")
+    if about.stops and "stop" not in asked.body:
+        request = await _calm(client, stopping(asked, answer.choices[0].text))
+        if request.answer.choices[0].finish_reason != "stop":
+            raise RuntimeError(f"{asked.kind} {asked.number} didn't stop.")
     return request
 
 

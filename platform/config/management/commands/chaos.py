@@ -14,8 +14,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from config.chaos.instance import StartFailed
+from config.chaos.kills import Kills
 from config.chaos.report import passed, summary, table
-from config.chaos.run import Outcome, Run
+from config.chaos.run import Faults, Outcome, Run
 
 BEGIN, END = "<!-- chaos: begin -->", "<!-- chaos: end -->"
 
@@ -34,8 +35,28 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         """How long, in which order, and where to write the table."""
-        parser.add_argument(
+        harm = parser.add_mutually_exclusive_group()
+        harm.add_argument(
             "--minutes", type=_minutes, default=1.0, help="of faults (default: %(default)s)"
+        )
+        harm.add_argument(
+            "--kills",
+            type=_count,
+            metavar="N",
+            help="instead of all that: kill replicas so often, at random moments, under streams of "
+            "every kind, which must be the same to the last token and log probability",
+        )
+        parser.add_argument(
+            "--streams",
+            type=_count,
+            default=32,
+            help="with --kills: open at a time, every second one greedy (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--tokens",
+            type=_count,
+            default=600,
+            help="with --kills: most tokens of a stream (default: %(default)s)",
         )
         parser.add_argument(
             "--seed",
@@ -55,9 +76,8 @@ class Command(BaseCommand):
             raise CommandError("Faults are done by Linux's /proc and signals.")
         if options["write"]:
             _check_page(options["write"])
-        run = Run(options["minutes"], options["seed"], self._note, options["log"])
         try:
-            outcome = asyncio.run(_until_told(run))
+            outcome = asyncio.run(_until_told(self._run(options)))
         except StartFailed as error:
             raise CommandError(str(error)) from error
         except asyncio.CancelledError:
@@ -69,6 +89,12 @@ class Command(BaseCommand):
             _write(options["write"], outcome)
         if not passed(outcome):
             raise CommandError("Somebody was hurt: see above.")
+
+    def _run(self, options: dict[str, Any]) -> Run:
+        end = options["seed"], self._note, options["log"]
+        if options["kills"]:
+            return Kills(options["kills"], options["streams"], options["tokens"], *end)
+        return Faults(options["minutes"], *end)
 
     def _note(self, text: str) -> None:
         self.stderr.write(text)
@@ -90,6 +116,12 @@ def _minutes(text: str) -> float:
     if not (math.isfinite(minutes) and 0 < minutes <= 10_000):
         raise ArgumentTypeError(f"must be in (0, 10000], got {text}")
     return minutes
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 10_000):
+        raise ArgumentTypeError(f"must be a whole number in [1, 10000], got {text!r}")
+    return int(text)
 
 
 def _check_page(page: Path) -> None:

@@ -1,0 +1,77 @@
+"""Replicas killed at random moments under streams of every kind, each of which must be the same."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from config.chaos.client import Client
+from config.chaos.instance import Instance, holds
+from config.chaos.kinds import KINDS, STREAM
+from config.chaos.run import HEALED_WITHIN_S, Run, Turn, Window
+
+#: Seconds between two kills, at the mean: they come at any moment, some right after the other.
+MEAN_S = 2.0
+FAULT = "replica killed"
+STREAMED = [name for name, kind in KINDS.items() if kind.how == STREAM]
+
+
+class Kills(Run):
+    """So many kills of ready replicas, under so many streams, every second one greedy.
+
+    Args:
+        max_tokens: of a stream. Streams that end before the last kill are asked for again.
+    """
+
+    def __init__(
+        self, kills: int, streams: int, max_tokens: int, seed: int,
+        note: Callable[[str], None], log: Path | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(seed, note, log)
+        self._kills, self._streams, self.max_tokens = kills, streams, max_tokens
+
+    def _turns(self) -> list[Turn]:
+        kinds = itertools.cycle(STREAMED)
+        found = []
+        for place, kind in zip(range(self._streams), kinds, strict=False):
+            found.append([(kind, place // len(STREAMED) * 2 + place % 2)])
+        return found
+
+    async def _harm(self, instance: Instance, client: Client) -> None:
+        """Kill by kill; nothing has healed before the next one comes."""
+        rng = random.Random(self._seed)
+        while len(self._outcome.windows) < self._kills:
+            await asyncio.sleep(rng.expovariate(1 / MEAN_S))
+            await holds(lambda: bool(_ready(instance)), HEALED_WITHIN_S, every_s=0.02)
+            ready = await asyncio.to_thread(_ready, instance)
+            if ready and _kill(rng.choice(ready)):
+                now = time.monotonic()
+                self._outcome.windows.append(Window(FAULT, now, now))
+                self._note(f"kill {len(self._outcome.windows)}, {len(self._open)} open streams")
+
+    async def _compare(self, instance: Instance, before: set[str]) -> None:
+        await super()._compare(instance, before)
+        broken = sum(request.answer.breaks for request in self._outcome.requests)
+        if broken:
+            self._problem(f"{broken} connections broke, though no gateway was harmed")
+
+
+def _ready(instance: Instance) -> list[int]:
+    """Processes of the replicas that streams are at."""
+    beats = instance.heartbeats()
+    return [b.pid for b in beats if b.state == "ready" and b.model.name == instance.model]
+
+
+def _kill(pid: int) -> bool:
+    """Whether there was something to kill: a heartbeat outlives its process for a while."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
