@@ -43,4 +43,5 @@ AT_WORK: dict[str, Callable[[Run], object]] = {
     "async scheduling": _overlaps,
     "several replicas": _both_worked,
     "speculation": _drafts_held,
+    "draft model": _drafts_held,
 }

@@ -21,8 +21,8 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 
 class Checkpoints:
     """Folders by what a model is: "llama", "qwen2-window" (every second layer has a window) or
-    "lfm2" (every second one keeps a state); `adapter` gives one that changes what is said, and
-    `merged` the model that has it inside.
+    "lfm2" (every second one keeps a state); `adapter` gives one that changes what is said,
+    `merged` the model that has it inside, and `draft` nearly the model itself: mostly right.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,6 +30,7 @@ class Checkpoints:
         self.plain = functools.cache(self._plain)
         self.adapter = functools.cache(self._adapter)
         self.merged = functools.cache(self._merged)
+        self.draft = functools.cache(self._draft)
 
     def _plain(self, kind: str) -> Path:
         folder = self._folder / kind
@@ -55,6 +56,17 @@ class Checkpoints:
         (folder / CONFIG_FILE).write_text(json.dumps(config))
         save_file(tensors, folder / WEIGHTS_FILE)
         return AdapterRef(digest=adapter_digest(folder), name="a", path=str(folder))
+
+    def _draft(self, kind: str) -> Path:
+        folder = self._folder / f"{kind}-draft"
+        shutil.copytree(self.plain(kind), folder)
+        made = torch.Generator().manual_seed(1)
+        weights = {
+            name: tensor + 0.001 * torch.randn(tensor.shape, generator=made)
+            for name, tensor in load_file(folder / "model.safetensors").items()
+        }
+        save_file(weights, folder / "model.safetensors", {"format": "pt"})
+        return folder
 
     def _merged(self, kind: str) -> Path:
         folder = self._folder / f"{kind}-merged"

@@ -112,6 +112,9 @@ class Lab:
         }  # fmt: skip
         for feature in sorted(features & SETTINGS.keys()):
             settings |= SETTINGS[feature]
+        if "draft model" in features:
+            draft = str(self.checkpoints.draft(self.kind(features)))
+            settings |= {"speculative_config": {"model": draft, "num_speculative_tokens": 4}}
         settings |= changes
         key = json.dumps([settings, number], sort_keys=True)
         if key not in self._cores:

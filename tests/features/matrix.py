@@ -15,11 +15,14 @@ NAMES = (
     *("prefix cache", "chunks", "preemption", "failover", "grammar", "tools", "reasoning"),
     *("logprobs", "n > 1", "beams", "token caps", "quantised weights", "narrow caches", "windows"),
     *("states", "bridge", "pooling", "sleep", "async scheduling", "several replicas", "adapters"),
-    "speculation",
+    *("speculation", "draft model"),
 )
 PAIRS = tuple(itertools.combinations(NAMES, 2))
 #: What can't meet, though nobody refuses it.
-NEVER = {frozenset({"windows", "states"}): "no architecture that runs here has both"}
+NEVER = {
+    frozenset({"windows", "states"}): "no architecture that runs here has both",
+    frozenset({"speculation", "draft model"}): "an engine has one source of drafts",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ Six requests (prompts of 18 to 60 tokens, two greedy, four drawn with seeds, eve
 for the feature) go through engines over tiny random models. A ✓ means:
 
 - Features that only change how a result comes about (prefix cache, chunks, preemption, failover,
-  sleep, async scheduling, several replicas, speculation) were seen at work, and tokens, log
-  probabilities, vectors and finish reasons are those of a run without them, *to the bit*; where a
-  model keeps a state, in words.
+  sleep, async scheduling, several replicas, speculation, draft model) were seen at work, and
+  tokens, log probabilities, vectors and finish reasons are those of a run without them, *to the
+  bit*; where a model keeps a state, in words.
 - Of the others the law in [laws.py](../tests/features/laws.py) holds: answers follow their schema;
   calls are the same from deltas as from the whole text; reasoning is closed by its budget; log
   probabilities are those that the same tokens have in a prompt; each of `n` outputs is what a
@@ -36,9 +36,10 @@ A number is why two can't be had together, in the product's own words. Tests hol
 this page.
 
 Failover and several replicas are engines in one process here, one of which is lost with its
-streams; `tests/e2e/test_replicas.py` kills processes. Quantised weights and narrow caches are
+streams; `manage.py chaos --kills 40` kills processes. Quantised weights and narrow caches are
 int8, windows stand in every second layer, states are LFM2's, the bridge runs Llama, pooling makes
-vectors of Llama.
+vectors of Llama. Speculation's drafts are those of a source that mostly knows what comes; the draft
+model is the model itself with slightly other weights.
 
 """
 
