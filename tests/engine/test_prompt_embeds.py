@@ -149,3 +149,9 @@ def test_they_must_be_allowed_and_have_no_prompt_logprobs(model_folder: Folder) 
     with pytest.raises(InvalidRequest) as caught:
         run(make(model_folder("llama")), [vectors], SamplingParams(prompt_logprobs=1))
     assert caught.value.param == "prompt_logprobs"
+
+
+def test_the_bridge_takes_none(model_folder: Folder) -> None:
+    llm = make(model_folder("llama"), model_impl="transformers", num_gpu_blocks_override=16)
+    with pytest.raises(InvalidRequest, match=r"This model takes no prompt_embeds\."):
+        run(llm, [{"prompt_embeds": torch.zeros(3, 64)}])

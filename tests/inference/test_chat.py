@@ -143,6 +143,15 @@ async def test_several_choices(gateway: Gateway, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("outputs", "numbered"), [(64, True), (65, False)])
+async def test_streams_of_many_outputs_have_no_ids(
+    served: Gateway, outputs: int, numbered: bool
+) -> None:
+    reply = await served.client.chat(n=outputs, stream=True, max_tokens=1)
+    assert reply.status == 200, reply.body
+    assert (b"\nid: " in b"\n" + reply.body) == numbered
+
+
 async def test_a_stop_string_ends_the_answer_and_the_engines_work(
     gateway: Gateway, tokenizer: Tokenizer, stream: bool
 ) -> None:

@@ -15,6 +15,7 @@ from engine.contract import protocol
 from engine.contract.io_processor import io_processor
 from engine.contract.protocol import PoolingInfo
 from inference.batches.dispatch import call_endpoint
+from inference.engine_client.queue_bound import Load
 from tenants import authentication
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway, until
@@ -35,6 +36,15 @@ def vectors(folders: dict[str, Path]) -> np.ndarray:
     """`TEXTS` embedded offline."""
     llm = LLM(str(folders["embed"]))
     return np.array([out.outputs.embedding for out in llm.embed(TEXTS, use_tqdm=False)])
+
+
+async def test_a_full_queue_is_told_to_who_pools(
+    gateway: Gateway, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Load, "of", classmethod(lambda cls, replicas: Load(1, 5000, 100.0)))
+    async with serve("embed"):
+        reply = await gateway.client.post("/v1/embeddings", {"model": "embed", "input": TEXTS})
+    assert (reply.status, reply.error["code"]) == (503, "overloaded")
 
 
 async def test_embeddings(gateway: Gateway, serve: Serve, vectors: np.ndarray) -> None:
