@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.engine.checkpoints.writers import Writer
+from tests.engine.checkpoints.writers import Writer, mxfp4
 
 FILE = "model.safetensors"
 
@@ -56,4 +56,26 @@ def make_pair(
     save_file(whole, plain / FILE, metadata={"format": "pt"})
     raw = json.loads((packed / "config.json").read_text())
     (packed / "config.json").write_text(json.dumps({**raw, "quantization_config": config}))
+    return Pair(packed, plain, weights)
+
+
+def make_mxfp4(source: Path, target: Path) -> Pair:
+    """The same of a gpt-oss, whose experts alone are packed."""
+    packed = shutil.copytree(source, target / "packed")
+    plain = shutil.copytree(source, target / "plain")
+    tensors, weights = {}, {}
+    whole = load_file(source / FILE)
+    for name, tensor in list(whole.items()):
+        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            parts, stands_for = mxfp4(tensor.transpose(1, 2).contiguous())
+            whole[name] = weights[name] = stands_for.transpose(1, 2).contiguous()
+            tensors |= {name + part: kept.contiguous() for part, kept in parts.items()}
+        else:
+            tensors[name] = tensor
+    assert weights
+    save_file(tensors, packed / FILE, metadata={"format": "pt"})
+    save_file(whole, plain / FILE, metadata={"format": "pt"})
+    raw = json.loads((packed / "config.json").read_text())
+    raw["quantization_config"] = {"quant_method": "mxfp4"}
+    (packed / "config.json").write_text(json.dumps(raw))
     return Pair(packed, plain, weights)

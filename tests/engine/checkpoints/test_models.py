@@ -15,7 +15,7 @@ from engine import LLM
 from engine.survey.recipes import RECIPES
 from engine.survey.tiny import Oracle, make_checkpoint
 from tests.engine.checkpoints import writers
-from tests.engine.checkpoints.folders import FILE, is_linear, make_pair
+from tests.engine.checkpoints.folders import FILE, is_linear, make_mxfp4, make_pair
 from tests.engine.checkpoints.test_formats import GREEDY, PROMPT
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
@@ -67,27 +67,11 @@ def _split_experts(folder: Path) -> None:
 
 
 def test_the_experts_of_gpt_oss_are_read_exactly(tmp_path: Path, compiler: None) -> None:
-    plain, packed = tmp_path / "plain", tmp_path / "packed"
-    make_checkpoint(RECIPES["gpt_oss"], plain)
-    tensors, kept = load_file(plain / FILE), {}
-    for name, tensor in list(tensors.items()):
-        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            parts, stands_for = writers.mxfp4(tensor.transpose(1, 2).contiguous())
-            tensors[name] = stands_for.transpose(1, 2).contiguous()
-            kept |= {name + part: each.contiguous() for part, each in parts.items()}
-        else:
-            kept[name] = tensor
-    assert any(name.endswith("_blocks") for name in kept)
-    save_file(tensors, plain / FILE, metadata={"format": "pt"})
-    packed.mkdir()
-    for path in plain.iterdir():
-        (packed / path.name).write_bytes(path.read_bytes())
-    save_file(kept, packed / FILE, metadata={"format": "pt"})
-    raw = json.loads((plain / "config.json").read_text())
-    raw["quantization_config"] = {"quant_method": "mxfp4"}
-    (packed / "config.json").write_text(json.dumps(raw))
-    assert tokens(load(packed, cpu_kernels=False)) == Oracle(plain).greedy(PROMPT, 6)
-    reports = load(packed).load_report()
+    made = tmp_path / "made"
+    make_checkpoint(RECIPES["gpt_oss"], made)
+    pair = make_mxfp4(made, tmp_path)
+    assert tokens(load(pair.packed, cpu_kernels=False)) == Oracle(pair.plain).greedy(PROMPT, 6)
+    reports = load(pair.packed).load_report()
     experts = [report for report in reports if report.format == "mxfp4"]
     assert experts
     assert all(report.error == 0.0 for report in experts)

@@ -13,6 +13,7 @@ from engine.contract.protocol import EngineRequest, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.contract.structured_outputs import StructuredOutputsParams
 from engine.core.engine_core import EngineCore
+from engine.speculative.step_costs import StepCosts
 
 pytestmark = pytest.mark.usefixtures("compiler")
 
@@ -81,6 +82,22 @@ def test_preempted_streams_go_on_with_the_same_tokens(cached: bool, alone: list[
     together = streams(core, [request(i, "r") for i in range(STREAMS)])
     assert [together[f"r-{i}"] for i in range(STREAMS)] == alone
     assert core.scheduler.num_preemptions > STREAMS / 2
+
+
+def test_drafted_streams_go_on_with_the_same_tokens(
+    alone: list[Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several positions of a sequence in a step, most of them for nothing."""
+    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    draft = {"model": str(DEMO.parent / "draft"), "num_speculative_tokens": 4}
+    core = engine(speculative_config=draft, num_gpu_blocks_override=60)
+    together = streams(core, [request(i, "d") for i in range(STREAMS)])
+    assert [together[f"d-{i}"] for i in range(STREAMS)] == alone
+    stats = core.stats
+    accepted = stats.spec_decode_num_accepted_tokens_total
+    assert STREAMS < accepted < stats.spec_decode_num_draft_tokens_total
+    assert core.scheduler.num_preemptions > 0
 
 
 def test_resumed_streams_go_on_with_the_same_tokens(alone: list[Stream]) -> None:
