@@ -142,7 +142,6 @@ async def test_several_choices(gateway: Gateway, tokenizer: Tokenizer) -> None:
     assert [e["choices"][0]["index"] for e in roles] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("outputs", "numbered"), [(64, True), (65, False)])
 async def test_streams_of_many_outputs_have_no_ids(
     served: Gateway, outputs: int, numbered: bool
@@ -152,6 +151,7 @@ async def test_streams_of_many_outputs_have_no_ids(
     assert (b"\nid: " in b"\n" + reply.body) == numbered
 
 
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_stop_string_ends_the_answer_and_the_engines_work(
     gateway: Gateway, tokenizer: Tokenizer, stream: bool
 ) -> None:

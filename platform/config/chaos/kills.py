@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from config.chaos.client import Client
-from config.chaos.instance import Instance, holds
+from config.chaos.instance import Instance, command_line, holds
 from config.chaos.kinds import KINDS, STREAM
 from config.chaos.run import HEALED_WITHIN_S, Run, Turn, Window
 
@@ -48,9 +48,9 @@ class Kills(Run):
         rng = random.Random(self._seed)
         while len(self._outcome.windows) < self._kills:
             await asyncio.sleep(rng.expovariate(1 / MEAN_S))
-            await holds(lambda: bool(_ready(instance)), HEALED_WITHIN_S, every_s=0.02)
-            ready = await asyncio.to_thread(_ready, instance)
-            if ready and _kill(rng.choice(ready)):
+            await holds(lambda: bool(_victims(instance)), HEALED_WITHIN_S, every_s=0.02)
+            victims = await asyncio.to_thread(_victims, instance)
+            if victims and _kill(rng.choice(victims)):
                 now = time.monotonic()
                 self._outcome.windows.append(Window(FAULT, now, now))
                 self._note(f"kill {len(self._outcome.windows)}, {len(self._open)} open streams")
@@ -62,10 +62,13 @@ class Kills(Run):
             self._problem(f"{broken} connections broke, though no gateway was harmed")
 
 
-def _ready(instance: Instance) -> list[int]:
-    """Processes of the replicas that streams are at."""
-    beats = instance.heartbeats()
-    return [b.pid for b in beats if b.state == "ready" and b.model.name == instance.model]
+def _victims(instance: Instance) -> list[int]:
+    """Processes of the replicas that streams are at; none while no other one serves or loads: what
+    has not even begun to load may need longer than streams wait.
+    """
+    mine = [beat for beat in instance.heartbeats() if beat.model.name == instance.model]
+    alive = [beat for beat in mine if command_line(beat.pid)]
+    return [beat.pid for beat in alive if beat.state == "ready"] if len(alive) > 1 else []
 
 
 def _kill(pid: int) -> bool:
