@@ -78,6 +78,9 @@ KINDS: dict[str, Kind] = {
     "background": Kind(BACKGROUND, RESPONSES),
 }
 
+#: What is asked for under kills alone.
+UNDER_KILLS = frozenset({"stop", "penalties"})
+
 
 @dataclass(frozen=True)
 class Asked:

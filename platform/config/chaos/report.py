@@ -79,16 +79,14 @@ def cells(outcome: Outcome) -> dict[tuple[str, str], Cell]:
 def table(outcome: Outcome) -> str:
     """Markdown."""
     found = cells(outcome)
-    lines = [
-        "| fault | times | " + " | ".join(KINDS) + " |",
-        "|---|---|" + "---|" * len(KINDS),
-    ]
+    kinds = [kind for kind in KINDS if any(found[fault, kind].count for fault in FAULTS)]
+    lines = ["| fault | times | " + " | ".join(kinds) + " |", "|---|---|" + "---|" * len(kinds)]
     for fault in FAULTS:
         times = sum(window.fault == fault for window in outcome.windows)
         if fault in outcome.skipped:
-            lines.append(f"| {fault} | skipped | " + " | ".join("" for _ in KINDS) + " |")
+            lines.append(f"| {fault} | skipped | " + " | ".join("" for _ in kinds) + " |")
         elif times:
-            row = " | ".join(found[fault, kind].text() for kind in KINDS)
+            row = " | ".join(found[fault, kind].text() for kind in kinds)
             lines.append(f"| {fault} | {times} | {row} |")
     return "\n".join(lines)
 

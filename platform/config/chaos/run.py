@@ -14,7 +14,7 @@ from config.chaos import faults, ledger
 from config.chaos.answer import Answer
 from config.chaos.client import Client, clients
 from config.chaos.instance import Instance, holds, running, until
-from config.chaos.kinds import KINDS, STREAM, Asked, asked_of, stopping
+from config.chaos.kinds import KINDS, STREAM, UNDER_KILLS, Asked, asked_of, stopping
 from config.chaos.ledger import Difference
 
 #: Of each kind.
@@ -172,7 +172,8 @@ class Faults(Run):
         self._seconds = minutes * 60
 
     def _turns(self) -> list[Turn]:
-        return [[(kind, number) for number in range(VARIANTS)] for kind in KINDS]
+        asked = [kind for kind in KINDS if kind not in UNDER_KILLS]
+        return [[(kind, number) for number in range(VARIANTS)] for kind in asked]
 
     async def _harm(self, instance: Instance, client: Client) -> None:
         """One fault after another, until the time is over."""
