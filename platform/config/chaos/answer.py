@@ -55,7 +55,8 @@ class Answer:
             details = usage.get("completion_tokens_details") or {}
             self.reasoning_tokens = details.get("reasoning_tokens") or 0
             details = usage.get("prompt_tokens_details") or {}
-            self.cached.add(details.get("cached_tokens") or 0)
+            if self.completion_tokens:  # before the first token it isn't known
+                self.cached.add(details.get("cached_tokens") or 0)
             self.numerics_changed = usage.get("numerics_changed", False)
 
     def take_chunk(self, chunk: dict[str, Any]) -> None:
