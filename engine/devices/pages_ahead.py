@@ -26,6 +26,8 @@ _MIB = 1 << 20
 _PIECE = 2 * _MIB
 #: A step may follow another one so soon.
 _PAUSE_S = 0.2
+#: A third of what others get.
+_NICE = 5
 
 
 class PagesAhead:
@@ -75,7 +77,7 @@ class PagesAhead:
             self._wake.set()
 
     def _run(self) -> None:
-        _run_when_idle()
+        _step_back()
         while not self._closed:
             self._wake.wait()
             self._wake.clear()
@@ -95,11 +97,14 @@ class PagesAhead:
         self._mapped = last
 
 
-def _run_when_idle() -> None:
-    """Give every other thread of the machine precedence over the calling one."""
-    if not hasattr(os, "SCHED_IDLE"):
-        return
+def _step_back() -> None:
+    """Give other threads some precedence over the calling one; not all of it.
+
+    With SCHED_IDLE a busy machine leaves it no time even to die: a killed replica is a process,
+    with its heartbeat and its memory, until the last of its threads has ended (100 s were seen).
+    And it would hold Python's lock for as long.
+    """
     try:
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
     except OSError as error:
         log.debug("KV pages are mapped at a normal priority (%s)", error)

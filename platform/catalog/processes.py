@@ -5,6 +5,7 @@ then stops its children in the order it wants; and whatever a child forked goes 
 """
 
 import ctypes
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,9 @@ from typing import IO
 
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.02
+#: A killed process with much memory, or on a busy machine, is there for a while: who looks after
+#: others as well waits no longer for it.
+KILLED_WITHIN_S = 0.5
 
 # Loaded here because a child between fork and exec must not import or take locks.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -56,10 +60,10 @@ class ManagedProcess:
             self._popen.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End the child and all of its group at once."""
+        """End the child and all of its group. One that takes longer to go is found by `poll`."""
         if self.poll() is None:
             self._signal_group(signal.SIGKILL)
-            self._popen.wait()
+            self.wait(KILLED_WITHIN_S)
 
     def wait(self, timeout: float) -> int | None:
         """Exit status once it ended, or None when `timeout` seconds passed first."""
@@ -73,7 +77,7 @@ class ManagedProcess:
         self.terminate()
         if self.wait(grace) is None:
             self.kill()
-        return self.poll()
+        return self.wait(math.inf)
 
     def _is_dead(self) -> bool:
         flags = os.WEXITED | os.WNOHANG | os.WNOWAIT

@@ -144,6 +144,7 @@ class Slot:
         if status is None:
             if self._kill_at is not None and self._clock() > self._kill_at:
                 logger.warning("replica %s did not drain in time; killed", self.replica_id)
+                self._kill_at = self._clock() + KILL_AFTER_S
                 self.process.kill()
             self._kill_if_stopped()
             return False
@@ -213,6 +214,8 @@ class Slot:
 
     def _kill_because(self, reason: str) -> None:
         """End a sick process and its group; the reason goes before what its exit status says."""
+        if self._killed_because:
+            return  # it's on its way
         logger.error("replica %s %s", self.replica_id, reason)
         self._killed_because = reason
         if self.process is not None:

@@ -84,6 +84,7 @@ class KeptProcesses:
         since = self._stopped_since[index] = self._stopped_since[index] or time.monotonic()
         if time.monotonic() - since >= STOPPED_AFTER_S:
             logger.error("%s %d was stopped by a signal; killed", self._name, index)
+            self._stopped_since[index] = time.monotonic()  # not again at the next look
             process.kill()
 
     def _start(self, index: int) -> ManagedProcess:
