@@ -15,7 +15,7 @@ from config.chaos.instance import Instance, command_line, holds
 from config.redis_urls import socket_url
 
 Harm = Callable[[Instance, random.Random], Awaitable[None]]
-#: How long a wire is cut, Redis stands still, a disk is full.
+#: How long a wire is cut, Redis stands still or is read-only, a disk is full.
 CUT_S, STILL_S, FULL_S = 5.0, 3.0, 6.0
 #: What must be found and ended by whoever looks after it, within so long.
 FOUND_WITHIN_S = 15.0
@@ -97,6 +97,16 @@ async def stop_redis_for_a_while(instance: Instance, rng: random.Random) -> None
     os.kill(pid, signal.SIGCONT)
 
 
+async def refuse_writes(instance: Instance, rng: random.Random) -> None:
+    """Redis answers writes with READONLY, as a primary does that was just made a replica."""
+    with redis.Redis.from_url(socket_url(instance.data_dir), socket_timeout=5) as client:
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+        try:
+            await asyncio.sleep(STILL_S)
+        finally:
+            client.execute_command("REPLICAOF", "NO", "ONE")
+
+
 async def cut_connections(instance: Instance, rng: random.Random) -> None:
     """All connections to Redis break at once."""
     with redis.Redis.from_url(socket_url(instance.data_dir), socket_timeout=5) as client:
@@ -125,6 +135,7 @@ FAULTS: dict[str, Harm] = {
     "worker drained": _signal("worker", signal.SIGTERM, DRAINED_WITHIN_S),
     "Redis killed": _signal("redis", signal.SIGKILL),
     "Redis stands still": stop_redis_for_a_while,
+    "Redis read-only": refuse_writes,
     "connections to Redis cut": cut_connections,
     "disk full": fill_disk,
 }
