@@ -38,6 +38,9 @@ from inference.settings import GatewaySettings, gateway_settings, redis_url
 
 logger = logging.getLogger(__name__)
 
+#: Requests of one submission that are placed in one turn of the event loop.
+PLACED_AT_ONCE = 16
+
 
 class EngineClient:
     """One an event loop. All methods are called on that loop.
@@ -162,8 +165,16 @@ class EngineClient:
         for flight in flights:
             if not flight.done:
                 self._flights[flight.engine_id] = flight
-                self.try_place(flight)
+        self._place_all(flights)
         return Submission(self, mailbox, flights)
+
+    def _place_all(self, flights: list[Flight]) -> None:
+        """Place what waits, of thousands a few at a time: others' tokens come in between."""
+        for flight in flights[:PLACED_AT_ONCE]:
+            if not (flight.done or flight.placed) and self._flights.get(flight.engine_id) is flight:
+                self.try_place(flight)
+        if left := flights[PLACED_AT_ONCE:]:
+            asyncio.get_running_loop().call_soon(self._place_all, left)
 
     def check_queue(self, model: str, tenant: str, priority: int, *, stream: bool) -> None:
         """Raise what `QueueBound` does when too much waits for the model, or for this client."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from engine.text import Tokenizer, render_chat
+from inference.engine_client.client import PLACED_AT_ONCE
+from inference.engine_client.inbox import InboxWriter
 from inference.rendering.infill import FORMS
 from metering.redis_clients import key, sync_client
 from tests.inference.conftest import Gateway, made_tokens
@@ -335,3 +338,25 @@ async def test_fault_24_the_engine_is_told_where_the_reservation_ends(
     assert reply.status == 200, reply.error
     (request,) = replica.received
     assert request.token_cap == (40 - len(tokenizer.encode("fox")) if capped else None)
+
+
+async def test_fault_53_of_many_prompts_a_few_are_sent_in_one_turn_of_the_loop(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = [0]
+    post = InboxWriter.post
+
+    def counted(*args: Any) -> None:
+        turns[-1] += 1
+        if turns[-1] == 1:
+            asyncio.get_running_loop().call_soon(turns.append, 0)
+        post(*args)
+
+    monkeypatch.setattr(InboxWriter, "post", counted)
+    prompts = [[5, 6, number] for number in range(100)]
+    async with gateway.serving(gateway.fake()) as replica:
+        reply = await gateway.client.complete(prompts, max_tokens=2)
+        assert reply.status == 200
+        assert len(reply.json()["choices"]) == 100
+        assert [each.prompt_token_ids for each in replica.received] == prompts
+    assert max(turns) == PLACED_AT_ONCE

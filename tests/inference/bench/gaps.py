@@ -1,6 +1,6 @@
 """How long one large body makes everybody else's streams stand still.
 
-python -m tests.inference.bench.gaps [--repeats 5] [--only NAME,...]
+python -m tests.inference.bench.gaps [--repeats 5] [--only NAME;...]
 
 One stream gets a token every 5 ms from a replica without a model. Beside it, over and over, one
 body of just under the limit of 10 MiB is sent; shown is the longest gap in the stream meanwhile.
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", default="")
     args = parser.parse_args()
-    names = args.only.split(",") if args.only else ["nothing", *BODIES]
+    names = args.only.split(";") if args.only else ["nothing", *BODIES]
     with (
         tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as folder,
         live.instance(Path(folder)) as of,

@@ -253,3 +253,14 @@ async def test_data_for_a_model_without_an_io_processor_is_refused(
     async with serve("embed"):
         refused = await gateway.client.post("/pooling", {"model": "embed", "data": {"x": 1}})
     assert (refused.status, refused.error["param"]) == (400, "data")
+
+
+async def test_what_pools_is_bounded_as_what_generates_is(
+    gateway: Gateway, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Load, "of", classmethod(lambda cls, replicas: Load(1, 5000, 100.0)))
+    async with serve("embed"):
+        body = {"model": "embed", "input": TEXTS}
+        reply = await gateway.client.post("/v1/embeddings", body)
+    assert (reply.status, reply.error["code"]) == (503, "overloaded")
+    assert reply.headers["retry-after"] == "48"
