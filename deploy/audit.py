@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 PINS = Path(__file__).resolve().parent.parent / "constraints.txt"
 TIMEOUT_S = 300
@@ -30,7 +31,7 @@ def main() -> int:
     return int(bool(hurt))
 
 
-def found_in(pins: Path) -> dict | None:
+def found_in(pins: Path) -> dict[str, Any] | None:
     """What pip-audit reports, or None where it has no data."""
     command = [sys.executable, "-m", "pip_audit", "--requirement", str(pins), "--format", "json"]
     command += ["--no-deps", "--disable-pip", "--progress-spinner", "off", "--timeout", "5"]
@@ -38,9 +39,10 @@ def found_in(pins: Path) -> dict | None:
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
-        return json.loads(done.stdout)
+        report: dict[str, Any] = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, json.JSONDecodeError):
         return None
+    return report
 
 
 if __name__ == "__main__":
