@@ -23,7 +23,7 @@ from kernels.triton.quantized.products import (
     int4_product_kernel,
     int8_product_kernel,
 )
-from kernels.triton.quantized.tiles import ProductTile, product_tile
+from kernels.triton.quantized.tiles import ProductTile, counters, depth_splits, product_tile
 
 FP8_DEPTH = 32 if INTERPRETED else 128
 INT4_BYTES = 32 if INTERPRETED else 64
@@ -181,9 +181,19 @@ class Int4Linear(QuantisedLinear):
         }  # fmt: skip
         few = (self.alike or len(x)) <= FEW_ROWS if by is None else tile.rows <= FEW_ROWS
         if few or by is not None:
+            splits = 1
+            if by is None and not self.alike:
+                splits = depth_splits(target_of(x.device), grid[0], options["PAIRS"])
+                grid = (*grid, splits)
+            partial = arrived = None
+            if splits > 1:
+                shape_of_all = (splits, *out.shape)
+                partial = torch.empty(shape_of_all, dtype=torch.float32, device=x.device)
+                arrived = counters(x.device)
             launch(
-                int4_few_rows_kernel, grid, out, x, *tensors, *_places(by), *shape, BK=spread,
-                num_warps=2 if few and not INTERPRETED else tile.warps, **_forms(by), **options,
+                int4_few_rows_kernel, grid, out, x, *tensors, *_places(by), partial, arrived,
+                *shape, BK=spread, num_warps=2 if few and not INTERPRETED else tile.warps,
+                SPLITS=splits, **_forms(by), **options,
             )  # fmt: skip
             return
         launch(

@@ -174,18 +174,49 @@ def nibbles(packed, HIGH: tl.constexpr, like: tl.constexpr, OFFSET: tl.constexpr
         return bits.to(tl.float32) - OFFSET
 
 
+@triton.jit
+def add_parts(
+    partial, arrived, total, row, column, rows, COLUMNS: tl.constexpr, SPLITS: tl.constexpr
+):  # fmt: skip
+    """(the sum of all splits' [BM, BN], whether this program is the one that has it).
+
+    That is the last to come: each leaves its own in `partial`, float32 [SPLITS, rows, COLUMNS], and
+    counts itself in `arrived`, which is 0 again afterwards. They're added up in their order, so
+    that the sum doesn't depend on who was last.
+    """
+    place = row[:, None].to(tl.int64) * COLUMNS + column[None, :]
+    inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
+    each = rows.to(tl.int64) * COLUMNS
+    tl.store(partial + tl.program_id(1) * each + place, total, mask=inside)
+    # All of the program's values are there before it is counted.
+    tl.debug_barrier()
+    last = tl.atomic_add(arrived + tl.program_id(0), 1) == SPLITS - 1
+    total = tl.zeros_like(total)
+    if last:
+        for split in tl.static_range(SPLITS):
+            total += tl.load(
+                partial + split * each + place, mask=inside, other=0.0, cache_modifier=".cg"
+            )
+        tl.store(arrived + tl.program_id(0), 0)
+    return total, last
+
+
 @triton.jit(do_not_specialize=("rows",))
 def int4_few_rows_kernel(
-    out, x, weight, scales, minima, bias, order, group_of, row_scales, rows, width, x_stride,
+    out, x, weight, scales, minima, bias, order, group_of, row_scales, partial, arrived,
+    rows, width, x_stride,
     COLUMNS: tl.constexpr, PAIRS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr, SHARED: tl.constexpr,
     SCALED: tl.constexpr, MINIMA: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):  # fmt: skip
     """As `int4_product_kernel`, for so few rows that unpacking the weights is most of the work.
 
-    Grid of `rows_and_columns`. Weights go from shared memory to registers as the products take
-    them, unpacked there by bits; each group's product is scaled as a whole, in float32, so that no
-    weight is. BK is GROUP, rounded up to a power of two. After Frantar et al. 2024 ("MARLIN").
+    Grid of `rows_and_columns`; of one matrix (blocks, SPLITS): the depth is split where there are
+    fewer blocks than the GPU has room for, and the last program of a block adds up. Weights go from
+    shared memory to registers as the products take them, unpacked there by bits; each group's
+    product is scaled as a whole, in float32, so that no weight is. BK is GROUP, rounded up to a
+    power of two. After Frantar et al. 2024 ("MARLIN").
     """
     row, source, column, matrix = rows_and_columns(order, group_of, rows, COLUMNS, BM, BN, SHARED)
     if matrix < 0:
@@ -199,9 +230,13 @@ def int4_few_rows_kernel(
     left = x + source[:, None].to(tl.int64) * x_stride + depth[None, :]
     right = weight + column[None, :].to(tl.int64) * (PAIRS * GROUP) + depth[:, None]
     total = tl.zeros((BM, BN), tl.float32)
-    low = load_scales(scales, 0, 2 * PAIRS, column, COLUMNS)
-    high = load_scales(scales, 1, 2 * PAIRS, column, COLUMNS)
-    for pair in tl.range(0, PAIRS, loop_unroll_factor=2):
+    begin, end = 0, PAIRS
+    if SPLITS > 1:
+        begin = tl.program_id(1) * ((PAIRS + SPLITS - 1) // SPLITS)
+        end = tl.minimum(begin + (PAIRS + SPLITS - 1) // SPLITS, PAIRS)
+    low = load_scales(scales, 2 * begin, 2 * PAIRS, column, COLUMNS)
+    high = load_scales(scales, 2 * begin + 1, 2 * PAIRS, column, COLUMNS)
+    for pair in tl.range(begin, end, loop_unroll_factor=2):
         # Scales come a turn ahead: Triton pipelines what products read, not what they meet after.
         next_low = load_scales(scales, 2 * pair + 2, 2 * PAIRS, column, COLUMNS)
         next_high = load_scales(scales, 2 * pair + 3, 2 * PAIRS, column, COLUMNS)
@@ -227,6 +262,10 @@ def int4_few_rows_kernel(
                 least = load_scales(minima, group, 2 * PAIRS, column, COLUMNS).to(tl.float32)
                 total -= tl.sum(a.to(tl.float32), 1)[:, None] * least[None, :]
         low, high = next_low, next_high
+    if SPLITS > 1:
+        total, last = add_parts(partial, arrived, total, row, column, rows, COLUMNS, SPLITS)
+        if last == 0:
+            return
     put_product(out, bias, row_scales, total, row, column, rows, matrix, COLUMNS, BIAS, SCALED)
 
 

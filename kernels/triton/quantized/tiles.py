@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from kernels.triton.launch import INTERPRETED
+from kernels.triton.launch import INTERPRETED, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,34 @@ def product_tile(rows: int) -> ProductTile:
     if INTERPRETED:
         return SMALL
     return next(tile for most, tile in TABLE.items() if rows <= most)
+
+
+MOST_BLOCKS = 1024
+"""Blocks of a product whose depth is split, at most: more fill any GPU."""
+LEAST_PAIRS = 1 if INTERPRETED else 8
+"""Pairs of groups of a split, at least."""
+
+
+def depth_splits(target: Target, blocks: int, pairs: int) -> int:
+    """Into how many parts the depth of a product of few rows goes: 1, 2, 4 or 8.
+
+    So many that each processor has three programs: one alone leaves it waiting for memory.
+    """
+    splits = 1
+    while (
+        blocks * splits < min(3 * target.processors, MOST_BLOCKS)
+        and splits < 8
+        and pairs >= 2 * splits * LEAST_PAIRS
+    ):
+        splits *= 2
+    return splits
+
+
+@functools.cache
+def counters(device: torch.device) -> Tensor:
+    """Zeros that programs count themselves in, and leave as zeros: products of a device come one
+    after the other."""
+    return torch.zeros(MOST_BLOCKS, dtype=torch.int32, device=device)
 
 
 @triton.jit

@@ -7,7 +7,8 @@ import torch
 
 from kernels.reference.quantization import dequantize
 from kernels.triton import TritonKernels
-from kernels.triton.quantized import Fp8Linear, Int4Linear, Int8Linear
+from kernels.triton.launch import INTERPRETER, Target
+from kernels.triton.quantized import Fp8Linear, Int4Linear, Int8Linear, tiles
 from kernels.triton.quantized.activations import round_groups, round_rows
 
 OPS = TritonKernels("cpu", "a test")
@@ -87,6 +88,23 @@ def test_few_bits_take_little_memory():
     assert bytes_of["int8"] == 1 + 2 / 128
     assert bytes_of["int4"] == 0.5 + 2 / 32
     assert bytes_of["fp8"] == 1 + 4 / 256
+
+
+@pytest.mark.parametrize(("columns", "splits"), [(128, 8), (4096, 4), (6144, 4), (14336, 1)])
+def test_the_depth_of_few_columns_is_split_for_all_processors(columns, splits, monkeypatch):
+    monkeypatch.setattr(tiles, "LEAST_PAIRS", 8)
+    assert tiles.depth_splits(Target(90, 132), columns // 32, 64) == splits
+    assert tiles.depth_splits(Target(90, 132), columns // 32, 15) == 1
+
+
+def test_split_products_leave_their_counters_at_zero():
+    """Few columns and a depth of seven pairs, in four parts of which the last has one."""
+    weight, x = torch.randn(20, 14 * 32), torch.randn(3, 14 * 32)
+    layer = OPS.PackedLinear(weight, quantization="int4")
+    assert tiles.depth_splits(INTERPRETER, 2, 7) == 4
+    for _ in range(2):
+        check(layer, x, weight, None, 0.0)
+    assert not tiles.counters(x.device).any()
 
 
 def test_an_int8_row_is_the_same_in_every_batch():
