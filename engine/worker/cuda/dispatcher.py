@@ -42,8 +42,8 @@ def capture_sizes(
     if wanted is not None:
         most, sizes = token_budget, list(wanted)
     if query_len > 1:
-        # A decode batch has a multiple of query_len tokens.
-        sizes = [-(-size // query_len) * query_len for size in sizes]
+        # A batch whose drafts are checked has a multiple of query_len tokens, others any number.
+        sizes += [-(-size // query_len) * query_len for size in sizes]
     return sorted({size for size in sizes if size <= most})
 
 
@@ -54,14 +54,15 @@ class Dispatcher:
         mode: resolved for the backend.
         sizes: numbers of tokens that are captured, ascending.
         max_num_seqs: most sequences of a batch.
-        query_len: tokens of a sequence in a uniform batch.
+        query_len: tokens of a sequence in a batch whose drafts are checked; such batches are
+            uniform, and so are those of one token a sequence.
     """
 
     def __init__(
         self, mode: GraphMode, sizes: list[int], max_num_seqs: int, query_len: int = 1
     ) -> None:
         self.mode, self.sizes, self.query_len = mode, sorted(sizes), query_len
-        self._max_num_seqs = max_num_seqs
+        self._max_num_seqs, self._lengths = max_num_seqs, sorted({1, query_len})
         self._keys: set[Key] = set()
         for size in self.sizes:
             self._add(size)
@@ -72,15 +73,17 @@ class Dispatcher:
         if self.mode.mixed is RuntimeMode.FULL:
             reqs = min(size, self._max_num_seqs)
             self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, False)))
-        elif self.mode.decode is RuntimeMode.FULL and size % self.query_len == 0:
-            reqs = size // self.query_len
-            if reqs <= self._max_num_seqs or size == self._smallest_for_all():
-                reqs = min(reqs, self._max_num_seqs)
-                self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, True)))
+        elif self.mode.decode is RuntimeMode.FULL:
+            for length in self._lengths:
+                reqs = size // length
+                whole = size % length == 0 and reqs <= self._max_num_seqs
+                if whole or size == self._smallest_for_all(length):
+                    reqs = min(reqs, self._max_num_seqs)
+                    self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, True)))
 
-    def _smallest_for_all(self) -> int:
-        """The size that a batch of all sequences is padded to."""
-        at = bisect.bisect_left(self.sizes, self._max_num_seqs * self.query_len)
+    def _smallest_for_all(self, length: int) -> int:
+        """The size that a batch of all sequences, each of `length` tokens, is padded to."""
+        at = bisect.bisect_left(self.sizes, self._max_num_seqs * length)
         return self.sizes[at] if at < len(self.sizes) else 0
 
     @property
@@ -94,7 +97,8 @@ class Dispatcher:
 
     def dispatch(self, num_tokens: int, num_reqs: int, max_query_len: int) -> Key:
         """How a batch runs, and as what. Without a graph that holds it, as itself, eagerly."""
-        uniform = max_query_len == self.query_len and num_tokens == num_reqs * self.query_len
+        even = num_tokens == num_reqs * max_query_len
+        uniform = max_query_len if even and max_query_len in self._lengths else 0
         for size in self.sizes[bisect.bisect_left(self.sizes, num_tokens) :]:
             for descriptor in self._fitting(size, uniform):
                 key = (RuntimeMode.FULL, descriptor)
@@ -103,13 +107,14 @@ class Dispatcher:
             key = (RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False))
             if key in self._keys and (not uniform or self.mode.decode is not RuntimeMode.FULL):
                 return key
-        return self._last_resort(num_tokens, num_reqs, uniform)
+        return self._last_resort(num_tokens, num_reqs, bool(uniform))
 
-    def _fitting(self, size: int, uniform: bool) -> list[BatchDescriptor]:
-        """Full graphs of that size which the batch may use: a decode one only if it is uniform."""
+    def _fitting(self, size: int, uniform: int) -> list[BatchDescriptor]:
+        """Full graphs of that size which the batch may use: a decode one only if it is uniform, of
+        so many tokens a sequence."""
         found = [BatchDescriptor(size, min(size, self._max_num_seqs), False)]
-        if uniform and size % self.query_len == 0:
-            reqs = min(size // self.query_len, self._max_num_seqs)
+        if uniform:
+            reqs = min(size // uniform, self._max_num_seqs)
             found.insert(0, BatchDescriptor(size, reqs, True))
         return found
 

@@ -88,7 +88,7 @@ class DeviceRunner(ModelRunner):
     A sampled token stays on the device, where the next step's inputs take it from; its copy comes
     to the host beside that step. The host only waits for the step before where the next one's
     choice depends on the text so far: penalties, bad words, `min_tokens`, grammars; and for beams,
-    logits processors and prompt logprobs, which are run step by step.
+    logits processors, prompt logprobs and drafts, which are run step by step.
     """
 
     def __init__(
@@ -166,6 +166,6 @@ class DeviceRunner(ModelRunner):
 
 def _step_by_step(inputs: StepInputs) -> bool:
     """Whether the host has to look at the step before it can go on."""
-    return bool(inputs.prompt_rows) or any(
+    return bool(inputs.prompt_rows or inputs.drafted) or any(
         state.params.use_beam_search or state.params.logits_processors for state in inputs.states
     )

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
+from engine.contract.speculative import SpeculativeConfig
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel
 from engine.worker.cuda.dispatcher import Dispatcher, capture_sizes
@@ -43,7 +44,18 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> GraphMode:
     obstacle = None
     if any(layer.experts is not None and layer.experts.waits for layer in model.weights):
         obstacle = "experts that run one by one wait for the device"
-    return resolve_mode(wanted, get_backend(model.ops.attention_backend).graphs, 1, obstacle)
+    support = get_backend(model.ops.attention_backend).graphs
+    return resolve_mode(wanted, support, query_len(config), obstacle)
+
+
+def query_len(config: EngineConfig) -> int:
+    """Tokens of a sequence whose drafts a step checks; 1 where there are none.
+
+    Steps that are planned ahead check no drafts, as a GPU's are by default.
+    """
+    if not config.speculative_config or config.plans_ahead(True):
+        return 1
+    return 1 + SpeculativeConfig.from_mapping(config.speculative_config).num_speculative_tokens
 
 
 def device_forward(
@@ -67,7 +79,8 @@ def device_forward(
     if eager:
         return DeviceForward(model.forward, device, breaks=breaks)
     wanted = config.cudagraph_capture_sizes
-    sizes = capture_sizes(config.max_num_seqs, token_budget, wanted=wanted)
+    length = query_len(config)
+    sizes = capture_sizes(config.max_num_seqs, token_budget, length, wanted)
     if not sizes:
         raise ConfigError(
             f"cudagraph_capture_sizes: none is within the token budget of {token_budget}.",
@@ -76,7 +89,7 @@ def device_forward(
     return DeviceForward(
         model.forward,
         device,
-        Dispatcher(mode, sizes, config.max_num_seqs),
+        Dispatcher(mode, sizes, config.max_num_seqs, length),
         StaticInputs(max(sizes), config.max_num_seqs, max_blocks, groups, device),
         breaks,
     )

@@ -144,12 +144,12 @@ class FakeDevice:
             return runner
 
         self._patch.setattr(InProcessExecutor, "_make_runner", make_runner)
-        defaults = {"num_gpu_blocks_override": 64, "max_model_len": 128, "max_num_seqs": 8}
-        llm = LLM(
-            str(folder), dtype="float32", cpu_kernels=False, async_scheduling=True,
-            **{**defaults, **settings},
-        )  # fmt: skip
-        if inline:
+        defaults = {
+            "num_gpu_blocks_override": 64, "max_model_len": 128, "max_num_seqs": 8,
+            "async_scheduling": True,
+        }  # fmt: skip
+        llm = LLM(str(folder), dtype="float32", cpu_kernels=False, **{**defaults, **settings})
+        if inline and llm.core.executor._thread is not None:
             llm.core.executor._thread = InlineThread()
         return llm
 

@@ -49,8 +49,12 @@ def test_dispatch(mode, batch, expected):
 def test_speculative_decodes_are_uniform_too():
     dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, [3, 6, 12, 24], 8, query_len=3)
     assert dispatcher.dispatch(9, 3, 3) == (FULL, BatchDescriptor(12, 4, True))
-    assert dispatcher.dispatch(3, 3, 1) == (PIECEWISE, BatchDescriptor(3, 0, False))
     assert dispatcher.dispatch(24, 8, 3) == (FULL, BatchDescriptor(24, 8, True))
+    # A step without drafts, and one in which some rows have fewer.
+    assert dispatcher.dispatch(3, 3, 1) == (FULL, BatchDescriptor(3, 3, True))
+    assert dispatcher.dispatch(8, 8, 1) == (FULL, BatchDescriptor(12, 8, True))
+    assert dispatcher.dispatch(4, 2, 3) == (PIECEWISE, BatchDescriptor(6, 0, False))
+    assert dispatcher.dispatch(4, 2, 2) == (PIECEWISE, BatchDescriptor(6, 0, False))
 
 
 def test_a_batch_of_all_sequences_is_padded_beyond_them():
@@ -91,13 +95,14 @@ def test_sizes_follow_the_settings():
     assert capture_sizes(256, 8192)[-1] == 512
     assert capture_sizes(2, 8192) == [1, 2, 4]
     assert capture_sizes(256, 10) == [1, 2, 4, 8]
-    assert all(size % 3 == 0 for size in capture_sizes(64, 8192, query_len=3))
+    assert {3, 6, 9, 18, 192, 384} < set(capture_sizes(64, 8192, query_len=3))
+    assert set(capture_sizes(64, 8192)) < set(capture_sizes(64, 8192, query_len=3))
 
 
 def test_an_operator_may_name_the_sizes():
     assert capture_sizes(4, 8192, wanted=[64, 1, 8, 8]) == [1, 8, 64]
     assert capture_sizes(4, 32, wanted=[64, 1, 8]) == [1, 8]
-    assert capture_sizes(4, 8192, query_len=3, wanted=[1, 4]) == [3, 6]
+    assert capture_sizes(4, 8192, query_len=3, wanted=[1, 4]) == [1, 3, 4, 6]
 
 
 def test_a_batch_beyond_the_full_graphs_takes_pieces_that_hold_it():

@@ -11,6 +11,7 @@ import torch
 
 from engine import LLM, SamplingParams
 from engine.worker.collect import collect
+from engine.worker.cuda.forward import DeviceForward
 from kernels.attention.args import AttentionArgs
 from tests.engine.cuda.fake_device import FakeDevice, OnDevice, Waited, on_device
 from tests.engine.models import Oracle
@@ -181,6 +182,29 @@ def test_logits_that_are_not_finite_fail_their_sequence_alone(
         llm.generate([PROMPTS[0]], GREEDY, use_tqdm=False)
     model.logits = logits
     assert token_ids(llm) == [[oracle("llama").greedy(prompt, 7)] for prompt in PROMPTS]
+
+
+def test_drafts_are_checked_step_by_step(
+    device: FakeDevice, model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several tokens of a sequence in a step, some of which hold and some of which don't."""
+    monkeypatch.setattr(OnDevice, "strict", False)
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    folder, apart = model_folder("llama"), {"async_scheduling": False}
+    plain = token_ids(device.engine(folder, **apart), params)
+    counts: list[int] = []
+    forward = DeviceForward.__call__
+
+    def noted(self: DeviceForward, ids: torch.Tensor, context: Any) -> torch.Tensor:
+        counts.extend(context.query_start_loc.diff().tolist())
+        return forward(self, ids, context)
+
+    monkeypatch.setattr(DeviceForward, "__call__", noted)
+    drafting = device.engine(
+        folder, speculative_config={"method": "ngram", "num_speculative_tokens": 3}, **apart
+    )
+    assert token_ids(drafting, params) == plain
+    assert 4 in counts
 
 
 def test_decodes_beside_prompts_are_attended_to_by_themselves(
