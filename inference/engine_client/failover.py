@@ -40,7 +40,7 @@ UNREAD_S = 2.0
 ATTEMPTS_WITH_TOKENS = 10
 #: With a grammar or an adapter so many times `max_attempts` in a row may bring no token:
 #: each replica compiles or loads these first, so that it may die before the request ever ran.
-ATTEMPTS_WITH_PREPARATION = 4
+ATTEMPTS_WITH_PREPARATION = 2
 #: How many times `failover_wait_s` a request that had begun waits for a replica that is loading.
 LOADING_IS_WORTH = 4
 #: An abort that an engine did not answer for so long won't be answered.

@@ -182,7 +182,7 @@ async def test_an_error_after_the_first_byte_is_the_streams_last_event(
 
 
 @pytest.mark.parametrize(
-    ("fields", "most", "times"), [({}, 3, 3), ({"response_format": {"type": "json_object"}}, 1, 4)]
+    ("fields", "most", "times"), [({}, 3, 3), ({"response_format": {"type": "json_object"}}, 2, 4)]
 )
 async def test_a_request_that_kills_every_replica_is_given_up(
     gateway: Gateway, settings: Any, fields: dict[str, Any], most: int, times: int
