@@ -128,7 +128,7 @@ def test_the_login_opens_the_admin_with_its_styles(instance: Instance) -> None:
             },
         )
         assert "Installation" in page.text
-        style = re.search(r'href="(/static/admin/css/base[^"]*)"', page.text)
+        style = re.search(r'href="(/styles/django-admin-[^"]*)"', page.text)
         assert style
         css = browser.get(style.group(1))
         assert (css.status_code, css.headers["content-type"].split(";")[0]) == (200, "text/css")

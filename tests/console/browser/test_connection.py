@@ -88,6 +88,7 @@ def test_a_refused_origin_is_not_tried_again(playground: PlaygroundPage) -> None
 def test_a_conversation_too_long_to_send_is_told_and_the_connection_stays(
     playground: PlaygroundPage,
 ) -> None:
+    playground.page.set_default_timeout(90_000)  # the field lays out a megabyte
     playground.finished(playground.send("long " * 220_000))
     expect(playground.error).to_contain_text("message_too_large")
     expect(playground.page.locator("#connection")).to_have_attribute("data-state", "open")

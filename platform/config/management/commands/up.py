@@ -149,7 +149,7 @@ class Command(QuireCommand):
             raise
         if not options["no_worker"]:  # not before: the first token shall not wait for it
             # A start takes seconds. Who has several of the others wants none of them missed.
-            several = options["workers"] > 1 or options["replicas"] > 1
+            several = options["workers"] > 1 or model.num_replicas > 1
             stack.worker = kept_workers(2 if several else 1)
         instance = data_dir / INSTANCE_FILE
         write_ready_file(instance, url, model.name, credentials)
