@@ -148,8 +148,9 @@ class FakeDevice:
             "num_gpu_blocks_override": 64, "max_model_len": 128, "max_num_seqs": 8,
             "async_scheduling": True,
         }  # fmt: skip
-        llm = LLM(str(folder), dtype="float32", cpu_kernels=False, **{**defaults, **settings})
-        if inline and llm.core.executor._thread is not None:
+        chosen = {**defaults, **settings}
+        llm = LLM(str(folder), dtype="float32", cpu_kernels=False, **chosen)
+        if inline and chosen["async_scheduling"]:
             llm.core.executor._thread = InlineThread()
         return llm
 
