@@ -25,6 +25,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 def own_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernels' threads be set without a trace."""
     before = torch.get_num_threads()
+    torch.set_num_threads(1)  # whatever ran in this process before
     monkeypatch.setattr(settings, "_count", None)
     monkeypatch.setattr(engine_threads, "_own_count", None)
     yield
