@@ -92,6 +92,8 @@ class Device(ABC):
     times_prompts: ClassVar[bool] = False
     #: Whether rows of a step may go through LoRA adapters.
     runs_adapters: ClassVar[bool] = False
+    #: Whether drafts may come from a model or from heads; if not, they come from text alone.
+    runs_draft_models: ClassVar[bool] = False
     #: `max_num_batched_tokens` by default.
     token_budget: ClassVar[int] = 512
     #: What `kv_cache_dtype` may be beside "auto".

@@ -106,6 +106,12 @@ class InProcessExecutor:
         wanted = SpeculativeConfig.from_mapping(config.speculative_config)
         if not wanted.model or self.loaded.pooler is not None or self.loaded.model.stateful:
             return
+        if not self.device.runs_draft_models:
+            raise ConfigError(
+                "speculative_config: draft models and heads aren't supported on the device "
+                f"{self.device.name}; the methods ngram and suffix are.",
+                param="speculative_config",
+            )
         wanted = with_method(config, wanted)
         if wanted.method in HEADS:
             self._heads = HeadExecutor(config, wanted, self.device, self.loaded)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from engine import LLM, SamplingParams
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.contract.protocol import EngineRequest
+from engine.devices.cpu import CpuDevice
 from engine.scheduler import StepPlan, StepResult
 from engine.speculative.step_costs import StepCosts
 from tests.engine.models import make_model, make_tokenizer
@@ -193,6 +194,17 @@ def test_another_vocabulary_is_refused_by_the_token(model_folder: Folder, tmp_pa
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"token 312 is 'magic' in its vocabulary") as caught:
         drafting(model_folder("llama"), tmp_path)
+    assert caught.value.param == "speculative_config"
+
+
+def test_a_device_that_runs_no_draft_models_refuses_one(
+    model_folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "runs_draft_models", False)
+    folder = model_folder("llama")
+    wanted = {"method": "draft_model", "model": str(folder), "num_speculative_tokens": 2}
+    with pytest.raises(ConfigError, match="ngram and suffix are") as caught:
+        make(folder, speculative_config=wanted)
     assert caught.value.param == "speculative_config"
 
 
