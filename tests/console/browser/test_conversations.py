@@ -81,6 +81,30 @@ def test_fault_38_a_shared_link_opens_for_the_tenant_alone(
     context.close()
 
 
+def test_what_is_done_to_a_row_outlives_a_list_that_comes_late(
+    playground: PlaygroundPage,
+) -> None:
+    page = playground.page
+    playground.answer_to("Where do herons sleep?")
+    kept(playground)
+    history = drawer(page)
+    share = history.get_by_role("button", name="Share Where do herons")
+    share.click()
+    expect(history.get_by_role("status")).to_contain_text("may read it")
+    with page.expect_response(lambda answer: "q=herons" in answer.url):
+        history.get_by_label("Search").fill("herons")
+        share.click()
+    expect(history.get_by_role("status")).to_contain_text("Shared no longer")
+    with page.expect_response(lambda answer: "q=heron" in answer.url):
+        history.get_by_label("Search").fill("heron")
+        history.get_by_role("button", name="Rename Where do herons").click()
+        history.get_by_label("Title").fill("Sleep")
+    page.wait_for_timeout(300)
+    page.keyboard.type("y herons")
+    page.keyboard.press("Enter")
+    expect(history.get_by_role("button", name="Sleepy herons", exact=True)).to_be_visible()
+
+
 def test_questions_and_answers_have_branches(playground: PlaygroundPage) -> None:
     playground.answer_to("First")
     playground.answer_to("Second")

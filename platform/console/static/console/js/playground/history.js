@@ -16,6 +16,7 @@ export class History {
   #handlers;
   #timer = null;
   #asked = 0;
+  #acted = false;
 
   /** `handlers`: `open(id)`, `current()` (the id that's open), `deleted(id)`, `changed(row)`, `say(text)`. */
   constructor(dialog, url, tenants, handlers) {
@@ -28,6 +29,7 @@ export class History {
     this.#more = dialog.querySelector("[data-more]");
     this.search = dialog.querySelector("input");
     this.search.addEventListener("input", () => {
+      this.#acted = false;
       clearTimeout(this.#timer);
       this.#timer = setTimeout(() => this.#load(), SEARCH_AFTER);
     });
@@ -37,6 +39,7 @@ export class History {
   }
 
   show() {
+    this.#acted = false;
     this.#dialog.showModal();
     this.#load();
   }
@@ -49,14 +52,25 @@ export class History {
     try {
       const { conversations, more, kept } = await send("GET", url.pathname + url.search);
       if (turn !== this.#asked) return; // an older question's answer
-      const rows = conversations.map((row) => this.#row(row));
+      // Who renames, shares or deletes a row while the list comes anew goes on in the same row.
+      const busy = new Map([...this.#list.querySelectorAll("[data-busy]")].map((item) => [item.dataset.id, item]));
+      const rows = conversations.map((row) => busy.get(row.id) ?? this.#row(row));
+      const focused = document.activeElement;
       if (before) this.#list.append(...rows);
       else this.#list.replaceChildren(...rows);
+      if (focused !== document.activeElement && this.#list.contains(focused)) focused.focus();
       this.#more.hidden = !more;
-      this.#words.textContent = this.#sentence(this.#list.children.length, kept);
+      const sentence = this.#sentence(this.#list.children.length, kept);
+      if (sentence || !this.#acted) this.#words.textContent = sentence;
     } catch (error) {
       this.#words.textContent = `The conversations can't be listed: ${error.message}`;
     }
+  }
+
+  /** What came of a change: it stands until the next search. */
+  #say(words) {
+    this.#acted = true;
+    this.#words.textContent = words;
   }
 
   #sentence(found, kept) {
@@ -77,7 +91,7 @@ export class History {
     const item = el("li", { dataset: { id: row.id } });
     const tools = [
       tool("edit", `Rename ${row.title}`, () => this.#rename(row, item)),
-      tool("people", `Share ${row.title}`, () => this.#share(row, shared)),
+      tool("people", `Share ${row.title}`, () => this.#share(row, item)),
       tool("close", `Delete ${row.title}`, () => this.#delete(row, item)),
     ];
     item.append(open, el("div", { class: "history-line" }, when, shared, el("div", { class: "history-tools" }, ...tools)));
@@ -96,20 +110,24 @@ export class History {
       event.preventDefault();
       item.replaceWith(this.#row(row));
     });
+    item.dataset.busy = "";
     item.replaceChildren(form);
     input.select();
   }
 
-  async #share(row, badge) {
+  async #share(row, item) {
+    item.dataset.busy = "";
     await this.#change(row, { shared: !row.shared }, async (changed) => {
       Object.assign(row, changed);
-      badge.hidden = !row.shared;
+      const badge = item.querySelector(".badge"); // none while the row asks for a new title
+      if (badge) badge.hidden = !row.shared;
       const link = `${location.origin}/?conversation=${row.id}`;
       const copied = row.shared && (await copy(link));
-      if (!row.shared) this.#words.textContent = "Shared no longer: its link opens for you alone.";
-      else if (copied) this.#words.textContent = `Everybody in ${row.tenant} may read it. The link was copied.`;
-      else this.#words.textContent = `Everybody in ${row.tenant} may read it: ${link}`;
+      if (!row.shared) this.#say("Shared no longer: its link opens for you alone.");
+      else if (copied) this.#say(`Everybody in ${row.tenant} may read it. The link was copied.`);
+      else this.#say(`Everybody in ${row.tenant} may read it: ${link}`);
     });
+    delete item.dataset.busy;
   }
 
   async #delete(row, item) {
@@ -122,9 +140,10 @@ export class History {
         item.remove();
         this.#handlers.deleted(row.id);
       } catch (error) {
-        this.#words.textContent = error.message;
+        this.#say(error.message);
       }
     });
+    item.dataset.busy = "";
     item.replaceChildren(el("p", {}, row.title), el("div", { class: "history-line" }, sure, keep));
     sure.focus();
   }
@@ -135,7 +154,7 @@ export class History {
       this.#handlers.changed(changed);
       await done(changed);
     } catch (error) {
-      this.#words.textContent = error.message;
+      this.#say(error.message);
     }
   }
 }
