@@ -163,18 +163,23 @@ def test_a_replica_publishes_while_it_is_watched(redis_url: str, model_folder: F
         mirror, frames = Mirror(), []
         deadline = time.monotonic() + 60
         seen: set[str] = set()
+        names: list[str] = []
         while not seen and time.monotonic() < deadline:
             gateway.redis.expire(watch_key("r1", prefix), WATCH_TTL_S)
-            message = channel.get_message(timeout=1.0)
+            if all(gateway.ended(name) for name in names):
+                # One alone can be over between two frames, again and again.
+                names += [f"seen{len(names) + number}" for number in range(20)]
+                for name in names[-20:]:
+                    gateway.request(name, [7] * 60, max_tokens=150)
+            gateway.read(block_ms=10)
+            message = channel.get_message(timeout=0.1)
             if message is not None:
                 frames.append(decode_frame(message["data"]))
                 mirror.take(frames[-1])
                 seen = {user for state in mirror.blocks.values() for user in state[3]}
-                # A quick machine is done with one between two frames: the next may be caught.
-                gateway.request(f"seen{len(frames)}", [7] * 60, max_tokens=150)
-        gateway.finish(f"seen{len(frames)}")
+        gateway.finish(*names)
         assert frames[0].whole
         assert not any(frame.whole for frame in frames[1:])
-        assert seen <= {f"seen{number}" for number in range(1, len(frames) + 1)}
         assert seen
+        assert seen <= set(names)
         assert frames[0].num_blocks == frames[-1].num_blocks > 0
