@@ -28,6 +28,7 @@ from tests.console.browser.playground import PlaygroundPage
 from tests.console.live import ROOT, LiveServer, environment
 from tests.console.seed import PASSWORD
 from tests.database import with_tables
+from tests.engine.replica import Gateway, replica
 
 CHROMIUM = os.environ.get("QUIRE_TEST_CHROMIUM", "/usr/bin/chromium")
 FLAGS = [
@@ -99,6 +100,21 @@ def server(
     running.start()
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="package")
+def product(instance: dict[str, str], tmp_path_factory: Any) -> Iterator[LiveServer]:
+    """`config.asgi` under uvicorn, and a replica of the demo model called "quill"."""
+    prefix = instance["QUIRE_KEY_PREFIX"] + "product"
+    flags = ("--served-model-name", "quill", "--max-model-len", "1024")
+    with replica(instance["REDIS_URL"], prefix, ROOT / "demo" / "model", *flags):
+        Gateway(instance["REDIS_URL"], prefix).await_state("ready")
+        log = tmp_path_factory.mktemp("product") / "log"
+        env = instance | {"QUIRE_KEY_PREFIX": prefix}
+        running = LiveServer("config.asgi:application", env, log, lifespan="on")
+        running.start()
+        yield running
+        running.stop()
 
 
 def log_in(page: Page, url: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What axe-core finds on every page: nothing. In both themes, on a desk and on a phone."""
+"""What axe-core finds where something happens: nothing. `test_every_page` has the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from playwright.sync_api import Page, expect
 
 from tests.console.browser.conftest import DESKTOP, PHONE, Open
 from tests.console.browser.playground import PlaygroundPage
-from tests.console.test_pages import PAGES
 
 #: Each of both at least once; all four would only take longer.
 VIEWS: list[Any] = [
@@ -28,26 +27,6 @@ def problems(page: Page) -> list[str]:
     """Each rule that is broken, with the first element that breaks it."""
     found = Axe().run(page).response["violations"]
     return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
-
-
-@views
-@pytest.mark.parametrize("path", [*PAGES[1:], "/nowhere"])
-def test_pages(open_page: Open, path: str, view: dict[str, Any]) -> None:
-    page = open_page(path, **view)
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    if path == "/console/":
-        expect(page.locator("#pulse")).to_contain_text("Live")
-    if path == "/console/keys/":
-        page.get_by_role("button", name="Make the key").click()
-        expect(page.get_by_label("The key", exact=True)).to_be_visible()
-        page.locator(".deeds summary").first.click()
-    assert problems(page) == []
-
-
-@views
-def test_the_login(open_page: Open, view: dict[str, Any]) -> None:
-    page = open_page("/login/", None, **view)
-    assert problems(page) == []
 
 
 @views

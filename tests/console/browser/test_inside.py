@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
-from tests.console.browser.conftest import DESKTOP, PHONE, Sessions
-from tests.console.browser.test_accessibility import problems
-from tests.console.live import ROOT, LiveServer
-from tests.engine.replica import Gateway, replica
+from tests.console.browser.conftest import Sessions
+from tests.console.live import LiveServer
 
-#: A folder for pictures of the pages; none are taken without it.
-PICTURES = os.environ.get("QUIRE_TEST_PICTURES", "")
 Go = Callable[..., Page]
-VIEWS = [
-    pytest.param(DESKTOP, "light", id="desk-light"),
-    pytest.param(DESKTOP, "dark", id="desk-dark"),
-    pytest.param(PHONE, "light", id="phone-light"),
-    pytest.param(PHONE, "dark", id="phone-dark"),
-]
-
-
-@pytest.fixture(scope="module")
-def product(instance: dict[str, str], tmp_path_factory: Any) -> Iterator[LiveServer]:
-    """`config.asgi` under uvicorn, and a replica of the demo model called "quill"."""
-    prefix = instance["QUIRE_KEY_PREFIX"] + "inside"
-    flags = ("--served-model-name", "quill", "--max-model-len", "1024")
-    with replica(instance["REDIS_URL"], prefix, ROOT / "demo" / "model", *flags):
-        Gateway(instance["REDIS_URL"], prefix).await_state("ready")
-        log = tmp_path_factory.mktemp("inside") / "log"
-        env = instance | {"QUIRE_KEY_PREFIX": prefix}
-        running = LiveServer("config.asgi:application", env, log, lifespan="on")
-        running.start()
-        yield running
-        running.stop()
 
 
 @pytest.fixture
@@ -56,11 +29,6 @@ def go(browser: Browser, product: LiveServer, sessions: Sessions) -> Iterator[Go
     yield open_path
     for context in made:
         context.close()
-
-
-def picture(page: Page, name: str) -> None:
-    if PICTURES:
-        page.screenshot(path=str(Path(PICTURES) / f"{name}.png"), full_page=True)
 
 
 def prove(page: Page, other: str) -> None:
@@ -83,7 +51,6 @@ def test_a_button_proves_isolation_and_leads_to_the_stories(go: Go) -> None:
     expect(page.locator("#kv-legend")).to_contain_text("acme")
     page.locator("#kv-cells").hover(position={"x": 6, "y": 6})
     expect(page.locator("#kv-told")).to_contain_text(re.compile(r"Block \d+ of 16 tokens"))
-    picture(page, "kv-root")
     second = rows.nth(1).get_by_role("link")
     page.wait_for_timeout(1500)  # records are written a second later
     second.click()
@@ -112,28 +79,6 @@ def test_a_tenants_map_names_nobody_else(go: Go, product: LiveServer) -> None:
         "data-verdict", "isolated", timeout=60_000
     )
     expect(page.locator(".proof-said")).to_contain_text("An unused namespace sent")
-
-
-@pytest.mark.parametrize(("viewport", "theme"), VIEWS)
-def test_axe_finds_nothing(go: Go, viewport: Any, theme: str) -> None:
-    options = {"viewport": viewport, "color_scheme": theme}
-    name = f"{viewport['width']}-{theme}"
-    page = go("/console/kv/", **options)
-    expect(page.locator("#kv-state")).to_have_text("Live")
-    expect(page.locator("#kv-legend")).to_contain_text("free")
-    assert problems(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    picture(page, f"kv-{name}")
-    page.goto(page.url.replace("/kv/", "/requests/?all=yes"))
-    expect(page.get_by_role("table")).to_be_visible()
-    assert problems(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    picture(page, f"requests-{name}")
-    page.locator("tbody a").first.click()
-    expect(page.locator(".events")).to_be_visible()
-    assert problems(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    picture(page, f"request-{name}")
 
 
 def test_a_map_that_is_cut_off_comes_back(go: Go, product: LiveServer) -> None:

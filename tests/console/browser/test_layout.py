@@ -7,7 +7,6 @@ from playwright.sync_api import Page, expect
 
 from tests.console.browser.conftest import PHONE, Open
 from tests.console.browser.playground import PlaygroundPage
-from tests.console.test_pages import PAGES
 
 WIDE_TEXT = (
     "A very long word: " + "x" * 300 + "\n\n```\n" + "y" * 300 + "\n```\n\n"
@@ -41,21 +40,6 @@ def test_no_width_needs_sideways_scrolling(open_page: Open) -> None:
         page.set_viewport_size({"width": width, "height": 800})
         assert overflow(page) <= 0, width
         assert page.locator("#scroller").evaluate(inside) <= 0, width
-
-
-@pytest.mark.parametrize("path", [*PAGES[1:], "/no/such/page"])
-def test_nor_do_the_other_pages(open_page: Open, path: str) -> None:
-    page = open_page(path, "root", viewport=PHONE)
-    if path == "/console/":
-        expect(page.get_by_role("article").first).to_be_visible()
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 800})
-        assert overflow(page) <= 0, width
-
-
-def test_the_login_page_fits_a_phone(open_page: Open) -> None:
-    page = open_page("/login/", None, viewport=PHONE)
-    assert overflow(page) <= 0
 
 
 def test_long_model_names_are_cut_not_spilled(open_page: Open) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,25 +10,11 @@ from playwright.sync_api import Page, expect
 from tests.console.browser.conftest import DESKTOP, PHONE, Open
 from tests.console.browser.test_accessibility import problems, views
 
-#: Somewhere to look at what was tested; nowhere unless it's asked for.
-SHOTS = os.environ.get("QUIRE_TEST_SCREENSHOTS")
 
-
-def look(page: Page, name: str) -> None:
-    """Nothing sticks out, axe finds nothing; and a picture, where one is wanted."""
+def look(page: Page) -> None:
+    """Nothing sticks out, axe finds nothing."""
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert problems(page) == []
-    if SHOTS:
-        width = page.viewport_size["width"] if page.viewport_size else 0
-        page.screenshot(path=Path(SHOTS) / f"{name}-{width}.png", full_page=True)
-
-
-@views
-@pytest.mark.parametrize("path", ["models", "settings", "batches", "files"])
-def test_pages_of_operators(open_page: Open, path: str, view: dict[str, Any]) -> None:
-    page = open_page(f"/console/{path}/", "root", **view)
-    expect(page.get_by_role("heading", level=1)).to_be_visible()
-    look(page, path)
 
 
 @views
@@ -40,7 +24,7 @@ def test_a_model_and_its_form(open_page: Open, view: dict[str, Any]) -> None:
     expect(page.get_by_role("progressbar")).to_be_visible()
     page.locator(".log-of summary").first.click()
     expect(page.locator("pre.log")).to_contain_text("Nothing was written yet.")
-    look(page, "model")
+    look(page)
     page.get_by_role("link", name="Settings", exact=True).last.click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Settings of acme-private")
     search = page.get_by_label("Search the settings")
@@ -50,12 +34,12 @@ def test_a_model_and_its_form(open_page: Open, view: dict[str, Any]) -> None:
     pair.first.fill("method")
     page.get_by_label("speculative config: value").first.fill("nonsense")
     expect(pair).to_have_count(2)
-    look(page, "model-form")
+    look(page)
     search.fill("")
     page.get_by_label("Folder, GGUF file").fill("some/where")
     page.get_by_role("button", name="Save").click()
     expect(page.locator(".field-error")).to_contain_text("method must be one of ngram, suffix")
-    look(page, "model-form-wrong")
+    look(page)
 
 
 @pytest.mark.parametrize("view", [DESKTOP, PHONE], ids=["desk", "phone"])
@@ -76,6 +60,3 @@ def test_the_admins_fields_stay_in_their_card(
     )
     assert out == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    if SHOTS:
-        name = path.partition("/")[2]
-        page.screenshot(path=Path(SHOTS) / f"admin-{name}-{view['width']}.png", full_page=True)

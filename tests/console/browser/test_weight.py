@@ -1,34 +1,13 @@
-"""What a page costs a phone: the bytes that a first visit transfers."""
+"""How files leave the server. What whole pages weigh, `test_every_page` measures."""
 
 from __future__ import annotations
 
 import re
 
-import pytest
 from playwright.sync_api import Browser
 
 from tests.console.browser.conftest import Sessions
 from tests.console.live import LiveServer
-from tests.console.test_pages import PAGES
-
-MOST_BYTES = 300_000
-ALL = [*dict.fromkeys([*PAGES, "/reference/", "/login/", "/admin/"])]
-
-
-@pytest.mark.parametrize("path", ALL)
-def test_a_first_visit_transfers_little(
-    browser: Browser, server: LiveServer, sessions: Sessions, path: str
-) -> None:
-    context = browser.new_context(storage_state=sessions["root"])
-    page = context.new_page()
-    network = context.new_cdp_session(page)
-    network.send("Network.enable")
-    sizes: list[float] = []
-    network.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
-    page.goto(server.url + path, wait_until="load")
-    page.wait_for_timeout(700)  # fonts and modules that the page asks for by itself
-    context.close()
-    assert 10_000 < sum(sizes) < MOST_BYTES, path
 
 
 def test_texts_leave_compressed_and_are_known_again(server: LiveServer, browser: Browser) -> None:

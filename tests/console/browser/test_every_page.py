@@ -1,0 +1,291 @@
+"""Every page of the product before its own application and a real engine, as each kind of reader.
+
+With `QUIRE_TEST_SCREENSHOTS=docs/console` the operator's walk leaves a picture of each page there.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from console.pages import Who, pages
+from tests.console.browser.conftest import DESKTOP, PHONE, Sessions
+from tests.console.browser.playground import PlaygroundPage
+from tests.console.live import ROOT, LiveServer
+
+SHOTS = os.environ.get("QUIRE_TEST_SCREENSHOTS")
+#: Size, theme, and whether all of axe looks or its rule for colours alone, which the rest repeats.
+VIEWS = [
+    (DESKTOP, "light", True),
+    (DESKTOP, "dark", False),
+    (PHONE, "light", False),
+    (PHONE, "dark", True),
+]
+#: Of a first visit, with all that it loads.
+MOST_BYTES = 300_000
+#: Of what a page loads before anything is drawn, compressed, and how many files.
+MOST_BLOCKING_BYTES, MOST_BLOCKING = 20_000, 7
+IN_NAVIGATION = [f"/{page.address}" for page in pages() if page.built]
+RESERVED = {f"/{page.address}" for page in pages() if page.who is not Who.EVERYBODY}
+#: Pages that no entry leads to.
+BELOW = [
+    *("/console/tenants/northwind/", "/account/password/", "/account/2fa/", "/account/sessions/"),
+    *("/admin/tenants/tenant/", "/admin/tenants/tenant/1/change/", "/admin/tenants/user/"),
+    "/admin/catalog/servedmodel/1/change/",
+    "/no/such/page",
+]
+#: Where a page leads to what it lists.
+LEADS = {
+    "/console/requests/": 'tbody tr:has-text("200") a',
+    "/console/models/": 'a[href*="/console/models/"]:text-is("quill")',
+    "/console/batches/": 'tbody a[href*="/console/batches/"]',
+}
+
+
+@pytest.fixture(scope="module")
+def secret(product: LiveServer) -> str:
+    """A key of Northwind's, which has asked this and that."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.console.showcase"],
+        cwd=ROOT,
+        env=product.env,
+        check=True,
+        timeout=120,
+        capture_output=True,
+        text=True,
+    )
+    key = done.stdout.split()[-1]
+    with httpx.Client(
+        base_url=f"{product.url}/v1", headers={"Authorization": f"Bearer {key}"}, timeout=60
+    ) as client:
+        work(client)
+    return key
+
+
+def work(client: httpx.Client) -> None:
+    """Questions with a common beginning, one that is refused, a file and a batch."""
+    system = {"role": "system", "content": "You answer briefly, in plain words. " * 6}
+
+    def ask(question: str, model: str = "quill") -> int:
+        messages = [system, {"role": "user", "content": question}]
+        body = {"model": model, "messages": messages, "max_tokens": 24}
+        return client.post("/chat/completions", json=body).status_code
+
+    topics = ("tides", "bees", "glaciers", "kites", "rivers", "lanterns")
+    with ThreadPoolExecutor(6) as threads:
+        assert set(threads.map(ask, [f"Tell me about {topic}." for topic in topics])) == {200}
+    assert ask("Anybody there?", "no-such-model") == 404
+    line = (
+        '{"custom_id": "1", "method": "POST", "url": "/v1/chat/completions",'
+        ' "body": {"model": "quill", "messages": [{"role": "user", "content": "Hi"}]}}\n'
+    )
+    file = {"file": ("questions.jsonl", line, "application/jsonl")}
+    made = client.post("/files", files=file, data={"purpose": "batch"}).json()["id"]
+    batch = {"input_file_id": made, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    assert client.post("/batches", json=batch).status_code == 200
+
+
+class Walk:
+    """A reader's tab, and what went wrong in it."""
+
+    def __init__(self, browser: Browser, url: str, cookies: Any, **options: Any) -> None:
+        self.context: BrowserContext = browser.new_context(
+            storage_state=cookies, reduced_motion="reduce", **options
+        )
+        self.context.set_default_timeout(20_000)
+        self.page, self.url = self.context.new_page(), url
+        self.here, self.wrong = "", []
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+        self.page.on("console", lambda said: "Policy" in said.text and self._note(said.text))
+
+    def _note(self, text: str) -> None:
+        self.wrong.append(f"{self.here}: {text}")
+
+    def open(self, path: str) -> int:
+        """Its status."""
+        self.here = path
+        response = self.page.goto(self.url + path)
+        assert response is not None
+        return response.status
+
+
+def violations(page: Page, whole: bool) -> list[str]:
+    """What axe finds; `whole`: by all of its rules."""
+    options: dict[str, Any] = {"resultTypes": ["violations"]}
+    if not whole:
+        options["runOnly"] = ["color-contrast"]
+    found = page.evaluate("options => axe.run(options)", options)["violations"]
+    return [f"{each['id']}: {each['nodes'][0]['html'][:200]}" for each in found]
+
+
+def picture(walk: Walk, name: str) -> None:
+    """As WebP, which Playwright itself doesn't write: a folder of them stays small."""
+    if SHOTS:
+        devtools = walk.context.new_cdp_session(walk.page)
+        shot = devtools.send("Page.captureScreenshot", {"format": "webp", "quality": 70})
+        Path(SHOTS).mkdir(parents=True, exist_ok=True)
+        (Path(SHOTS) / f"{name}.webp").write_bytes(base64.b64decode(shot["data"]))
+        devtools.detach()
+
+
+def name_of(path: str) -> str:
+    """For a picture's file."""
+    parts = [part for part in path.partition("?")[0].split("/") if part and part != "console"]
+    # Ids differ from run to run.
+    kept = [part if len(part) < 15 else "one" for part in parts]
+    return "-".join(kept) or ("overview" if "console" in path else "playground")
+
+
+def look(walk: Walk, axe: str) -> None:
+    """In each view: nothing sticks out, axe finds nothing."""
+    page, path = walk.page, walk.here
+    page.evaluate(axe)
+    for size, theme, whole in VIEWS:
+        page.set_viewport_size(size)
+        page.emulate_media(color_scheme=theme)
+        page.evaluate("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
+        page.evaluate("document.getAnimations().forEach((each) => each.finish())")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (path, size)
+        walk.wrong += [f"{path} {theme}: {each}" for each in violations(page, whole)]
+        if whole:
+            picture(walk, f"{name_of(path)}-{'desk' if size == DESKTOP else 'phone'}")
+    for width in (320, 768):
+        page.set_viewport_size({"width": width, "height": 800})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (path, width)
+    page.set_viewport_size(DESKTOP)
+    page.emulate_media(color_scheme="light")
+
+
+def ready(walk: Walk, url: str) -> None:
+    """What fills a page that begins empty has come."""
+    page = walk.page
+    expect(page.get_by_role("heading", level=1).first).to_be_attached()
+    if walk.here == "/":
+        PlaygroundPage(page).ready().answer_to("What is a glacier?")
+    elif walk.here == "/console/":
+        expect(page.locator("#pulse")).to_contain_text("Live")
+        expect(page.get_by_role("article").first).to_be_visible()
+    elif walk.here == "/console/kv/":
+        expect(page.locator("#kv-state")).to_have_text("Live")
+        expect(page.locator("#kv-legend")).to_contain_text("free")
+    elif walk.here == "/console/keys/":
+        page.locator(".deeds summary").first.click()
+    elif walk.here == "/console/settings/":
+        page.get_by_label("Search").fill("per minute")
+    elif walk.here == "/reference/":
+        page.locator("#post-v1-chat-completions > summary").click()
+        page.locator("#shape-Message > summary").click()
+        # The rest looks the same, and axe would take half a minute for it.
+        page.evaluate(
+            "for (const each of [...document.querySelectorAll('details:not([open])')].slice(12))"
+            " each.remove(); scrollTo(0, 0)"
+        )
+
+
+@pytest.mark.timeout(900)
+def test_the_operators_pages_are_light_and_readable_in_every_view(
+    browser: Browser, product: LiveServer, sessions: Sessions, secret: str
+) -> None:
+    walk = Walk(browser, product.url, sessions["root"], viewport=DESKTOP)
+    network = walk.context.new_cdp_session(walk.page)
+    network.send("Network.enable")
+    network.send("Network.setCacheDisabled", {"cacheDisabled": True})
+    sizes: list[float] = []
+    network.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
+    axe, heavy = Axe().axe_script, []
+    waiting = [*IN_NAVIGATION, *BELOW]
+    while waiting:
+        path = waiting.pop(0)
+        sizes.clear()
+        status = walk.open(path if "?" in path else f"{path}?tenant=northwind")
+        walk.here = path
+        assert status == (404 if path == "/no/such/page" else 200), path
+        ready(walk, product.url)
+        blocking = walk.page.evaluate(
+            "performance.getEntriesByType('resource')"
+            ".filter((each) => each.renderBlockingStatus === 'blocking')"
+            ".map((each) => each.encodedBodySize)"
+        )
+        look(walk, axe)
+        if not 10_000 < sum(sizes) < MOST_BYTES:
+            heavy.append((path, sum(sizes)))
+        if len(blocking) > MOST_BLOCKING or sum(blocking) > MOST_BLOCKING_BYTES:
+            heavy.append((path, blocking))
+        if path in LEADS:
+            found = walk.page.locator(LEADS[path]).first.get_attribute("href")
+            waiting.append(str(found))
+    walk.context.close()
+    assert walk.wrong == []
+    assert heavy == []
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("name", "own"), [("nora", True), ("milo", True), ("nobody", False)])
+def test_owners_members_and_outsiders_have_their_pages_and_no_others(
+    browser: Browser, product: LiveServer, sessions: Sessions, secret: str, name: str, own: bool
+) -> None:
+    walk = Walk(browser, product.url, sessions[name], viewport=PHONE, color_scheme="dark")
+    for path in IN_NAVIGATION:
+        status = walk.open(path)
+        refused = RESERVED | ({"/console/audit/"} if name == "milo" else set())
+        assert status == (403 if path in refused else 200), path
+        expect(walk.page.get_by_role("heading", level=1).first).to_be_attached()
+        text = walk.page.content()
+        others = ("rival-private", "acme-private", *(() if own else ("Northwind",)))
+        assert [each for each in others if each in text] == [], path
+    assert walk.open("/console/tenants/northwind/") == (200 if own else 404)
+    assert walk.open("/console/tenants/acme/") == 404
+    walk.context.close()
+    assert walk.wrong == []
+
+
+def test_a_list_of_requests_says_when_newer_ones_have_come(
+    browser: Browser, product: LiveServer, sessions: Sessions, secret: str
+) -> None:
+    walk = Walk(browser, product.url, sessions["milo"], viewport=DESKTOP)
+    walk.open("/console/requests/")
+    rows = walk.page.locator(".requests tbody tr")
+    count = rows.count()
+    expect(walk.page.locator("#newer")).to_be_hidden()
+    httpx.post(
+        f"{product.url}/v1/completions",
+        headers={"Authorization": f"Bearer {secret}"},
+        json={"model": "quill", "prompt": "One more", "max_tokens": 2},
+        timeout=60,
+    ).raise_for_status()
+    walk.page.get_by_role("link", name="Show them").click()
+    expect(rows).to_have_count(count + 1)
+    walk.context.close()
+
+
+def test_without_scripts_no_page_waits_for_them(
+    browser: Browser, product: LiveServer, sessions: Sessions, secret: str
+) -> None:
+    walk = Walk(browser, product.url, sessions["milo"], viewport=PHONE, java_script_enabled=False)
+    for path in [each for each in IN_NAVIGATION if each not in RESERVED]:
+        walk.open(path)
+        main = walk.page.locator("main").first.inner_text()
+        assert len(main.split()) > 8, path
+        assert [word for word in ("Looking", "Loading", "Connecting") if word in main] == [], path
+    walk.context.close()
+
+
+def test_whoever_is_not_logged_in_finds_accessible_ways_in(
+    browser: Browser, product: LiveServer
+) -> None:
+    walk, axe = Walk(browser, product.url, None, viewport=DESKTOP), Axe().axe_script
+    for path in ("/login/", "/no/such/page"):
+        walk.open(path)
+        look(walk, axe)
+    walk.context.close()
+    assert walk.wrong == []
