@@ -70,11 +70,15 @@ def main() -> None:
             django.setup()
             from config.overview import overview
 
-            print(overview())
+            print(overview(), flush=True)
             return
         execute_from_command_line(arguments)
     except ImproperlyConfigured as error:
         raise SystemExit(f"Quire's settings: {error}") from error
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough; Python would try to write the rest at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

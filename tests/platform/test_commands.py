@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -415,6 +418,23 @@ def test_help_alone_shows_the_overview(tmp_path: Path) -> None:
     done = manage(tmp_path, "help")
     assert re.search(r"^  rotate_key +Make a new API key", done.stdout, re.M)
     assert max(map(len, done.stdout.splitlines())) <= 96
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = subprocess.run(
+        [sys.executable, "manage.py", "help"],
+        cwd=ROOT,
+        env={**os.environ, "QUIRE_DATA_DIR": str(tmp_path)},
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_prices_are_set_and_listed_with_their_history() -> None:
