@@ -34,7 +34,6 @@ def test_a_model_and_its_form(open_page: Open, view: dict[str, Any]) -> None:
     pair.first.fill("method")
     page.get_by_label("speculative config: value").first.fill("nonsense")
     expect(pair).to_have_count(2)
-    look(page)
     search.fill("")
     page.get_by_label("Folder, GGUF file").fill("some/where")
     page.get_by_role("button", name="Save").click()
