@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from engine.contract.errors import ConfigError
-from engine.contract.load_formats import LOAD_FORMATS, check_load_format
+from engine.contract.load_formats import LOAD_FORMATS, OTHER_FORMATS, check_load_format
 from engine.contract.options import Settings, add_flag, add_foreign_flag, checked, option
 from engine.contract.plugins import check_device
 from engine.contract.quantization import QUANTIZATIONS, REFUSED_METHODS
@@ -42,7 +42,9 @@ class EngineConfig(Settings):
     model: str = option("", "model folder, or hub id when a hub is in reach")
     tokenizer: str | None = option(None, "tokenizer folder; default: the model's")
     skip_tokenizer_init: bool = option(False, "load no tokenizer; prompts must be token ids")
-    served_model_name: str | None = option(None, "name that clients use; default: the model's")
+    served_model_name: str | None = option(
+        None, "name that clients use; default: the model's", several=True
+    )
     trust_remote_code: bool = option(False, "run Python code that a model folder brings")
     model_impl: str = option(
         "auto",
@@ -70,6 +72,7 @@ class EngineConfig(Settings):
         "auto",
         "how weights are read; auto: safetensors or GGUF; see docs/load-formats.md",
         choices=LOAD_FORMATS,
+        refused=OTHER_FORMATS,
     )
     model_loader_extra_config: dict[str, Any] | None = option(  # noqa: RUF009
         None,
@@ -87,6 +90,7 @@ class EngineConfig(Settings):
         "checkpoint formats (awq, gptq ...) must be the checkpoint's own. Default: as the "
         "checkpoint has them",
         choices=QUANTIZATIONS,
+        refused=REFUSED_METHODS,
         short="-q",
     )
     kv_cache_dtype: str = option(

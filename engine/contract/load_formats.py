@@ -8,7 +8,7 @@ from engine.contract.errors import ConfigError
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "dummy")
 #: Formats of vLLM's that are something else here.
-_OTHER_FORMATS = {
+OTHER_FORMATS = {
     "hf": "leave it out: that is how a folder from the hub is read",
     "gguf": "leave it out: a GGUF file is known by its name",
     "bitsandbytes": "leave it out: config.json tells of such a checkpoint; --quantization "
@@ -20,7 +20,16 @@ _OTHER_FORMATS = {
     "npccache": "the word is npcache",
 }
 #: Of `model_loader_extra_config`, by load_format.
-_LOADER_KEYS = {"sharded_state": {"pattern"}, "tensorizer": {"tensorizer_uri"}}
+_KINDS = {str: "a text", int: "a number from 1 to 64", bool: "true or false"}
+_LOADER_KEYS: dict[str, dict[str, type]] = {
+    "sharded_state": {"pattern": str},
+    "tensorizer": {
+        "tensorizer_uri": str,
+        "encryption_keyfile": str,
+        "num_readers": int,
+        "verify_hash": bool,
+    },
+}
 
 
 def check_load_format(name: Any, extra: Any) -> None:
@@ -29,14 +38,16 @@ def check_load_format(name: Any, extra: Any) -> None:
     Args:
         extra: `model_loader_extra_config`, as it was given.
     """
-    other = _OTHER_FORMATS.get(str(name))
+    other = OTHER_FORMATS.get(str(name))
     if other is not None:
         raise ConfigError(f"load_format={name} can't be used: {other}.", param="load_format")
-    known = _LOADER_KEYS.get(str(name), set())
+    known = _LOADER_KEYS.get(str(name), {})
     for key, value in extra.items() if isinstance(extra, dict) else ():
-        if key not in known or not isinstance(value, str):
+        kind = known.get(key)
+        if kind is None or type(value) is not kind or (kind is int and not 1 <= value <= 64):
+            words = [f"{each} ({_KINDS[known[each]]})" for each in sorted(known)]
             raise ConfigError(
                 f"model_loader_extra_config: load_format={name} takes "
-                f"{' and '.join(sorted(known)) or 'no settings'} (texts), not {key}={value!r}.",
+                f"{' and '.join(words) or 'no settings'}, not {key}={value!r}.",
                 param="model_loader_extra_config",
             )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
 from typing import Any, Self
 
 from engine.contract.errors import ConfigError
-from engine.contract.vllm_settings import Foreign
+from engine.contract.foreign import Foreign
 
 
 def option(default: Any, help: str, **extra: Any) -> Any:
@@ -114,12 +115,58 @@ def add_flag(group: argparse._ArgumentGroup, spec: dataclasses.Field[Any]) -> No
         options |= {"type": _json_object, "metavar": "JSON"}
     elif kind is list:
         options |= {"type": int, "nargs": "+", "metavar": "N"}
+    elif spec.metadata.get("several"):
+        options |= {"nargs": "+", "metavar": "TEXT"}
     else:
-        options |= {"type": kind, "choices": spec.metadata.get("choices")}
-        if options["choices"] is None:
-            options["metavar"] = {int: "N", float: "X", str: "TEXT"}[kind]
+        options |= _value_options(spec, kind)
     short = [spec.metadata["short"]] if "short" in spec.metadata else []
     group.add_argument(*short, flag, **options)
+
+
+def _value_options(spec: dataclasses.Field[Any], kind: type) -> dict[str, Any]:
+    """Of a flag with one value: how it's read, what it may be."""
+    choices = spec.metadata.get("choices")
+    if kind is not str:
+        read = whole_number if kind is int else kind
+        shown = {"metavar": {int: "N", float: "X"}[kind]} if choices is None else {}
+        return {"type": read, "choices": choices, **shown}
+    optional = "None" in str(spec.type)
+    if choices is None:
+        return {"type": _word(optional, {}), "metavar": "TEXT"}
+    words = _word(optional, spec.metadata.get("refused") or {})
+    return {"type": words, "choices": (*choices, None) if optional else choices}
+
+
+def _word(optional: bool, refused: Mapping[str, str]) -> Callable[[str], str | None]:
+    """Reads a text: "None" is none where there may be none; what's refused says what to take."""
+
+    def text(given: str) -> str | None:
+        if given in refused:
+            raise argparse.ArgumentTypeError(f"{given} can't be used: {refused[given]}.")
+        return None if optional and given == "None" else given
+
+    return text
+
+
+_UNITS = {unit: 10 ** (3 * power) for power, unit in enumerate("kmgt", 1)} | {
+    unit: 2 ** (10 * power) for power, unit in enumerate("KMGT", 1)
+}
+
+
+def whole_number(text: str) -> int:
+    """A whole number, or one with a unit as vLLM takes it: 8k is 8000, 25.6k is 25600, 8K is 8192.
+
+    Raises `argparse.ArgumentTypeError`.
+    """
+    number, factor = (text[:-1], _UNITS[text[-1]]) if text[-1:] in _UNITS else (text, 1)
+    try:
+        if number.isascii() and "." in number and factor % 1000 == 0:
+            value = Decimal(number) * factor
+            if value == int(value):
+                return int(value)
+        return int(number) * factor
+    except (ValueError, InvalidOperation) as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from error
 
 
 def add_foreign_flag(group: argparse._ArgumentGroup, foreign: Foreign) -> None:
@@ -132,5 +179,5 @@ def add_foreign_flag(group: argparse._ArgumentGroup, foreign: Foreign) -> None:
     elif foreign.kind is list:
         options["nargs"] = "*"
     else:
-        options["type"] = foreign.kind
+        options["type"] = whole_number if foreign.kind is int else foreign.kind
     group.add_argument(*foreign.short, "--" + foreign.name.replace("_", "-"), **options)

@@ -6,95 +6,12 @@ that says what to do. A setting that `EngineConfig` has by the same name never c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from engine.contract.errors import ConfigError
-
-Kind = type[bool] | type[int] | type[float] | type[str] | type[dict] | type[list]
-
-
-@dataclass(frozen=True)
-class Foreign:
-    """A setting of vLLM's.
-
-    Attributes:
-        name, kind, short: as in vLLM's command line.
-        note: what it means here, for the table and for a refusal.
-        takes: values that change nothing here; None: every value of its kind.
-        becomes: settings of ours that a value stands for.
-        choices: words that vLLM knows for it, where we take some of them.
-    """
-
-    name: str
-    kind: Kind
-    note: str
-    takes: tuple[Any, ...] | None = ()
-    becomes: Callable[[Any], dict[str, Any]] | None = None
-    short: tuple[str, ...] = ()
-
-    def resolve(self, value: Any) -> dict[str, Any]:
-        """The settings of ours that this value stands for. Raises `ConfigError`."""
-        if value is None:
-            return {}
-        if not self._fits(value):
-            raise ConfigError(
-                f"{self.name} must be {self.kind.__name__}, got {value!r}.", param=self.name
-            )
-        if self.becomes is not None:
-            return self.becomes(value)
-        if self.takes is None or any(_same(value, taken) for taken in self.takes):
-            return {}
-        raise ConfigError(f"{self.name}={value!r} can't be used: {self.note}", param=self.name)
-
-    def _fits(self, value: Any) -> bool:
-        if self.kind is float:
-            return isinstance(value, int | float) and not isinstance(value, bool)
-        if self.kind is int:
-            return isinstance(value, int) and not isinstance(value, bool)
-        if self.kind is dict:
-            return isinstance(value, Mapping)
-        if self.kind is list:
-            return isinstance(value, Sequence) and not isinstance(value, str)
-        return isinstance(value, self.kind)
-
-    @property
-    def outcome(self) -> str:
-        """ "becomes", "accepted", "refused", or "accepted as ..." where only some values are."""
-        if self.becomes is not None:
-            return "becomes ours"
-        if self.takes is None:
-            return "accepted, changes nothing"
-        neutral = [taken for taken in self.takes if taken not in (None, False, "", {}, [])]
-        if neutral:
-            return f"accepted as {' or '.join(map(str, neutral))}"
-        return "refused"
-
-
-def _same(value: Any, taken: Any) -> bool:
-    if isinstance(value, bool) or isinstance(taken, bool):
-        return value is taken
-    return bool(value == taken)
-
-
-def _nothing(name: str, kind: Kind, note: str, **more: Any) -> Foreign:
-    return Foreign(name, kind, note, takes=None, **more)
-
-
-def _only(name: str, kind: Kind, takes: tuple[Any, ...], note: str, **more: Any) -> Foreign:
-    return Foreign(name, kind, note, takes=takes, **more)
-
-
-def _drafts(name: str, kind: Kind, key: str, *, usual: Any = None, **more: Any) -> Foreign:
-    """One of the manual's flags that became a key of `speculative_config`. `usual`: its default,
-    which asks for no drafts.
-    """
-
-    def becomes(value: Any) -> dict[str, Any]:
-        return {"speculative_config": {key: value}} if value and value != usual else {}
-
-    return Foreign(name, kind, f"`speculative_config`, `{key}`", becomes=becomes, **more)
+from engine.contract.foreign import Foreign, drafts, nothing, only
+from engine.contract.vllm_newer_settings import NEWER
 
 
 def _attention_config(value: Any) -> dict[str, Any]:
@@ -162,138 +79,137 @@ _IN_SAMPLING = "give it with each request, in `SamplingParams`."
 _NO_MEDIA = "models are served for text alone."
 _NO_TRACES = "spans of single steps aren't recorded; each answer's flight record has its times."
 
-#: All of them, in the order of vLLM's manual.
-FOREIGN: tuple[Foreign, ...] = (
-    _only(
+#: In the order of vLLM's manual.
+_OF_THE_MANUAL: tuple[Foreign, ...] = (
+    only(
         "tokenizer_mode",
         str,
         ("auto", "hf", "fast"),
         "fast tokenizers alone are used. Convert a slow one with transformers, and leave it out.",
     ),
-    _only(
+    only(
         "code_revision",
         str,
         (),
         "code comes with the model: give its commit as revision, or a folder as model.",
     ),
-    _only(
+    only(
         "tokenizer_revision",
         str,
         (),
         "the tokenizer comes with the model: give revision, or a folder as tokenizer.",
     ),
-    _only(
+    only(
         "config_format",
         str,
         ("auto", "hf"),
         "a model's config.json is read, or a GGUF file's header.",
     ),
-    _only(
+    only(
         "hf_config_path",
         str,
         (),
         "config.json is read from the model's folder; hf_overrides changes it.",
     ),
-    _only("hf_token", bool, (False,), "set the variable HF_TOKEN for the engine's process."),
-    _nothing(
+    only("hf_token", bool, (False,), "set the variable HF_TOKEN for the engine's process."),
+    nothing(
         "guided_decoding_backend", str, "grammars are enforced by llguidance, whatever is named."
     ),
-    _nothing(
+    nothing(
         "structured_outputs_config", dict, "grammars are enforced by llguidance, whatever is named."
     ),
-    _only("distributed_executor_backend", str, ("mp", "uni"), _NO_RAY),
-    _only("worker_use_ray", bool, (False,), _NO_RAY),
-    _only("engine_use_ray", bool, (False,), _NO_RAY),
-    _only("ray_workers_use_nsight", bool, (False,), _NO_RAY),
-    _only("pipeline_parallel_size", int, (1,), _ONE_DEVICE, short=("-pp",)),
-    _only("tensor_parallel_size", int, (1,), _ONE_DEVICE, short=("-tp",)),
-    _only("data_parallel_size", int, (1,), _ONE_DEVICE, short=("-dp",)),
-    _only("decode_context_parallel_size", int, (1,), _ONE_DEVICE, short=("-dcp",)),
-    _only("enable_expert_parallel", bool, (False,), _ONE_DEVICE, short=("-ep",)),
-    _nothing("max_parallel_loading_workers", int, "one process loads the model, part by part."),
-    _nothing("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
-    _nothing("use_v2_block_manager", bool, "there is one block manager."),
-    _nothing("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
-    _nothing(
+    only("distributed_executor_backend", str, ("mp", "uni"), _NO_RAY),
+    only("worker_use_ray", bool, (False,), _NO_RAY),
+    only("engine_use_ray", bool, (False,), _NO_RAY),
+    only("ray_workers_use_nsight", bool, (False,), _NO_RAY),
+    only("pipeline_parallel_size", int, (1,), _ONE_DEVICE, short=("-pp",)),
+    only("tensor_parallel_size", int, (1,), _ONE_DEVICE, short=("-tp",)),
+    only("data_parallel_size", int, (1,), _ONE_DEVICE, short=("-dp",)),
+    only("decode_context_parallel_size", int, (1,), _ONE_DEVICE, short=("-dcp",)),
+    only("enable_expert_parallel", bool, (False,), _ONE_DEVICE, short=("-ep",)),
+    nothing("max_parallel_loading_workers", int, "one process loads the model, part by part."),
+    nothing("disable_custom_all_reduce", bool, "one device has nothing to reduce."),
+    nothing("use_v2_block_manager", bool, "there is one block manager."),
+    nothing("num_lookahead_slots", int, "blocks for drafts are taken as they are needed."),
+    nothing(
         "swap_space",
         float,
         "preempted sequences are computed again, so no host memory is set aside.",
     ),
-    _only(
+    only(
         "cpu_offload_gb",
         float,
         (0,),
         "weights stay on their device. Use --quantization for less memory.",
     ),
-    _only(
+    only(
         "preemption_mode", str, ("recompute",), "preempted sequences are computed again: recompute."
     ),
-    _only(
+    only(
         "quantization_param_path",
         str,
         (),
         "scales of an fp8 KV cache come from the checkpoint, or from calculate_kv_scales.",
     ),
-    _nothing(
+    nothing(
         "max_context_len_to_capture",
         int,
         "CUDA graphs are captured for numbers of tokens, of any context.",
     ),
-    _nothing(
+    nothing(
         "max_seq_len_to_capture",
         int,
         "CUDA graphs are captured for numbers of tokens, of any context.",
     ),
-    _nothing("tokenizer_pool_size", int, "gateways tokenise, in threads of their own."),
-    _nothing("tokenizer_pool_type", str, "gateways tokenise, in threads of their own."),
-    _nothing("tokenizer_pool_extra_config", dict, "gateways tokenise, in threads of their own."),
-    _nothing(
+    nothing("tokenizer_pool_size", int, "gateways tokenise, in threads of their own."),
+    nothing("tokenizer_pool_type", str, "gateways tokenise, in threads of their own."),
+    nothing("tokenizer_pool_extra_config", dict, "gateways tokenise, in threads of their own."),
+    nothing(
         "lora_extra_vocab_size",
         int,
         "an adapter with tokens that the model hasn't is refused by name, whatever is set aside.",
     ),
-    _nothing(
+    nothing(
         "long_lora_scaling_factors",
         list,
         "each adapter is run by its own configuration, and rotary embeddings are the model's.",
     ),
-    _nothing("fully_sharded_loras", bool, "one device has nothing to share out."),
-    _only("qlora_adapter_name_or_path", str, (), _ON_REQUEST),
-    _only(
+    nothing("fully_sharded_loras", bool, "one device has nothing to share out."),
+    only("qlora_adapter_name_or_path", str, (), _ON_REQUEST),
+    only(
         "scheduler_delay_factor",
         float,
         (0,),
         "prompts start as soon as there is room. Leave it out.",
     ),
-    _drafts("speculative_model", str, "model"),
-    _drafts("num_speculative_tokens", int, "num_speculative_tokens"),
-    _drafts("speculative_model_quantization", str, "quantization"),
-    _drafts(
+    drafts("speculative_model", str, "model"),
+    drafts("num_speculative_tokens", int, "num_speculative_tokens"),
+    drafts("speculative_model_quantization", str, "quantization"),
+    drafts(
         "speculative_draft_tensor_parallel_size",
         int,
         "draft_tensor_parallel_size",
+        usual=1,
         short=("-spec-draft-tp",),
     ),
-    _drafts("speculative_max_model_len", int, "max_model_len"),
-    _drafts("speculative_disable_by_batch_size", int, "disable_by_batch_size"),
-    _drafts("ngram_prompt_lookup_max", int, "prompt_lookup_max"),
-    _drafts("ngram_prompt_lookup_min", int, "prompt_lookup_min"),
-    _drafts("spec_decoding_acceptance_method", str, "acceptance_method", usual="rejection_sampler"),
-    _drafts(
+    drafts("speculative_max_model_len", int, "max_model_len"),
+    drafts("speculative_disable_by_batch_size", int, "disable_by_batch_size"),
+    drafts("ngram_prompt_lookup_max", int, "prompt_lookup_max"),
+    drafts("ngram_prompt_lookup_min", int, "prompt_lookup_min"),
+    drafts("spec_decoding_acceptance_method", str, "acceptance_method", usual="rejection_sampler"),
+    drafts(
         "typical_acceptance_sampler_posterior_threshold", float, "posterior_threshold", usual=0.09
     ),
-    _drafts("typical_acceptance_sampler_posterior_alpha", float, "posterior_alpha", usual=0.3),
-    _only("ignore_patterns", list, ([],), "only the files that a model needs are downloaded."),
-    _nothing(
-        "use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."
-    ),
-    _only("collect_detailed_traces", str, (), _NO_TRACES),
-    _nothing("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
-    _nothing("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
-    _nothing("disable_log_requests", bool, "prompts are never logged."),
-    _only("enable_log_requests", bool, (False,), "prompts are never logged."),
-    _nothing("max_log_len", int, "prompts are never logged."),
-    _only(
+    drafts("typical_acceptance_sampler_posterior_alpha", float, "posterior_alpha", usual=0.3),
+    only("ignore_patterns", list, ([],), "only the files that a model needs are downloaded."),
+    nothing("use_tqdm_on_load", bool, "progress is told as the status of the model, not as a bar."),
+    only("collect_detailed_traces", str, (), _NO_TRACES),
+    nothing("kv_cache_metrics", bool, "figures of the KV cache are always counted."),
+    nothing("kv_cache_metrics_sample", float, "figures of the KV cache are always counted."),
+    nothing("disable_log_requests", bool, "prompts are never logged."),
+    only("enable_log_requests", bool, (False,), "prompts are never logged."),
+    nothing("max_log_len", int, "prompts are never logged."),
+    only(
         "prefix_caching_hash_algo",
         str,
         ("sha256", "sha256_cbor", "builtin"),
@@ -317,37 +233,38 @@ FOREIGN: tuple[Foreign, ...] = (
         "`pooler_config`",
         becomes=lambda value: {"pooler_config": dict(value)},
     ),
-    _only("override_generation_config", dict, ({},), _IN_SAMPLING),
-    _only("logits_processors", list, ([],), _IN_SAMPLING),
-    _only(
+    only("override_generation_config", dict, ({},), _IN_SAMPLING),
+    only("logits_processors", list, ([],), _IN_SAMPLING),
+    only(
         "logprobs_mode",
         str,
         ("raw_logprobs",),
         "log probabilities are the model's own: raw_logprobs.",
     ),
-    _nothing("limit_mm_per_prompt", dict, _NO_MEDIA),
-    _nothing("mm_processor_kwargs", dict, _NO_MEDIA),
-    _nothing("mm_processor_cache_gb", float, _NO_MEDIA),
-    _nothing("skip_mm_profiling", bool, _NO_MEDIA),
-    _nothing("allowed_local_media_path", str, _NO_MEDIA),
-    _nothing("disable_async_output_proc", bool, "see async_scheduling."),
-    _nothing("disable_cascade_attn", bool, "there is no cascade attention."),
-    _only("num_scheduler_steps", int, (1,), "a step makes one token a sequence; leave it out."),
-    _nothing("multi_step_stream_outputs", bool, "each token is sent as it comes."),
-    _only("kv_transfer_config", dict, ({},), "KV blocks stay with their replica. Leave it out."),
-    _only(
+    nothing("limit_mm_per_prompt", dict, _NO_MEDIA),
+    nothing("mm_processor_kwargs", dict, _NO_MEDIA),
+    nothing("mm_processor_cache_gb", float, _NO_MEDIA),
+    nothing("skip_mm_profiling", bool, _NO_MEDIA),
+    nothing("allowed_local_media_path", str, _NO_MEDIA),
+    nothing("disable_async_output_proc", bool, "see async_scheduling."),
+    nothing("disable_cascade_attn", bool, "there is no cascade attention."),
+    only("num_scheduler_steps", int, (1,), "a step makes one token a sequence; leave it out."),
+    nothing("multi_step_stream_outputs", bool, "each token is sent as it comes."),
+    only("kv_transfer_config", dict, ({},), "KV blocks stay with their replica. Leave it out."),
+    only(
         "kv_events_config", dict, ({},), "events of single blocks aren't published. Leave it out."
     ),
-    _only("kv_offloading_size", float, (0,), "KV blocks stay on their device. Leave it out."),
-    _only(
+    only("kv_offloading_size", float, (0,), "KV blocks stay on their device. Leave it out."),
+    only(
         "worker_cls",
         str,
         ("auto",),
         "the device names its worker; see the entry points quire.devices.",
     ),
-    _only("worker_extension_cls", str, ("",), "use `LLM.apply_model`."),
-    _only("additional_config", dict, ({},), "devices take no settings of their own."),
+    only("worker_extension_cls", str, ("",), "use `LLM.apply_model`."),
+    only("additional_config", dict, ({},), "devices take no settings of their own."),
 )
+FOREIGN: tuple[Foreign, ...] = (*_OF_THE_MANUAL, *NEWER)
 BY_NAME: Mapping[str, Foreign] = {setting.name: setting for setting in FOREIGN}
 
 
@@ -362,19 +279,31 @@ def translated(values: Mapping[str, Any], known: frozenset[str]) -> dict[str, An
     """
     ours: dict[str, Any] = {}
     derived: dict[str, Any] = {}
+    drafting = ""
     for given, value in values.items():
         name = str(given).replace("-", "_")
         if name in known:
-            ours[name] = value
+            ours[name] = _first(value) if name == "served_model_name" else value
         elif name in BY_NAME:
             for key, each in BY_NAME[name].resolve(value).items():
+                drafting = drafting or (name if key == "speculative_config" else "")
                 several = isinstance(each, dict) and isinstance(derived.get(key), dict)
                 derived[key] = {**derived[key], **each} if several else each
         else:
             raise ConfigError(f"{given} is no engine setting.", param=str(given))
+    if drafting and not {"model", "method"} & derived["speculative_config"].keys():
+        raise ConfigError(
+            f"{drafting} needs speculative_model, which says where drafts come from.",
+            param=drafting,
+        )
     for name, value in derived.items():
         if ours.get(name) is not None and ours[name] != value:
             raise ConfigError(
                 f"{name} is given twice, as {ours[name]!r} and {value!r}.", param=name
             )
     return {**ours, **derived}
+
+
+def _first(names: Any) -> Any:
+    """Of several names of a model the first: what outputs and figures are told under."""
+    return names[0] if isinstance(names, list | tuple) and names else names

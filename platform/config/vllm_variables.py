@@ -74,6 +74,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("VLLM_OPENVINO_CPU_KV_CACHE_PRECISION", "--kv-cache-dtype", _OPENVINO),
     Variable("VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS", "--quantization", _OPENVINO),
     Variable("VLLM_USE_RAY_COMPILED_DAG", "", "there is no Ray"),
+    Variable("VLLM_RAY_BUNDLE_INDICES", "", "there is no Ray"),
+    Variable("VLLM_USE_V1", "", "there is one engine"),
     Variable("VLLM_WORKER_MULTIPROC_METHOD", "", _ONE),
     Variable(
         "VLLM_ENABLE_V1_MULTIPROCESSING",

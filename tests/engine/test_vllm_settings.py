@@ -11,7 +11,8 @@ import pytest
 from engine.contract.command_line import expanded
 from engine.contract.config import SETTINGS, EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
-from engine.contract.vllm_settings import BY_NAME, FOREIGN, Foreign
+from engine.contract.foreign import Foreign
+from engine.contract.vllm_settings import BY_NAME, FOREIGN
 
 #: The engine arguments of vLLM 0.5.1's manual, as its command line spells them.
 _MANUAL = """
@@ -132,6 +133,8 @@ def test_some_stand_for_settings_of_ours(given: dict[str, Any], ours: dict[str, 
         ({"nonsense": 1}, "nonsense"),
         ({"tensor_parallel_size": True}, "tensor_parallel_size"),
         ({"prefix_caching_hash_algo": "xxhash"}, "prefix_caching_hash_algo"),
+        ({"num_speculative_tokens": 3}, "num_speculative_tokens"),
+        ({"speculative_disable_by_batch_size": 4}, "speculative_disable_by_batch_size"),
     ],
 )
 def test_what_cant_be_meant_is_refused_by_name(given: dict[str, Any], param: str) -> None:
@@ -146,6 +149,15 @@ def test_what_cant_be_meant_is_refused_by_name(given: dict[str, Any], param: str
         ("--max_num_seqs 4 --max_model_len=64", {"max_num_seqs": 4, "max_model_len": 64}),
         ("-tp 1 -pp 1 -q int8 -O1", {"quantization": "int8", "optimization_level": 1}),
         ("--swap-space 0 --enable-lora --disable-log-requests", {}),
+        ("-q None -spec-draft-tp 1", {}),
+        ("--served-model-name first second --seed 3", {"served_model_name": "first", "seed": 3}),
+        (
+            "--max-model-len 2K --max-num-batched-tokens 25.6k",
+            {
+                "max_model_len": 2048,
+                "max_num_batched_tokens": 25600,
+            },
+        ),
         ("--attention-config.backend CPU", {"attention_backend": "CPU"}),
         ("-ac.backend CPU", {"attention_backend": "CPU"}),
         (
@@ -160,6 +172,26 @@ def test_what_cant_be_meant_is_refused_by_name(given: dict[str, Any], param: str
 )
 def test_command_lines_as_vllm_takes_them(line: str, wanted: dict[str, Any]) -> None:
     assert parse(line) == EngineConfig(**wanted)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("-q marlin", "marlin can't be used: take the GPTQ checkpoint"),
+        ("-q deepspeedfp", "deepspeedfp can't be used: it rounds plain weights"),
+        ("--load-format bitsandbytes", "bitsandbytes can't be used: leave it out"),
+        ("--load-format foo", "invalid choice: 'foo'"),
+        ("--max-num-seqs 1.5K", "'1.5K' is no whole number"),
+        ("--max-num-seqs 1.5", "'1.5' is no whole number"),
+        ("--max-num-seqs k", "'k' is no whole number"),
+    ],
+)
+def test_a_word_that_is_something_else_here_says_what_to_take(
+    line: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(line)
+    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_file_of_settings_comes_before_the_command_line(tmp_path: Path) -> None:

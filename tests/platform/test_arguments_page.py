@@ -24,7 +24,7 @@ root-path middleware
 NEWER = """
 attention-backend attention-config compilation-config api-server-count data-parallel-size
 decode-context-parallel-size kv-cache-metrics-sample collect-detailed-traces
-prefix-caching-hash-algo io-processor-plugin
+prefix-caching-hash-algo io-processor-plugin trust-request-chat-template
 """
 #: Variables of all the manuals.
 NAMES = """
@@ -39,7 +39,7 @@ VLLM_CPU_KVCACHE_SPACE VLLM_OPENVINO_KVCACHE_SPACE VLLM_OPENVINO_CPU_KV_CACHE_PR
 VLLM_OPENVINO_ENABLE_QUANTIZED_WEIGHTS VLLM_USE_RAY_COMPILED_DAG VLLM_WORKER_MULTIPROC_METHOD
 VLLM_IMAGE_FETCH_TIMEOUT VLLM_XLA_CACHE_PATH VLLM_FUSED_MOE_CHUNK_SIZE VLLM_CPU_AVX512BF16
 VLLM_ALLOW_RUNTIME_LORA_UPDATING VLLM_ENABLE_V1_MULTIPROCESSING VLLM_LORA_RESOLVER_CACHE_DIR
-VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_PLUGINS
+VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_PLUGINS VLLM_USE_V1 VLLM_RAY_BUNDLE_INDICES
 """
 
 

@@ -46,6 +46,7 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
         *("--allowed-origins", '["https://a.example"]', "--allow-credentials"),
         *("--allowed-methods", '["GET"]', "--allowed-headers", '["X-Ours"]'),
         *("-tp", "1", "--swap_space=0", "--enable-auto-tool-choice", "--no-worker"),
+        *("--trust-request-chat-template", "--h11-max-header-count", "64"),
         PYTHONPATH=str(short_tmp),
     ) as instance:
         yield {**instance.ready()}
@@ -64,7 +65,12 @@ def test_a_model_has_several_names(served: dict[str, Any]) -> None:
         answer = httpx.post(
             f"{served['url']}/v1/chat/completions",
             headers={"Authorization": f"Bearer {GIVEN}"},
-            json={"model": name, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
+            json={
+                "model": name,
+                "messages": [{"role": "user", "content": "Hi"}],
+                "max_tokens": 2,
+                "chat_template": "{{ messages[0]['content'] }}",
+            },
             timeout=30,
         ).json()
         assert answer["model"] == "first"
@@ -118,6 +124,7 @@ def test_help_and_both_names_of_the_command() -> None:
     [
         ({"lora_modules": ["a"]}, "--lora-modules takes NAME=PATH"),
         ({"vllm_enable_ssl_refresh": True}, "--enable-ssl-refresh can't be used"),
+        ({"vllm_default_chat_template_kwargs": "{}"}, "send chat_template_kwargs with each"),
         ({"middleware": ["nowhere.Class"]}, "--middleware nowhere.Class can't be imported"),
         ({"middleware": ["json.__name__"]}, "is no class and no function"),
         ({"root_path": "quire"}, "--root-path must begin"),

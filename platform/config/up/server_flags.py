@@ -51,6 +51,30 @@ OTHERS = (
     ),
     ServerFlag("--headless", "run `manage.py engine` on a host without gateways.", refuse=True),
     ServerFlag("--uds", "name an address with --host and --port.", refuse=True, words="1"),
+    ServerFlag("--enable-tokenizer-info-endpoint", "/tokenizer_info answers operators."),
+    ServerFlag("--exclude-tools-when-tool-choice-none", "the prompt has none of them then."),
+    ServerFlag("--enable-scale-out", "/render and /inference/v1/generate always answer."),
+    ServerFlag("--enable-offline-docs", "its pages load nothing from elsewhere."),
+    ServerFlag("--log-error-stack", "a fault's stack is always logged."),
+    ServerFlag(
+        "--disable-access-log-for-endpoints",
+        "calls of /health, /ping, /metrics and /load are never logged.",
+        words="1",
+    ),
+    ServerFlag("--h11-max-incomplete-event-size", "headers are always bounded.", words="1"),
+    ServerFlag("--h11-max-header-count", "headers are always bounded.", words="1"),
+    *(
+        ServerFlag(flag, f"send {field} with each request.", refuse=True, words=words)
+        for flag, field, words in (
+            ("--default-chat-template-kwargs", "chat_template_kwargs", "1"),
+            ("--return-tokens-as-token-ids", "return_tokens_as_token_ids", None),
+            ("--enable-force-include-usage", "stream_options.include_usage", None),
+        )
+    ),
+    ServerFlag("--enable-log-outputs", "answers are never logged.", refuse=True),
+    ServerFlag("--tool-server", "tools are run by clients.", refuse=True, words="1"),
+    ServerFlag("--tokens-only", "narrow what keys may do by their scopes.", refuse=True),
+    ServerFlag("--disable-fastapi-docs", "shut /reference/ off in a proxy.", refuse=True),
 )  # fmt: skip
 #: uvicorn's levels as ours.
 _LOG_LEVELS = {
@@ -83,6 +107,11 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=PATH",
         help="adapters of the model, shared by all tenants: NAME=PATH, or JSON with name, path and "
         "perhaps base_model_name; each is checked before it answers",
+    )
+    group.add_argument(
+        "--trust-request-chat-template",
+        action="store_true",
+        help="take chat_template from requests; it runs in a sandbox",
     )
     group.add_argument("--root-path", metavar="PATH", help="where a proxy has mounted Quire")
     group.add_argument(
@@ -163,6 +192,7 @@ def environment(options: Mapping[str, Any]) -> dict[str, str]:
     found = {
         "QUIRE_CHAT_TEMPLATE_CONTENT_FORMAT": options["chat_template_content_format"],
         "QUIRE_RESPONSE_ROLE": options["response_role"],
+        "QUIRE_REQUEST_CHAT_TEMPLATES": "1" if options["trust_request_chat_template"] else None,
         "QUIRE_CORS_ORIGINS": _words(options, "allowed_origins"),
         "QUIRE_CORS_METHODS": _words(options, "allowed_methods"),
         "QUIRE_CORS_HEADERS": _words(options, "allowed_headers"),
