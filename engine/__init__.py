@@ -16,13 +16,22 @@ if TYPE_CHECKING:
     from engine.offline.engine_args import AsyncEngineArgs, EngineArgs, FlexibleArgumentParser
     from engine.offline.llm import LLM
     from engine.offline.llm_engine import LLMEngine
+    from engine.offline.metrics import Counter, Gauge, Histogram, Metric, Vector
     from engine.offline.pooling_outputs import (
         ClassificationRequestOutput,
         EmbeddingRequestOutput,
         PoolingRequestOutput,
         ScoringRequestOutput,
     )
-    from engine.offline.prompts import EmbedsPrompt, PromptType, TextPrompt, TokensPrompt
+    from engine.offline.prompts import (
+        EmbedsPrompt,
+        PromptInputs,
+        PromptStrictInputs,
+        PromptType,
+        TextPrompt,
+        TokensPrompt,
+    )
+    from engine.offline.tensorizer import TensorizerArgs, TensorizerConfig, tensorize_vllm_model
 
 __all__ = [
     "LLM",
@@ -32,23 +41,33 @@ __all__ = [
     "BeamSearchParams",
     "ClassificationRequestOutput",
     "CompletionOutput",
+    "Counter",
     "EmbeddingRequestOutput",
     "EmbedsPrompt",
     "EngineArgs",
     "FlexibleArgumentParser",
+    "Gauge",
+    "Histogram",
     "LLMEngine",
     "LoRARequest",
+    "Metric",
     "ModelRegistry",
     "PoolingParams",
     "PoolingRequestOutput",
+    "PromptInputs",
+    "PromptStrictInputs",
     "PromptType",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
+    "TensorizerArgs",
+    "TensorizerConfig",
     "TextPrompt",
     "TokensPrompt",
+    "Vector",
+    "tensorize_vllm_model",
 ]
 #: Where those are that need torch: loaded when they're asked for.
 _LATER = {
@@ -58,11 +77,16 @@ _LATER = {
     "engine.offline.engine_args": ("AsyncEngineArgs", "EngineArgs", "FlexibleArgumentParser"),
     "engine.offline.llm": ("LLM",),
     "engine.offline.llm_engine": ("LLMEngine",),
+    "engine.offline.metrics": ("Counter", "Gauge", "Histogram", "Metric", "Vector"),
     "engine.offline.pooling_outputs": (
         *("ClassificationRequestOutput", "EmbeddingRequestOutput"),
         *("PoolingRequestOutput", "ScoringRequestOutput"),
     ),
-    "engine.offline.prompts": ("EmbedsPrompt", "PromptType", "TextPrompt", "TokensPrompt"),
+    "engine.offline.tensorizer": (*("TensorizerArgs", "TensorizerConfig", "tensorize_vllm_model"),),
+    "engine.offline.prompts": (
+        *("EmbedsPrompt", "PromptInputs", "PromptStrictInputs", "PromptType"),
+        *("TextPrompt", "TokensPrompt"),
+    ),
 }
 
 

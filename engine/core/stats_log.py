@@ -1,10 +1,11 @@
-"""The periodic line of statistics in a replica's log."""
+"""The line of statistics in an engine's log."""
 
 from __future__ import annotations
 
 import logging
 import time
 
+from engine.contract.replica_state import EngineStats
 from engine.core.engine_core import EngineCore
 
 log = logging.getLogger(__name__)
@@ -25,22 +26,38 @@ class StatsLog:
         now = time.time()
         if not self._enabled or now - self._at < INTERVAL_S:
             return
-        stats, seconds = core.snapshot(), now - self._at
+        stats = core.snapshot()
+        idle = not (stats.num_requests_running or stats.num_requests_waiting)
+        prompt, generated, seconds = self._since(stats, now)
+        if prompt or generated or not idle:
+            _tell(stats, prompt / seconds, generated / seconds)
+
+    def now(self, core: EngineCore) -> None:
+        """Log, whatever ran since the last line."""
+        stats = core.snapshot()
+        prompt, generated, seconds = self._since(stats, time.time())
+        _tell(stats, prompt / seconds, generated / seconds)
+
+    def _since(self, stats: EngineStats, now: float) -> tuple[int, int, float]:
+        """Prompt tokens and new tokens since the last time, and the seconds."""
         prompt = stats.prompt_tokens_total - self._prompt
         generated = stats.generation_tokens_total - self._generated
+        seconds = max(now - self._at, 1e-3)
         self._at, self._prompt = now, stats.prompt_tokens_total
         self._generated = stats.generation_tokens_total
-        if not (prompt or generated or stats.num_requests_running or stats.num_requests_waiting):
-            return
-        hits = stats.prefix_cache_hits_total / max(1, stats.prefix_cache_queries_total)
-        log.info(
-            "Prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, running: %d, "
-            "waiting: %d, KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%, preemptions: %d",
-            prompt / seconds,
-            generated / seconds,
-            stats.num_requests_running,
-            stats.num_requests_waiting,
-            100 * stats.kv_cache_usage_perc,
-            100 * hits,
-            stats.num_preemptions_total,
-        )
+        return prompt, generated, seconds
+
+
+def _tell(stats: EngineStats, prompt_rate: float, generation_rate: float) -> None:
+    hits = stats.prefix_cache_hits_total / max(1, stats.prefix_cache_queries_total)
+    log.info(
+        "Prompt throughput: %.1f tokens/s, generation throughput: %.1f tokens/s, running: %d, "
+        "waiting: %d, KV cache usage: %.1f%%, prefix cache hit rate: %.1f%%, preemptions: %d",
+        prompt_rate,
+        generation_rate,
+        stats.num_requests_running,
+        stats.num_requests_waiting,
+        100 * stats.kv_cache_usage_perc,
+        100 * hits,
+        stats.num_preemptions_total,
+    )

@@ -69,8 +69,10 @@ class InProcessExecutor:
         device: where the model runs.
         loaded: the model and what is known of it; from `load` on.
         capacity: see `Capacity`; from `size_cache` on.
+        rank: of all ranks, of which there is one.
     """
 
+    rank = 0
     loaded: LoadedModel
     capacity: Capacity
 

@@ -1,4 +1,4 @@
-"""Checkpoints in other formats than safetensors: PyTorch's files, their numpy cache, tensorizer's.
+"""Checkpoints in other formats than safetensors: PyTorch's files and their numpy cache.
 
 Nothing here unpickles objects: PyTorch reads tensors alone (`weights_only`), numpy none at all.
 """
@@ -193,27 +193,3 @@ def _np_tensor(cache: Path, name: str, entry: Any) -> Tensor:
             f"{cache} has no sound {name!r}: {error}. Remove the folder to make it anew.",
             param="model",
         ) from error
-
-
-def read_tensorizer(path: Path, folder: Path) -> TensorWeights:
-    """A file of CoreWeave's tensorizer, which must be installed.
-
-    Raises `ModelLoadError` without that package, and for a file that isn't sound.
-    """
-    try:
-        from tensorizer import TensorDeserializer
-    except ImportError as error:
-        raise ModelLoadError(
-            "load_format=tensorizer needs the package: pip install 'quire[tensorizer]'.",
-            param="load_format",
-        ) from error
-    if not path.is_file():
-        raise ModelLoadError(f"There is no {path}.", param="model_loader_extra_config")
-    try:
-        with TensorDeserializer(str(path), device="cpu", verify_hash=True) as source:
-            tensors = {str(name): source[name] for name in source.keys()}  # noqa: SIM118
-    except Exception as error:  # of a bad file the library raises many kinds
-        raise ModelLoadError(
-            f"{path} isn't a sound tensorizer file: {error}", param="model"
-        ) from error
-    return TensorWeights(folder, tensors)

@@ -8,11 +8,12 @@ import torch
 
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ModelLoadError
-from engine.models.formats import read_npcache, read_pt, read_tensorizer
+from engine.models.formats import read_npcache, read_pt
 from engine.models.gguf.folder import source_of
 from engine.models.gguf.weights import GGUFWeights
 from engine.models.quantized_weights import QuantizedWeights
 from engine.models.sharded_state import read_sharded_state
+from engine.models.tensorizer_file import read_tensorizer
 from engine.models.weights import DummyWeights, WeightReader
 from engine.quantization.checkpoint.format import CheckpointFormat
 
@@ -62,5 +63,7 @@ def open_checkpoint(folder: Path, config: EngineConfig) -> WeightReader:
     if config.load_format == "sharded_state":
         return read_sharded_state(folder, extra.get("pattern"))
     if config.load_format == "tensorizer":
-        return read_tensorizer(folder / extra.get("tensorizer_uri", "model.tensors"), folder)
+        path = folder / extra.get("tensorizer_uri", "model.tensors")
+        key, readers = extra.get("encryption_keyfile"), extra.get("num_readers")
+        return read_tensorizer(path, folder, key, readers)
     return WeightReader(folder)

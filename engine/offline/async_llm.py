@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import Future
 from contextlib import aclosing
@@ -20,8 +21,8 @@ from engine.offline.engine_args import EngineArgs
 from engine.offline.llm_engine import LLMEngine
 from engine.offline.metrics import Metric
 from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from engine.offline.prompts import Prompt
-from engine.text.tokenizer import Tokenizer
+from engine.offline.prompts import Prompt, one_of
+from engine.offline.tokenizer import OfflineTokenizer
 
 T = TypeVar("T")
 #: How long `shutdown` waits for a step that is under way.
@@ -117,20 +118,24 @@ class AsyncLLM:
 
     async def generate(
         self,
-        prompt: Prompt,
-        sampling_params: SamplingParams,
-        request_id: str,
+        prompt: Prompt | None = None,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
         lora_request: Any = None,
         trace_headers: Any = None,
         priority: int = 0,
+        *,
+        inputs: Prompt | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """The request's result so far, each time from its beginning, until `finished`.
 
-        A consumer that stops listening aborts the request.
+        A consumer that stops listening aborts the request. `sampling_params`: None are the model's
+        own; `request_id`: None makes one; `inputs` is the old name of `prompt`.
 
         Raises:
             InvalidRequest: it can't be served. EngineFault: the engine failed on it.
         """
+        prompt = one_of(prompt, inputs)
         results = self._results(prompt, sampling_params, request_id, lora_request, priority)
         async with aclosing(results):
             async for result in results:
@@ -138,23 +143,27 @@ class AsyncLLM:
 
     async def encode(
         self,
-        prompt: Prompt,
-        pooling_params: PoolingParams,
-        request_id: str,
+        prompt: Prompt | None = None,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
         lora_request: Any = None,
         trace_headers: Any = None,
         priority: int = 0,
+        *,
+        inputs: Prompt | None = None,
     ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput]]:
         """The one result of a pooling model. Raises as `generate` does."""
-        results = self._results(prompt, pooling_params, request_id, lora_request, priority)
+        prompt, params = one_of(prompt, inputs), pooling_params or PoolingParams()
+        results = self._results(prompt, params, request_id, lora_request, priority)
         async with aclosing(results):
             async for result in results:
                 yield result
 
     async def _results(
-        self, prompt: Prompt, params: Any, request_id: str, lora_request: Any, priority: int
+        self, prompt: Prompt, params: Any, given_id: str | None, lora_request: Any, priority: int
     ) -> AsyncGenerator[Any]:
         stream = _Stream(asyncio.get_running_loop())
+        request_id = uuid.uuid4().hex if given_id is None else given_id
 
         def add() -> None:
             self.engine.add_request(
@@ -186,7 +195,7 @@ class AsyncLLM:
 
     # -- what it knows ------------------------------------------------------------------------
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
         return self.engine.get_tokenizer()
 
@@ -201,6 +210,18 @@ class AsyncLLM:
     async def get_metrics(self) -> list[Metric]:
         """Load and totals, under vLLM's names."""
         return await self._call(self.engine.get_metrics)
+
+    @property
+    def model_config(self) -> EngineConfig:
+        """See `get_model_config`."""
+        return self.engine.get_model_config()
+
+    async def do_log_stats(self) -> None:
+        """Log a line of figures now; see `LLMEngine.do_log_stats`."""
+        await self._call(self.engine.do_log_stats)
+
+    def start_background_loop(self) -> None:
+        """The engine's loop runs from the start: nothing is left to do."""
 
     async def check_health(self) -> None:
         """Raises `EngineFault` once the engine has failed or was shut down."""

@@ -10,6 +10,7 @@ from engine.contract.outputs import CompletionOutput, Logprob, RequestMetrics, R
 from engine.contract.protocol import FlightRecord, TokenDelta, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.assembler import OutputAssembler, logprob_entry
+from engine.offline.request_figures import RequestFigures
 from engine.text.tokenizer import Tokenizer
 
 
@@ -17,7 +18,7 @@ class Collector:
     """Gathers one request's outputs.
 
     Args:
-        text, token_ids: the prompt's. params: as the caller gave them.
+        text, token_ids: the prompt's. params: as the caller gave them. figures: where it's counted.
     """
 
     def __init__(
@@ -28,8 +29,12 @@ class Collector:
         params: SamplingParams,
         tokenizer: Tokenizer | None,
         arrival_time: float | None = None,
+        figures: RequestFigures | None = None,
     ) -> None:
         self.request_id = request_id
+        self._figures = figures or RequestFigures()
+        self._began: float | None = None
+        self._last: float | None = None
         self._text, self._token_ids = text, token_ids
         self._tokenizer = tokenizer
         self._assemblers = [
@@ -56,12 +61,21 @@ class Collector:
         if delta.num_prompt_tokens and delta.index == 0:
             self._cached = delta.num_cached_tokens
         self._note(delta)
-        return self._assemblers[delta.index].push(delta)
+        stopped = self._assemblers[delta.index].push(delta)
+        if self.finished and self._last is not None and self._began is not None:
+            arrival, tokens = self._metrics.arrival_time, self._metrics.num_generation_tokens
+            self._figures.end(arrival, self._began, self._last, len(self._token_ids), tokens)
+            self._last = None
+        return stopped
 
     def _note(self, delta: TokenDelta) -> None:
         """When it happened. The engine's own times come with the end."""
         metrics, now = self._metrics, time.time()
         metrics.num_generation_tokens += len(delta.token_ids)
+        if delta.token_ids:
+            if delta.index == 0:
+                self._figures.token(metrics.arrival_time, self._last, now)
+            self._began, self._last = self._began or now, now
         if delta.index == 0 and delta.token_ids:
             metrics.first_token_ts = metrics.first_token_ts or now
             metrics.last_token_ts = now

@@ -41,11 +41,13 @@ class _Methods:
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """From parsed flags; what wasn't given keeps its default."""
         names = {spec.name for spec in dataclasses.fields(cls)}  # type: ignore[arg-type]
-        return cls(**{name: value for name, value in vars(args).items() if name in names})
+        given = {name: value for name, value in vars(args).items() if value is not None}
+        return cls(**{name: value for name, value in given.items() if name in names})
 
     def create_engine_config(self) -> EngineConfig:
         """The settings, checked. Raises `ConfigError`."""
-        given = dataclasses.asdict(self)  # type: ignore[call-overload]
+        names = [spec.name for spec in dataclasses.fields(self)]  # type: ignore[arg-type]
+        given = {name: getattr(self, name) for name in names}
         return offline_config({name: each for name, each in given.items() if each is not None})
 
 
@@ -54,9 +56,17 @@ def offline_config(settings: dict[str, Any]) -> EngineConfig:
 
     Nobody else waits: the queue takes whatever the caller has memory for.
     """
+    extra = settings.get("model_loader_extra_config")
+    if hasattr(extra, "settings"):  # a `TensorizerConfig`
+        settings = {**settings, "model_loader_extra_config": extra.settings()}
+    elif isinstance(extra, dict):  # perhaps one that `dataclasses.asdict` took apart
+        extra = {name: each for name, each in extra.items() if each is not None}
+        settings = {**settings, "model_loader_extra_config": extra}
     return EngineConfig.from_mapping({"max_waiting": sys.maxsize, **settings})
 
 
+#: What programs for vLLM compare with numbers, and what it is here.
+_SIZES = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "data_parallel_size": 1}
 _ours = [spec.name for spec in dataclasses.fields(EngineConfig)]
 _names = [*_ours, *(foreign.name for foreign in FOREIGN if foreign.name not in _ours)]
 
@@ -70,7 +80,7 @@ if TYPE_CHECKING:
 else:
     EngineArgs = dataclasses.make_dataclass(
         "EngineArgs",
-        [(name, Any, dataclasses.field(default=None)) for name in _names],
+        [(name, Any, dataclasses.field(default=_SIZES.get(name))) for name in _names],
         bases=(_Methods,),
         namespace={"__doc__": "Settings of an engine, None where the default is meant."},
     )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.contract.config import EngineConfig
 from engine.contract.errors import EngineSleeping, InvalidRequest
 from engine.contract.lora_request import refs_of
 from engine.contract.outputs import RequestOutput
@@ -19,6 +20,7 @@ from engine.offline.metrics import Metric
 from engine.offline.pooling import PoolingMethods
 from engine.offline.progress import UseTqdm, progress
 from engine.offline.prompts import Prompt, TokenPrompt, as_list, tokenise
+from engine.offline.tokenizer import OfflineTokenizer
 from engine.quantization.report import LayerReport
 from engine.text.chat_template import render_chat
 from engine.text.tokenizer import Tokenizer
@@ -78,7 +80,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
     def _tokenizer(self) -> Tokenizer | None:  # type: ignore[override]
         return self.llm_engine.tokenizer
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
         return self.llm_engine.get_tokenizer()
 
@@ -100,7 +102,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
         *,
-        priority: Sequence[int] | None = None,
+        priority: Sequence[int] | int | None = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts, batched; results come in the order of the prompts.
 
@@ -116,7 +118,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
             use_tqdm: show a progress bar; or a function that makes one, as tqdm does.
             lora_request: the adapter (`LoRARequest`) to go through, for all or one a prompt; None:
                 the model alone.
-            priority: one a prompt, with scheduling_policy="priority".
+            priority: for all, or one a prompt, with scheduling_policy="priority".
 
         Raises:
             InvalidRequest: a prompt or parameter can't be served; nothing has run then.
@@ -133,7 +135,7 @@ class LLM(PoolingMethods, BeamSearchMethods):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: UseTqdm = True,
         lora_request: Any = None,
-        priority: Sequence[int] | None = None,
+        priority: Sequence[int] | int | None = None,
     ) -> list[str]:
         """Queue prompts as `generate` takes them, and run nothing yet: the requests' ids.
 
@@ -178,24 +180,61 @@ class LLM(PoolingMethods, BeamSearchMethods):
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         chat_template_content_format: str = "auto",
+        priority: Sequence[int] | int | None = None,
     ) -> list[RequestOutput]:
         """Generate the next turn of one conversation, or of several. Raises as `generate` does."""
+        prompts = self._rendered(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            content_format=chat_template_content_format,
+            **(chat_template_kwargs or {}),
+        )
+        return self.generate(
+            prompts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+        )
+
+    def enqueue_chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: Any = None,
+        priority: Sequence[int] | int | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[str]:
+        """Queue the next turns as `chat` takes them, and run nothing yet; see `enqueue`."""
+        prompts = self._rendered(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            chat_template=chat_template,
+            content_format=chat_template_content_format,
+            **(chat_template_kwargs or {}),
+        )
+        return self.enqueue(prompts, sampling_params, use_tqdm, lora_request, priority)
+
+    def _rendered(self, messages: Messages | Sequence[Messages], **options: Any) -> list[Prompt]:
         several = messages and not isinstance(messages[0], dict)
         conversations: Any = messages if several else [messages]
-        prompts: list[Prompt] = [
-            render_chat(
-                self.get_tokenizer(),
-                conversation,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template=chat_template,
-                content_format=chat_template_content_format,
-                **(chat_template_kwargs or {}),
-            )
-            for conversation in conversations
+        tokenizer = self.get_tokenizer()
+        rendered = [render_chat(tokenizer, each, **options) for each in conversations]
+        return [
+            {"prompt_token_ids": ids, "prompt": tokenizer.decode(ids, skip_special_tokens=False)}
+            for ids in rendered
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     # -- for operators ------------------------------------------------------------------------
 
@@ -232,6 +271,14 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """Forget cached prefixes; False while any request holds blocks."""
         return self.llm_engine.reset_prefix_cache()
 
+    def reset_mm_cache(self) -> None:
+        """Nothing is kept of images and audio, so there is nothing to forget."""
+
+    @property
+    def model_config(self) -> EngineConfig:
+        """The settings, with the context length as it is."""
+        return self.llm_engine.get_model_config()
+
     def get_metrics(self) -> list[Metric]:
         """Load and totals, under vLLM's names."""
         return self.llm_engine.get_metrics()
@@ -254,9 +301,9 @@ class LLM(PoolingMethods, BeamSearchMethods):
         """Call a method of the executor; see `LLMEngine.collective_rpc`."""
         return self.llm_engine.collective_rpc(method, timeout, args, kwargs)
 
-    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call a function with the model: the results, one a rank, of which there is one."""
-        return self.llm_engine.apply_model(function)
+        return self.llm_engine.apply_model(func)
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """How many ranks there are: one."""
@@ -279,8 +326,10 @@ class LLM(PoolingMethods, BeamSearchMethods):
             )
         return list(given)
 
-    def _priorities(self, given: Sequence[int] | None, count: int) -> list[int]:
+    def _priorities(self, given: Sequence[int] | int | None, count: int) -> list[int]:
         """One priority a prompt."""
+        if isinstance(given, int):
+            return [given] * count
         if given is not None and len(given) != count:
             raise InvalidRequest("priority needs one entry a prompt.", param="priority")
         return list(given or [0] * count)

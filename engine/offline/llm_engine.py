@@ -19,6 +19,7 @@ from engine.contract.protocol import EngineRequest, TokenDelta
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.core.profile import Profile
+from engine.core.stats_log import StatsLog
 from engine.model_loader.loader import resolve_folder
 from engine.models.architectures import read_config
 from engine.models.decoder import NativeDecoder
@@ -28,10 +29,12 @@ from engine.models.sharded_state import MAX_BYTES, save_sharded_state
 from engine.models.source import open_checkpoint
 from engine.offline.collector import Collector
 from engine.offline.engine_args import EngineArgs
-from engine.offline.metrics import Metric, adapter_metrics, metrics_of
+from engine.offline.metrics import Metric, adapter_metrics, metrics_of, request_metrics
 from engine.offline.pooling_outputs import PoolingOutput, PoolingRequestOutput
-from engine.offline.prompts import Prompt, TokenPrompt, tokenise
+from engine.offline.prompts import Prompt, TokenPrompt, one_of, tokenise
+from engine.offline.request_figures import RequestFigures
 from engine.offline.threads import TorchThreads
+from engine.offline.tokenizer import OfflineTokenizer
 from engine.text.bad_words import bad_word_ids
 from engine.text.chat_template import read_template
 from engine.text.tokenizer import Tokenizer, load_tokenizer
@@ -54,13 +57,14 @@ class LLMEngine:
         self.threads = TorchThreads()
         with self.threads.at_work():
             self.core = EngineCore(config)
-        self._tokenizer = self.core.facts.tokenizer
-        if self._tokenizer is not None and config.chat_template:
-            source = read_template(config.chat_template)
-            self._tokenizer = self._tokenizer.with_chat_template(source)
+        tokenizer = self.core.facts.tokenizer
+        if tokenizer is not None and config.chat_template:
+            tokenizer = tokenizer.with_chat_template(read_template(config.chat_template))
+        self._tokenizer = None if tokenizer is None else OfflineTokenizer.of(tokenizer)
         self.collectors: dict[str, Collector] = {}
         self._pooling: dict[str, PoolingRequestOutput[PoolingOutput]] = {}
         self._profile = Profile()
+        self._stats_log, self._figures = StatsLog(enabled=False), RequestFigures()
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> LLMEngine:
@@ -72,15 +76,18 @@ class LLMEngine:
     def add_request(
         self,
         request_id: str,
-        prompt: Prompt,
-        params: SamplingParams | PoolingParams,
+        prompt: Prompt | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         arrival_time: float | None = None,
         lora_request: Any = None,
         tokenization_kwargs: Any = None,
         trace_headers: Any = None,
         priority: int = 0,
+        *,
+        inputs: Prompt | None = None,
     ) -> str:
-        """Queue a request; its id. `prompt` is as `LLM.generate` takes it.
+        """Queue a request; its id. `prompt` is as `LLM.generate` takes it; `inputs` is its old
+        name. `params`: None are the model's own.
 
         `arrival_time`: seconds since the epoch; None: now. `trace_headers` change nothing.
 
@@ -93,7 +100,9 @@ class LLMEngine:
                 param="tokenization_kwargs",
             )
         adapter = refs_of(lora_request, 1)[0]
-        entry = tokenise(prompt, self._tokenizer)._replace(adapter=adapter)
+        entry = tokenise(one_of(prompt, inputs), self._tokenizer)._replace(adapter=adapter)
+        if params is None:
+            params = SamplingParams(**self.core.facts.default_sampling)
         if isinstance(params, PoolingParams):
             self._add_pooling(request_id, entry, params, priority)
         else:
@@ -135,7 +144,9 @@ class LLMEngine:
             prompt_embeds=entry.embeds,
         )
         known = entry.token_ids if entry.embeds is None else []
-        collector = Collector(request_id, entry.text, known, params, self._tokenizer, arrival_time)
+        collector = Collector(
+            request_id, entry.text, known, params, self._tokenizer, arrival_time, self._figures
+        )
         self.collectors[request_id] = collector
         return collector
 
@@ -226,11 +237,11 @@ class LLMEngine:
     # -- what it knows ------------------------------------------------------------------------
 
     @property
-    def tokenizer(self) -> Tokenizer | None:
+    def tokenizer(self) -> OfflineTokenizer | None:
         """The tokenizer; None with skip_tokenizer_init."""
         return self._tokenizer
 
-    def get_tokenizer(self) -> Tokenizer:
+    def get_tokenizer(self) -> OfflineTokenizer:
         """The tokenizer. Raises `InvalidRequest` with skip_tokenizer_init."""
         if self._tokenizer is None:
             raise InvalidRequest("This LLM was made with skip_tokenizer_init.", param="tokenizer")
@@ -249,11 +260,21 @@ class LLMEngine:
         """The settings, with the context length as it is."""
         return replace(self.config, max_model_len=self.core.facts.max_model_len)
 
+    @property
+    def model_config(self) -> EngineConfig:
+        """See `get_model_config`."""
+        return self.get_model_config()
+
+    def do_log_stats(self) -> None:
+        """Log a line of figures now: load, and throughput since the last one."""
+        self._stats_log.now(self.core)
+
     def get_metrics(self) -> list[Metric]:
         """Load and totals, under vLLM's names."""
         states, most = self.core.adapters.states(), self.config.max_loras
         return [
             *metrics_of(self.core.snapshot(), self.config.name),
+            *request_metrics(self._figures, self.config.name),
             *adapter_metrics(states, most, self.config.name),
         ]
 
@@ -315,10 +336,10 @@ class LLMEngine:
             return [found(*args, **(kwargs or {}))]
         return [method(executor, *args, **(kwargs or {}))]
 
-    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
+    def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """Call a function with the model: the results, one a rank, of which there is one."""
         with self.threads.at_work():
-            return [function(self.core.executor.loaded.model)]  # type: ignore[attr-defined]
+            return [func(self.core.executor.loaded.model)]  # type: ignore[attr-defined]
 
     @property
     def model_executor(self) -> LLMEngine:
@@ -373,18 +394,18 @@ class LLMEngine:
         self.core.shutdown()
 
 
-def as_tokenizer(given: Any) -> Tokenizer:
+def as_tokenizer(given: Any) -> OfflineTokenizer:
     """A tokenizer in one of the forms that `set_tokenizer` takes."""
     if isinstance(given, Tokenizer):
-        return given
+        return OfflineTokenizer.of(given)
     if isinstance(given, str):
-        return load_tokenizer(given)
+        return OfflineTokenizer.of(load_tokenizer(given))
     if hasattr(given, "save_pretrained") and getattr(given, "is_fast", False):
         import tempfile
 
         with tempfile.TemporaryDirectory() as folder:
             given.save_pretrained(folder)
-            return load_tokenizer(folder)
+            return OfflineTokenizer.of(load_tokenizer(folder))
     raise InvalidRequest(
         "tokenizer must be one of get_tokenizer, a folder, or a fast tokenizer of transformers; "
         f"got {type(given).__name__}.",

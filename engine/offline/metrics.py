@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.contract.adapters import AdapterState
+from engine.contract.histograms import ENGINE_HISTOGRAMS
+from engine.contract.histograms import Histogram as Counts
 from engine.contract.replica_state import EngineStats
+from engine.offline.request_figures import BUCKETS, RequestFigures
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,22 @@ class Gauge(Metric):
     """As it is now."""
 
     value: float = 0.0
+
+
+@dataclass(frozen=True)
+class Vector(Metric):
+    """Several figures that only grow, by their place."""
+
+    values: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Histogram(Metric):
+    """`buckets`: how many were at most each bound, by its text; the last is "+Inf"."""
+
+    count: int = 0
+    sum: float = 0.0
+    buckets: dict[str, int] = field(default_factory=dict)
 
 
 _GAUGES = {
@@ -67,6 +87,21 @@ def _names(adapters: Sequence[AdapterState], *, running: bool) -> str:
     return ",".join(sorted({each.name or each.digest[:12] for each in used}))
 
 
+def histogram(
+    name: str, labels: dict[str, str], bounds: Sequence[float], seen: Counts
+) -> Histogram:
+    """A histogram of these bounds."""
+    sums = list(itertools.accumulate(seen.counts))
+    buckets = dict(zip([*map(str, bounds), "+Inf"], sums, strict=True))
+    return Histogram(f"vllm:{name}", labels, sums[-1], seen.total, buckets)
+
+
+def request_metrics(figures: RequestFigures, model: str) -> Iterator[Metric]:
+    """What requests came to."""
+    for name, seen in figures.by_name.items():
+        yield histogram(name, {"model_name": model}, BUCKETS[name], seen)
+
+
 def metrics_of(stats: EngineStats, model: str) -> Iterator[Metric]:
     """The figures of a snapshot, labelled with the model's name."""
     labels = {"model_name": model}
@@ -76,3 +111,8 @@ def metrics_of(stats: EngineStats, model: str) -> Iterator[Metric]:
         yield Counter(name, labels, getattr(stats, attribute))
     for reason, count in sorted(stats.requests_finished_total.items()):
         yield Counter("vllm:request_success", {**labels, "finished_reason": reason}, count)
+    accepted = stats.spec_decode_num_accepted_tokens_per_pos_total
+    if accepted:
+        yield Vector("vllm:spec_decode_num_accepted_tokens_per_pos", labels, list(accepted))
+    for name, seen in sorted(stats.histograms.items()):
+        yield histogram(name, labels, ENGINE_HISTOGRAMS[name].buckets, seen)

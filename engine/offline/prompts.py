@@ -35,7 +35,10 @@ class EmbedsPrompt(TypedDict):
 
 
 Prompt = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt | dict[str, Any]
+#: By vLLM's names, today's and the manual's.
 PromptType = Prompt
+PromptInputs = Prompt
+PromptStrictInputs = Prompt
 _KEYS = frozenset({"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"})
 #: What vLLM takes beside these, and why it can't be taken here.
 _REFUSED = {
@@ -79,6 +82,19 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if entries and all(type(entry) is int for entry in entries):
         return [entries]
     return entries
+
+
+def one_of(prompt: Prompt | None, inputs: Prompt | None) -> Prompt:
+    """A prompt that may be given by its old name, `inputs`.
+
+    Raises `TypeError` for both and for neither, as a missing argument does.
+    """
+    if prompt is not None and inputs is not None:
+        raise TypeError("prompt and inputs are the same: give one of them.")
+    found = inputs if prompt is None else prompt
+    if found is None:
+        raise TypeError("missing 1 required argument: 'prompt'")
+    return found
 
 
 def tokenise(prompt: Prompt, tokenizer: Tokenizer | None) -> TokenPrompt:

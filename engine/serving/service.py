@@ -35,6 +35,7 @@ from engine.contract.protocol import (
 )
 from engine.contract.redis_clients import patient_client
 from engine.core.engine_core import EngineCore
+from engine.core.stats_log import StatsLog
 from engine.serving.adapters import AdapterControls, unload
 from engine.serving.arguments import parse_args
 from engine.serving.block_map import BlockMap, FramePublisher
@@ -52,7 +53,6 @@ from engine.serving.process_stats import process_stats
 from engine.serving.profiling import Profiler
 from engine.serving.refusal import refusal
 from engine.serving.stat_loggers import StatLoggers
-from engine.serving.stats_log import StatsLog
 
 log = logging.getLogger("engine.serving")
 

@@ -19,6 +19,7 @@ from engine import (
     AsyncLLMEngine,
     EngineArgs,
     FlexibleArgumentParser,
+    Histogram,
     LLMEngine,
     PoolingParams,
     RequestOutput,
@@ -139,6 +140,19 @@ async def test_many_coroutines_are_answered_at_once(engine: AsyncLLM, llm: LLM) 
     assert engine.is_running
     await engine.check_health()
     assert AsyncLLMEngine is AsyncLLM
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_ids_and_parameters_may_be_left_out(
+    engine: AsyncLLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    results = [[each async for each in engine.generate(inputs=text)][-1] for text in TEXTS]
+    assert len({result.request_id for result in results}) == 3
+    assert all(result.finished for result in results)
+    await engine.do_log_stats()
+    assert "generation throughput: " in caplog.messages[-1]
+    assert engine.model_config.max_model_len == 128
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -305,12 +319,71 @@ def test_another_tokenizer(folder: str, llm: LLM) -> None:
         llm.set_tokenizer(own)
 
 
+def test_a_tokenizer_does_what_programs_ask_of_the_librarys(folder: str, llm: LLM) -> None:
+    ours, theirs = llm.get_tokenizer(), AutoTokenizer.from_pretrained(folder)
+    chat = [{"role": "user", "content": "the fox"}]
+    for options in ({}, {"add_generation_prompt": True}):
+        text = theirs.apply_chat_template(chat, tokenize=False, **options)
+        assert ours.apply_chat_template(chat, tokenize=False, **options) == text
+        ids = theirs(text, add_special_tokens=False).input_ids
+        assert ours.apply_chat_template(chat, **options) == ids
+        assert ours.apply_chat_template([chat, chat], **options) == [ids, ids]
+    with pytest.raises(InvalidRequest) as refusal:
+        ours.apply_chat_template(chat, return_tensors="pt")
+    assert refusal.value.param == "return_tensors"
+    for text in ("the lazy dog", TEXTS):
+        assert ours(text).input_ids == theirs(text).input_ids
+        assert ours(text)["attention_mask"] == theirs(text)["attention_mask"]
+    tokens = theirs.convert_ids_to_tokens([5, 60, 200])
+    assert ours.convert_ids_to_tokens([5, 60, 200]) == tokens
+    assert ours.convert_tokens_to_ids(tokens) == [5, 60, 200]
+    assert ours.convert_tokens_to_ids(tokens[0]) == 5
+    assert ours.get_vocab() == theirs.get_vocab()
+    assert len(ours) == len(theirs)
+    assert set(ours.all_special_ids) >= set(theirs.all_special_ids)
+    assert (ours.bos_token, ours.eos_token) == (theirs.bos_token, theirs.eos_token)
+    assert (ours.pad_token, ours.pad_token_id) == (theirs.pad_token, theirs.pad_token_id)
+    ids = ours.encode("the lazy dog")
+    assert ours.batch_decode([ids]) == theirs.batch_decode([ids], skip_special_tokens=True)
+
+
 def test_a_cache_may_be_forgotten(llm: LLM) -> None:
     text = "the quick brown fox jumps over the lazy dog and the fox"
     llm.generate(text, GREEDY, use_tqdm=False)
     assert llm.generate(text, GREEDY, use_tqdm=False)[0].num_cached_tokens > 0
     assert llm.reset_prefix_cache() is True
     assert llm.generate(text, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0
+
+
+def test_chats_are_queued_first_and_run_later(llm: LLM) -> None:
+    chats: Any = [[{"role": "user", "content": text}] for text in TEXTS]
+    now = llm.chat(chats, GREEDY, use_tqdm=False)
+    expected, tokenizer = tokens(now), llm.get_tokenizer()
+    for chat, output in zip(chats, now, strict=True):
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        assert output.prompt == text
+    ids = llm.enqueue_chat(chats, GREEDY)
+    results = llm.wait_for_completion(use_tqdm=False)
+    assert [result.request_id for result in results] == ids
+    assert tokens(results) == expected
+
+
+def test_old_names_and_defaults_of_the_engines_calls(
+    llm: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = llm.llm_engine
+    caplog.set_level("INFO")
+    engine.add_request("old", inputs="the", params=GREEDY)
+    engine.add_request("bare", "the")
+    with pytest.raises(TypeError, match="give one of them"):
+        engine.add_request("both", "the", GREEDY, inputs="the")
+    with pytest.raises(TypeError, match="'prompt'"):
+        engine.add_request("none", params=GREEDY)
+    while engine.has_unfinished_requests():
+        engine.step()
+    engine.do_log_stats()
+    assert "generation throughput: " in caplog.messages[-1]
+    assert engine.model_config.max_model_len == llm.model_config.max_model_len == 128
 
 
 def test_figures_under_vllms_names(llm: LLM) -> None:
@@ -324,11 +397,44 @@ def test_figures_under_vllms_names(llm: LLM) -> None:
     assert value("vllm:num_requests_running") == 0
 
 
+def test_histograms_under_vllms_names(llm: LLM) -> None:
+    def histogram(name: str) -> Histogram:
+        (found,) = [each for each in llm.get_metrics() if each.name == f"vllm:{name}"]
+        assert isinstance(found, Histogram)
+        assert list(found.buckets)[-1] == "+Inf"
+        assert sorted(found.buckets.values()) == list(found.buckets.values())
+        assert found.buckets["+Inf"] == found.count
+        return found
+
+    names = ("e2e_request_latency_seconds", "time_to_first_token_seconds")
+    names += ("inter_token_latency_seconds", "request_generation_tokens", "request_prompt_tokens")
+    before = [histogram(name) for name in names]
+    outputs = llm.generate(TEXTS, GREEDY, use_tqdm=False)
+    after = [histogram(name) for name in names]
+    counted = [now.count - then.count for then, now in zip(before, after, strict=True)]
+    assert counted == [3, 3, 15, 3, 3]
+    assert after[3].sum - before[3].sum == 18
+    prompts = sum(len(output.prompt_token_ids) for output in outputs)
+    assert after[4].sum - before[4].sum == prompts
+    assert histogram("request_queue_time_seconds").count >= 3
+
+
+def test_one_priority_for_all(llm: LLM) -> None:
+    chats: Any = [[{"role": "user", "content": text}] for text in TEXTS]
+    assert len(llm.generate(TEXTS, GREEDY, use_tqdm=False, priority=1)) == 3
+    assert len(llm.chat(chats, GREEDY, use_tqdm=False, priority=[0, 1, 2])) == 3
+    for priority in ([], [1]):
+        with pytest.raises(InvalidRequest) as refusal:
+            llm.generate(TEXTS, GREEDY, use_tqdm=False, priority=priority)
+        assert refusal.value.param == "priority"
+
+
 def test_functions_reach_the_model(llm: LLM) -> None:
     (count,) = llm.apply_model(lambda model: type(model).__name__)
     assert count
     assert llm.collective_rpc(lambda executor, n: n + 1, args=(4,)) == [5]
     assert llm.collective_rpc("check_health") == [None]
+    assert llm.collective_rpc(lambda executor: executor.rank) == [0]
     for name in ("no_such_thing", "_allocate", "loaded"):
         with pytest.raises(InvalidRequest) as refusal:
             llm.collective_rpc(name)

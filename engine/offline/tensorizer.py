@@ -1,0 +1,104 @@
+"""Models in files of CoreWeave's tensorizer, under the names that vLLM has for it.
+
+The package itself is loaded when a file is written or read; see `engine.models.tensorizer_file`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from engine.contract.config import EngineConfig
+from engine.contract.errors import InvalidRequest
+from engine.model_loader.loader import resolve_folder
+from engine.models.source import open_checkpoint
+from engine.models.tensorizer_file import write_tensorizer
+from engine.offline.engine_args import EngineArgs
+
+
+@dataclass
+class TensorizerArgs:
+    """Which file, and how it's read.
+
+    Attributes:
+        tensorizer_uri: the file. num_readers: threads that read it.
+        encryption_keyfile: the key of an encrypted one, 32 bytes.
+        verify_hash: tensors are always checked. s3_*: must be empty; mount the bucket instead.
+    """
+
+    tensorizer_uri: str | None = None
+    verify_hash: bool = False
+    num_readers: int | None = None
+    encryption_keyfile: str | None = None
+    s3_access_key_id: str | None = None
+    s3_secret_access_key: str | None = None
+    s3_endpoint: str | None = None
+
+    @staticmethod
+    def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        """Add a flag for each; the same parser."""
+        group = parser.add_argument_group("tensorizer options")
+        for spec in fields(TensorizerArgs):
+            kind: dict[str, Any] = {"type": int} if spec.name == "num_readers" else {}
+            kind = {"action": "store_true"} if spec.name == "verify_hash" else kind
+            group.add_argument("--" + spec.name.replace("_", "-"), **kind)
+        return parser
+
+
+@dataclass
+class TensorizerConfig(TensorizerArgs):
+    """The same as `model_loader_extra_config` takes it. Other settings of vLLM's aren't known."""
+
+    def settings(self) -> dict[str, Any]:
+        """As a JSON object. A file is looked up from the working directory.
+
+        Raises `InvalidRequest` for a bucket.
+        """
+        uri = self.tensorizer_uri or ""
+        if "://" in uri:
+            raise InvalidRequest(
+                f"tensorizer_uri must be a file, got {uri!r}: mount the bucket.",
+                param="tensorizer_uri",
+            )
+        found = {"num_readers": self.num_readers, "encryption_keyfile": self.encryption_keyfile}
+        if uri:
+            found["tensorizer_uri"] = str(Path(uri).absolute())
+        if self.encryption_keyfile:
+            found["encryption_keyfile"] = str(Path(self.encryption_keyfile).absolute())
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _construct_tensorizer_args(self) -> TensorizerArgs:
+        """What vLLM's own example asks for."""
+        return TensorizerArgs(**{spec.name: getattr(self, spec.name) for spec in fields(self)})
+
+
+def tensorize_vllm_model(
+    engine_args: EngineArgs, tensorizer_config: TensorizerConfig, generate_keyfile: bool = True
+) -> Path:
+    """Write a checkpoint's weights, as they are, into the file of `tensorizer_uri`: the file.
+
+    With an `encryption_keyfile` they are encrypted: by a new key that is written there, or, without
+    `generate_keyfile`, by the one that it holds.
+
+    Raises:
+        InvalidRequest: the file can't be written. ModelLoadError: the checkpoint can't be read, or
+            the package is missing.
+    """
+    wanted = tensorizer_config.settings()
+    if "tensorizer_uri" not in wanted:
+        raise InvalidRequest(
+            "tensorizer_uri is missing: the file to write.", param="tensorizer_uri"
+        )
+    config: EngineConfig = engine_args.create_engine_config()
+    path, keyfile = Path(wanted["tensorizer_uri"]), wanted.get("encryption_keyfile")
+    tensors = open_checkpoint(resolve_folder(config), config).tensors()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensorizer(tensors, path, keyfile, new_key=generate_keyfile)
+    except OSError as error:
+        raise InvalidRequest(
+            f"{error.filename or path} can't be used: {error.strerror}.", param="tensorizer_uri"
+        ) from error
+    return path

@@ -1,0 +1,145 @@
+"""The tokenizer that `get_tokenizer` gives: what programs ask of transformers' is there too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.contract.errors import InvalidRequest
+from engine.text.chat_template import render_chat, render_chat_text
+from engine.text.tokenizer import Tokenizer
+
+#: Of `apply_chat_template` in transformers, with the values that change nothing here.
+_FORMS: dict[str, tuple[Any, ...]] = {
+    "max_length": (None,),
+    "padding": (None, False),
+    "return_assistant_tokens_mask": (None, False),
+    "return_dict": (None, False),
+    "return_tensors": (None,),
+    "tokenizer_kwargs": (None, {}),
+    "truncation": (None, False),
+}
+
+
+class Encoded(dict[str, Any]):
+    """`input_ids` and `attention_mask`, as keys and as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class OfflineTokenizer(Tokenizer):
+    """A `Tokenizer` with the commonest calls of transformers' tokenizers, plain lists for tensors.
+
+    `decode` leaves special tokens out unless it's told otherwise.
+    """
+
+    #: Prompts that are cut lose their end, where a model embeds.
+    truncation_side = "right"
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer) -> OfflineTokenizer:
+        """The same tokenizer."""
+        made = cls.__new__(cls)
+        made.__dict__.update(tokenizer.__dict__)
+        return made
+
+    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoded:
+        """Token ids of a text, or of several."""
+        if isinstance(text, str):
+            ids: Any = self.encode(text, add_special_tokens)
+            return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
+        several = [self.encode(each, add_special_tokens) for each in text]
+        return Encoded(input_ids=several, attention_mask=[[1] * len(ids) for ids in several])
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Any],
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """A conversation as the model reads it: token ids, or without `tokenize` the text; a list
+        of these for several.
+
+        Raises `InvalidRequest` for what no template can be made of, and for another form.
+        """
+        for name, neutral in _FORMS.items():
+            if kwargs.pop(name, None) not in neutral:
+                raise InvalidRequest(f"{name} can't be used: lists are given.", param=name)
+        render: Any = render_chat if tokenize else render_chat_text
+
+        def one(messages: Any) -> Any:
+            return render(
+                self,
+                messages,
+                tools=tools,
+                documents=documents,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **kwargs,
+            )
+
+        several = bool(conversation) and not isinstance(conversation[0], dict)
+        return [one(each) for each in conversation] if several else one(conversation)
+
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True
+    ) -> list[str]:
+        """Each one's text."""
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
+        """The vocabulary's own spelling of an id, or of several."""
+        return self.id_to_piece(ids) if isinstance(ids, int) else list(map(self.id_to_piece, ids))
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """The other way; None for what is no token."""
+        if isinstance(tokens, str):
+            return self.piece_to_id(tokens)
+        return list(map(self.piece_to_id, tokens))
+
+    def get_vocab(self) -> dict[str, int]:
+        """Spelling -> id, added tokens too."""
+        return dict(self._backend.get_vocab())
+
+    def __len__(self) -> int:
+        return self._backend.get_vocab_size()
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        """Ids of special tokens."""
+        return sorted(self.special_token_ids)
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        """Their texts."""
+        return [self._added[token] for token in self.all_special_ids]
+
+    @property
+    def bos_token(self) -> str | None:
+        """What a text begins with, if the files name it."""
+        return self.settings.named_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        """What an answer ends with."""
+        return self.settings.named_tokens.get("eos_token")
+
+    @property
+    def pad_token(self) -> str | None:
+        """What batches of others are filled up with; nothing here needs it."""
+        return self.settings.named_tokens.get("pad_token")
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Its id."""
+        return self._token_id(self.pad_token)
