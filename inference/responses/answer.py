@@ -14,6 +14,7 @@ from inference.generation import Usage
 from inference.openai.logprobs import chat_logprobs
 from inference.openai.serving import StreamWriter
 from inference.responses.kept import encode_event
+from inference.responses.namespaces import split_names
 from inference.responses.output import Event, Output
 from inference.responses.resume import PassedOver, StreamLost, told_items
 from inference.responses.schemas import ResponsesRequest
@@ -22,6 +23,7 @@ from inference.responses.schemas import ResponsesRequest
 _UNSAID: dict[str, dict[str, Any]] = {
     "function": {"description": None, "parameters": None, "strict": None},
     "custom": {"description": None, "format": {"type": "text"}},
+    "namespace": {"description": ""},
 }
 
 
@@ -97,7 +99,8 @@ class ResponseAnswer:
         *,
         created_at: int | None = None,
     ) -> None:
-        self._turn, self._output = turn, Output(turn.job.request_id)
+        self._turn = turn
+        self._output = Output(turn.job.request_id, split_names(request.tools))
         self._told: PassedOver | None = None
         created = turn.job.started_at if created_at is None else created_at
         self._body = response_object(request, public_id, created, turn.job.served.name)

@@ -11,6 +11,14 @@ from inference.openai.schemas import ChatRequest
 from inference.openai.serving import parse
 from inference.responses.before import Said
 from inference.responses.items import Messages
+from inference.responses.namespaces import (
+    KINDS,
+    OfferedTool,
+    allowed,
+    as_chat_names,
+    chosen,
+    offered,
+)
 from inference.responses.schemas import LOGPROBS, ResponsesRequest
 from inference.responses.truncation import without_oldest
 from inference.web.known_fields import in_words_of
@@ -58,7 +66,7 @@ def chat_request(request: ResponsesRequest, said: Said, dropped: int = 0) -> Cha
     if request.max_output_tokens is not None:
         body["max_completion_tokens"] = request.max_output_tokens
     if request.tools:
-        body["tools"] = [_tool(tool.model_dump(exclude_none=True)) for tool in request.tools]
+        body["tools"] = [_tool(each) for each in offered(request.tools)]
         body["parallel_tool_calls"] = request.parallel_tool_calls
     if request.tool_choice is not None and (request.tools or request.tool_choice != "auto"):
         body["tool_choice"] = _tool_choice(request)
@@ -73,7 +81,7 @@ def chat_request(request: ResponsesRequest, said: Said, dropped: int = 0) -> Cha
     except ValueError as error:  # pydantic's, in the chat's words
         told = as_quire_error(error)
         if isinstance(told, InvalidRequest):
-            raise in_our_words(told) from None
+            raise in_our_words(told, request) from None
         raise
     return chat.allowing(system_anywhere=True)
 
@@ -83,9 +91,13 @@ def unfollowed(turn: ChatTurn) -> list[str]:
     return [NAMES.get(name, name) for name in turn.options.unfollowed]
 
 
-def in_our_words(error: InvalidRequest) -> InvalidRequest:
+def in_our_words(error: InvalidRequest, request: ResponsesRequest) -> InvalidRequest:
     """A chat's error with the field as this endpoint calls it."""
-    return in_words_of(error, NAMES, lambda place, name: f"tools[{place}].{name}".rstrip("."))
+
+    def field(place: str, name: str) -> str:
+        return f"{offered(request.tools)[int(place)].place}.{name}".rstrip(".")
+
+    return in_words_of(error, NAMES, field)
 
 
 def _messages(request: ResponsesRequest, said: Said) -> list[dict[str, Any]]:
@@ -97,8 +109,12 @@ def _messages(request: ResponsesRequest, said: Said) -> list[dict[str, Any]]:
     return collected.messages
 
 
-def _tool(tool: dict[str, Any]) -> dict[str, Any]:
+def _tool(given: OfferedTool) -> dict[str, Any]:
+    tool = given.tool.model_dump(exclude_none=True)
     kind = tool.pop("type")
+    tool["name"] = given.name
+    if given.about:  # the model sees no namespaces
+        tool["description"] = f"{given.about}\n{tool.get('description', '')}".rstrip()
     form = tool.get("format")
     if kind == "custom" and isinstance(form, dict) and form.get("type") == "grammar":
         grammar = {name: value for name, value in form.items() if name != "type"}
@@ -110,30 +126,17 @@ def _tool_choice(request: ResponsesRequest) -> str | dict[str, Any]:
     choice = request.tool_choice or "auto"
     if isinstance(choice, str):
         return choice
+    tools = offered(request.tools)
     if choice.get("type") == "allowed_tools":
-        allowed = {"mode": choice.get("mode"), "tools": _functions(choice.get("tools"))}
-        return {"type": "allowed_tools", "allowed_tools": allowed}
+        entries: Any = choice.get("tools")
+        if isinstance(entries, list):  # what is wrong stays as it is
+            entries = [each for entry in entries for each in allowed(entry, tools)]
+        named = {"mode": choice.get("mode"), "tools": entries}
+        return {"type": "allowed_tools", "allowed_tools": named}
     kind, name = choice.get("type"), choice.get("name")
-    if kind not in ("function", "custom") or not isinstance(name, str):
+    if kind not in KINDS or not isinstance(name, str):
         raise InvalidRequest("tool_choice must name a function.", param="tool_choice")
-    if (kind, name) not in [(tool.type, tool.name) for tool in request.tools or ()]:
-        what = "function" if kind == "function" else "custom tool"
-        raise InvalidRequest(
-            f"There is no {what} {name[:100]!r} among the tools.", param="tool_choice"
-        )
-    return {"type": kind, kind: {"name": name}}
-
-
-def _functions(entries: Any) -> Any:
-    """The tools that a choice lists, as chats name them; what is wrong stays as it is."""
-    if not isinstance(entries, list):
-        return entries
-    return [
-        {"type": entry.get("type"), str(entry.get("type")): {"name": entry.get("name")}}
-        if isinstance(entry, dict)
-        else {}
-        for entry in entries
-    ]
+    return as_chat_names(kind, chosen(choice, tools).name)
 
 
 def _format(request: ResponsesRequest) -> dict[str, Any] | None:

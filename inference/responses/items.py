@@ -7,6 +7,7 @@ from typing import Any
 
 from engine.contract.errors import InvalidRequest
 from inference.errors import UnsupportedField
+from inference.responses.namespaces import name_for_model
 from storage.ids import new_id
 
 #: Parts of a message's content that are text.
@@ -77,6 +78,7 @@ class Messages:
             kind, text = "custom", "input"
         call = {"id": _needed(item, "call_id", param), "type": kind}
         called = {name: _needed(item, name, param) for name in ("name", text)}
+        called["name"] = name_for_model(item.get("namespace"), called["name"])
         message.setdefault("tool_calls", []).append({**call, kind: called})
 
     def _assistant(self) -> dict[str, Any]:

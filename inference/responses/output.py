@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from inference.parsing import Part
@@ -18,14 +18,16 @@ _CUSTOM = ("ctc_", "custom_tool_call")
 class Output:
     """Builds the items of one response; every method returns the events of what it did.
 
-    `request_id`: what the items' ids are made from.
+    `request_id`: what the items' ids are made from. `split_names`: see `namespaces.split_names`.
 
     Attributes:
         items: so far, the last one perhaps unfinished.
     """
 
-    def __init__(self, request_id: str) -> None:
-        self._request_id = request_id
+    def __init__(
+        self, request_id: str, split_names: Mapping[str, tuple[str, str]] | None = None
+    ) -> None:
+        self._request_id, self._split_names = request_id, split_names or {}
         self.items: list[dict[str, Any]] = []
         self._open = ""
         self._call = -1
@@ -99,12 +101,14 @@ class Output:
         events = self._close()
         self._open, self._call = "call", part.call
         prefix, kind = ("fc_", "function_call") if part.kind == "call" else _CUSTOM
+        namespace, name = self._split_names.get(part.text, ("", part.text))
         self.items.append(
             {
                 "id": self._new_id(prefix),
                 "type": kind,
                 "call_id": part.id,
-                "name": part.text,
+                **({"namespace": namespace} if namespace else {}),
+                "name": name,
                 GROWS[kind]: "",
                 "status": "in_progress",
             }

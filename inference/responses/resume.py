@@ -14,6 +14,7 @@ from typing import Any
 from engine.contract.errors import QuireError
 from inference.parsing import Part
 from inference.parsing.parts import BEGINNINGS
+from inference.responses.namespaces import name_for_model
 from inference.responses.output import GROWS, Event
 
 _KINDS = {"message": "content", "reasoning": "reasoning"}
@@ -55,7 +56,8 @@ class PassedOver:
         for item in items:
             if item["type"] in GROWS:
                 begins, grows = _CALLS[item["type"]]
-                self._told += [(begins, item["name"]), (grows, item[GROWS[item["type"]]])]
+                name = name_for_model(item.get("namespace"), item["name"])
+                self._told += [(begins, name), (grows, item[GROWS[item["type"]]])]
             else:
                 text = "".join(part["text"] for part in item["content"])
                 self._told.append((_KINDS[item["type"]], text))

@@ -13,6 +13,7 @@ from inference.errors import UnsupportedField
 from inference.openai.schemas.base import Label, ModelName, Tier
 from inference.openai.schemas.chat import Effort
 from inference.openai.schemas.tools import MAX_TOOLS
+from inference.responses.namespaces import check_tools
 from inference.web.fails_fast import FailsFast
 from inference.web.known_fields import KnownFields
 
@@ -52,11 +53,12 @@ class InputItem(FailsFast):
     content: str | list[dict[str, Any]] | None = None
     call_id: str | None = None
     name: str | None = None
+    namespace: str | None = None
     arguments: str | None = None
     output: str | list[dict[str, Any]] | None = None
 
 
-class ResponsesTool(BaseModel):
+class NamespacedTool(BaseModel):
     """What the model may call: a function (`parameters`, a JSON schema) or a custom tool (`format`
     of its text).
     """
@@ -69,6 +71,12 @@ class ResponsesTool(BaseModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     format: dict[str, Any] | None = None
+
+
+class ResponsesTool(NamespacedTool):
+    """The same, or a namespace with `tools` of its own."""
+
+    tools: Annotated[list[NamespacedTool], Field(max_length=MAX_TOOLS)] | None = None
 
 
 class TextFormat(BaseModel):
@@ -175,14 +183,7 @@ class ResponsesRequest(KnownFields):
         return names
 
     def _check_tools(self) -> None:
-        for place, tool in enumerate(self.tools or ()):
-            if tool.type not in ("function", "custom"):
-                raise UnsupportedField(
-                    f"Tools of the type {tool.type[:50]!r} are not supported.",
-                    param=f"tools[{place}].type",
-                )
-            if tool.name is None:
-                raise InvalidRequest("A tool needs a name.", param=f"tools[{place}].name")
+        check_tools(self.tools)
         for name in self.include or ():
             if name not in INCLUDABLE:
                 raise UnsupportedField(f"{name[:100]!r} can't be included.", param="include")

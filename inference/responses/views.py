@@ -61,7 +61,7 @@ async def start_turn(caller: Caller, request: ResponsesRequest, received: float)
             chat = await fitted(partial(chat_request, request, said), served)
         return await ChatTurn.start(chat, caller=caller, received=received, endpoint="responses")
     except InvalidRequest as error:
-        raise in_our_words(error) from None
+        raise in_our_words(error, request) from None
 
 
 class ResponsesView(GatewayView):
@@ -192,7 +192,7 @@ class InputTokensView(GatewayView):
         try:
             tokens = await prompt_token_ids(chat_request(wanted, said), served)
         except InvalidRequest as error:
-            raise in_our_words(error) from None
+            raise in_our_words(error, wanted) from None
         counted = {"object": "response.input_tokens", "input_tokens": len(tokens)}
         response = json_response(_encode(counted))
         name_ignored(response, ignored)
