@@ -35,7 +35,7 @@ def main() -> int:
         folder = Path(name)
         build(options.source.resolve(), folder / "tree")
         (folder / "product").mkdir()
-        with running(folder / "product") as product:
+        with running(folder / "product", QUIRE_ADAPTER_DIRS=adapter_folders(folder)) as product:
             environment = suite_environment(product, options.source)
             models = Models(folder / "models")
             # Each file brings its own model, and some of them send no name.
@@ -55,6 +55,11 @@ def main() -> int:
     for file in left_out:
         print(f"  {file}: {reasons.of(file)}")
     return 1 if unknown else 0
+
+
+def adapter_folders(folder: Path) -> str:
+    """Where adapters may come from: the demo's, and what tests write."""
+    return f"{ROOT / 'demo' / 'adapters'},{folder}"
 
 
 def suite_environment(product: Product, source: Path) -> dict[str, str]:
@@ -90,6 +95,7 @@ def run_file(file: str, folder: Path, environment: dict[str, str]) -> list[Resul
     output.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", file, "-q", "-p", "no:cacheprovider"]
     command += ["-p", "no:randomly", f"--junitxml={output}", "--rootdir", "."]
+    command += [f"--basetemp={folder / 'tmp'}"]
     environment = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
     try:
         done = subprocess.run(

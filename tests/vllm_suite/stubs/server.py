@@ -5,6 +5,7 @@ Copied into the tree that the tests run in; the product is told of by the enviro
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -95,14 +96,26 @@ def _flags(given: list[str]) -> list[str]:
     return flags
 
 
-def _names(model: str, given: list[str]) -> list[str]:
-    names, reading = [], False
+def _words_of(flag: str, given: list[str]) -> list[str]:
+    found, reading = [], False
     for word in map(str, given):
         if word.startswith("-"):
-            reading = word == "--served-model-name"
+            reading = word == flag
         elif reading:
-            names.append(word)
-    return names or [model]
+            found.append(word)
+    return found
+
+
+def _load_adapter(word: str, model: str) -> None:
+    """A word of `--lora-modules`, by the route that does the same on a running server."""
+    name, _, path = word.partition("=")
+    if word.startswith("{"):
+        described = json.loads(word)
+        name, path = described["name"], described["path"]
+    body = {"lora_name": name, "lora_path": path, "model": model}
+    reply = requests.post(f"{URL}/v1/load_lora_adapter", json=body, timeout=120)
+    if reply.status_code != 200:
+        raise RuntimeError(reply.text)
 
 
 class RemoteOpenAIServer:
@@ -115,10 +128,12 @@ class RemoteOpenAIServer:
         self.uds = None
         self.host, _, port = URL.removeprefix("http://").partition(":")
         self.port = int(port)
-        self._loaded = _names(model, given)
+        self._loaded = _words_of("--served-model-name", given) or [model]
         for name in self._loaded:
             source = os.environ["QUIRE_SUITE_MODEL"]
             _manage("load_model", source, "--name", name, "--wait", *_flags(given))
+        for word in _words_of("--lora-modules", given):
+            _load_adapter(word, self._loaded[0])
 
     def __enter__(self) -> RemoteOpenAIServer:
         return self
