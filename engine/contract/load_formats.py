@@ -44,7 +44,8 @@ def check_load_format(name: Any, extra: Any) -> None:
     known = _LOADER_KEYS.get(str(name), {})
     for key, value in extra.items() if isinstance(extra, dict) else ():
         kind = known.get(key)
-        if kind is None or type(value) is not kind or (kind is int and not 1 <= value <= 64):
+        number = kind is int and not (type(value) is int and 1 <= value <= 64)
+        if kind is None or type(value) is not kind or number:
             words = [f"{each} ({_KINDS[known[each]]})" for each in sorted(known)]
             raise ConfigError(
                 f"model_loader_extra_config: load_format={name} takes "

@@ -56,7 +56,7 @@ def offline_config(settings: dict[str, Any]) -> EngineConfig:
 
     Nobody else waits: the queue takes whatever the caller has memory for.
     """
-    extra = settings.get("model_loader_extra_config")
+    extra: Any = settings.get("model_loader_extra_config")
     if hasattr(extra, "settings"):  # a `TensorizerConfig`
         settings = {**settings, "model_loader_extra_config": extra.settings()}
     elif isinstance(extra, dict):  # perhaps one that `dataclasses.asdict` took apart

@@ -111,7 +111,7 @@ class ResponseRenderView(GatewayView):
         try:
             response = json_response(_encode(await rendered_chat(chat, request)))
         except InvalidRequest as error:
-            raise in_responses_words(error) from None
+            raise in_responses_words(error, wanted) from None
         name_ignored(response, ignored)
         return response
 

@@ -133,6 +133,8 @@ async def test_rendering_needs_a_key_and_a_good_request(served: Gateway) -> None
     wrong = await served.client.post(path, {"messages": [USER], "temperature": -1})
     assert (wrong.status, wrong.error["param"]) == (400, "temperature")
     assert (await served.client.get(path)).status == 405
+    long = await served.client.post("/v1/responses/render", {"input": "the fox " * 5000})
+    assert (long.status, long.error["param"]) == (400, "input")
     served.client.key = None
     for path in ("/v1/chat/completions/render", "/v1/completions/render", URL, "/generate"):
         assert (await served.client.post(path, {"prompt": "x"})).status == 401
