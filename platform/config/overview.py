@@ -35,7 +35,7 @@ GROUPS = {
         *("create_service_account", "list_service_accounts", "retire_service_account"),
     ),
     "Money": (
-        *("set_price", "list_prices"),
+        *("set_price", "list_prices", "delete_price"),
         *("set_budget", "list_budgets", "delete_budget", "set_webhook"),
     ),
     "Ask": ("chat", "run_batch"),

@@ -17,11 +17,11 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from engine.contract.redis_link import refusal_of
 from metering.adapters import AdapterUse
 from metering.errors import BudgetSpent, RateLimited
-from metering.gateways import GATEWAY, OpenRequest, open_key
+from metering.gateways import GATEWAY, HELD_TTL_S, OpenRequest, open_key, reservation_key
 from metering.limits import Bucket, RunningLimit, buckets_of, running_limits_of
 from metering.money import FREE, Rates, amount_text
 from metering.redis_clients import key, redis_link
-from metering.rules import Limit, moment_of, rules_of
+from metering.rules import Limit, moment_of, names_of, rules_of
 from metering.scripts import run_script
 from metering.seeding import seed
 from tenants.authentication import Caller
@@ -30,8 +30,6 @@ from tenants.errors import ServiceUnavailable
 
 #: A bucket is full again after a minute, so a reservation means little beyond a few.
 RESERVATION_TTL_S = 3600
-#: One of a budget holds until it's settled, by its gateway or by another when that died.
-HELD_TTL_S = 7 * 86400
 #: How long a request waits for others to give back what they hold of a budget, and between looks.
 WAIT_S, LOOK_S, LONGEST_LOOK_S = 30.0, 0.02, 0.5
 #: How long a request waits for a Redis that went away, unless FAILOVER_WAIT_S says otherwise, and
@@ -71,11 +69,6 @@ UNLIMITED = Admission()
 def taken_key(request_id: str) -> str:
     """Which gateway goes on with a request that another one had let in."""
     return key(f"taken:{request_id}")
-
-
-def reservation_key(request_id: str) -> str:
-    """Where Redis keeps what a running request has reserved."""
-    return key(f"reservation:{request_id}")
 
 
 @dataclass(frozen=True)
@@ -171,6 +164,7 @@ class Asking:
             stream_id=self.stream_id,
             billed=self.billed,
             known=dict(self.known),
+            most=self.max_output_tokens,
         ).encode()
 
 
@@ -214,9 +208,7 @@ async def _asked(caller: Caller, asking: Asking) -> _Asked:
     rules = await rules_of(caller)
     moment = moment_of(asking.started_at)
     model, adapter = asking.model, asking.adapter
-    names: Sequence[str] = (model,)
-    if adapter is not None:
-        names = (model, adapter.name, f"{model}:{adapter.name}")
+    names = names_of(model, adapter.name if adapter is not None else "")
     rates = rules.rates((*(adapter.prices if adapter else ()), model), moment)
     most = asking.max_output_tokens
     return _Asked(

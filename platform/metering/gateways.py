@@ -11,6 +11,8 @@ from metering.money import Rates
 from metering.records import UsageRecord
 from metering.redis_clients import key
 
+#: A reservation of a budget holds until it's settled, by its gateway or by another when that died.
+HELD_TTL_S = 7 * 86400
 #: This process, as the others know it.
 GATEWAY = uuid.uuid4().hex
 
@@ -18,6 +20,16 @@ GATEWAY = uuid.uuid4().hex
 def open_key(gateway: str) -> str:
     """Requests of a gateway that hold something: id -> `OpenRequest`."""
     return key(f"open:{gateway}")
+
+
+def gateways_key() -> str:
+    """Gateways by their last beat."""
+    return key("gateways")
+
+
+def reservation_key(request_id: str) -> str:
+    """Where Redis keeps what a running request has reserved."""
+    return key(f"reservation:{request_id}")
 
 
 class OpenRequest(msgspec.Struct, kw_only=True):
@@ -29,6 +41,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
         stream_id: whose rest it is, "" for a whole request: the engine knows it by that id.
         billed: prompt and output tokens of the stream that were settled before.
         known: "engine's id/output" -> tokens that there were when this gateway took it over.
+        most: output tokens that it may have at most.
         The rest is as in `UsageRecord`.
     """
 
@@ -50,6 +63,7 @@ class OpenRequest(msgspec.Struct, kw_only=True):
     stream_id: str = ""
     billed: tuple[int, int] = (0, 0)
     known: dict[str, int] = {}
+    most: int = 0
 
     def encode(self) -> bytes:
         """MessagePack."""

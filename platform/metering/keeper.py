@@ -17,7 +17,7 @@ from django.conf import settings
 
 from engine.contract import protocol
 from metering.accounts import Account, since_key
-from metering.gateways import GATEWAY, OpenRequest, open_key
+from metering.gateways import GATEWAY, OpenRequest, gateways_key, open_key
 from metering.records import UsageRecord, encode_record
 from metering.redis_clients import key, sync_client
 from metering.requests.note import RequestNote
@@ -38,11 +38,6 @@ DEAD_AFTER_S = 10.0
 LOCK_S = 60
 #: What the records of a dead gateway's requests say.
 _LOST = {"code": "gateway_lost", "message": "The gateway that served it ended."}
-
-
-def gateways_key() -> str:
-    """Gateways by their last beat."""
-    return key("gateways")
 
 
 class Keeper(threading.Thread):

@@ -17,8 +17,7 @@ from django.db.models import Sum
 
 from engine.contract.protocol import written_key
 from metering.accounts import SUMS, parts_of, since_key, sums_key
-from metering.gateways import open_key
-from metering.keeper import gateways_key
+from metering.gateways import gateways_key, open_key
 from metering.models import UsageEntry
 from metering.records import UsageRecord, decode_record
 from metering.settlement import spool_key

@@ -32,7 +32,7 @@ class Limit:
 
     `key_ids`, `model`: what it's narrowed to; () and "" for all. A key's are those, too, that
     followed it by rotation. `tokens`, `nanos`: -1 for no
-    limit. `start`, `end`: the period, seconds since 1970.
+    limit. `start`, `end`: the period, seconds since 1970; `zone`: by whose clocks.
     """
 
     budget_id: int
@@ -44,6 +44,12 @@ class Limit:
     nanos: int
     start: int
     end: int
+    zone: str = "UTC"
+
+    def counts(self, key_id: int | None, models: Collection[str]) -> bool:
+        """Whether a request counts. `models`: `names_of` what it asks."""
+        of_key = not self.key_ids or key_id in self.key_ids
+        return of_key and (not self.model or self.model in models)
 
     @property
     def redis_key(self) -> str:
@@ -100,6 +106,11 @@ class Rules:
         return self.families.get(budget.api_key_id, (budget.api_key_id,))
 
 
+def names_of(model: str, adapter: str) -> tuple[str, ...]:
+    """What a budget may call a request's model; through an adapter ("" for none) that one, too."""
+    return (model, adapter, f"{model}:{adapter}") if adapter else (model,)
+
+
 def limit_of(budget: Budget, key_ids: tuple[int, ...], zone: str, moment: datetime) -> Limit:
     """A budget in the period around a moment."""
     start, end = period_of(budget.period, moment, ZoneInfo(zone))
@@ -113,6 +124,7 @@ def limit_of(budget: Budget, key_ids: tuple[int, ...], zone: str, moment: dateti
         nanos=-1 if budget.amount is None else nanos_of(budget.amount),
         start=int(start.timestamp()),
         end=int(end.timestamp()),
+        zone=zone,
     )
 
 

@@ -11,23 +11,35 @@ import redis
 from django.db import DatabaseError, InterfaceError, connections, router, transaction
 from django.db.models import Q, Sum
 
+from metering.gateways import (
+    GATEWAY,
+    HELD_TTL_S,
+    OpenRequest,
+    gateways_key,
+    open_key,
+    reservation_key,
+)
 from metering.models import UsageDay, UsageEntry, UsageHour
+from metering.money import Rates
 from metering.records import UsageRecord, decode_record
 from metering.redis_clients import key, sync_client
-from metering.rules import Limit, moment_of
+from metering.rules import Limit, moment_of, names_of
 from metering.scripts import source
 from tenants.errors import ServiceUnavailable
 
 #: A counter stays so long beyond its period: for requests that end late and clocks that go wrong.
 KEEP_AFTER = timedelta(days=2)
 MAX_TRIES = 100
+#: Ids of one query: a spool that waits for a database holds a million records.
+PART = 1000
 
 
 def seed(limit: Limit) -> None:
     """Make sure that the counters are there. May block.
 
-    They begin as what ledger and spool say of the period. When a request was settled meanwhile,
-    which may or may not be in what was read, both are read again.
+    They begin as what ledger and spool say of the period, and as what requests hold that run: these
+    were let in before the budget was set, or before the tenant's time zone moved its period. When a
+    request was settled meanwhile, which may or may not be in what was read, all is read again.
 
     Raises: `ServiceUnavailable` without the database; RedisError.
     """
@@ -36,11 +48,13 @@ def seed(limit: Limit) -> None:
         for _ in range(MAX_TRIES):
             last_id, waiting = _spooled(client)
             tokens, nanos = spent(limit, waiting)
-            values = [last_id, tokens, nanos, uuid.uuid4().hex]
-            forget_at = moment_of(limit.end) + KEEP_AFTER
-            names = [limit.redis_key, key("usage")]
+            forget_at = int((moment_of(limit.end) + KEEP_AFTER).timestamp())
+            running = msgspec.json.encode(_running(client, limit))
+            values = [last_id, tokens, nanos, uuid.uuid4().hex, forget_at, KEEP_AFTER.days * 86400]
+            values += [running, HELD_TTL_S, limit.zone]
+            names = [limit.redis_key, key("usage"), key(f"counters:{limit.budget_id}")]
             text, _ = source("seed")
-            if client.eval(text, len(names), *names, *values, int(forget_at.timestamp())):
+            if client.eval(text, len(names), *names, *values):
                 return
     except (DatabaseError, InterfaceError) as error:
         raise ServiceUnavailable("Budgets can't be read right now. Try again.") from error
@@ -61,28 +75,56 @@ def spent(limit: Limit, waiting: dict[str, UsageRecord]) -> tuple[int, int]:
         for sums in _sums(limit, start, end):
             tokens += (sums["prompt"] or 0) + (sums["completion"] or 0)
             nanos += sums["cost"] or 0
-        written = set(
-            UsageEntry.objects.filter(request_id__in=list(waiting)).values_list(
-                "request_id", flat=True
-            )
-        )
-    for record in waiting.values():
-        if record.request_id not in written and _counts(record, limit, start, end):
+        ours = [record for record in waiting.values() if _counts(record, limit, start, end)]
+        written: set[str] = set()
+        for at in range(0, len(ours), PART):
+            ids = [record.request_id for record in ours[at : at + PART]]
+            rows = UsageEntry.objects.filter(request_id__in=ids)
+            written.update(rows.values_list("request_id", flat=True))
+    for record in ours:
+        if record.request_id not in written:
             tokens += record.total_tokens
             nanos += record.cost_nanos
     return tokens, nanos
 
 
-def _counts(record: UsageRecord, limit: Limit, start: datetime, end: datetime) -> bool:
-    """Whether a record is of the budget and of its period."""
-    assert_moment = record.started_at
+def _counts(
+    request: UsageRecord | OpenRequest, limit: Limit, start: datetime, end: datetime
+) -> bool:
+    """Whether a request is of the budget and of its period."""
+    at = request.started_at
+    moment = at if isinstance(at, datetime) else moment_of(at)
     return (
-        record.tenant_id == limit.tenant_id
-        and (not limit.key_ids or record.key_id in limit.key_ids)
-        and limit.model in ("", record.model)
-        and isinstance(assert_moment, datetime)
-        and start <= assert_moment < end
+        request.tenant_id == limit.tenant_id
+        and limit.counts(request.key_id, names_of(request.model, request.adapter))
+        and start <= moment < end
     )
+
+
+def _running(client: redis.Redis, limit: Limit) -> list[list[Any]]:
+    """As `seed.lua` has them: the gateway's open requests, the request's id and reservation, its
+    prompt's tokens and the most that it may generate, picos of a prompt's and of an output token.
+    """
+    start, end = moment_of(limit.start), moment_of(limit.end)
+    found: list[list[Any]] = []
+    for gateway in {GATEWAY.encode(), *client.zrange(gateways_key(), 0, -1)}:
+        name = open_key(gateway.decode())
+        for data in client.hvals(name):
+            try:
+                request = OpenRequest.decode(data)
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                continue  # the keeper says so
+            if _counts(request, limit, start, end):
+                rates, prompt = Rates(*request.rates), sum(request.prompts)
+                where = [name, request.request_id, reservation_key(request.request_id)]
+                found.append([*where, prompt, request.most, rates.prompt, rates.output])
+    return found
+
+
+def _of_model(name: str) -> Q:
+    """Rows of the ledger, or of its sums, that `names_of` calls so."""
+    base, _, adapter = name.rpartition(":")
+    return Q(model=name) | Q(adapter=name) | Q(model=base, adapter=adapter)
 
 
 def _sums(limit: Limit, start: datetime, end: datetime) -> list[dict[str, Any]]:
@@ -91,7 +133,7 @@ def _sums(limit: Limit, start: datetime, end: datetime) -> list[dict[str, Any]]:
     first_day, last_day = _up(start, timedelta(days=1)), _down(end, timedelta(days=1))
     of = Q(tenant_id=limit.tenant_id)
     if limit.model:
-        of &= Q(model=limit.model)
+        of &= _of_model(limit.model)
     by_key = Q(key_id__in=limit.key_ids) if limit.key_ids else Q()
     amounts = {
         "prompt": Sum("prompt_tokens"),

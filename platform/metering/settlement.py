@@ -14,8 +14,8 @@ from redis.exceptions import RedisError
 
 from engine.contract.protocol import written_key
 from metering.accounts import Account, since_key, sums_key
-from metering.admission import UNLIMITED, Admission, reservation_key, taken_key
-from metering.gateways import GATEWAY, open_key
+from metering.admission import UNLIMITED, Admission, taken_key
+from metering.gateways import GATEWAY, open_key, reservation_key
 from metering.ledger import insert_records
 from metering.records import UsageRecord, encode_record
 from metering.redis_clients import key, redis_link

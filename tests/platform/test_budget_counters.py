@@ -14,8 +14,8 @@ from metering import admission, rules
 from metering.access import Asking, BudgetSpent, RateLimited, settle, take_over
 from metering.adapters import AdapterUse
 from metering.drain import drain_once
-from metering.gateways import GATEWAY, open_key
-from metering.keeper import beat, bury, gateways_key
+from metering.gateways import GATEWAY, gateways_key, open_key
+from metering.keeper import beat, bury
 from metering.models import Budget, UsageEntry
 from metering.records import encode_record
 from metering.redis_clients import close_redis_link, key, redis_link, sync_client

@@ -50,7 +50,7 @@ COMMANDS = {
         *("sleep_model", "wake_model"),
     ),
     "metering": (
-        *("drain_usage", "set_price", "list_prices"),
+        *("drain_usage", "set_price", "list_prices", "delete_price"),
         *("set_budget", "list_budgets", "delete_budget", "set_webhook"),
     ),
     "console": ("status", "invite"),
@@ -441,8 +441,13 @@ def test_prices_are_set_and_listed_with_their_history() -> None:
     assert run("set_price", "small", "--input", "0.15", "--output", "0.6").startswith("small from")
     run("set_price", "small", "--input", "1", "--cached", "0.5", "--output", "2", "--from", "1h")
     rows = run("list_prices").splitlines()
-    assert rows[0].split()[:4] == ["MODEL", "FROM", "(UTC)", "INPUT"]
-    assert [row.split()[3:] for row in rows[1:]] == [["1", "0.5", "2"], ["0.15", "0.15", "0.6"]]
+    assert rows[0].split()[:5] == ["ID", "MODEL", "FROM", "(UTC)", "INPUT"]
+    assert [row.split()[4:] for row in rows[1:]] == [["1", "0.5", "2"], ["0.15", "0.15", "0.6"]]
+    coming, begun = (row.split()[0] for row in rows[1:])
+    assert run("delete_price", coming) == f"Price {coming} is gone.\n"
+    for number, problem in ((coming, "There is no price"), (begun, "This price has begun")):
+        with pytest.raises(CommandError, match=problem):
+            run("delete_price", number)
     with pytest.raises(CommandError, match="input_per_million must be a decimal"):
         run("set_price", "small", "--input", "cheap", "--output", "1")
 

@@ -13,8 +13,8 @@ import pytest
 from engine.contract.redis_link import RedisLink
 from metering import rules
 from metering.access import Asking, RateLimited, UsageRecord, admit, settle
-from metering.admission import UNLIMITED, Admission, reservation_key
-from metering.gateways import GATEWAY, open_key
+from metering.admission import UNLIMITED, Admission
+from metering.gateways import GATEWAY, open_key, reservation_key
 from metering.redis_clients import close_redis_link, key, redis_link, sync_client
 from tenants.authentication import Caller
 from tenants.errors import ServiceUnavailable

@@ -19,8 +19,8 @@ from metering.access import Account, Asking, UsageRecord, admit, settle, take_ov
 from metering.accounts import name_of, since_key, sums_key
 from metering.admission import taken_key
 from metering.drain import drain_once
-from metering.gateways import GATEWAY, open_key
-from metering.keeper import beat, bury, gateways_key
+from metering.gateways import GATEWAY, gateways_key, open_key
+from metering.keeper import beat, bury
 from metering.models import UsageEntry
 from metering.reconciliation import Findings, reconcile, tidy
 from metering.redis_clients import close_redis_link, key, sync_client

@@ -60,15 +60,13 @@ end
 
 -- The reservation went with a Redis that lost its data, and the counters were filled anew since,
 -- from a ledger without this request.
-local epochs = cjson.decode(ARGV[6])
-if #reserved == 0 and next(epochs) then
-  local done = KEYS[1] .. ':lost'
-  if redis.call('SET', done, 1, 'NX', 'EX', 86400) then
-    for name, epoch in pairs(epochs) do
-      local today = redis.call('HGET', name, 'epoch')
-      if today and today ~= epoch then spend(name) end
-    end
-  end
+local anew = {}
+for name, epoch in pairs(cjson.decode(ARGV[6])) do
+  local today = redis.call('HGET', name, 'epoch')
+  if today and today ~= epoch then anew[#anew + 1] = name end
+end
+if #anew > 0 and redis.call('SET', KEYS[1] .. ':lost', 1, 'NX', 'EX', 86400) and #reserved == 0 then
+  for i = 1, #anew do spend(anew[i]) end
 end
 -- What the engine wrote, as against what is billed. Once: a second try finds the mark.
 local function sum_of(fields)

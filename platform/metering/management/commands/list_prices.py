@@ -25,6 +25,7 @@ class Command(QuireCommand):
             prices = prices.filter(model=options["model"])
         rows = [
             (
+                price.pk,
                 price.model,
                 f"{price.valid_from:%Y-%m-%d %H:%M}",
                 *(
@@ -39,6 +40,13 @@ class Command(QuireCommand):
             for price in prices
         ]
         self.table(
-            ("MODEL", "FROM (UTC)", "INPUT", "CACHED", f"OUTPUT ({settings.QUIRE['CURRENCY']})"),
+            (
+                "ID",
+                "MODEL",
+                "FROM (UTC)",
+                "INPUT",
+                "CACHED",
+                f"OUTPUT ({settings.QUIRE['CURRENCY']})",
+            ),
             rows,
         )

@@ -1,0 +1,28 @@
+"""`manage.py delete_price ID`."""
+
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from metering import actions
+from metering.spending import access_prices
+from tenants.actors import COMMAND_LINE
+from tenants.commands import QuireCommand
+
+
+class Command(QuireCommand):
+    """Take a coming price back."""
+
+    help = "Take back a price that hasn't begun. One that has stays: the next one follows it."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Which."""
+        parser.add_argument("id", type=int, help="its number, see list_prices")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Delete it."""
+        price = access_prices().filter(pk=options["id"]).first()
+        if price is None:
+            raise CommandError(f"There is no price {options['id']}. See manage.py list_prices.")
+        actions.delete_price(actor=COMMAND_LINE, price=price)
+        self.stdout.write(f"Price {options['id']} is gone.")
