@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, time, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,6 +14,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from console.days import end_of, start_of
 from console.deeds import deed
 from console.identity.recent import recent_authentication_required
 from console.request_story import story_of
@@ -90,10 +90,9 @@ class SearchForm(forms.Form):
         if data["user"]:
             rows = rows.filter(user__username=data["user"])
         if data["first"]:
-            rows = rows.filter(started_at__gte=datetime.combine(data["first"], time.min, UTC))
+            rows = rows.filter(started_at__gte=start_of(data["first"]))
         if data["last"]:
-            end = datetime.combine(data["last"], time.min, UTC) + timedelta(days=1)
-            rows = rows.filter(started_at__lt=end)
+            rows = rows.filter(started_at__lt=end_of(data["last"]))
         return of_status(rows, data["status"]) if data["status"] else rows
 
 

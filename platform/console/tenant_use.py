@@ -107,7 +107,7 @@ def _report(by: list[str], ids: Sequence[int]) -> list[Sums]:
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     question: dict[str, Any] = {"width": "1d", "group_by": by, "tenants": list(ids)}
     first = today - timedelta(days=DAYS - 1)
-    return report(Question(start=first, end=today + timedelta(days=1), **question))
+    return report(Question(start=first, end=today + timedelta(days=1), **question), whole=True)
 
 
 def _add(into: Sums, sums: Sums) -> None:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, timedelta
 from typing import Any
 from urllib.parse import urlencode
 
 from django import forms
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from console.audit import FORMULA
+from console.days import end_of, start_of
+from console.streams import download
 from console.tenancy import named_tenant, tenant_context
 from engine.contract.errors import QuireError
-from metering.access import Question, Sums, report
+from metering.access import Question, Sums, first_page, report
 from metering.money import amount_text
 from tenants.access import access_role
 from tenants.actors import as_actor, require_operator
@@ -68,7 +71,7 @@ class UsageForm(forms.Form):
 
 @dataclass
 class Row:
-    """What one group used in all of the days."""
+    """What one group used in all of the days that are shown."""
 
     names: tuple[str, ...]
     sums: Sums
@@ -82,7 +85,7 @@ class Row:
 @require_safe
 @never_cache
 @login_required
-def usage(request: HttpRequest) -> HttpResponse:
+def usage(request: HttpRequest) -> HttpResponseBase:
     """Of one of the user's tenants, or with `?all=yes` the installation's; `?format=csv`."""
     user: Any = request.user
     whole = request.GET.get("all") == "yes"
@@ -102,43 +105,65 @@ def usage(request: HttpRequest) -> HttpResponse:
     except QuireError as error:
         context |= {**tenant_context(user, None), "error": error}
         return render(request, "console/usage.html", context, status=error.status)
-    found = _ask(form, tenant) if form.is_valid() and (whole or tenant) else []
-    groups = form.cleaned_data.get("by", []) if form.is_valid() else []
-    people = _people(found) if "user_id" in groups else {}
-    if request.GET.get("format") == "csv" and form.is_valid():
-        return _csv(found, groups, people, "installation" if whole else tenant)
-    rows = _rows(found, groups, people)
-    kept = [(name, value) for name, values in request.GET.lists() for value in values]
+    shown: dict[str, Any] = {}
+    if form.is_valid() and (whole or tenant):
+        groups, question = form.cleaned_data["by"], _question(form, tenant)
+        if request.GET.get("format") == "csv":
+            name = f"usage-{'installation' if whole else tenant}.csv"
+            return download(request, _lines(question, groups), name, "text/csv; charset=utf-8")
+        shown = _shown(question, groups)
+    kept = [
+        (name, value)
+        for name, values in request.GET.lists()
+        for value in values
+        if name != "format"
+    ]
     context |= {
         **tenant_context(user, tenant),
-        "rows": rows[:MOST],
-        "more": len(rows) > MOST,
+        **shown,
         "most": MOST,
-        "total": _total(found),
-        "columns": [GROUPS[name] for name in groups],
         "currency": settings.QUIRE["CURRENCY"].upper(),
         "operator": as_actor(user).is_operator,
-        "query": urlencode([pair for pair in kept if pair[0] != "format"]),
+        "query": urlencode(kept),
+        "rest": urlencode(_rest(form, whole, tenant, shown["until"])) if shown.get("until") else "",
     }
     return render(request, "console/usage.html", context)
 
 
-def _ask(form: UsageForm, tenant: Tenant | None) -> list[Sums]:
-    """Day by day."""
+def _question(form: UsageForm, tenant: Tenant | None) -> Question:
     data = form.cleaned_data
-    return report(
-        Question(
-            start=_midnight(data["first"]),
-            end=_midnight(data["last"] + timedelta(days=1)),
-            width="1d",
-            group_by=data["by"],
-            tenants=None if tenant is None else [tenant.pk],
-        )
+    return Question(
+        start=start_of(data["first"]),
+        end=end_of(data["last"]),
+        width="1d",
+        group_by=data["by"],
+        tenants=None if tenant is None else [tenant.pk],
     )
 
 
-def _midnight(day: date) -> datetime:
-    return datetime.combine(day, time.min, UTC)
+def _shown(question: Question, groups: Sequence[str]) -> dict[str, Any]:
+    """The table: as many days as are read at once, the groups that cost most first."""
+    page = first_page(question, whole=True)
+    found = report(page, whole=True)
+    largest = sorted(found, key=_size)[:MOST]
+    people = _people(largest) if "user_id" in groups else {}
+    return {
+        "rows": [Row(_names(sums, groups, people), sums) for sums in largest],
+        "more": len(found) > MOST,
+        "total": _total(found),
+        "columns": [GROUPS[name] for name in groups],
+        # The first day that isn't in it.
+        "until": page.end.date() if page.end < question.end else None,
+    }
+
+
+def _rest(
+    form: UsageForm, whole: bool, tenant: Tenant | None, first: date
+) -> list[tuple[str, Any]]:
+    """The address of the same page for the days that this one leaves out."""
+    of = ("all", "yes") if whole else ("tenant", tenant)
+    data = form.cleaned_data
+    return [of, ("first", first), ("last", data["last"]), *(("by", name) for name in data["by"])]
 
 
 def _people(found: Sequence[Sums]) -> dict[str, str]:
@@ -156,21 +181,10 @@ def _names(sums: Sums, groups: Sequence[str], people: dict[str, str]) -> tuple[s
     )
 
 
-def _rows(found: Sequence[Sums], groups: Sequence[str], people: dict[str, str]) -> list[Row]:
+def _size(sums: Sums) -> tuple[Any, ...]:
     """Most money first, then most tokens."""
-    rows: dict[tuple[str, ...], Row] = {}
-    for sums in found:
-        names = _names(sums, groups, people)
-        row = rows.setdefault(names, Row(names, Sums(sums.start)))
-        row.sums.add(_amounts(sums))
-    return sorted(
-        rows.values(),
-        key=lambda row: (
-            -row.sums.cost_nanos,
-            -row.sums.prompt_tokens - row.sums.completion_tokens,
-            row.names,
-        ),
-    )
+    tokens = sums.prompt_tokens + sums.completion_tokens
+    return -sums.cost_nanos, -tokens, [value or "" for value in sums.group.values()]
 
 
 def _total(found: Sequence[Sums]) -> Row | None:
@@ -187,22 +201,28 @@ def _amounts(sums: Sums) -> tuple[int, ...]:
     return sums.requests, *tokens, sums.cost_nanos
 
 
-def _csv(
-    found: Sequence[Sums], groups: Sequence[str], people: dict[str, str], of: object
-) -> HttpResponse:
-    """A line a day and group."""
-    text = io.StringIO()
-    writer = csv.writer(text)
+def _lines(question: Question, groups: Sequence[str]) -> Iterator[str]:
+    """A line a day and group, read a few days at a time."""
     amounts = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost", "currency")
-    writer.writerow(["day", *(GROUPS[name] for name in groups), *amounts])
-    for sums in found:
-        *counts, nanos = _amounts(sums)
-        names = [
-            f"'{name}" if name.startswith(FORMULA) else name
-            for name in _names(sums, groups, people)
-        ]
-        money = (amount_text(nanos), settings.QUIRE["CURRENCY"])
-        writer.writerow([sums.start.date().isoformat(), *names, *counts, *money])
-    response = HttpResponse(text.getvalue(), content_type="text/csv; charset=utf-8")
-    response["Content-Disposition"] = f'attachment; filename="usage-{of}.csv"'
-    return response
+    yield _line(["day", *(GROUPS[name] for name in groups), *amounts])
+    while question.start < question.end:
+        page = first_page(question)
+        found = report(page)
+        people = _people(found) if "user_id" in groups else {}
+        yield "".join(_line(_cells(sums, groups, people)) for sums in found)
+        question = replace(question, start=page.end)
+
+
+def _cells(sums: Sums, groups: Sequence[str], people: dict[str, str]) -> list[object]:
+    *counts, nanos = _amounts(sums)
+    names = [
+        f"'{name}" if name.startswith(FORMULA) else name for name in _names(sums, groups, people)
+    ]
+    money = (amount_text(nanos), settings.QUIRE["CURRENCY"])
+    return [sums.start.date().isoformat(), *names, *counts, *money]
+
+
+def _line(cells: Sequence[object]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerow(cells)
+    return text.getvalue()

@@ -13,17 +13,21 @@ from metering.reports import Question
 MOST_ROWS = 12_000
 #: The same where few groups come of them, which the database adds up.
 MOST_ROWS_ADDED_UP = 60_000
+#: The same where all buckets are added up.
+MOST_ROWS_WHOLE = 250_000
 #: Requests that one answer by minute reads: they come from the ledger itself.
 MOST_REQUESTS = 10_000
 _FEW = {"model", "line_item", "adapter", "endpoint"}
 
 
-def first_page(question: Question) -> Question:
+def first_page(question: Question, *, whole: bool = False) -> Question:
     """The question's first buckets: as many as can be read at once, and one at least. May block.
 
-    By minute it's whole hours, or less than one that was asked for.
+    By minute it's whole hours, or less than one that was asked for. `whole`: as in `report`.
     """
     left = MOST_ROWS_ADDED_UP if _FEW.issuperset(question.group_by) else MOST_ROWS
+    if whole:
+        left = MOST_ROWS_WHOLE
     table, count = UsageDay if question.width == "1d" else UsageHour, Count("pk")
     if question.width == "1m":
         # Sums by hour say how many of the ledger's rows there are without a look at it.

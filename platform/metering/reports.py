@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,6 +22,9 @@ from tenants.scopes import OPERATOR
 WIDTHS = {"1m": timedelta(minutes=1), "1h": timedelta(hours=1), "1d": timedelta(days=1)}
 #: Endpoints that pool instead of generating; all others generate.
 POOLING = ("embeddings", "pooling", "classify", "score", "rerank")
+
+#: Of one query. Any SQLite takes their values.
+MOST_IDS = 10_000
 
 #: What may be grouped by -> the column that holds it.
 _COLUMNS = {"project_id": "tenant_id", "user_id": "user_id", "api_key_id": "key_id"}
@@ -97,16 +100,19 @@ def access_report_tenants(caller: Caller, named: Sequence[str]) -> list[int] | N
     return list(found.values())
 
 
-def report(question: Question) -> list[Sums]:
+def report(question: Question, *, whole: bool = False) -> list[Sums]:
     """The sums, bucket by bucket, the oldest first; buckets without use are left out.
 
     A key's requests count as its maker's when grouped by user. The caller has checked who may see
     what. May block.
+
+    Args:
+        whole: all buckets added up by the database, one sum a group; their `start` says nothing.
     """
     columns = [_COLUMNS[name] for name in question.group_by]
     by_user = "user_id" in columns or bool(question.users)
     grouped = sorted({*columns, *(("user_id", "key_id") if by_user else ())})
-    rows = _rows(question, grouped)
+    rows = _rows(question, grouped, whole=whole)
     names = _Names(rows, grouped, question.group_by)
     found: dict[Any, dict[int, Sums]] = defaultdict(dict)
     end = 1 + len(grouped)
@@ -123,7 +129,7 @@ def report(question: Question) -> list[Sums]:
     return [found[at][number] for at in sorted(found) for number in sorted(found[at], key=rank)]
 
 
-def _rows(question: Question, grouped: Sequence[str]) -> list[tuple[Any, ...]]:
+def _rows(question: Question, grouped: Sequence[str], *, whole: bool) -> list[tuple[Any, ...]]:
     """Bucket, groups and sums from the coarsest table that has the buckets.
 
     A bucket is what `_Names.moment` reads; buckets sort by time.
@@ -142,7 +148,7 @@ def _rows(question: Question, grouped: Sequence[str]) -> list[tuple[Any, ...]]:
         sqlite = connections[query.db].vendor == "sqlite"
         query = query.annotate(bucket=_Text("start") if sqlite else _Seconds("start"))
         sums = {f"sum_{name}": Sum(name) for name in SUMS}
-        if {"key_id", "model"} <= set(grouped):
+        if {"key_id", "model"} <= set(grouped) and not whole:
             sums = {}  # nearly every row is a group of its own: adding up here costs less
     if question.tenants is not None:
         query = query.filter(tenant_id__in=question.tenants)
@@ -155,10 +161,14 @@ def _rows(question: Question, grouped: Sequence[str]) -> list[tuple[Any, ...]]:
         query = query.filter(endpoint__in=POOLING)
     elif question.pooling is False:
         query = query.exclude(endpoint__in=POOLING)
+    if whole:
+        query = query.annotate(bucket=Value(0))
     if not sums:
         return list(query.values_list("bucket", *grouped, *SUMS))
     found = query.order_by().values("bucket", *grouped).annotate(**sums)
-    return list(found.values_list("bucket", *grouped, *sums))
+    rows = list(found.values_list("bucket", *grouped, *sums))
+    # Without a group there's a row even of nothing.
+    return [row for row in rows if row[-1] is not None] if whole else rows
 
 
 class _Seconds(Func):
@@ -185,6 +195,13 @@ class _Text(Func):
     template, output_field = "%(expressions)s || ''", TextField()
 
 
+def _in_parts(rows: QuerySet[Any, Any], ids: Collection[int]) -> Iterator[Any]:
+    """The rows with these numbers. A statement takes so many values, and no more."""
+    ordered = sorted(ids)
+    for start in range(0, len(ordered), MOST_IDS):
+        yield from rows.filter(pk__in=ordered[start : start + MOST_IDS])
+
+
 class _Names:
     """What rows are called outside: tenants by slug, keys by their public id.
 
@@ -205,10 +222,11 @@ class _Names:
         self._keys: dict[int, tuple[str, int | None]] = {}
         if "project_id" in group_by:
             ids = {row[1 + self._at["tenant_id"]] for row in rows}
-            self._tenants = dict(Tenant.objects.filter(pk__in=ids).values_list("pk", "slug"))
+            self._tenants = dict(_in_parts(Tenant.objects.values_list("pk", "slug"), ids))
         if "key_id" in self._at:
-            keys = ApiKey.objects.filter(pk__in={row[1 + self._at["key_id"]] for row in rows})
-            found = keys.values_list("pk", "public_id", "created_by_id", "service_account_id")
+            ids = {row[1 + self._at["key_id"]] for row in rows}
+            columns = ("pk", "public_id", "created_by_id", "service_account_id")
+            found = _in_parts(ApiKey.objects.values_list(*columns), ids)
             # A service account's key is no person's, whoever made it.
             self._keys = {
                 pk: (public_id, None if account else maker)

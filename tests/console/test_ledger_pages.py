@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
+import re
 import time
 import zipfile
 from datetime import UTC, datetime
@@ -15,7 +17,7 @@ from django.test import Client
 
 from console.identity import recent
 from metering import actions as money
-from metering import webhooks
+from metering import report_pages, webhooks
 from metering.ledger import insert_records
 from metering.models import Budget, Price, Webhook, WebhookDelivery
 from metering.records import UsageRecord
@@ -111,11 +113,45 @@ def test_the_file_has_a_line_a_day_and_group(login: Login, acme: Tenant) -> None
     answer = login("ada").get("/console/usage/", query)
     assert answer["Content-Type"].startswith("text/csv")
     assert 'filename="usage-acme.csv"' in answer["Content-Disposition"]
-    lines = list(csv.DictReader(io.StringIO(answer.content.decode())))
+    lines = lines_of(answer)
     assert [(line["day"], line["model"], line["requests"], line["cost"]) for line in lines] == [
         (today, "'=cmd", "1", "0.001500000"),
         (today, "m", "2", "0.003000000"),
     ]
+
+
+def lines_of(answer: Any) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(b"".join(answer.streaming_content).decode())))
+
+
+@pytest.mark.parametrize("of", [{"all": "yes"}, {"tenant": "acme"}])
+def test_more_than_is_read_at_once_comes_page_by_page_and_the_file_has_all(
+    login: Login, acme: Tenant, monkeypatch: pytest.MonkeyPatch, of: dict[str, str]
+) -> None:
+    for name in ("MOST_ROWS", "MOST_ROWS_ADDED_UP", "MOST_ROWS_WHOLE"):
+        monkeypatch.setattr(report_pages, name, 3)
+    for number in range(6):  # two models a day
+        at = datetime(2026, 3, 1 + number // 2, 12, tzinfo=UTC)
+        use(acme, number, model=f"m{number}", started_at=at)
+    query = {**of, "first": "2026-03-01", "last": "2026-03-03", "by": "model"}
+    client = login("root")
+    text = text_of(client, "/console/usage/", **query)
+    assert ">m1<" in text
+    assert ">m2<" not in text
+    (rest,) = re.findall(r'href="(\?[^"]+)">Go on from there', text)
+    text = text_of(client, f"/console/usage/{html.unescape(rest)}")
+    assert ">m1<" not in text
+    assert ">m2<" in text
+    assert "first=2026-03-03" in text
+    lines = lines_of(client.get("/console/usage/", {**query, "format": "csv"}))
+    assert [line["model"] for line in lines] == [f"m{number}" for number in range(6)]
+
+
+def test_the_last_day_that_there_is_can_be_asked_for(login: Login, acme: Tenant) -> None:
+    use(acme, 1)
+    days = {"first": "9999-12-30", "last": "9999-12-31"}
+    for page in ("usage", "requests"):
+        assert login("ada").get(f"/console/{page}/", days).status_code == 200
 
 
 def test_the_whole_installations_usage_is_the_operators(login: Login, acme: Tenant) -> None:

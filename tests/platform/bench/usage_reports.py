@@ -154,6 +154,16 @@ def measure() -> None:
                     lambda q=question: report(first_page(q)),
                 )
 
+    for days in (30, DAYS):
+        for groups in GROUPS:
+            question = Question(
+                start=last - timedelta(days=days), end=last, width="1d", group_by=groups
+            )
+            show(
+                f"page of all tenants, {days} days, {'+'.join(groups) or 'sums'}",
+                lambda q=question: report(first_page(q, whole=True), whole=True),
+            )
+
 
 def show(name: str, work: Callable[[], Any]) -> None:
     """One line."""
