@@ -147,6 +147,21 @@ def test_operators_are_not_found_by_address_and_connect_it_themselves(
     assert client.get("/admin/").status_code == 200
 
 
+def test_an_account_that_another_identity_is_connected_with_is_not_found_by_address(
+    rows: None, provider: Provider
+) -> None:
+    acme = Tenant.objects.get(slug="acme")
+    token = actions.invite(actor=SYSTEM, tenant=acme, email="zoe@example.org").token
+    waiting = Client()  # has the link, and joins in her name
+    waiting.post(f"/invitation/{token}/", {"username": "zoe", "password": NEW})
+    provider.person = {"sub": "66", "groups": ["devs"]}
+    sign_on_to_connect(provider, waiting)
+    client, answer = sign_on(provider, groups=["ops"], email="zoe@example.org", email_verified=True)
+    assert answer.status_code == 409
+    assert client.get("/").status_code == 302
+    assert not User.objects.filter(username="zoe", is_superuser=True).exists()
+
+
 def test_a_deactivated_person_stays_out(rows: None, provider: Provider) -> None:
     sign_on(provider, groups=["devs"])
     actions.update_user(actor=SYSTEM, user=User.objects.get(username="zoe"), is_active=False)

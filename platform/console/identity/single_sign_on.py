@@ -7,7 +7,7 @@ from typing import Any
 from allauth.account.utils import filter_users_by_email
 from allauth.core.exceptions import ImmediateHttpResponse
 from allauth.socialaccount.adapter import DefaultSocialAccountAdapter
-from allauth.socialaccount.models import SocialLogin
+from allauth.socialaccount.models import SocialAccount, SocialLogin
 from django.conf import settings
 from django.db import transaction
 from django.http import HttpRequest
@@ -32,11 +32,19 @@ class SignOnAdapter(DefaultSocialAccountAdapter):
         return True
 
     def authenticate_by_email(self, sociallogin: SocialLogin) -> Any:
-        """Somebody we know by a verified address. Staff and operators connect it themselves."""
+        """Somebody we know by a verified address. Staff and operators connect it themselves.
+
+        An account that another identity of the provider is connected with is that one's: whoever
+        has an invitation's link can make an account in somebody else's name, and wait for them.
+        """
         found = super().authenticate_by_email(sociallogin)
-        if found is not None and (found[0].is_staff or found[0].is_superuser):
+        if found is None:
             return None
-        return found
+        user, account = found[0], sociallogin.account
+        if user.is_staff or user.is_superuser:
+            return None
+        other = SocialAccount.objects.filter(user=user, provider=account.provider)
+        return None if other.exclude(uid=account.uid).exists() else found
 
     def pre_social_login(self, request: HttpRequest, sociallogin: SocialLogin) -> None:
         """Give somebody we know what their groups are worth today."""
