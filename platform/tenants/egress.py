@@ -27,6 +27,8 @@ MAX_ANSWER_BYTES = 64 * 1024
 MAX_URL_CHARS = 2000
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+#: NAT64's, and the "IPv4-compatible" ones, which nobody uses any more.
+_IN_LAST_BITS = [ipaddress.ip_network(network) for network in ("64:ff9b::/96", "::/96")]
 
 
 class EgressRefused(QuireError):
@@ -135,18 +137,18 @@ def may_ask(address: Address) -> bool:
     """Whether an address is public, or in a network that the operator allows."""
     plain = unwrapped(address)
     allowed = networks_of(settings.QUIRE["EGRESS_NETWORKS"])
-    if any(plain in network for network in allowed):
+    if any(plain in network or address in network for network in allowed):
         return True
     return plain.is_global and not plain.is_multicast
 
 
 def unwrapped(address: Address) -> Address:
-    """The IPv4 address inside an IPv6 one (mapped, 6to4, Teredo, NAT64), else the same."""
+    """The IPv4 address inside an IPv6 one (mapped, 6to4, Teredo, NAT64 ...), else the same."""
     if isinstance(address, ipaddress.IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is None and address.teredo is not None:
             inner = address.teredo[1]
-        if inner is None and address in ipaddress.ip_network("64:ff9b::/96"):
+        if inner is None and any(address in network for network in _IN_LAST_BITS):
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         return inner or address
     return address
