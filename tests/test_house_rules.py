@@ -59,6 +59,34 @@ def test_no_pickle_and_no_unsafe_loading() -> None:
     assert found == []
 
 
+def test_clients_of_redis_are_made_in_one_place() -> None:
+    found = {
+        str(path.relative_to(ROOT))
+        for path in sources()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "from_url"
+    }
+    assert found == {"engine/contract/redis_clients.py"}
+
+
+def test_errors_are_one_family_in_which_each_has_a_name_of_its_own() -> None:
+    classes = [
+        (node.name, {ast.unparse(base).rpartition(".")[2] for base in node.bases})
+        for path in sources()
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+    ]
+    family, found = {"QuireError"}, 0
+    while len(family) > found:
+        found = len(family)
+        family |= {name for name, bases in classes if bases & family}
+    names = [name for name, bases in classes if bases & family]
+    assert found > 40
+    assert sorted(names) == sorted(set(names))
+
+
 def test_fault_33_bad_values_are_refused_under_python_o() -> None:
     script = (
         "from engine import SamplingParams\n"

@@ -9,10 +9,9 @@ import signal
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
-import redis
-
 from config.chaos.instance import Instance, command_line, holds
 from config.redis_urls import socket_url
+from engine.contract.redis_clients import sync_client
 
 Harm = Callable[[Instance, random.Random], Awaitable[None]]
 #: How long a wire is cut, Redis stands still or is read-only, a disk is full.
@@ -99,7 +98,7 @@ async def stop_redis_for_a_while(instance: Instance, rng: random.Random) -> None
 
 async def refuse_writes(instance: Instance, rng: random.Random) -> None:
     """Redis answers writes with READONLY, as a primary does that was just made a replica."""
-    with redis.Redis.from_url(socket_url(instance.data_dir), socket_timeout=5) as client:
+    with sync_client(socket_url(instance.data_dir)) as client:
         client.execute_command("REPLICAOF", "127.0.0.1", "1")
         try:
             await asyncio.sleep(STILL_S)
@@ -109,7 +108,7 @@ async def refuse_writes(instance: Instance, rng: random.Random) -> None:
 
 async def cut_connections(instance: Instance, rng: random.Random) -> None:
     """All connections to Redis break at once."""
-    with redis.Redis.from_url(socket_url(instance.data_dir), socket_timeout=5) as client:
+    with sync_client(socket_url(instance.data_dir)) as client:
         client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
 
 

@@ -29,6 +29,7 @@ from config.chaos.relay import Relay
 from config.redis_urls import socket_path, socket_url
 from engine.contract import protocol
 from engine.contract.protocol import Heartbeat
+from engine.contract.redis_clients import sync_client
 
 REPLICAS, GATEWAYS, WORKERS = 2, 2, 2
 START_TIMEOUT_S, STOP_TIMEOUT_S = 300.0, 90.0
@@ -66,9 +67,7 @@ class Instance:
 
     def heartbeats(self) -> list[Heartbeat]:
         """Of all replicas."""
-        with redis.Redis.from_url(
-            socket_url(self.data_dir), socket_timeout=2, socket_connect_timeout=2
-        ) as client:
+        with sync_client(socket_url(self.data_dir), timeout_s=2) as client:
             ids = [one.decode() for one in client.smembers(protocol.replicas_key())]
             found = client.mget([protocol.replica_key(one) for one in sorted(ids)]) if ids else []
         return [protocol.decode_heartbeat(data) for data in found if data is not None]

@@ -24,6 +24,7 @@ from engine.contract.block_map import (
     frames_key,
     watch_key,
 )
+from engine.contract.redis_clients import async_client
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ class Watch:
     async def run(self) -> None:
         """Until it's cancelled. A Redis that is away is asked again."""
         while True:
-            redis: Redis = Redis.from_url(settings.REDIS_URL, socket_connect_timeout=5.0)
+            redis = async_client(settings.REDIS_URL)
             try:
                 await self._follow(redis)
             except (RedisError, OSError) as error:

@@ -6,13 +6,13 @@ import time
 from typing import Any
 
 import msgspec
-import redis
 from django.conf import settings
 
 from console.kv.mirror import Mirror
 from console.kv.sight import Sight
 from engine.contract.block_map import WATCH_TTL_S, decode_frame, frames_key, watch_key
 from engine.contract.errors import EngineUnavailable
+from engine.contract.redis_clients import sync_client
 
 WAIT_S = 3.0
 
@@ -23,7 +23,7 @@ def snapshot(replica_id: str, sight: Sight) -> dict[str, Any]:
     Raises: `EngineUnavailable` when it doesn't; redis.RedisError.
     """
     prefix, mirror = settings.QUIRE["KEY_PREFIX"], Mirror()
-    with redis.Redis.from_url(settings.REDIS_URL, socket_timeout=WAIT_S) as client:
+    with sync_client(settings.REDIS_URL, timeout_s=WAIT_S) as client:
         channel = client.pubsub(ignore_subscribe_messages=True)
         channel.subscribe(frames_key(replica_id, prefix))
         key = watch_key(replica_id, prefix)
