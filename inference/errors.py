@@ -17,12 +17,14 @@ from django.core import exceptions as django_exceptions
 from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpResponse
 from pydantic import ValidationError
+from redis.exceptions import RedisError
 from rest_framework import exceptions as drf
 
 from engine.contract.errors import EngineFault, EngineUnavailable, InvalidRequest, QuireError
 from engine.contract.protocol import ErrorInfo
+from engine.contract.redis_link import is_temporary
 from inference.validation import describe_validation_error
-from tenants.errors import AuthenticationFailed, NotFound, PermissionDenied
+from tenants.errors import AuthenticationFailed, NotFound, PermissionDenied, ServiceUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -133,6 +135,8 @@ def as_quire_error(error: BaseException) -> QuireError:
         return _from_drf(error)
     if isinstance(error, Http404):
         return NotFound("There is nothing here.")
+    if isinstance(error, RedisError) and is_temporary(error):
+        return ServiceUnavailable("Redis can't be reached right now. Try again in a moment.")
     if is_about_storage(error):
         return StorageUnavailable("This can't be read or kept right now. Try again later.")
     if isinstance(error, django_exceptions.RequestDataTooBig):

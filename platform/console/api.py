@@ -21,7 +21,7 @@ from console.usage import recent_usage
 from engine.contract.errors import QuireError
 from engine.contract.pooling_params import GENERATE
 from inference.errors import error_response
-from tenants.access import access_tenant, access_tenants
+from tenants.access import Reader, access_tenant, access_tenants
 from tenants.actors import as_actor
 from tenants.authentication import AuthenticationFailed, caller_for_user
 from tenants.errors import PermissionDenied, ServiceUnavailable
@@ -86,11 +86,15 @@ def overview(request: HttpRequest) -> dict[str, Any]:
 
     With `?tenant=` those of this one.
     """
-    user = request.user
-    if slug := request.GET.get("tenant"):
-        return now(access_tenant(user, slug).pk)
-    operator = as_actor(user).is_operator
-    served, rows = _visible(user, operator)
+    return overview_of(request.user, request.GET.get("tenant"))
+
+
+def overview_of(reader: Reader, tenant: str | None) -> dict[str, Any]:
+    """The same for whoever asks. Raises `NotFound` for a stranger's tenant, redis.RedisError."""
+    if tenant:
+        return now(access_tenant(reader, tenant).pk)
+    operator = as_actor(reader).is_operator
+    served, rows = _visible(reader, operator)
     return snapshot(served, rows, operator=operator)
 
 
@@ -106,7 +110,7 @@ def _tenants(user: User) -> list[dict[str, str]]:
     return [{"id": each.slug, "name": each.name} for each in found[:MOST_TENANTS]]
 
 
-def _visible(user: User, operator: bool) -> tuple[list[ServedModel], list[Replica]]:
+def _visible(user: Reader, operator: bool) -> tuple[list[ServedModel], list[Replica]]:
     """The models and replica rows that the user may see."""
     if operator:
         return list(ServedModel.objects.all()), list(Replica.objects.select_related("served_model"))

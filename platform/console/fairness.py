@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,11 +15,12 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from console.api import json_view
-from console.overview.history import range_of, scope
+from console.overview.history import range_of, scope, scope_of, stretch_of
 from console.tenancy import tenant_context
 from engine.contract.errors import QuireError
 from history.read import Wanted, grouped, known_until, points
 from history.widths import RANGES, Range
+from tenants.access import Reader
 from tenants.actors import as_actor
 from tenants.kv_shares import MAX_RESERVED
 from tenants.models import Tenant
@@ -79,8 +81,13 @@ def fairness(request: HttpRequest) -> HttpResponse:
 
 @json_view
 def figures(request: HttpRequest) -> dict[str, Any]:
+    """`figures_of` for the page."""
+    return figures_of(request.user, request.GET)
+
+
+def figures_of(reader: Reader, asked: Mapping[str, str]) -> dict[str, Any]:
     """The same over time: {"at", "step", "seconds", "tenants": [{"name", "weight", "tokens"}]}."""
-    tenant, stretch = scope(request), range_of(request)
+    tenant, stretch = scope_of(reader, asked), stretch_of(asked)
     found = _service(stretch)
     rows = _rows(found, tenant)
     own = {row.tenant.pk for row in rows if row.tenant is not None}

@@ -10,7 +10,7 @@ from django.shortcuts import redirect
 from django.urls import reverse
 
 from engine.contract.errors import QuireError
-from tenants.access import access_tenant, access_tenants
+from tenants.access import Reader, access_tenant, access_tenants
 from tenants.models import Tenant, User
 from tenants.shown_once import keep, take
 
@@ -49,7 +49,7 @@ def named_tenant(request: HttpRequest) -> Tenant | None:
     return tenant
 
 
-def first_tenant(user: User) -> Tenant | None:
+def first_tenant(user: Reader) -> Tenant | None:
     """The oldest active one that the user may see, or None."""
     return access_tenants(user).filter(active=True).order_by("pk").first()
 

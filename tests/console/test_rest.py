@@ -150,6 +150,9 @@ ROUTES: dict[tuple[str, str, str], dict[str, int]] = {
     ("DELETE", "tenants/acme/keys/{key}/", ""): expect(204, members=404),
     ("GET", "tenants/acme/audit/", ""): expect(200, members=403),
     ("GET", "tenants/acme/audit/{entry}/", ""): expect(200, members=403),
+    ("GET", "overview/?tenant=acme", ""): expect(200, members=200),
+    ("GET", "history/?tenant=acme&by=model", ""): expect(200, members=200),
+    ("GET", "fairness/?tenant=acme", ""): expect(200, members=200),
     ("GET", "settings/", ""): expect(200, managers=403, members=403, outsiders=403),
     ("GET", "openapi.json", ""): expect(200, members=200, outsiders=200),
 }
@@ -212,6 +215,7 @@ def test_every_route_and_method_is_in_the_table() -> None:
             served.add((method.upper(), shape.replace("(?P<tenant>[a-z0-9-]{1,63})", "acme")))
     asked = set()
     for method, path, _ in ROUTES:
+        path = path.partition("?")[0]
         shape = path.replace("tenants/acme/", "tenants/(?P<slug>[a-z0-9-]{1,63})/", 1)
         own = ("", "new-cache-namespace/", "export/", "erase/")
         whole = shape if path.removeprefix("tenants/acme/") in own else path
@@ -339,6 +343,24 @@ def test_asking_too_often_is_refused(
     told = [callers["admin's key"].ask("GET", "/api/tenants/").status_code for _ in range(4)]
     assert told == [200, 200, 200, 429]
     assert callers["program"].ask("GET", "/api/tenants/").status_code == 200
+
+
+def test_fault_28_keys_are_revoked_though_redis_is_away(
+    callers: dict[str, Caller], settings: Any
+) -> None:
+    key = rows_of()["key"]
+    settings.REDIS_URL = "unix:///nowhere/redis.sock"
+    settings.CACHES = {
+        "default": {
+            "BACKEND": "django.core.cache.backends.redis.RedisCache",
+            "LOCATION": settings.REDIS_URL,
+        }
+    }
+    path = f"/api/tenants/acme/keys/{key}/"
+    assert callers["admin's key"].ask("DELETE", path).status_code == 204
+    assert ApiKey.objects.get(pk=key).state() == "revoked"
+    answer = callers["admin's key"].ask("GET", "/api/overview/?tenant=acme")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "service_unavailable")
 
 
 def test_the_document_names_every_route(callers: dict[str, Caller], capfd: Any) -> None:

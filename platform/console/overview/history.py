@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from django.http import HttpRequest
@@ -21,7 +21,7 @@ from history.read import (
     traffic,
 )
 from history.widths import RANGES, Range
-from tenants.access import access_tenant
+from tenants.access import Reader, access_tenant
 from tenants.actors import as_actor
 from tenants.errors import NotFound
 from tenants.models import Tenant
@@ -33,20 +33,25 @@ BY = {"model": "model", "tenant": "tenant_id", "adapter": "adapter"}
 
 @json_view
 def history(request: HttpRequest) -> dict[str, Any]:
-    """`?range=` of `RANGES`, `tenant=` (operators: none is all), `model=`, `adapter=`, `by=`.
+    """`history_of` for the page."""
+    return history_of(request.user, request.GET)
+
+
+def history_of(reader: Reader, asked: Mapping[str, str]) -> dict[str, Any]:
+    """`range` of `RANGES`, `tenant` (operators: none is all), `model`, `adapter`, `by`.
 
     Returns: {"at": seconds since 1970 of each point, "step", "seconds": how long each point has
     been, "sums": {name: [...]}, "first_token" and "gaps": {percentile: [ms or None]}, "pools":
     {name: [... or None]}, "groups": [{"name", "requests", "tokens"}]}.
     """
-    tenant = scope(request)
-    stretch = range_of(request)
-    by = request.GET.get("by", "")
+    tenant = scope_of(reader, asked)
+    stretch = stretch_of(asked)
+    by = asked.get("by", "")
     if by and by not in BY:
         raise InvalidRequest(f"by must be one of {', '.join(BY)}.", param="by")
     if by == "tenant" and tenant is not None:
         raise NotFound("A tenant sees its own line alone.", param="by")
-    model, adapter = request.GET.get("model", ""), request.GET.get("adapter")
+    model, adapter = asked.get("model", ""), asked.get("adapter")
     wanted = Wanted(
         range=stretch,
         tenants=None if tenant is None else [tenant.pk],
@@ -71,19 +76,29 @@ def history(request: HttpRequest) -> dict[str, Any]:
 def scope(request: HttpRequest) -> Tenant | None:
     """The tenant that a page is about; None: all of them, for operators. Raises `NotFound`."""
     user: Any = request.user
-    if named := request.GET.get("tenant"):
-        return access_tenant(user, named)
-    if as_actor(user).is_operator:
+    return scope_of(user, request.GET)
+
+
+def scope_of(reader: Reader, asked: Mapping[str, str]) -> Tenant | None:
+    """The same for whoever asks."""
+    if named := asked.get("tenant"):
+        return access_tenant(reader, named)
+    if as_actor(reader).is_operator:
         return None
-    tenant = first_tenant(user)
+    tenant = first_tenant(reader)
     if tenant is None:
         raise NotFound("You belong to no tenant.")
     return tenant
 
 
 def range_of(request: HttpRequest) -> Range:
-    """Which stretch of time is asked for. Raises `InvalidRequest`."""
-    name = request.GET.get("range") or DEFAULT_RANGE
+    """Which stretch of time a page is about. Raises `InvalidRequest`."""
+    return stretch_of(request.GET)
+
+
+def stretch_of(asked: Mapping[str, str]) -> Range:
+    """The same for whoever asks."""
+    name = asked.get("range") or DEFAULT_RANGE
     if name not in RANGES:
         raise InvalidRequest(f"range must be one of {', '.join(RANGES)}.", param="range")
     return RANGES[name]

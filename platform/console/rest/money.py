@@ -10,6 +10,7 @@ from rest_framework import mixins, serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from console.rest.filters import BudgetFilter
 from console.rest.views import ManagementViewSet, TenantMixin
 from metering import actions
 from metering.models import Budget, Period, Price
@@ -104,7 +105,7 @@ class Budgets(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
 
     queryset = Budget.objects.all()
     serializer_class = BudgetSerializer
-    filterset_fields = ("api_key", "model", "period")
+    filterset_class = BudgetFilter
 
     def rows(self) -> QuerySet[Budget]:
         return access_budgets(self.actor, self.tenant)

@@ -13,6 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from console.request_story import story_of
+from console.rest.filters import row_number
 from console.rest.views import ManagementViewSet
 from metering.models import RequestEntry
 from metering.requests.access import access_request_entry, access_requests, called, of_status
@@ -41,7 +42,7 @@ class RequestFilter(filters.FilterSet):
     status = filters.CharFilter(method="by_status", help_text="429, 2xx, 4xx, 5xx or refused.")
     tenant = filters.CharFilter(field_name="tenant__slug")
     user = filters.CharFilter(field_name="user__username")
-    key = filters.NumberFilter(field_name="api_key_id")
+    key = row_number("api_key_id")
     after = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="gte")
     before = filters.IsoDateTimeFilter(field_name="started_at", lookup_expr="lt")
 

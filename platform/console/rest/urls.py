@@ -11,6 +11,7 @@ from console.rest import (
     inside,
     models,
     money,
+    overview,
     requests,
     settings,
     tenants,
@@ -33,6 +34,9 @@ router.register(f"{TENANT}/service-accounts", views.ServiceAccounts, "api-servic
 router.register(f"{TENANT}/keys", views.Keys, "api-keys")
 router.register("blocks", inside.Blocks, "api-blocks")
 router.register("isolation", inside.Isolation, "api-isolation")
+router.register("overview", overview.Overview, "api-overview")
+router.register("history", overview.History, "api-history")
+router.register("fairness", overview.Fairness, "api-fairness")
 router.register("requests", requests.Requests, "api-all-requests")
 router.register("prices", money.Prices, "api-prices")
 router.register(f"{TENANT}/budgets", money.Budgets, "api-budgets")

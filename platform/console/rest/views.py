@@ -17,13 +17,14 @@ from rest_framework.permissions import IsAuthenticated
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import Serializer
-from rest_framework.throttling import ScopedRateThrottle
 from rest_framework.viewsets import GenericViewSet
 
 from console.mail import mail_invitation
 from console.rest import serializers as shapes
 from console.rest.authentication import ManagementKeyAuthentication, RecentSession, actor_of
+from console.rest.filters import KeyFilter
 from console.rest.paging import Page
+from console.rest.throttling import ManagementThrottle
 from engine.contract.errors import InvalidRequest
 from tenants import access, actions
 from tenants.actors import Actor, require_operator
@@ -36,7 +37,7 @@ class ManagementViewSet(GenericViewSet):
 
     authentication_classes = (ManagementKeyAuthentication, SessionAuthentication)
     permission_classes = (IsAuthenticated, RecentSession)
-    throttle_classes = (ScopedRateThrottle,)
+    throttle_classes = (ManagementThrottle,)
     throttle_scope = "management"
     pagination_class = Page
     filter_backends = (filters.DjangoFilterBackend,)
@@ -242,7 +243,7 @@ class Keys(mixins.ListModelMixin, mixins.RetrieveModelMixin, TenantMixin):
 
     queryset = access.ApiKey.objects.all()
     serializer_class = shapes.KeySerializer
-    filterset_fields = ("name", "service_account")
+    filterset_class = KeyFilter
 
     def rows(self) -> QuerySet[Any]:
         return access.access_keys(self.actor, self.tenant)

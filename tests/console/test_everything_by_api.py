@@ -1,0 +1,59 @@
+"""Whatever the console's pages do, the REST APIs do, too: both call the same actions.
+
+Read from the source: which functions of `<app>.actions` are named where.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONSOLE = ROOT / "platform" / "console"
+#: What pages alone do, and why.
+PAGES_ALONE = {
+    "tenants.actions.find_invitation": "whoever has the link, who needn't be known yet",
+    "tenants.actions.accept_invitation": "the same",
+    "tenants.actions.join_by_invitation": "the same",
+    "catalog.actions.check_source": "for a form; `load_model` asks it itself",
+    "storage.actions.create_conversation": "the playground's: one person's own, no key's",
+    "storage.actions.update_conversation": "the same",
+    "storage.actions.rename_conversation": "the same",
+    "storage.actions.share_conversation": "the same",
+    "storage.actions.delete_conversation": "the same",
+}
+
+
+def actions_in(path: Path) -> Iterator[str]:
+    """The actions that a file names, as `app.actions.function`."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        for alias in node.names:
+            whole = f"{node.module}.{alias.name}"
+            if alias.name == "actions":
+                modules[alias.asname or alias.name] = whole
+            elif node.module.endswith(".actions") and alias.name.islower():
+                yield whole
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            module = modules.get(node.value.id)
+            if module is not None and node.attr.islower():
+                yield f"{module}.{node.attr}"
+
+
+def actions_below(*folders: Path) -> set[str]:
+    return {name for each in folders for file in each.rglob("*.py") for name in actions_in(file)}
+
+
+def test_each_action_of_a_page_is_one_of_the_apis() -> None:
+    rest = actions_below(CONSOLE / "rest", ROOT / "inference")
+    pages = set()
+    for file in CONSOLE.rglob("*.py"):
+        if CONSOLE / "rest" not in file.parents:
+            pages |= set(actions_in(file))
+    assert len(pages) > 40
+    assert pages - rest == set(PAGES_ALONE)
