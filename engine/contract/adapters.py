@@ -15,6 +15,8 @@ from engine.contract.errors import InvalidRequest
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+#: Where vLLM looks for rows that go behind those of a model's tables: such a file is never read.
+NEW_TOKENS = "new_embeddings."
 #: Where an adapter's weights lie, nearest to the kernels first.
 TIERS = ("device", "host", "disk")
 _PIECE = 1 << 20

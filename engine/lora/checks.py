@@ -22,6 +22,18 @@ def check_entry(name: str, entry: Any) -> None:
         raise wrong(name, f"is kept as {entry.get_dtype()}, which isn't supported")
 
 
+def misshapen(shape: tuple[int, ...], wanted: tuple[int, ...], vocab: int = 0) -> str:
+    """Why a shape is refused. `vocab`: of a table or what changes one, rows of the model's."""
+    if vocab in wanted and len(shape) == len(wanted):
+        at = wanted.index(vocab)
+        if shape[:at] + shape[at + 1 :] == wanted[:at] + wanted[at + 1 :]:
+            return (
+                f"is for a vocabulary of {shape[at]} tokens, but the model's has {vocab}: adapters "
+                "that bring tokens of their own aren't supported"
+            )
+    return f"has shape {list(shape)}, but it must be {list(wanted)}"
+
+
 def check_rank(rank: int, most: int | None) -> None:
     """Raise for a rank over what the operator allows; None: any."""
     if most is not None and rank > most:

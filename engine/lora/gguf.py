@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.contract.checks import shown
 from engine.contract.errors import InvalidRequest, ModelLoadError
 from engine.lora.adapter import Adapter, ModuleDelta
-from engine.lora.checks import check_rank
+from engine.lora.checks import check_rank, misshapen
 from engine.lora.modules import Modules
 from engine.models.gguf import types
 from engine.models.gguf.matrix import GGUFMatrix
@@ -90,6 +90,7 @@ class _Target:
         rows, columns: of each.
         heads: of queries and keys whose rows are in another order; 0: in the checkpoint's.
         kind: "" for a linear layer, "experts", or "embedding".
+        is_table: it has a row for each token.
     """
 
     modules: tuple[str, ...]
@@ -97,6 +98,7 @@ class _Target:
     columns: int
     heads: int = 0
     kind: str = ""
+    is_table: bool = False
 
     def shapes(self, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Of A and B."""
@@ -133,7 +135,7 @@ class _Names:
         vocab, hidden = modules.vocab_size, modules.hidden_size
         for module, kind in ((modules.embedding, "embedding"), (modules.head, "")):
             name = gguf_name(f"{module}.weight", architecture)
-            self._targets[name] = _Target((module,), vocab, hidden, kind=kind)
+            self._targets[name] = _Target((module,), vocab, hidden, kind=kind, is_table=True)
 
     def find(self, name: str) -> _Target | None:
         """The base's tensor of this name."""
@@ -186,9 +188,8 @@ def _pair(target: _Target | None, parts: dict[str, TensorInfo], most: int | None
     check_rank(rank, most)
     for info, wanted in zip((a, b), target.shapes(rank), strict=True):
         if info.shape != wanted:
-            raise _refused(
-                info.name, f"has shape {list(info.shape)}, but it must be {list(wanted)}"
-            )
+            vocab = target.rows if target.is_table else 0
+            raise _refused(info.name, misshapen(info.shape, wanted, vocab))
     return _Pair(target, rank, a, b)
 
 

@@ -11,11 +11,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, adapter_digest
+from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, WEIGHTS_FILE, adapter_digest
 from engine.contract.checks import shown
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
-from engine.lora.checks import check_entry, check_rank, wrong
+from engine.lora.checks import check_entry, check_rank, misshapen, wrong
 from engine.lora.config import AdapterConfig, read_adapter_config
 from engine.lora.gguf import read_gguf_adapter
 from engine.lora.keys import PREFIX, Key, parse_key
@@ -40,6 +40,7 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
             raise InvalidRequest("The adapter's file changed while it was read.", param="path")
         return adapter
     before = _state(folder)
+    _check_new_tokens(folder, modules.vocab_size)
     digest = adapter_digest(folder)
     config = read_adapter_config(folder)
     with _opened(folder / WEIGHTS_FILE) as file:
@@ -77,6 +78,16 @@ def _state(folder: Path) -> list[tuple[int, int, int]]:
             param="path",
         ) from error
     return [(stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats]
+
+
+def _check_new_tokens(folder: Path, vocab: int) -> None:
+    """Raise for rows that are to go behind those of the model's tables."""
+    for file in sorted(folder.glob(f"{NEW_TOKENS}*")):
+        raise InvalidRequest(
+            f"{shown(file.name)} adds tokens to the model's vocabulary of {vocab}: adapters that "
+            "bring tokens of their own aren't supported.",
+            param=file.name[:200],
+        )
 
 
 @contextmanager
@@ -126,7 +137,9 @@ class _Parts:
         if wanted is None:
             raise wrong(name, "isn't supported for a module of this kind")
         if shape != wanted:
-            raise wrong(name, f"has shape {list(shape)}, but it must be {list(wanted)}")
+            of_table = self._modules.place(module) is None
+            vocab = self._modules.vocab_size if of_table else 0
+            raise wrong(name, misshapen(shape, wanted, vocab))
         return Key(module, key.kind)
 
     def _shapes(self, module: str, rank: int) -> Mapping[str, tuple[int, ...]]:
@@ -176,7 +189,7 @@ def _classifier_part(name: str, entry: Any, modules: Modules) -> str | None:
         return None
     check_entry(name, entry)
     if (shape := tuple(entry.get_shape())) != wanted:
-        raise wrong(name, f"has shape {list(shape)}, but it must be {list(wanted)}")
+        raise wrong(name, misshapen(shape, wanted))
     return part
 
 

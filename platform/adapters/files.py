@@ -13,7 +13,7 @@ from typing import IO
 
 from adapters.errors import AdapterInvalid, AdapterTooLarge
 from adapters.store import GGUF_FILE
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, WEIGHTS_FILE
 
 #: Formats that run code when they are read.
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
@@ -56,6 +56,18 @@ def check_name(name: str) -> None:
         raise AdapterInvalid(
             f"{name[:100]!r} is no file of an adapter: those are {CONFIG_FILE}, {WEIGHTS_FILE}, a "
             ".gguf file or a .zip of them.",
+            param="files",
+        )
+
+
+def check_beside(name: str) -> None:
+    """Raise `AdapterInvalid` for a file that can't be left out: a pickle, or tokens of its own."""
+    if Path(name).suffix.lower() in PICKLES:
+        check_name(name)
+    if name.startswith(NEW_TOKENS):
+        raise AdapterInvalid(
+            f"{name[:100]} adds tokens to the model's vocabulary: adapters that bring tokens of "
+            "their own aren't supported.",
             param="files",
         )
 
@@ -149,14 +161,15 @@ def _check_safetensors(path: Path) -> None:
 def _files_of(folder: Path) -> dict[str, Path]:
     """The adapter's files in a folder, by the names that they get."""
     names = {entry.name for entry in os.scandir(folder)}
+    for name in sorted(name for name in names if name.startswith(NEW_TOKENS)):
+        check_beside(name)
     if WEIGHTS_FILE in names:
         return {name: folder / name for name in (CONFIG_FILE, WEIGHTS_FILE)}
     ggufs = sorted(name for name in names if name.endswith(".gguf"))
     if len(ggufs) == 1:
         return {GGUF_FILE: folder / ggufs[0]}
     for name in sorted(names):
-        if Path(name).suffix.lower() in PICKLES:
-            check_name(name)
+        check_beside(name)
     raise AdapterInvalid(f"The adapter has no file {WEIGHTS_FILE}.", param="path")
 
 
@@ -185,8 +198,7 @@ def _sort(member: zipfile.ZipInfo, wanted: dict[str, zipfile.ZipInfo]) -> None:
         raise AdapterInvalid(f"{member.filename[:100]!r} is a link.", param="files")
     if member.is_dir():
         return
-    if path.suffix.lower() in PICKLES:
-        check_name(path.name)
+    check_beside(path.name)
     name = GGUF_FILE if path.suffix == ".gguf" else path.name
     if name not in (CONFIG_FILE, WEIGHTS_FILE, GGUF_FILE):
         return  # a read-me, a tokenizer: nothing that weights need

@@ -199,6 +199,7 @@ def link() -> zipfile.ZipInfo:
         ({"a\\..\\b": b"{}"}, "leads out of the archive"),
         ({link(): b"/etc/passwd"}, "is a link"),
         ({"training_args.bin": b"x"}, "is a pickle"),
+        ({"new_embeddings.safetensors": b"x"}, "adds tokens to the model's vocabulary"),
         ({"a/adapter_config.json": b"{}", "b/adapter_config.json": b"{}"}, "more than one"),
         ({f"{n}": b"" for n in range(1001)}, "1001 members"),
         ({"README.md": b""}, "no file adapter_config.json"),

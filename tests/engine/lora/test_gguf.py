@@ -141,12 +141,18 @@ def _norm(tensors: Tensors) -> str:
     return "blk.0.attn_norm.weight"
 
 
+def _more_tokens(tensors: Tensors) -> str:
+    tensors["token_embd.weight.lora_a"] = np.ones((9999, 2), np.float32)
+    tensors["token_embd.weight.lora_b"] = np.ones((256, 2), np.float32)
+    return "token_embd.weight.lora_a"
+
+
 def _elsewhere(tensors: Tensors) -> str:
     tensors[f"blk.99{Q[5:]}_a"] = np.ones((2, 256), np.float32)
     return f"blk.99{Q[5:]}_a"
 
 
-@pytest.mark.parametrize("spoil", [_drop, _narrow, _nan, _norm, _elsewhere])
+@pytest.mark.parametrize("spoil", [_drop, _narrow, _nan, _norm, _more_tokens, _elsewhere])
 def test_what_does_not_fit_is_refused_by_name(
     tmp_path: Path, spoil: Callable[[Tensors], str]
 ) -> None:
@@ -155,6 +161,7 @@ def test_what_does_not_fit_is_refused_by_name(
     error = check_adapter(DEMO_MODEL, write(tmp_path / "x.gguf", tensors)).error
     assert error is not None
     assert error["param"] == named
+    assert ("is for a vocabulary of 9999 tokens" in error["message"]) == (spoil is _more_tokens)
 
 
 def test_models_and_other_adapters_are_refused(tmp_path: Path) -> None:

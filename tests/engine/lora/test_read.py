@@ -127,6 +127,46 @@ def test_what_is_not_understood_is_refused_by_name(
     assert str(folder) not in refused.value.message  # it's a tenant who reads it
 
 
+EMBEDDING, HEAD = "base_model.model.model.embed_tokens.", "base_model.model.lm_head."
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shape"),
+    [
+        (f"{EMBEDDING}weight", (515, 256)),
+        (f"{EMBEDDING}modules_to_save.weight", (513, 256)),
+        (f"{EMBEDDING}lora_embedding_A", (8, 600)),
+        (f"{HEAD}weight", (515, 256)),
+        (f"{HEAD}lora_B.weight", (511, 8)),
+        (f"{HEAD}bias", (513,)),
+    ],
+)
+def test_tokens_that_an_adapter_brings_are_refused_with_both_vocabularies(
+    tmp_path: Path, modules: Modules, tensor: str, shape: tuple[int, ...]
+) -> None:
+    assert modules.vocab_size not in shape
+    config, tensors = pirate()
+    folder = write_adapter(tmp_path / "adapter", config, {**tensors, tensor: zeros(*shape)})
+    told = rf"'{tensor}' is for a vocabulary of {max(shape[0], shape[-1], key=_far)} tokens, "
+    with pytest.raises(InvalidRequest, match=f"{told}but the model's has {modules.vocab_size}: "):
+        read_adapter(folder, modules)
+
+
+def _far(size: int) -> bool:
+    """Whether it's a vocabulary's: the others are a rank and the hidden size."""
+    return size not in (8, 256)
+
+
+@pytest.mark.parametrize("name", ["new_embeddings.safetensors", "new_embeddings.bin"])
+def test_a_file_of_new_tokens_is_refused(tmp_path: Path, modules: Modules, name: str) -> None:
+    folder = write_adapter(tmp_path / "adapter", *pirate())
+    (folder / name).write_bytes(b"")
+    told = f"'{name}' adds tokens to the model's vocabulary of {modules.vocab_size}"
+    with pytest.raises(InvalidRequest, match=told) as refused:
+        read_adapter(folder, modules)
+    assert refused.value.param == name
+
+
 def test_a_rank_above_the_bound_is_refused(modules: Modules) -> None:
     with pytest.raises(InvalidRequest, match=r"rank 8 is over max_lora_rank \(4\)"):
         read_adapter(PIRATE, modules, 4)
