@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from adapters.contents import check_contents
 from adapters.errors import AdapterInvalid, AdapterTooLarge
 from adapters.store import GGUF_FILE
 from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, WEIGHTS_FILE
@@ -20,9 +21,7 @@ PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
 ZIP = ".zip"
 #: More than that is no adapter, but an attempt to fill a disk with names.
 MAX_MEMBERS = 1000
-MAX_CONFIG_BYTES = 1 << 20
 CHUNK = 1 << 20
-_HEADER_LIMIT = 100 << 20
 
 
 def check_names(names: Collection[str]) -> None:
@@ -124,38 +123,6 @@ def copy_bounded(source: IO[bytes], target: IO[bytes], room: int, limit: int) ->
             )
         target.write(piece)
     return room
-
-
-def check_contents(staged: Path) -> None:
-    """Look at the first bytes: what each file is, its name doesn't prove.
-
-    Raises `AdapterInvalid`.
-    """
-    gguf = staged / GGUF_FILE
-    if gguf.is_file():
-        with gguf.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise AdapterInvalid("The .gguf file is no GGUF file.", param="files")
-        return
-    for name in (CONFIG_FILE, WEIGHTS_FILE):
-        if not (staged / name).is_file():
-            raise AdapterInvalid(f"The adapter has no file {name}.", param="files")
-    if (staged / CONFIG_FILE).stat().st_size > MAX_CONFIG_BYTES:
-        raise AdapterInvalid(f"{CONFIG_FILE} has more than 1 MiB.", param="files")
-    _check_safetensors(staged / WEIGHTS_FILE)
-
-
-def _check_safetensors(path: Path) -> None:
-    """A pickle under another name is still one."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(9)
-    header = int.from_bytes(start[:8], "little")
-    plausible = len(start) == 9 and header <= min(size - 8, _HEADER_LIMIT) and start[8:] == b"{"
-    if not plausible:
-        pickled = start[:2] == b"PK" or start[:1] == b"\x80"
-        told = "a pickle under another name" if pickled else "no safetensors file"
-        raise AdapterInvalid(f"{WEIGHTS_FILE} is {told}.", param="files")
 
 
 def _files_of(folder: Path) -> dict[str, Path]:

@@ -15,6 +15,7 @@ from django.db.models import Q
 
 from adapters import actions, files, room
 from adapters.errors import AdapterInvalid
+from adapters.hub_resolver import HUB_RESOLVER, is_fetched
 from adapters.models import WORKING, Adapter, AdapterVersion, VersionState
 from adapters.store import adapters_dir
 from catalog.models import ServedModel
@@ -121,14 +122,16 @@ def too_many() -> EngineOverloaded:
 def _allowed(path: str, resolver: str) -> Path:
     """The place that a resolver named, links resolved.
 
-    It must lie in a folder that the operator has named. Never in the store: what is there is some
-    tenant's. Raises `AdapterInvalid`, whose words tell a tenant nothing about the server.
+    It must lie in a folder that the operator has named, or be what the hub's resolver has just
+    fetched. Never in the store: what is there is some tenant's. Raises `AdapterInvalid`, whose
+    words tell a tenant nothing about the server.
     """
     places = [*settings.QUIRE["ADAPTER_DIRS"], settings.QUIRE["LORA_RESOLVER_CACHE_DIR"]]
     allowed = [Path(place).expanduser().resolve() for place in places if place]
     found = Path(path).expanduser().resolve()
     inside = any(found.is_relative_to(place) for place in allowed)
-    if not inside or found.is_relative_to(adapters_dir().resolve()):
+    fetched = resolver == HUB_RESOLVER and is_fetched(found)
+    if not fetched and (not inside or found.is_relative_to(adapters_dir().resolve())):
         logger.error("%s named %s, which is in no folder of adapters.", resolver, found)
         raise AdapterInvalid("Its files lie where no adapters may come from.", param="model")
     if not found.is_dir() and not (found.is_file() and found.suffix == ".gguf"):

@@ -1,18 +1,20 @@
-"""Who finds adapters that nobody has loaded: a folder of the operator's, and installed packages."""
+"""Who finds adapters that nobody has loaded: a folder of the operator's, repositories of the hub,
+and installed packages.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from django.conf import settings
 
-from adapters.files import MAX_CONFIG_BYTES
+from adapters.bases import is_adapter_of
+from adapters.hub_resolver import HUB_RESOLVER, HubResolver
+from adapters.sources import check_repository
 from engine.contract.adapters import CONFIG_FILE
-from engine.contract.errors import ConfigError
+from engine.contract.errors import ConfigError, InvalidRequest
 from engine.contract.lora_request import LoRARequest
 from engine.contract.lora_resolver import LoRAResolver, installed_resolvers
 from engine.contract.plugins import is_wanted
@@ -41,44 +43,45 @@ class FolderResolver(LoRAResolver):
         found = (root / lora_name).resolve()
         if found == root or not found.is_relative_to(root):
             return None
-        config = _config(found / CONFIG_FILE)
-        base = config.get("base_model_name_or_path")
-        if config.get("peft_type") != "LORA" or not _same_model(base, base_model_name):
+        if not is_adapter_of(found / CONFIG_FILE, base_model_name):
             return None
         return LoRARequest(lora_name, 1, str(found))
 
 
-def _config(file: Path) -> dict[str, Any]:
-    """Empty for what is none: its check would refuse it, and here it's no answer."""
-    try:
-        with file.open("rb") as content:
-            found = json.loads(content.read(MAX_CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _same_model(base: object, served: str) -> bool:
-    """By the whole name, or by its last part: `meta-llama/Llama-3.2-1B` may lie in a folder."""
-    if not isinstance(base, str) or not base:
-        return False
-    return base == served or Path(base).name == Path(served).name
-
-
 @cache
 def lora_resolvers() -> dict[str, LoRAResolver]:
-    """Those of this process by name, the folder's first.
+    """Those of this process by name: the folder's, the hub's, then those of packages.
 
-    Raises `ConfigError` for a folder that isn't there and for a package's that can't be made.
+    Raises `ConfigError` for a folder that isn't there, for what is no repository, and for a
+    package's that can't be made.
     """
-    found = installed_resolvers()
+    return {**_of_folder(), **_of_hub(), **installed_resolvers()}
+
+
+def _of_folder() -> dict[str, LoRAResolver]:
     named = str(settings.QUIRE["LORA_RESOLVER_CACHE_DIR"])
     if not named or not is_wanted(FOLDER_RESOLVER):
-        return found
+        return {}
     folder = Path(named).expanduser()
     if not folder.is_dir():
         raise ConfigError(
             f"QUIRE_LORA_RESOLVER_CACHE_DIR must be a folder; {named} is none.",
             param="QUIRE_LORA_RESOLVER_CACHE_DIR",
         )
-    return {FOLDER_RESOLVER: FolderResolver(folder), **found}
+    return {FOLDER_RESOLVER: FolderResolver(folder)}
+
+
+def _of_hub() -> dict[str, LoRAResolver]:
+    named: list[str] = settings.QUIRE["LORA_RESOLVER_HF_REPO_LIST"]
+    if not named or not is_wanted(HUB_RESOLVER):
+        return {}
+    for repository in named:
+        try:
+            check_repository(repository)
+        except InvalidRequest as error:
+            raise ConfigError(
+                f"QUIRE_LORA_RESOLVER_HF_REPO_LIST must hold owner/name or owner/name@revision; "
+                f"{repository[:200]} is neither.",
+                param="QUIRE_LORA_RESOLVER_HF_REPO_LIST",
+            ) from error
+    return {HUB_RESOLVER: HubResolver(named)}

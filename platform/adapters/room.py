@@ -9,6 +9,9 @@ from adapters.errors import AdapterTooLarge
 from adapters.models import AdapterUpload, AdapterVersion
 from tenants.models import Tenant
 
+#: The code of what is refused because of what a tenant keeps already.
+FULL = "adapter_storage_full"
+
 
 def most_of_one() -> int:
     """Bytes that one adapter may have."""
@@ -45,5 +48,5 @@ def check(tenant: Tenant | None, size: int) -> None:
             f"{tenant} may keep {most_of_tenant()} bytes of adapters and has {taken}: delete a "
             "version first.",
             param="files",
-            code="adapter_storage_full",
+            code=FULL,
         )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
 
 from adapters import files
 from adapters.errors import AdapterInvalid, AdapterTooLarge, HubUnavailable
-from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE
+from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
 
 HUB = "hub:"
@@ -57,21 +60,66 @@ def fetch(repository: str, staged: Path, limit: int, *, private: bool) -> None:
             may.
     Raises: `HubUnavailable`; `AdapterInvalid`, `AdapterTooLarge`.
     """
-    from httpx import HTTPError
-    from huggingface_hub import HfApi, hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+    with asking(repository):
+        found = Repository.at(repository, private=private)
+        wanted = _wanted(found.sizes)
+        found.check_size(wanted, limit)
+        folder = staged / "hub"
+        for name in wanted:
+            found.download(name, folder)
+    files.stage_folder(folder, staged, limit)
+    files.discard(folder)
 
-    name, _, revision = repository.partition("@")
-    token = None if private else False
-    try:
+
+@dataclass(frozen=True)
+class Repository:
+    """One of the hub, at one commit.
+
+    Attributes:
+        sizes: bytes of its files.
+        token: None: the server's own; False: nobody's.
+    """
+
+    name: str
+    commit: str
+    sizes: Mapping[str, int]
+    token: bool | None
+
+    @classmethod
+    def at(cls, repository: str, *, private: bool) -> Repository:
+        """`owner/name` or `owner/name@revision`, now. Raises what the hub's client does."""
+        from huggingface_hub import HfApi
+
+        name, _, revision = repository.partition("@")
+        token = None if private else False
         info = HfApi(token=token).model_info(name, revision=revision or None, files_metadata=True)
         sizes = {each.rfilename: each.size or 0 for each in info.siblings or []}
-        wanted = _wanted(sizes)
-        if sum(sizes[each] for each in wanted) > limit:
-            raise AdapterTooLarge(f"{name} has more than {limit} bytes.", param="repository")
-        folder = staged / "hub"
-        for file in wanted:
-            hf_hub_download(name, file, revision=info.sha, token=token, local_dir=folder)
+        return cls(name, info.sha or "", sizes, token)
+
+    def check_size(self, wanted: Collection[str], limit: int) -> None:
+        """Raise `AdapterTooLarge` for files that have more bytes than `limit`."""
+        if sum(self.sizes[each] for each in wanted) > limit:
+            raise AdapterTooLarge(f"{self.name} has more than {limit} bytes.", param="repository")
+
+    def download(self, name: str, folder: Path) -> Path:
+        """One of its files into a folder. Raises what the hub's client does."""
+        from huggingface_hub import hf_hub_download
+
+        return Path(
+            hf_hub_download(
+                self.name, name, revision=self.commit, token=self.token, local_dir=folder
+            )
+        )
+
+
+@contextmanager
+def asking(repository: str) -> Iterator[None]:
+    """What the hub's client raises becomes `HubUnavailable`, or `AdapterInvalid` for a name."""
+    from httpx import HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        yield
     except OfflineModeIsEnabled as error:
         raise HubUnavailable("The hub is switched off here (HF_HUB_OFFLINE).") from error
     except HFValidationError as error:
@@ -79,12 +127,12 @@ def fetch(repository: str, staged: Path, limit: int, *, private: bool) -> None:
     except (HfHubHTTPError, HTTPError, OSError) as error:
         said = " ".join(str(error).split())[:300]
         raise HubUnavailable(f"The hub can't be reached, or has no {repository}: {said}") from error
-    files.stage_folder(folder, staged, limit)
-    files.discard(folder)
 
 
 def _wanted(sizes: dict[str, int]) -> list[str]:
     """The files to fetch. Raises `AdapterInvalid`."""
+    for name in sorted(name for name in sizes if name.startswith(NEW_TOKENS)):
+        files.check_beside(name)
     if WEIGHTS_FILE in sizes and CONFIG_FILE in sizes:
         return [CONFIG_FILE, WEIGHTS_FILE]
     ggufs = [name for name in sizes if name.endswith(".gguf") and "/" not in name]

@@ -67,6 +67,8 @@ QUIRE = {
     "ADAPTER_DIRS": env.folders("QUIRE_ADAPTER_DIRS", [DATA_DIR, BASE_DIR / "demo" / "adapters"]),
     # Where the resolver `lora_filesystem_resolver` looks adapters up by name. Empty: nowhere.
     "LORA_RESOLVER_CACHE_DIR": env.text("QUIRE_LORA_RESOLVER_CACHE_DIR", ""),
+    # Repositories of the hub in which `hf_hub_resolver` looks them up. Empty: in none.
+    "LORA_RESOLVER_HF_REPO_LIST": env.words("QUIRE_LORA_RESOLVER_HF_REPO_LIST", []),
     "DEMO_ADAPTERS": BASE_DIR / "demo" / "adapters",
     "MAX_ADAPTER_BYTES": env.integer("QUIRE_MAX_ADAPTER_BYTES", 2 * 1024**3, low=1024),
     # What all adapters of one tenant may take; 0 is no limit.

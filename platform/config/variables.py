@@ -31,6 +31,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "QUIRE_ADAPTER_DIRS": "Folders that operators may load adapters from.",
         "QUIRE_PLUGINS": "Plug-ins of installed packages that are wanted; unset: all.",
         "QUIRE_LORA_RESOLVER_CACHE_DIR": "Adapters that a request's model name finds by itself.",
+        "QUIRE_LORA_RESOLVER_HF_REPO_LIST": "Repositories whose adapters requests find by name.",
         "QUIRE_STATIC_ROOT": "For `collectstatic`, should a proxy serve static files.",
     },
     "The web": {

@@ -99,6 +99,11 @@ VARIABLES: tuple[Variable, ...] = (
         "QUIRE_LORA_RESOLVER_CACHE_DIR",
         "without `VLLM_ALLOW_RUNTIME_LORA_UPDATING`: naming the folder is enough",
     ),
+    Variable(
+        "VLLM_LORA_RESOLVER_HF_REPO_LIST",
+        "QUIRE_LORA_RESOLVER_HF_REPO_LIST",
+        "a revision may follow: `owner/name@revision`",
+    ),
     Variable("HF_TOKEN", "HF_TOKEN", _MACHINE),
     Variable("HUGGING_FACE_HUB_TOKEN", "HF_TOKEN", "its old name"),
     Variable("LD_PRELOAD", "LD_PRELOAD", _MACHINE),

@@ -38,7 +38,11 @@ class Hub:
 
     def files(self) -> list[Path]:
         """What it holds."""
-        return sorted(path for path in self.folder.iterdir() if path.is_file())
+        return sorted(path for path in self.folder.rglob("*") if path.is_file())
+
+    def name_of(self, path: Path) -> str:
+        """As it's called in the repository."""
+        return path.relative_to(self.folder).as_posix()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -58,11 +62,14 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.hub, self.path.partition("?")[0]
         hub.asked.append((self.command, path, self.headers.get("Range", "")))
         if path in (f"/api/models/{hub.repository}", f"/api/models/{hub.repository}/revision/main"):
-            siblings = [{"rfilename": each.name} for each in hub.files()]
+            siblings = [
+                {"rfilename": hub.name_of(each), "size": each.stat().st_size}
+                for each in hub.files()
+            ]
             self._json({"id": hub.repository, "sha": COMMIT, "siblings": siblings})
         elif path == f"/api/models/{hub.repository}/tree/{COMMIT}":
-            self._json([_entry(each) for each in hub.files()])
-        elif found := re.fullmatch(rf"/{hub.repository}/resolve/[^/]+/([^/]+)", path):
+            self._json([_entry(each, hub.name_of(each)) for each in hub.files()])
+        elif found := re.fullmatch(rf"/{hub.repository}/resolve/[^/]+/(.+)", path):
             self._file(hub.folder / found[1], body=body)
         else:
             self._json({"error": "Repository not found"}, 404)
@@ -104,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(rest)
 
 
-def _entry(path: Path) -> dict[str, Any]:
+def _entry(path: Path, name: str) -> dict[str, Any]:
     data = path.read_bytes()
     oid = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-    return {"type": "file", "path": path.name, "size": len(data), "oid": oid}
+    return {"type": "file", "path": name, "size": len(data), "oid": oid}

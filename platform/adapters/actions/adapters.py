@@ -11,7 +11,7 @@ from django.db.models import Max, Q
 
 from adapters import files, room, store
 from adapters.actions.rights import announce, locked_adapter, locked_version, require
-from adapters.errors import AdapterInvalid, Conflict, NotFound, PermissionDenied
+from adapters.errors import Conflict, NotFound, PermissionDenied, ServiceUnavailable
 from adapters.events import version_waits
 from adapters.models import (
     PASSED,
@@ -143,7 +143,7 @@ def staged_content(stage: Stage) -> tuple[str, int]:
         stage(staged)
         return store.adopt(staged)
     except OSError as error:
-        raise AdapterInvalid(f"The adapter can't be stored: {error.strerror}.") from error
+        raise ServiceUnavailable(f"The adapter can't be stored: {error.strerror}.") from error
     finally:
         files.discard(staged)
 

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from django.core.exceptions import ValidationError
 from django.db import transaction
 from django.utils import timezone
 
-from adapters import files, room, store
+from adapters import contents, files, room, store
 from adapters.actions.adapters import add_staged, check_free, check_model
 from adapters.actions.rights import require
 from adapters.errors import AdapterInvalid, AdapterTooLarge, Conflict, NotFound, WrongOffset
@@ -123,7 +124,7 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
     """Make a version of what was uploaded; a worker checks it next.
 
     Raises: `Conflict` while bytes are missing; what `add_staged` raises. An upload whose files are
-    no adapter stays, to be given up.
+    no adapter is given up.
     """
     actor = as_actor(actor)
     require(actor, upload.tenant, Role.MEMBER)
@@ -131,17 +132,22 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
     for file, size in upload.files.items():
         if there[file] != size:
             raise Conflict(f"{file} has {there[file]} of {size} bytes so far.", param="files")
-    version = add_staged(
-        actor=actor,
-        tenant=upload.tenant,
-        served_model=upload.served_model,
-        name=upload.name,
-        source="upload",
-        stage=lambda staged: _stage(upload, staged),
-        description=upload.description,
-        promote=upload.promote,
-        upload=upload,
-    )
+    try:
+        version = add_staged(
+            actor=actor,
+            tenant=upload.tenant,
+            served_model=upload.served_model,
+            name=upload.name,
+            source="upload",
+            stage=lambda staged: _stage(upload, staged),
+            description=upload.description,
+            promote=upload.promote,
+            upload=upload,
+        )
+    except (AdapterInvalid, AdapterTooLarge) as error:
+        if error.code != room.FULL:  # what is there already may go first
+            give_up_upload(actor=actor, upload=upload)
+        raise
     files.discard(_folder(upload))
     return version
 
@@ -173,7 +179,7 @@ def _check_adapter(tenant: Tenant | None, served_model: ServedModel, name: str) 
         return
     try:
         check_name(name)
-    except ValueError as error:
+    except ValidationError as error:
         raise InvalidRequest(f"name: {name[:100]!r} can't be one.", param="name") from error
     check_free(tenant, name)
 
@@ -220,8 +226,4 @@ def _stage(upload: AdapterUpload, staged: Path) -> None:
     for file in upload.files:
         name = store.GGUF_FILE if file.endswith(".gguf") else file
         os.link(folder / file, staged / name)
-    try:
-        files.check_contents(staged)
-    except AdapterInvalid:
-        files.discard(staged)
-        raise
+    contents.check_contents(staged)
