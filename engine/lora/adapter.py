@@ -50,7 +50,10 @@ class Adapter:
         embedding, head: of the tables; None: it leaves them as they are.
         tables: weights [vocabulary, hidden] in the place of the model's own, by "embedding" or
             "head".
+        tokens: ids, int64 ascending, and their rows [ids, hidden] in the place of a table's, by
+            "embedding" or "head".
         classifier: tensors in the place of those of a classifier's head, by the checkpoint's names.
+        dense: of linear layers of that head, by the checkpoint's names.
     """
 
     digest: str
@@ -58,11 +61,14 @@ class Adapter:
     embedding: ModuleDelta | None = None
     head: ModuleDelta | None = None
     tables: dict[str, Tensor] = field(default_factory=dict)
+    tokens: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     classifier: dict[str, Tensor] = field(default_factory=dict)
+    dense: dict[str, ModuleDelta] = field(default_factory=dict)
 
     def deltas(self) -> Iterator[ModuleDelta]:
         """Of all modules, tables included."""
         yield from self.modules.values()
+        yield from self.dense.values()
         yield from (table for table in (self.embedding, self.head) if table is not None)
 
     def tensors(self) -> Iterator[Tensor]:
@@ -70,6 +76,7 @@ class Adapter:
         for delta in self.deltas():
             yield from delta.tensors()
         yield from self.tables.values()
+        yield from (rows for _, rows in self.tokens.values())
         yield from self.classifier.values()
 
     @property
@@ -90,8 +97,8 @@ class Adapter:
     @property
     def target_modules(self) -> list[str]:
         """The last words of the names of modules that it changes, sorted."""
-        names = {name.rsplit(".", 1)[-1] for name in self.modules}
+        names = {name.rsplit(".", 1)[-1] for name in (*self.modules, *self.dense)}
         changed = {"embedding": self.embedding, "head": self.head}
         names |= {name.split(".")[0] for name in self.classifier}
         names |= {name for name, delta in changed.items() if delta is not None}
-        return sorted(names | self.tables.keys())
+        return sorted(names | self.tables.keys() | self.tokens.keys())

@@ -102,7 +102,10 @@ def _spec(
     if is_known(raw):
         return decoder_spec(raw), {}
     names = ", ".join(raw.get("architectures") or ["this model"])
-    raise InvalidRequest(f"Adapters of {names} aren't supported.", param="model")
+    raise InvalidRequest(
+        f"Adapters are for models that run on Quire's own decoders and encoders; {names} doesn't.",
+        param="model",
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -36,7 +36,7 @@ _HARMLESS = frozenset(
 _READ = frozenset(
     {
         "alpha_pattern", "bias", "fan_in_fan_out", "lora_alpha", "lora_bias", "r", "rank_pattern",
-        "use_dora", "use_rslora",
+        "trainable_token_indices", "use_dora", "use_rslora",
     }
 )  # fmt: skip
 #: Ways to begin that leave the base's weights as they are; others change them.
@@ -54,6 +54,8 @@ class AdapterConfig:
         dora: what is added to weights is followed by a norm of their rows (DoRA).
         modules_to_save: names of modules that the adapter replaces as a whole.
         task: what it was made for, as PEFT names it; "" where it doesn't say.
+        tokens: whose rows of a table are the adapter's own, by the last words of its name; under
+            "" of the embedding.
     """
 
     rank: int
@@ -64,6 +66,12 @@ class AdapterConfig:
     dora: bool = False
     modules_to_save: tuple[str, ...] = ()
     task: str = ""
+    tokens: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def tokens_of(self, table: str) -> tuple[int, ...]:
+        """Whose rows of a table are the adapter's own."""
+        named = (ids for name, ids in self.tokens.items() if name and _ends_in(table, name))
+        return next(named, self.tokens.get("", ()))
 
     def rank_of(self, module: str) -> int:
         """The rank that a module's matrices must have."""
@@ -76,10 +84,14 @@ class AdapterConfig:
         return alpha / (math.sqrt(rank) if self.rank_stabilized else rank)
 
 
+def _ends_in(module: str, name: str) -> bool:
+    return module == name or module.endswith(f".{name}")
+
+
 def _by_pattern(patterns: Mapping[str, float], module: str, default: float) -> float:
     """The value of the first key that matches the whole name or its end, as PEFT looks it up."""
     for key, value in patterns.items():
-        if module == key or module.endswith(f".{key}") or re.match(rf"(.*\.)?({key})$", module):
+        if _ends_in(module, key) or re.match(rf"(.*\.)?({key})$", module):
             return value
     return default
 
@@ -107,6 +119,7 @@ def parse_adapter_config(raw: Mapping[str, Any]) -> AdapterConfig:
         dora=_flag(raw, "use_dora"),
         modules_to_save=_names(raw, "modules_to_save"),
         task=str(raw.get("task_type") or "")[:80],
+        tokens=_tokens(raw, "trainable_token_indices"),
     )
 
 
@@ -189,6 +202,18 @@ def _check_pattern(name: str, key: str) -> None:
         re.compile(rf"(.*\.)?({key})$")
     except (re.error, RecursionError, OverflowError) as error:
         raise _refused(name, f"holds no pattern: {shown(key)}: {error}") from error
+
+
+def _tokens(raw: Mapping[str, Any], name: str) -> dict[str, tuple[int, ...]]:
+    value = raw.get(name) or {}
+    tables = {"": value} if isinstance(value, list) else value
+    if not isinstance(tables, dict) or len(tables) > _MOST_PATTERNS:
+        raise _refused(name, "must be a list of token ids, or an object of such lists")
+    for ids in tables.values():
+        whole = isinstance(ids, list) and all(type(one) is int and one >= 0 for one in ids)
+        if not whole or len(set(ids)) != len(ids):
+            raise _refused(name, "must hold lists of token ids, each once")
+    return {str(table): tuple(ids) for table, ids in tables.items()}
 
 
 def _names(raw: Mapping[str, Any], name: str) -> tuple[str, ...]:

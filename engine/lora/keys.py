@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["a", "b", "b_bias", "magnitude", "embedding_a", "embedding_b", "bias", "table"]
+Kind = Literal[
+    "a", "b", "b_bias", "magnitude", "embedding_a", "embedding_b", "bias", "table", "tokens"
+]
 
 PREFIX = "base_model.model."
 #: Endings, the longer ones first; older versions of PEFT wrote no `.weight` behind a magnitude.
@@ -16,6 +18,7 @@ _ENDINGS: tuple[tuple[str, Kind], ...] = (
     (".lora_magnitude_vector", "magnitude"),
     (".lora_embedding_A", "embedding_a"),
     (".lora_embedding_B", "embedding_b"),
+    (".token_adapter.trainable_tokens_delta", "tokens"),
     (".base_layer.weight", "table"),
     (".base_layer.bias", "bias"),
     (".modules_to_save.weight", "table"),
@@ -30,7 +33,7 @@ class Key(NamedTuple):
 
     Kinds: `a` [rank, inputs] and `b` [outputs, rank] with its bias; `magnitude` [outputs] of DoRA;
     `embedding_a` [rank, vocabulary] and `embedding_b` [hidden, rank]; `bias` and `table` are in the
-    place of the module's own.
+    place of the module's own, `tokens` [some, hidden] in that of a table's rows.
     """
 
     module: str

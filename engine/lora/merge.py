@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -15,7 +16,7 @@ from engine.models.experts import Weights
 from engine.models.spec import DecoderSpec
 from engine.quantization.matrix import DenseMatrix, Matrix
 
-_BOTH = "An adapter with both lora_bias and DoRA can't be probed."
+_BOTH = "An adapter with both lora_bias and DoRA can't be merged."
 #: The last words of the names of experts' tensors that hold all of a layer.
 _PROJECTIONS = {
     "gate_up_proj": "up", "input_linear": "up", "down_proj": "down", "output_linear": "down",
@@ -99,24 +100,16 @@ class FloatWeights:
         name = f"{names.embedding if tied else names.lm_head}.weight"
         name = name if name in self._inner else name.removeprefix(prefix)
         table = self._inner.matrix(name, shape).floats(slice(None)).float()
-        table = self._adapter.tables.get(which, table).float()
-        delta = self._adapter.embedding if which == "embedding" else self._adapter.head
-        if delta is None or delta.a is None or delta.b is None:
-            return table
-        if which == "head":
-            return _merge(table, delta)
-        return table + delta.scale * (delta.b.float() @ delta.a.float()).T
+        if which == "embedding":
+            return _merged_embedding(table, self._adapter)
+        table, delta = _own_rows(table, self._adapter, which), self._adapter.head
+        return table if delta is None else _merge(table, delta)
 
     def _bias(self, name: str, shape: tuple[int, ...], delta: ModuleDelta | None) -> Tensor:
         own = self._inner.get(name, shape).float() if name in self._inner else torch.zeros(shape)
         if delta is None:
             return own
-        bias = own if delta.bias is None else delta.bias.float()
-        if delta.b_bias is None:
-            return bias
-        if delta.magnitude is not None:
-            raise InvalidRequest(_BOTH, param="lora_bias")
-        return bias + delta.scale * delta.b_bias.float()
+        return _added(own, delta)
 
 
 def _merge(weight: Tensor, delta: ModuleDelta) -> Tensor:
@@ -129,12 +122,55 @@ def _merge(weight: Tensor, delta: ModuleDelta) -> Tensor:
     return merged * (delta.magnitude.float() / merged.norm(dim=1)).unsqueeze(1)
 
 
+def _own_rows(table: Tensor, adapter: Adapter, which: str) -> Tensor:
+    """A table, or the adapter's own, with its own rows of single tokens."""
+    table = adapter.tables.get(which, table).float()
+    if which not in adapter.tokens:
+        return table
+    ids, rows = adapter.tokens[which]
+    return table.index_copy(0, ids, rows.float())
+
+
+def _merged_embedding(table: Tensor, adapter: Adapter) -> Tensor:
+    table, delta = _own_rows(table, adapter, "embedding"), adapter.embedding
+    if delta is None or delta.a is None or delta.b is None:
+        return table
+    return table + delta.scale * (delta.b.float() @ delta.a.float()).T
+
+
+def merged_dense(
+    tensors: Mapping[str, Tensor], changes: Mapping[str, ModuleDelta]
+) -> dict[str, Tensor]:
+    """The tensors of a classifier's linear layers with an adapter merged into them.
+
+    Raises `InvalidRequest` for what can't be merged.
+    """
+    found = {}
+    for name, delta in changes.items():
+        weight = tensors[f"{name}.weight"].float()
+        found[f"{name}.weight"] = _merge(weight, delta)
+        own = tensors.get(f"{name}.bias")
+        if own is not None or delta.bias is not None or delta.b_bias is not None:
+            found[f"{name}.bias"] = _added(own if own is not None else weight[:, 0] * 0, delta)
+    return found
+
+
+def _added(own: Tensor, delta: ModuleDelta) -> Tensor:
+    """A bias, or the adapter's own, and what that adds to it."""
+    bias = own.float() if delta.bias is None else delta.bias.float()
+    if delta.b_bias is None:
+        return bias
+    if delta.magnitude is not None:
+        raise InvalidRequest(_BOTH, param="lora_bias")
+    return bias + delta.scale * delta.b_bias.float()
+
+
 class EncoderWeights:
     """An encoder's checkpoint in float32 with an adapter merged into it."""
 
     def __init__(self, inner: Weights, spec: EncoderSpec, adapter: Adapter | None = None) -> None:
         self._inner, self._modules = inner, Modules(spec)
-        self._deltas = {} if adapter is None else adapter.modules
+        self._adapter = adapter or Adapter(digest="")
 
     def __contains__(self, name: str) -> bool:
         return name in self._inner
@@ -143,17 +179,13 @@ class EncoderWeights:
         """See `Weights.get`."""
         tensor = self._inner.get(name, shape).float()
         module, _, part = name.rpartition(".")
-        delta = self._deltas.get(self._modules.find(module) or "")
+        known = self._modules.find(module) or ""
+        if known == self._modules.embedding:
+            return _merged_embedding(tensor, self._adapter)
+        delta = self._adapter.modules.get(known)
         if delta is None:
             return tensor
-        if part == "weight":
-            return _merge(tensor, delta)
-        own = tensor if delta.bias is None else delta.bias.float()
-        if delta.b_bias is None:
-            return own
-        if delta.magnitude is not None:
-            raise InvalidRequest(_BOTH, param="lora_bias")
-        return own + delta.scale * delta.b_bias.float()
+        return _merge(tensor, delta) if part == "weight" else _added(tensor, delta)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """See `Weights.matrix`."""

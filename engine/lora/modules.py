@@ -22,6 +22,8 @@ from engine.models.spec import DecoderSpec, MoeSpec
 _PREFIXES = ("", "model.", "transformer.", "language_model.", "model.language_model.")
 
 
+#: Of an encoder, by its name within it.
+_POOLER = "pooler.dense"
 #: Where `transformers` has a mixture, and where checkpoints have it.
 _MIXTURES = (("", ""), (".mlp.", ".block_sparse_moe."))
 
@@ -94,19 +96,24 @@ class Modules:
         self.classifier = dict(classifier or {})
         self.vocab_size, self.hidden_size = spec.vocab_size, spec.hidden_size
         self.embedding, self.head, prefix = "", "", ""
-        self.heads = (0, 0)
+        self.heads, self.tied = (0, 0), False
         self._stacks: dict[str, Stack] = {}
         if isinstance(spec, EncoderSpec):
             self.layers, prefix = encoder_linears(spec), spec.names.prefix
+            self.embedding = spec.names.embedding
         else:
             described = describe(spec)
-            self.heads = (spec.num_heads, spec.num_kv_heads)
+            self.heads, self.tied = (spec.num_heads, spec.num_kv_heads), spec.tie_embeddings
             self.embedding, self.head = spec.names.embedding, spec.names.lm_head
             self.layers = [dict(linears_of(layer)) for layer in described.layers]
             self._stacks |= _stacks(described)
         self._prefixes = (*_PREFIXES, prefix)
         self._places = dict(_places(self.layers))
-        self._known = {*self._places, *self._stacks, self.embedding, self.head} - {""}
+        self._dense = dict(_dense(self.classifier))
+        pooler = {_POOLER, prefix + _POOLER} if isinstance(spec, EncoderSpec) else set()
+        self._unused = pooler - self._dense.keys()
+        tables = {self.embedding, self.head} - {""}
+        self._known = {*self._places, *self._stacks, *self._dense, *tables}
 
     def find(self, name: str) -> str | None:
         """The checkpoint's name of a module: a key of `place` or `stack`, `embedding` or `head`."""
@@ -123,9 +130,24 @@ class Modules:
         """Where the weight of this name is; None for a table, or nothing of the model's."""
         return self._places.get(name)
 
+    def dense(self, name: str) -> tuple[int, int] | None:
+        """Outputs and inputs of a classifier's linear layer of this name."""
+        return self._dense.get(name)
+
+    def is_unused(self, name: str) -> bool:
+        """Whether it's the layer that BERT has for training, and that nothing here is pooled by."""
+        return name in self._unused
+
     def stack(self, name: str) -> Stack | None:
         """The experts whose weights are one tensor of this name."""
         return self._stacks.get(name)
+
+
+def _dense(classifier: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """The linear layers of a classifier's head."""
+    for name, shape in classifier.items():
+        if name.endswith(".weight") and len(shape) == 2:
+            yield name.removesuffix(".weight"), (shape[0], shape[1])
 
 
 def linears_of(layer: LayerDescription) -> Iterator[tuple[str, LinearDescription]]:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.contract.errors import InvalidRequest
 from engine.lora.adapter import Adapter, ModuleDelta
+from engine.lora.merge import merged_dense
 from engine.lora.modules import Modules
 from engine.models.adapters import AdapterWeights, EmbeddingLora, HeadLora
 from engine.models.decoder import NativeDecoder
@@ -34,14 +35,16 @@ def pack_adapter(
     model: AdaptableModel,
     dtype: torch.dtype | None = None,
     heads: HeadMaker | None = None,
+    modules: Modules | None = None,
 ) -> AdapterWeights:
     """An adapter for a model, on its device, in `dtype` (None: as its file keeps it).
 
-    `heads` makes a classifier's head for adapters that bring one.
+    `heads` makes a classifier's head for adapters that bring one. `modules`: the model's, where
+    they are at hand.
 
     Raises `InvalidRequest` for what is understood, but not done for this model.
     """
-    packer = _Packer(adapter, model, dtype)
+    packer = _Packer(adapter, model, dtype, modules or Modules(model.spec))
     layers = [dict(packer.layer(index)) for index in range(model.spec.num_layers)]
     embedding, head = packer.embedding(), packer.head()
     return AdapterWeights(
@@ -56,9 +59,15 @@ def pack_adapter(
 
 
 class _Packer:
-    def __init__(self, adapter: Adapter, model: AdaptableModel, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        adapter: Adapter,
+        model: AdaptableModel,
+        dtype: torch.dtype | None,
+        modules: Modules,
+    ) -> None:
         self._adapter, self._model, self._dtype = adapter, model, dtype
-        self._modules = Modules(model.spec)
+        self._modules = modules
         self.num_bytes = 0
 
     def layer(self, index: int) -> Iterator[tuple[str, PackedLora]]:
@@ -107,20 +116,23 @@ class _Packer:
 
     def classifier(self, heads: HeadMaker | None) -> Step | None:
         """The head that the adapter brings."""
-        given = self._adapter.classifier
-        if not given or heads is None:
+        given, dense = self._adapter.classifier, self._adapter.dense
+        if heads is None or not (given or dense):
             return None
+        given = given | merged_dense(heads.tensors | given, dense)
         self.num_bytes += sum(4 * tensor.numel() for tensor in given.values())
         return heads.with_tensors(given)
 
     def embedding(self) -> EmbeddingLora | None:
         """What the adapter does to the embedding."""
         delta, table = self._adapter.embedding, self._adapter.tables.get("embedding")
-        if delta is None or (delta.a is None and table is None):
+        some = self._adapter.tokens.get("embedding")
+        if delta is None or (delta.a is None and table is None and some is None):
             return None
         kept = None if table is None else self._keep(table)
+        tokens = None if some is None else (some[0], self._keep(some[1]))
         if delta.a is None or delta.b is None:
-            return EmbeddingLora(table=kept)
+            return EmbeddingLora(table=kept, tokens=tokens)
         rank = delta.rank
         # Each token's row of A^T is what B meets: the product before it is by the identity.
         inner = self._keep(delta.a.T.contiguous())
@@ -131,7 +143,7 @@ class _Packer:
         )
         outer = self._model.ops.pack_lora(weights)
         self.num_bytes += outer.nbytes
-        return EmbeddingLora(table=kept, inner=inner, outer=outer)
+        return EmbeddingLora(table=kept, tokens=tokens, inner=inner, outer=outer)
 
     def head(self) -> HeadLora | None:
         """What the adapter does to the output layer."""
@@ -148,17 +160,26 @@ class _Packer:
             )
         layer: LinearLayer | None = None
         if table is not None:
-            bias = None
-            if model.spec.lm_head_bias:
-                bias = model.lm_head(_nothing(model.lm_head))[0]
-            layer = model.ops.PackedLinear(table.to(model.weight_dtype), bias)
-            self.num_bytes += layer.nbytes
+            layer = self._table(model, table, None)
         added = None
         if any(True for _ in delta.tensors()):
             parts = _Parts(layer or model.lm_head, model.spec.lm_head_bias)
             parts.add(0, model.spec.vocab_size, delta, None)
             added = self._pack(parts)
-        return HeadLora(table=layer, added=added)
+        tokens = None
+        if (some := self._adapter.tokens.get("head")) is not None:
+            tokens = some[0], self._table(model, some[1], some[0])
+        return HeadLora(table=layer, tokens=tokens, added=added)
+
+    def _table(self, model: NativeDecoder, rows: Tensor, ids: Tensor | None) -> LinearLayer:
+        """An output layer of these rows; `ids`: whose they are, None: everybody's."""
+        bias = None
+        if model.spec.lm_head_bias:
+            bias = model.lm_head(_nothing(model.lm_head))[0]
+            bias = bias if ids is None else bias[ids]
+        layer = model.ops.PackedLinear(rows.to(model.weight_dtype).contiguous(), bias)
+        self.num_bytes += layer.nbytes
+        return layer
 
     def _keep(self, tensor: Tensor) -> Tensor:
         kept = tensor.to(self._dtype or tensor.dtype).clone().to(self._model.ops.device)
@@ -176,6 +197,7 @@ class _Parts:
         self._gain = torch.ones(layer.out_features)
         self._shift = torch.zeros(layer.out_features)
         self._rank = 0
+        self._own: Tensor | None = None
         self._starts: dict[int, int] = {}
 
     def add(self, first: int, rows: int, delta: ModuleDelta, order: Tensor | None) -> None:
@@ -187,14 +209,14 @@ class _Parts:
         else:
             b = b[chosen]
         at = slice(first, first + rows)
-        own = self._bias()[at]
         if delta.b_bias is not None:
             self._shift[at] += delta.scale * delta.b_bias.float()[chosen]
         if delta.magnitude is not None:
             self._gain[at] = delta.magnitude.float()[chosen] / self._lengths(first, a, b, delta)
+            own = self._bias()[at]
             self._shift[at] = self._gain[at] * (self._shift[at] - own) + own
         if delta.bias is not None:
-            self._shift[at] += delta.bias.float()[chosen] - own
+            self._shift[at] += delta.bias.float()[chosen] - self._bias()[at]
         start = self._starts.get(id(a))
         if start is None:  # gate and up of an expert have one between them
             start = self._starts[id(a)] = self._rank
@@ -203,10 +225,14 @@ class _Parts:
         self._parts.append((first, b, start, delta.scale))
 
     def _bias(self) -> Tensor:
-        """The layer's own bias: what it makes of nothing."""
-        if not self._has_bias:
-            return torch.zeros(self._layer.out_features)
-        return self._layer(_nothing(self._layer))[0].float().cpu()
+        """The layer's own bias: what it makes of nothing, which takes all of its weights."""
+        if self._own is None:
+            self._own = (
+                self._layer(_nothing(self._layer))[0].float().cpu()
+                if self._has_bias
+                else torch.zeros(self._layer.out_features)
+            )
+        return self._own
 
     def _lengths(self, first: int, a: Tensor, b: Tensor, delta: ModuleDelta) -> Tensor:
         """Of the rows of W + scale * B A."""

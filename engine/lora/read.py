@@ -48,18 +48,23 @@ def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) ->
         keys, stacks = {}, Stacks(config, modules, max_rank)
         classifier: dict[str, str] = {}
         for name in file.keys():  # noqa: SIM118
-            if (part := _classifier_part(name, file.get_slice(name), modules)) is not None:
+            if modules.is_unused(_peft_name(name)):
+                check_entry(name, file.get_slice(name))
+            elif (part := _classifier_part(name, file.get_slice(name), modules)) is not None:
                 classifier[name] = part
             elif not stacks.take(name, file.get_slice(name)):
                 keys[name] = parts.check(name, file.get_slice(name))
         pairs = stacks.pairs()
+        if pairs and config.dora:
+            raise InvalidRequest("DoRA of experts isn't supported.", param="use_dora")
         if keys or not (pairs or classifier):
             parts.check_whole(keys)
         adapter = Adapter(digest=digest)
         for name, key in keys.items():
-            _put(adapter, key, modules, _read(file, name))
+            _put(adapter, key, modules, _read(file, name), config.tokens_of(_peft_name(name)))
         for name, key in keys.items():
             _delta(adapter, key, modules).scale = config.scale_of(_peft_name(name))
+        _tie(adapter, modules)
         for a, b, pair in pairs:
             adapter.modules |= pair.deltas(_read(file, a), _read(file, b))
         adapter.classifier = {part: _read(file, name) for name, part in classifier.items()}
@@ -131,16 +136,35 @@ class _Parts:
         if module is None:
             raise wrong(name, "belongs to no module of this model that an adapter can change")
         rank = self._config.rank_of(key.module)
-        if key.kind != "table":
+        if key.kind not in ("table", "tokens"):
             check_rank(rank, self._max_rank)
-        shape, wanted = tuple(entry.get_shape()), self._shapes(module, rank).get(key.kind)
+        shapes = self._shapes(module, rank)
+        if key.kind == "tokens" and "table" in shapes:
+            shapes = {"tokens": (self._num_tokens(key.module), self._modules.hidden_size)}
+        shape, wanted = tuple(entry.get_shape()), shapes.get(key.kind)
         if wanted is None:
             raise wrong(name, "isn't supported for a module of this kind")
         if shape != wanted:
-            of_table = self._modules.place(module) is None
+            of_table = module in (self._modules.embedding, self._modules.head)
             vocab = self._modules.vocab_size if of_table else 0
             raise wrong(name, misshapen(shape, wanted, vocab))
         return Key(module, key.kind)
+
+    def _num_tokens(self, table: str) -> int:
+        """Whose rows of a table the adapter has."""
+        ids, vocab = self._config.tokens_of(table), self._modules.vocab_size
+        told = ""
+        if not ids:
+            told = f"names no token of {shown(table)}"
+        elif max(ids) >= vocab:
+            told = (
+                f"has token {max(ids)}, but the model's vocabulary is of {vocab} tokens: adapters "
+                "that bring tokens of their own aren't supported"
+            )
+        if told:
+            param = "trainable_token_indices"
+            raise InvalidRequest(f"{CONFIG_FILE}: {param} {told}.", param=param)
+        return len(ids)
 
     def _shapes(self, module: str, rank: int) -> Mapping[str, tuple[int, ...]]:
         """What a module may have, with the shapes that they must have."""
@@ -152,6 +176,9 @@ class _Parts:
                 "embedding_b": (hidden, rank),
                 "table": (vocab, hidden),
             }
+        if (dense := modules.dense(module)) is not None:
+            vectors = dict.fromkeys(("b_bias", "magnitude", "bias"), dense[:1])
+            return {"a": (rank, dense[1]), "b": (dense[0], rank), **vectors}
         place = modules.place(module)
         rows, columns = (vocab, hidden) if place is None else (place.rows, place.columns)
         shapes: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
@@ -206,17 +233,31 @@ def _delta(adapter: Adapter, key: Key, modules: Modules) -> ModuleDelta:
     if key.module == modules.embedding:
         adapter.embedding = adapter.embedding or ModuleDelta()
         return adapter.embedding
+    if modules.dense(key.module) is not None:
+        return adapter.dense.setdefault(key.module, ModuleDelta())
     if modules.place(key.module) is None:
         adapter.head = adapter.head or ModuleDelta()
         return adapter.head
     return adapter.modules.setdefault(key.module, ModuleDelta())
 
 
-def _put(adapter: Adapter, key: Key, modules: Modules, tensor: Tensor) -> None:
-    """Take a tensor over."""
+def _put(
+    adapter: Adapter, key: Key, modules: Modules, tensor: Tensor, tokens: tuple[int, ...]
+) -> None:
+    """Take a tensor over. `tokens`: whose rows it has, of a part of a table."""
     delta = _delta(adapter, key, modules)
+    which = "embedding" if key.module == modules.embedding else "head"
     if key.kind == "table":
-        which = "embedding" if key.module == modules.embedding else "head"
         adapter.tables[which] = tensor
+    elif key.kind == "tokens":
+        ids, order = torch.tensor(tokens, dtype=torch.int64).sort()
+        adapter.tokens[which] = ids, tensor[order]
     else:
         setattr(delta, key.kind.removeprefix("embedding_"), tensor)
+
+
+def _tie(adapter: Adapter, modules: Modules) -> None:
+    """Rows of single tokens are the output layer's too where that is tied, unlike whole tables."""
+    if modules.tied and modules.head and "embedding" in adapter.tokens:
+        adapter.tokens.setdefault("head", adapter.tokens["embedding"])
+        adapter.head = adapter.head or ModuleDelta()

@@ -78,6 +78,7 @@ class AdapterStore:
         self._host: OrderedDict[str, _Packed] = OrderedDict()
         self._ranks: dict[str, int] = {}
         self._lock = threading.Lock()
+        self._modules: tuple[object, HeadMaker | None, Modules] | None = None
 
     @property
     def device(self) -> Mapping[str, AdapterWeights]:
@@ -96,8 +97,9 @@ class AdapterStore:
         with self._lock:
             packed = self._host.pop(ref.digest, None)
         if packed is None:
-            adapter = self._read(ref, model, heads)
-            weights = pack_adapter(adapter, model, self._limits.dtype, heads)
+            modules = self._modules_of(model, heads)
+            adapter = self._read(ref, modules)
+            weights = pack_adapter(adapter, model, self._limits.dtype, heads, modules)
             packed = _Packed(weights, adapter.rank)
         with self._lock:
             self._ranks[ref.digest] = packed.rank
@@ -119,14 +121,21 @@ class AdapterStore:
         with self._lock:
             self._host.clear()
 
-    def _read(self, ref: AdapterRef, model: AdaptableModel, heads: HeadMaker | None) -> Adapter:
+    def _modules_of(self, model: AdaptableModel, heads: HeadMaker | None) -> Modules:
+        """The model's, listed once: a mixture of experts has tens of thousands."""
+        known = self._modules
+        if known is None or known[0] is not model.spec or known[1] is not heads:
+            modules = Modules(model.spec, None if heads is None else heads.shapes)
+            known = self._modules = model.spec, heads, modules
+        return known[2]
+
+    def _read(self, ref: AdapterRef, modules: Modules) -> Adapter:
         if not ref.path:
             raise InvalidRequest(
                 f"The adapter {ref.name or ref.digest[:12]!r} isn't loaded, and nothing says where "
                 "it lies.",
                 param="model",
             )
-        modules = Modules(model.spec, None if heads is None else heads.shapes)
         adapter = read_adapter(Path(ref.path), modules, self._limits.max_rank)
         if adapter.digest != ref.digest:
             raise InvalidRequest(

@@ -19,11 +19,13 @@ class EmbeddingLora:
 
     Attributes:
         table: [vocabulary, hidden] in the place of the model's own; None: that one stays.
+        tokens: ids, int64 ascending, and their rows [ids, hidden] in the place of the table's.
         inner: [vocabulary, rank], each token's own; what meets `outer`. None: nothing is added.
         outer: [rank] to [hidden].
     """
 
     table: Tensor | None = None
+    tokens: tuple[Tensor, Tensor] | None = None
     inner: Tensor | None = None
     outer: PackedLora | None = None
 
@@ -32,6 +34,11 @@ class EmbeddingLora:
         ids = token_ids[rows]
         if self.table is not None:
             x[rows] = self.table[ids].to(x.dtype)
+        if self.tokens is not None:
+            named, values = self.tokens
+            at = torch.searchsorted(named, ids).clamp(max=len(named) - 1)
+            hit = named[at] == ids
+            x[rows[hit]] = values[at[hit]].to(x.dtype)
         if self.inner is not None and self.outer is not None:
             own = x[rows]
             every = torch.arange(len(rows))
@@ -45,16 +52,21 @@ class HeadLora:
 
     Attributes:
         table: the output layer in the place of the model's own; None: that one stays.
+        tokens: ids, and what gives their logits in the place of the output layer.
         added: [hidden] to [vocabulary]; None: nothing.
     """
 
     table: LinearLayer | None = None
+    tokens: tuple[Tensor, LinearLayer] | None = None
     added: PackedLora | None = None
 
     def change(self, ops: KernelSet, logits: Tensor, hidden: Tensor, rows: Tensor) -> None:
         """Change rows of float32 logits [R, vocabulary] of hidden [R, hidden]."""
         if self.table is not None:
             logits[rows] = self.table(hidden[rows]).float()
+        if self.tokens is not None and len(rows):
+            ids, layer = self.tokens
+            logits[rows.unsqueeze(1), ids] = layer(hidden[rows]).float()
         if self.added is not None:
             ops.add_lora(logits, hidden, [(self.added, rows)])
 

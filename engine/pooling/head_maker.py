@@ -20,17 +20,19 @@ class HeadMaker:
 
     Attributes:
         head: as the checkpoint has it.
+        tensors: what that is made of, by name, in float32.
         shapes: of its tensors, by their names.
     """
 
     def __init__(self, weights: Weights, make: Callable[[Weights], Step]) -> None:
-        self._make, self._tensors = make, dict[str, Tensor]()
-        self.head = make(_Recorded(weights, self._tensors))
-        self.shapes = {name: tuple(tensor.shape) for name, tensor in self._tensors.items()}
+        tensors = dict[str, Tensor]()
+        self._make, self.tensors = make, tensors
+        self.head = make(_Recorded(weights, tensors))
+        self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
     def with_tensors(self, given: Mapping[str, Tensor]) -> Step:
-        """The head with these in the place of its own; names are those of `shapes`."""
-        return self._make(_Held({**self._tensors, **given}))
+        """The head with these in the place of its own, or biases that it has none of."""
+        return self._make(_Held({**self.tensors, **given}))
 
 
 class _Recorded:

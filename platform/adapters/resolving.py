@@ -155,6 +155,8 @@ async def _path(resolver: str, model: str, name: str) -> str | None:
     asked = lora_resolvers()[resolver].resolve_lora(model, name)
     try:
         found = await asyncio.wait_for(asked, ANSWER_WITHIN_S)
+    except (AdapterInvalid, AdapterTooLarge):
+        raise
     except InvalidRequest as error:  # a `LoRARequest` that can't be one
         raise ValueError(error.message) from error
     return None if found is None else str(found.lora_path)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout
-from engine.models.adapters import CurrentStep
+from engine.models.adapters import CurrentStep, StepAdapters
 from engine.models.context import AttentionContext
 from engine.models.encoders.attention import Sequences
 from engine.models.encoders.build import EncoderBuilder, EncoderLayer
@@ -114,9 +114,9 @@ class NativeEncoder:
         sequences = Sequences(context.query_start_loc, token_ids.device)
         positions = sequences.sorted(context.positions)
         types = None if token_types is None else sequences.sorted(token_types)
-        x = self._embed(sequences.sorted(token_ids), positions, types)
         if (adapters := context.adapters) is not None:
             adapters = adapters.moved(sequences.places(len(token_ids)))
+        x = self._embed(sequences.sorted(token_ids), positions, types, adapters)
         self._step.adapters = adapters
         try:
             for layer in self.layers:
@@ -125,8 +125,17 @@ class NativeEncoder:
             self._step.adapters = None
         return sequences.restored(self._final_norm(x)).float()
 
-    def _embed(self, token_ids: Tensor, positions: Tensor, token_types: Tensor | None) -> Tensor:
+    def _embed(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        token_types: Tensor | None,
+        adapters: StepAdapters | None,
+    ) -> Tensor:
         x = self.embedding[token_ids].float()
+        for adapter, rows in () if adapters is None else adapters.groups:
+            if adapter.embedding is not None:
+                adapter.embedding.change(self.ops, x, token_ids, rows)
         if self._token_types is not None:
             types = self._token_types
             x.add_(types[0] if token_types is None or len(types) == 1 else types[token_types])

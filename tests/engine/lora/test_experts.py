@@ -167,6 +167,26 @@ def _twice(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         tensors[name.replace("experts", "experts.base_layer.base_layer")] = tensors[name].clone()
 
 
+def _bias_of_b(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    name = next(name for name in tensors if "lora_B" in name)
+    tensors[name.replace(".weight", ".bias")] = torch.zeros(len(tensors[name]))
+
+
+def _magnitude(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    name = next(name for name in tensors if "lora_B" in name)
+    at = name.removesuffix(".lora_B.weight")
+    tensors[f"{at}.lora_magnitude_vector.weight"] = torch.ones(len(tensors[name]))
+
+
+def _magnitude_of_one(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    own = one_by_one(tensors)
+    name = next(name for name in own if "w2.lora_B" in name)
+    at = name.removesuffix(".lora_B.weight")
+    own[f"{at}.lora_magnitude_vector.weight"] = torch.ones(len(own[name]))
+    tensors.clear()
+    tensors |= own
+
+
 def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     next(iter(tensors.values()))[0, 0] = float("nan")
 
@@ -180,6 +200,9 @@ def _nan(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         (_other_width, "but the experts map"),
         (_twice, "changes what another tensor changes too"),
         (_nan, "holds NaN"),
+        (_bias_of_b, "isn't supported for a module of this kind"),
+        (_magnitude, "isn't supported for a module of this kind"),
+        (_magnitude_of_one, "isn't supported for a module of this kind"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(
@@ -192,6 +215,27 @@ def test_what_does_not_fit_is_refused_by_name(
     with pytest.raises(InvalidRequest, match=words) as refused:
         read_adapter(spoilt, modules)
     assert "experts" in (refused.value.param or "")
+
+
+def test_dora_of_experts_is_refused(made: tuple[Modules, Path], tmp_path: Path) -> None:
+    modules, folder = made
+    config, tensors = files(folder)
+    spoilt = write_adapter(tmp_path / "adapter", {**config, "use_dora": True}, tensors)
+    with pytest.raises(InvalidRequest, match=r"DoRA of experts isn't supported\.") as refused:
+        read_adapter(spoilt, modules)
+    assert refused.value.param == "use_dora"
+
+
+@pytest.mark.parametrize("part", ["w1", "v1", "w2"])
+def test_the_experts_of_dbrx_are_refused_by_name(tmp_path: Path, part: str) -> None:
+    modules = Modules(decoder_spec(read_config(checkpoint("dbrx", tmp_path / "model"))))
+    at = "base_model.model.transformer.blocks.0.ffn.experts.mlp"
+    for name in (f"{at}.lora_A.weight", f"{at}.{part}.lora_A.weight"):
+        tensors = {name: torch.ones(8, 64), name.replace("_A", "_B"): torch.ones(64, 8)}
+        folder = write_adapter(tmp_path / "adapter", {"peft_type": "LORA", "r": 8}, tensors)
+        with pytest.raises(InvalidRequest, match="belongs to no module of this model") as refused:
+            read_adapter(folder, modules)
+        assert refused.value.param in tensors
 
 
 def test_a_rank_above_the_bound_is_refused(made: tuple[Modules, Path]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine import LLM, LoRARequest, SamplingParams
+from engine.lora.check import check_adapter
 
 from .peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
 
@@ -54,6 +55,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "whole-embedding-and-head": (
         "llama",
         {"target_modules": ALL, "modules_to_save": ["embed_tokens", "lm_head"]},
+    ),
+    "tokens-of-their-own": (
+        "llama",
+        {
+            "target_modules": ["q_proj"],
+            "trainable_token_indices": {
+                "embed_tokens": [9, 5, *range(20, 200)],
+                "lm_head": [70, 6],
+            },
+        },
     ),
     "windows": ("gemma2", {"target_modules": ALL}),
     "layer-by-layer": ("stablelm", {"target_modules": ALL}),
@@ -107,6 +118,20 @@ def test_tied_tables_are_as_peft_has_them(tmp_path: Path, target: str, whole: bo
         model, tmp_path / "adapter", target_modules=targets, modules_to_save=saved
     )
     check(model, adapter)
+
+
+def test_tied_tokens_of_their_own_are_as_peft_has_them(tmp_path: Path) -> None:
+    model = checkpoint("llama", tmp_path / "model", tie_word_embeddings=True)
+    adapter = make_adapter(
+        model,
+        tmp_path / "adapter",
+        target_modules=["q_proj"],
+        trainable_token_indices=[9, 5, *range(20, 200)],
+    )
+    check(model, adapter)
+    verdict = check_adapter(str(model), adapter, probe=True)
+    assert verdict.error is None
+    assert verdict.target_modules == ["embedding", "head", "q_proj"]
 
 
 def test_layers_that_run_one_by_one_give_the_same_tokens(

@@ -122,6 +122,34 @@ def test_classifiers_that_an_adapter_brings_are_those_of_peft(tmp_path: Path, ki
     compare(model, adapter, auto, lambda said: said.logits)
 
 
+#: Layers of heads, tables of words, and BERT's pooler, which is a part of its classifier alone.
+BESIDE = {
+    "bert": ["query", "dense", "word_embeddings"],
+    "roberta": ["query", "word_embeddings"],
+    "distilbert": ["q_lin", "word_embeddings"],
+    "modernbert": ["Wqkv", "dense", "tok_embeddings"],
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_tables_and_layers_of_heads_are_those_of_peft(tmp_path: Path, kind: str) -> None:
+    auto = AutoModelForSequenceClassification
+    model = make(kind, tmp_path / "model", "ForSequenceClassification", num_labels=3)
+    adapter = adapt(model, tmp_path / "adapter", auto, BESIDE[kind], task_type="SEQ_CLS")
+    verdict = check_adapter(str(model), adapter, probe=True)
+    assert verdict.error is None
+    assert "embedding" in verdict.target_modules
+    compare(model, adapter, auto, lambda said: said.logits)
+
+
+def test_a_pooler_that_nothing_is_pooled_by_changes_nothing(tmp_path: Path) -> None:
+    model = make("bert", tmp_path / "model")
+    adapter = adapt(model, tmp_path / "adapter", AutoModel, BESIDE["bert"])
+    compare(
+        model, adapter, AutoModel, lambda said: said.last_hidden_state, pooling_task="token_embed"
+    )
+
+
 def test_a_head_of_other_labels_is_refused_by_name(tmp_path: Path) -> None:
     model = make("bert", tmp_path / "model", "ForSequenceClassification", num_labels=3)
     other = make("bert", tmp_path / "other", "ForSequenceClassification", num_labels=5)

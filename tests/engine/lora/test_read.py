@@ -112,7 +112,9 @@ def _setting(name: str, value: Any) -> Callable[..., str]:
         _setting("rank_pattern", {"q_proj": 0}), _setting("alpha_pattern", {"q_proj": "8"}),
         _setting("rank_pattern", {"(": 8}), _setting("rank_pattern", {"(a+)+b": 8}),
         _setting("alpha_pattern", {".*.*.*.*.*x": 8}),
-        _setting("modules_to_save", "lm_head"),
+        _setting("modules_to_save", "lm_head"), _setting("trainable_token_indices", [5, 5]),
+        _setting("trainable_token_indices", {"embed_tokens": [-1]}),
+        _setting("trainable_token_indices", "5"),
     ],
 )  # fmt: skip
 def test_what_is_not_understood_is_refused_by_name(
@@ -149,6 +151,19 @@ def test_tokens_that_an_adapter_brings_are_refused_with_both_vocabularies(
     folder = write_adapter(tmp_path / "adapter", config, {**tensors, tensor: zeros(*shape)})
     told = rf"'{tensor}' is for a vocabulary of {max(shape[0], shape[-1], key=_far)} tokens, "
     with pytest.raises(InvalidRequest, match=f"{told}but the model's has {modules.vocab_size}: "):
+        read_adapter(folder, modules)
+
+
+def test_tokens_behind_the_vocabulary_are_refused(tmp_path: Path, modules: Modules) -> None:
+    config, tensors = pirate()
+    config["trainable_token_indices"] = [7, 5000]
+    tensors[f"{EMBEDDING}token_adapter.trainable_tokens_delta"] = zeros(2, 256)
+    folder = write_adapter(tmp_path / "adapter", config, tensors)
+    with pytest.raises(InvalidRequest, match="has token 5000, but the model's vocabulary is of 30"):
+        read_adapter(folder, modules)
+    config["trainable_token_indices"] = [7]
+    folder = write_adapter(tmp_path / "adapter", config, tensors)
+    with pytest.raises(InvalidRequest, match=r"has shape \[2, 256\], but it must be \[1, 256\]"):
         read_adapter(folder, modules)
 
 
@@ -234,7 +249,8 @@ def test_models_of_other_kinds_are_refused(tmp_path: Path) -> None:
     )
     verdict = check_adapter(str(tmp_path), PIRATE)
     assert verdict.error == {
-        "message": "Adapters of BambaForCausalLM aren't supported.",
+        "message": "Adapters are for models that run on Quire's own decoders and encoders; "
+        "BambaForCausalLM doesn't.",
         "param": "model",
     }
 
