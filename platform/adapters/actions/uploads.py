@@ -147,6 +147,7 @@ def finish_upload(*, actor: Actor | User, upload: AdapterUpload) -> AdapterVersi
     except (AdapterInvalid, AdapterTooLarge) as error:
         if error.code != room.FULL:  # what is there already may go first
             give_up_upload(actor=actor, upload=upload)
+            files.discard(_folder(upload))
         raise
     files.discard(_folder(upload))
     return version
