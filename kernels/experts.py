@@ -15,6 +15,9 @@ from kernels.activations import ACTIVATIONS, GatedKernels, gated_activation
 from kernels.layers import ExpertLayers, LinearLayer, MixtureOfExperts
 from kernels.lora import ExpertUse, LoraUse
 
+#: What a sum of weights is at least; a softmax's is far above.
+LEAST = 1e-20
+
 
 def check_experts(experts: ExpertLayers) -> None:
     """Raise ValueError for what doesn't fit together."""
@@ -23,6 +26,9 @@ def check_experts(experts: ExpertLayers) -> None:
         raise ValueError(f"{experts.top_k} of {count} experts, {len(experts.down)} of them down")
     if (experts.shared_down is None) != (experts.shared_gate_up is None):
         raise ValueError("a shared expert has two layers")
+    bias = experts.choice_bias
+    if bias is not None and (bias.shape != (count,) or bias.dtype != torch.float32):
+        raise ValueError(f"choice_bias must be float32 [{count}]")
     if experts.activation.name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"activation must be one of {known}; got {experts.activation.name!r}")
@@ -92,12 +98,14 @@ class ExpertsOneByOne(MixtureOfExperts):
         }
         for part, each in (("gate_up", experts.gate_up), ("down", experts.down)):
             layers |= {f"{index}.{part}": layer for index, layer in enumerate(each)}
-        return {
+        found = {
             f"{name}.{part}": tensor
             for name, layer in layers.items()
             if layer is not None
             for part, tensor in layer.tensors().items()
         }
+        bias = experts.choice_bias
+        return found if bias is None else {**found, "choice_bias": bias}
 
     def _shared(self, x: Tensor, every: Tensor, layers: _Adapted) -> Tensor:
         """What the expert of all tokens says, or zeros."""
@@ -133,11 +141,16 @@ class _Adapted:
 
 def route(experts: ExpertLayers, scores: Tensor) -> tuple[Tensor, Tensor]:
     """Which experts rows go to by their scores [T, E]: weights float32, ids int64 [T, top_k]."""
-    scores, top_k = scores.float(), experts.top_k
-    if experts.softmax_first:
-        weights, chosen = torch.softmax(scores, dim=-1).topk(top_k, dim=-1)
-        if experts.renormalize:
-            weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights, chosen
-    scores, chosen = scores.topk(top_k, dim=-1)
-    return torch.softmax(scores, dim=-1), chosen
+    scores, bias = scores.float(), experts.choice_bias
+    if experts.sigmoid:
+        scores = torch.sigmoid(scores)
+    elif experts.softmax_first:
+        scores = torch.softmax(scores, dim=-1)
+    chosen = (scores if bias is None else scores + bias).topk(experts.top_k, dim=-1).indices
+    weights = scores.gather(-1, chosen)
+    if not experts.sigmoid and not experts.softmax_first:
+        weights = torch.softmax(weights, dim=-1)
+    elif experts.renormalize:
+        # Sigmoids may all be nothing.
+        weights = weights / (weights.sum(dim=-1, keepdim=True) + LEAST)
+    return weights * experts.scale, chosen

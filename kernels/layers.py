@@ -52,8 +52,9 @@ class Integers:
 
     values int8 [N, K], scales and minima [N, K / group]. Of 8 bits: weight = scale * value, with
     values in [-128, 127]. Of 4 bits: scale * (value - 8), or with minima scale * value - minimum,
-    with values in [0, 15]. Zero points, whole numbers in [0, 15], stand instead of minima:
-    scale * (value - zero), which float16 scales say exactly.
+    with values in [0, 15]. Zero points, whole numbers in the range of values, stand instead of
+    minima: scale * (value - zero), which float16 scales say exactly. Of 8 bits some sets of kernels
+    alone take them (`byte_zeros`).
     """
 
     values: Tensor
@@ -113,7 +114,10 @@ class ExpertLayers:
         router: [T, H] -> [T, experts].
         gate_up, down: of each expert.
         softmax_first: softmax over all experts, then choose `top_k`; or over the chosen ones only.
-        renormalize: with `softmax_first`, divide by the sum of the chosen ones' weights.
+        sigmoid: each score's sigmoid stands in the place of the softmax over all.
+        choice_bias: float32 [experts], added to what experts are chosen by, not to their weights.
+        renormalize: divide by the sum of the chosen ones' weights, unless the softmax is over them.
+        scale: of the chosen ones' weights.
         shared_gate_up, shared_down: an expert that every token goes through.
         shared_gate: [T, H] -> [T, 1], whose sigmoid weighs it.
     """
@@ -125,6 +129,9 @@ class ExpertLayers:
     softmax_first: bool
     renormalize: bool
     activation: ActivationSpec
+    sigmoid: bool = False
+    choice_bias: Tensor | None = None
+    scale: float = 1.0
     shared_gate_up: LinearLayer | None = None
     shared_down: LinearLayer | None = None
     shared_gate: LinearLayer | None = None

@@ -25,6 +25,9 @@ class LinearMaker(ABC):
     sorts_inputs: bool = False
     """Whether `StreamedIntegerLinear` takes an order of the inputs."""
 
+    byte_zeros: bool = False
+    """Whether integers of 8 bits may have zero points."""
+
     @abstractmethod
     def PackedLinear(
         self,
@@ -107,7 +110,7 @@ class LinearMaker(ABC):
         """
         if order is not None:
             raise ValueError("these kernels have no order of inputs")
-        check_integer_groups(shape, bits, group_size, with_minima or with_zeros)
+        check_integer_groups(shape, bits, group_size, with_minima)
         parts = list(pieces)
         for part in parts:
             check_integers(part, shape[1], bits, group_size, with_minima, with_zeros)

@@ -37,13 +37,13 @@ def group_of(values: Tensor, scales: Tensor) -> int:
 
 
 def check_integer_groups(
-    shape: tuple[int, int], bits: int, group_size: int, with_second: bool
+    shape: tuple[int, int], bits: int, group_size: int, with_minima: bool
 ) -> None:
     """Raise ValueError for integers that no kernel has."""
     if bits not in (4, 8):
         raise ValueError(f"bits must be 4 or 8, got {bits}")
-    if with_second and bits != 4:
-        raise ValueError("minima and zero points are for 4 bits")
+    if with_minima and bits != 4:
+        raise ValueError("minima are for 4 bits")
     if shape[1] % group_size_for(f"int{bits}", group_size):
         raise ValueError(f"rows of {shape[1]} values have no whole groups of {group_size}")
 
@@ -82,7 +82,7 @@ def check_whole(
     """The shape of an integer weight; raises ValueError unless its parts fit each other."""
     group, shape = group_of(values, scales), (values.shape[0], values.shape[1])
     with_minima, with_zeros = minima is not None, zeros is not None
-    check_integer_groups(shape, bits, group, with_minima or with_zeros)
+    check_integer_groups(shape, bits, group, with_minima)
     whole = Integers(values, scales, minima, zeros)
     check_integers(whole, shape[1], bits, group, with_minima, with_zeros)
     return shape

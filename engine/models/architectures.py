@@ -21,6 +21,11 @@ _FAMILIES: dict[str, Family] = {
     **moe.FAMILIES,
     **remote.FAMILIES,
 }
+#: Whose own code wouldn't run on the paged cache either.
+_INSTEAD = {
+    "Phi3SmallForCausalLM": "its attention is block-sparse, which neither Quire nor transformers "
+    "does. Take Phi-3 mini or medium, or Phi-4.",
+}
 _MOST_LAYERS = 10_000
 _POSITIVE = (
     "hidden_size",
@@ -56,6 +61,7 @@ def _check_depth(config: dict[str, Any], path: Path) -> None:
 
 def decoder_spec(config: Config) -> DecoderSpec:
     """The spec of a config.json. Raises `ModelLoadError` for what the native decoder can't run."""
+    refuse_without_hope(config)
     names = config.get("architectures") or []
     name = next((name for name in names if name in _FAMILIES), None)
     if name is None:
@@ -79,6 +85,14 @@ def decoder_spec(config: Config) -> DecoderSpec:
         raise ModelLoadError(reason, param="model") from error
     _check(spec)
     return spec
+
+
+def refuse_without_hope(config: Config) -> None:
+    """Raise `ModelLoadError` for an architecture that no code runs here, with what to take."""
+    for name in config.get("architectures") or []:
+        if name in _INSTEAD:
+            reason = f"The architecture {name} isn't supported: {_INSTEAD[name]}"
+            raise ModelLoadError(reason, param="model")
 
 
 def is_known(config: Config) -> bool:

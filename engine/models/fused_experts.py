@@ -18,8 +18,12 @@ FUSED_ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 def fuses_experts(ops: KernelSet, spec: DecoderSpec, quantized: bool) -> bool:
-    """Whether the kernels run all experts at once: unquantised ones, of known activations."""
-    known = spec.gated and spec.activation in FUSED_ACTIVATIONS
+    """Whether the kernels run all experts at once: unquantised ones, of known activations, that are
+    chosen by a softmax.
+    """
+    moe = spec.moe
+    usual = moe is None or not (moe.sigmoid or moe.choice_bias or moe.scale != 1.0)
+    known = usual and spec.gated and spec.activation in FUSED_ACTIVATIONS
     return ops.fuses_experts and known and not quantized
 
 

@@ -75,15 +75,22 @@ class LayerLoader:
         self._strip = optional if whole not in weights and bare in weights else ""
 
     def check(self, model: ModelDescription) -> None:
-        """Raise `ModelLoadError` where a packed weight hasn't the shape that config.json asks for.
+        """Raise `ModelLoadError` where a packed weight hasn't the shape that config.json asks for,
+        and where a checkpoint that has some lacks a weight.
 
-        Before any memory is taken; plain ones are checked as they are read.
+        Before any memory is taken; others are checked as they are read.
         """
+        some_packed = hasattr(self.weights, "is_packed")
         for layer in model.layers:
             for linear in layer.linears():
                 for part in linear.parts:
                     if self.has_packed(part.name):
                         self.matrix(part.name, part.rows, linear.columns)
+                    elif some_packed and not self._is_there(part.name):
+                        self.tensor(f"{part.name}.weight", (part.rows, linear.columns))
+
+    def _is_there(self, name: str) -> bool:
+        return f"{name}.weight".removeprefix(self._strip) in self.weights
 
     def has_packed(self, name: str) -> bool:
         """Whether the checkpoint keeps a layer's weight packed."""
@@ -296,6 +303,11 @@ class LayerLoader:
             top_k=moe.top_k,
             softmax_first=moe.softmax_first,
             renormalize=moe.renormalize,
+            sigmoid=moe.sigmoid,
+            choice_bias=self.vector(experts.layer + moe.choice_bias, moe.num_experts)
+            if moe.choice_bias
+            else None,
+            scale=moe.scale,
             activation=ActivationSpec(
                 spec.activation, spec.activation_limit, spec.activation_alpha
             ),

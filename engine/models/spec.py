@@ -21,6 +21,9 @@ class MoeSpec:
         renormalize: divide the chosen experts' weights by their sum.
         softmax_first: softmax over all experts, then choose; otherwise over the chosen ones only,
             which is the same where `renormalize` holds.
+        sigmoid: each score's sigmoid stands in the place of the softmax over all.
+        choice_bias: name of what is added to scores to choose by them, "": nothing.
+        scale: of the chosen experts' weights.
         router: name of the router's weight, relative to the layer.
         layout: how the checkpoint keeps experts, see `engine.models.experts`.
         experts: prefix of the experts' names, relative to the layer.
@@ -35,6 +38,9 @@ class MoeSpec:
     layers: tuple[bool, ...]
     renormalize: bool = True
     softmax_first: bool = True
+    sigmoid: bool = False
+    choice_bias: str = ""
+    scale: float = 1.0
     router: str = "mlp.gate"
     router_bias: bool = False
     bias: bool = False

@@ -26,12 +26,15 @@ class IntegerFormat:
 
 
 Own = IntegerFormat | Coding
-"""A form that only some sets of kernels keep: sorted inputs, codes of floats."""
+"""A form that only some sets of kernels keep: sorted inputs, bytes with zero points, codes."""
 
 
 def keeps(ops: KernelSet, own: Own) -> bool:
     """Whether these kernels keep weights of such a form."""
-    return own.kind in ops.codings if isinstance(own, Coding) else ops.sorts_inputs
+    if isinstance(own, Coding):
+        return own.kind in ops.codings
+    bytes_with_zeros = own.bits == 8 and own.with_zeros
+    return (ops.sorts_inputs or not own.order) and (ops.byte_zeros or not bytes_with_zeros)
 
 
 class Matrix(Protocol):

@@ -140,7 +140,9 @@ class Stack:
     def _integer_pieces(self, kind: IntegerFormat) -> Iterator[Integers]:
         for parts in self._pieces():
             pieces = [
-                cast(Integers, matrix.as_own(rows)) if kind.order else matrix.as_integers(rows)
+                cast(Integers, matrix.as_own(rows))
+                if kind == matrix.own
+                else matrix.as_integers(rows)
                 for matrix, rows in parts
             ]
             yield pieces[0] if len(pieces) == 1 else _joined(pieces)

@@ -99,7 +99,7 @@ BRIDGED: dict[str, dict[str, Any]] = {
     "gemma4_unified_text": recipe(
         "gemma4_unified_text", head_dim=16, sliding_window=24, layer_types=_WINDOWED
     ),
-    "glm4_moe": recipe("glm4_moe", **_ROUTED, head_dim=16),
+    "glm4_moe-groups": recipe("glm4_moe", **_ROUTED, head_dim=16),
     "glm4_moe_lite": recipe("glm4_moe_lite", **_MLA, **_ROUTED),
     "granite_swa": recipe("granite_swa", sliding_window=24, layer_types=_WINDOWED),
     "granitemoe_swa": recipe(

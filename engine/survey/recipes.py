@@ -180,6 +180,18 @@ RECIPES: dict[str, dict[str, Any]] = {
     "qwen3_moe": recipe("qwen3_moe", **_EXPERTS, head_dim=32, norm_topk_prob=True),
     "olmoe": recipe("olmoe", num_experts=6, num_experts_per_tok=2, clip_qkv=2.0),
     "granitemoe": recipe("granitemoe", num_local_experts=4, residual_multiplier=0.4),
+    "glm4_moe": recipe(
+        "glm4_moe",
+        num_hidden_layers=3,
+        head_dim=32,
+        use_qk_norm=True,
+        attention_bias=True,
+        n_routed_experts=6,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=40,
+        routed_scaling_factor=2.5,
+    ),
     "dbrx": {
         "model_type": "dbrx",
         "vocab_size": VOCAB,

@@ -95,7 +95,7 @@ _NOTES = """
   256 tokens; the engine computes it in float32.
 - What the native decoder doesn't do of a family, `auto` gives to the bridge: OPT-350m (norms after
   the blocks, projected embedding), GPT-2 with scores scaled by layer, Granite 4 with states or
-  experts.
+  experts, GLM-4.5 with groups of experts.
 - **OLMo 3**: an older config.json has one rotary base, which windowed layers have too; its scaling
   is that of full attention alone.
 - **gpt-oss**: plain weights, and the published MXFP4 checkpoints.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from kernels.cpu.checks import address
 from kernels.cpu.library import Library, check
 from kernels.cpu.linear import CpuLinear
 from kernels.cpu.lora import CpuLoraTable, LoraGroups
@@ -80,8 +81,11 @@ class CpuExperts(MixtureOfExperts):
             ),
             shared_down=handle_of("shared_down", experts.shared_down, (shared, hidden)),
             shared_gate=handle_of("shared_gate", experts.shared_gate, (hidden, 1)),
+            choice_bias=address(experts.choice_bias),
             softmax_first=experts.softmax_first,
+            sigmoid=experts.sigmoid,
             renormalize=experts.renormalize,
+            scale=experts.scale,
             act=activation_of(experts.activation),
         )
         self.address = ctypes.addressof(self._table)

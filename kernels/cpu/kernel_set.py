@@ -64,6 +64,7 @@ class CpuKernels(KernelSet):
     batch_invariant = True
     codings = frozenset(CODINGS)
     sorts_inputs = True
+    byte_zeros = True
 
     def __init__(self, isa: str | None = None) -> None:
         self._library = library = Library(isa)

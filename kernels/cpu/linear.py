@@ -23,7 +23,8 @@ from kernels.quantization import (
 )
 
 FORMATS = {"int8": 3, "int4": 4}
-INT4_WITH_MINIMA, INT4_WITH_ZEROS = 5, 6
+INT4_WITH_MINIMA = 5
+WITH_ZEROS = {4: 6, 8: 10}
 CODINGS: dict[CodeKind, int] = {"e2m1": 7, "table": 8, "e4m3": 9}
 Piece = TypeVar("Piece")
 
@@ -123,9 +124,9 @@ def streamed_integer_linear(
 ) -> CpuLinear:
     """See `KernelSet.StreamedIntegerLinear`."""
     check_order(order, shape[1])
-    check_integer_groups(shape, bits, group_size, with_minima or with_zeros)
+    check_integer_groups(shape, bits, group_size, with_minima)
     kind = INT4_WITH_MINIMA if with_minima else FORMATS[f"int{bits}"]
-    kind = INT4_WITH_ZEROS if with_zeros else kind
+    kind = WITH_ZEROS[bits] if with_zeros else kind
     layer = _room(library, shape, bias, kind, group_size, False, order=order)
 
     def put(first: int, piece: Integers) -> None:

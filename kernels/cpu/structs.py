@@ -78,8 +78,9 @@ class Experts(ctypes.Structure):
     _fields_ = [
         *((name, L) for name in ("hidden", "count", "top_k", "inner", "shared_inner")),
         *((name, P) for name in ("router", "gate_up", "down", "shared_gate_up", "shared_down")),
-        ("shared_gate", P),
-        *((name, N) for name in ("softmax_first", "renormalize")),
+        *((name, P) for name in ("shared_gate", "choice_bias")),
+        *((name, N) for name in ("softmax_first", "sigmoid", "renormalize")),
+        ("scale", F),
         ("act", Activation),
     ]
 

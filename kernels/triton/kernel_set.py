@@ -134,6 +134,8 @@ class TritonKernels(KernelSet):
         zeros: Tensor | None = None,
     ) -> LinearLayer:
         """See `KernelSet.IntegerLinear`; zero points become minima, which are float16."""
+        if bits == 8 and zeros is not None:
+            raise ValueError("these kernels have no zero points of 8 bits")
         shape = check_whole(values, scales, minima, bits, zeros)
         minima = minima if zeros is None else scales.float() * zeros.float()
         there = [None if x is None else x.to(self.device) for x in (values, scales, minima, bias)]

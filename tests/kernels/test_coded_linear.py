@@ -117,7 +117,10 @@ def test_inputs_that_are_no_numbers_stay_in_their_row(compiled):
         assert not bool(bad[[0, 1, 2, 3, 5, 6, 7, 8]].any())
 
 
-@pytest.mark.parametrize("form", [{"bits": 4}, {"bits": 8}, {"bits": 4, "with_zeros": True}])
+@pytest.mark.parametrize(
+    "form",
+    [{"bits": 4}, {"bits": 8}, {"bits": 4, "with_zeros": True}, {"bits": 8, "with_zeros": True}],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sorted_inputs(compiled, threads, form: dict[str, Any], dtype):
     """As if the columns stood where they belong; a row stays independent of its batch."""
@@ -125,7 +128,7 @@ def test_sorted_inputs(compiled, threads, form: dict[str, Any], dtype):
     n, k, group = 70, 2400, 48
     low, high = (-128, 128) if form["bits"] == 8 else (0, 16)
     values = torch.randint(low, high, (n, k), dtype=torch.int8)
-    zeros = torch.randint(0, 16, (n, k // group)) if "with_zeros" in form else None
+    zeros = torch.randint(low, high, (n, k // group)) if "with_zeros" in form else None
     whole = Integers(values, torch.rand(n, k // group).half(), zeros=zeros)
     order = torch.randperm(k)
     x = torch.randn(40, k).to(dtype)

@@ -181,7 +181,9 @@ def test_a_layer(compiled, name):
     torch.testing.assert_close(kept.double(), wanted[rows], rtol=1e-4, atol=1e-4)
 
 
-def experts_of(kernels, count, top_k, *, shared, softmax_first, renormalize, activation):
+def experts_of(kernels, count, top_k, *, shared, softmax_first, renormalize, activation, **more):
+    if more.get("sigmoid"):
+        more["choice_bias"] = torch.randn(count)
     dense = {
         "router": Dense(kernels, count, HIDDEN),
         "up": [Dense(kernels, 2 * INNER, HIDDEN) for _ in range(count)],
@@ -202,13 +204,19 @@ def experts_of(kernels, count, top_k, *, shared, softmax_first, renormalize, act
     return dense, ExpertLayers(
         router=dense["router"].packed, gate_up=[one.packed for one in dense["up"]],
         down=[one.packed for one in dense["down"]], top_k=top_k, softmax_first=softmax_first,
-        renormalize=renormalize, activation=activation, **made,
+        renormalize=renormalize, activation=activation, **made, **more,
     )  # fmt: skip
 
 
 def sum_of_experts(dense, layers, x):
     scores = dense["router"](x)
-    if layers.softmax_first:
+    if layers.sigmoid:
+        scores = scores.sigmoid()
+        chosen = (scores + layers.choice_bias).topk(layers.top_k).indices
+        weights = scores.gather(-1, chosen) * layers.scale
+        if layers.renormalize:
+            weights = weights / scores.gather(-1, chosen).sum(-1, keepdim=True)
+    elif layers.softmax_first:
         weights, chosen = scores.softmax(-1).topk(layers.top_k)
         if layers.renormalize:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -234,6 +242,8 @@ def sum_of_experts(dense, layers, x):
         (4, 1, {"softmax_first": False}),
         (9, 4, {"shared": "plain", "renormalize": False}),
         (3, 3, {"shared": "gated", "activation": ActivationSpec("swiglu_clamped", 0.7, 1.7)}),
+        (7, 3, {"shared": "plain", "sigmoid": True, "scale": 2.5}),
+        (7, 3, {"sigmoid": True, "renormalize": False}),
     ],
 )
 def test_experts(kernels, threads, count, top_k, kind):
@@ -271,6 +281,7 @@ def test_experts_that_do_not_fit_are_refused(kernels):
     refused("4 of 3 experts", top_k=4)
     refused("2 of them down", down=layers.down[:2])
     refused("shared expert has two", shared_down=layers.down[0])
+    refused("choice_bias", choice_bias=torch.zeros(2))
     refused("activation", activation=ActivationSpec("tanh"))
     if kernels.name == "reference":
         return

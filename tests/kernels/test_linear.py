@@ -88,24 +88,29 @@ def test_integers_with_scales_and_minima(kernels, threads):
     assert_close(layer(x), product(x, weight), torch.float32, slack=8.0)
 
 
-def test_integers_with_zero_points(kernels, threads):
+RANGES = {4: (0, 16), 8: (-128, 128)}
+
+
+@pytest.mark.parametrize("bits", RANGES)
+def test_integers_with_zero_points(kernels, threads, bits):
     torch.manual_seed(9)
-    values = torch.randint(0, 16, (50, 96), dtype=torch.int8)
-    scales, zeros = torch.rand(50, 3).half(), torch.randint(0, 16, (50, 3))
+    values = torch.randint(*RANGES[bits], (50, 96), dtype=torch.int8)
+    scales, zeros = torch.rand(50, 3).half(), torch.randint(*RANGES[bits], (50, 3))
     weight = values.double() - zeros.double().repeat_interleave(32, 1)
     weight *= scales.double().repeat_interleave(32, 1)
-    layer = kernels.IntegerLinear(values, scales, bits=4, zeros=zeros)
+    layer = kernels.IntegerLinear(values, scales, bits=bits, zeros=zeros)
     x = torch.randint(-127, 128, (9, 96)).float()
     x[:, ::32] = 127
     assert_close(layer(x), product(x, weight), torch.float32, slack=8.0)
     assert torch.equal(layer.rows(torch.arange(50)), weight.float())
 
 
-def test_rows_of_integers_with_zero_points_are_independent_of_the_batch(compiled, threads):
+@pytest.mark.parametrize("bits", RANGES)
+def test_rows_of_integers_with_zero_points_are_independent_of_the_batch(compiled, threads, bits):
     torch.manual_seed(12)
-    values = torch.randint(0, 16, (96, 640), dtype=torch.int8)
-    scales, zeros = torch.rand(96, 5).half(), torch.randint(0, 16, (96, 5))
-    layer = compiled.IntegerLinear(values, scales, bits=4, zeros=zeros)
+    values = torch.randint(*RANGES[bits], (96, 640), dtype=torch.int8)
+    scales, zeros = torch.rand(96, 5).half(), torch.randint(*RANGES[bits], (96, 5))
+    layer = compiled.IntegerLinear(values, scales, bits=bits, zeros=zeros)
     x = torch.randn(150, 640)
     whole = layer(x)
     for low, high in ((0, 1), (7, 9), (20, 33), (40, 140)):
@@ -281,6 +286,8 @@ def test_what_does_not_fit_is_refused(kernels):
         kernels.IntegerLinear(values, torch.ones(4, 1), bits=4)
     with pytest.raises(ValueError, match="bits"):
         kernels.IntegerLinear(values, torch.ones(4, 1), bits=5)
+    with pytest.raises(ValueError, match="minima are for 4 bits"):
+        kernels.IntegerLinear(values, torch.ones(4, 1), torch.ones(4, 1), bits=8)
     with pytest.raises(ValueError, match="don't fit"):
         kernels.IntegerLinear(values, torch.ones(3, 1), bits=8)
 

@@ -131,6 +131,30 @@ def gpt_oss(config: Config) -> dict[str, Any]:
     }
 
 
+def glm4_moe(config: Config) -> dict[str, Any]:
+    """GLM-4.5 and 4.6: experts by sigmoids, and one for all tokens, behind plain layers."""
+    refuse(config, n_group=1)
+    layers, first = int(config["num_hidden_layers"]), int(config["first_k_dense_replace"])
+    inner = int(config["moe_intermediate_size"])
+    moe = MoeSpec(
+        num_experts=int(config.get("n_routed_experts") or config["num_experts"]),
+        top_k=int(config["num_experts_per_tok"]),
+        intermediate_size=inner,
+        layers=tuple(layer >= first for layer in range(layers)),
+        renormalize=bool(config["norm_topk_prob"]),
+        sigmoid=True,
+        choice_bias="mlp.gate.e_score_correction_bias",
+        scale=float(config["routed_scaling_factor"]),
+        shared_size=inner * int(config["n_shared_experts"]),
+        shared="mlp.shared_experts.",
+    )
+    return {
+        "moe": moe,
+        "qkv_bias": bool(config.get("attention_bias", False)),
+        "qk_norm": "rms_head" if config.get("use_qk_norm") else "",
+    }
+
+
 def _experts_everywhere(config: Config, **rest: Any) -> MoeSpec:
     """Experts on each layer, as wide as an MLP would be."""
     return MoeSpec(
@@ -173,6 +197,12 @@ def _unwindowed(config: Config) -> Config:
 
 _OSS = {"rms_norm_eps": 1e-5, "sliding_window": 128, "attention_bias": True, "head_dim": 64}
 
+_GLM4 = {
+    "rms_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "first_k_dense_replace": 1,
+    "n_shared_experts": 1, "num_experts_per_tok": 8, "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0, "moe_intermediate_size": 1408,
+}  # fmt: skip
+
 FAMILIES = {
     "MixtralForCausalLM": Family(mixtral, {"rms_norm_eps": 1e-5, "rope_theta": 1e6}),
     "Qwen2MoeForCausalLM": Family(qwen2_moe),
@@ -181,4 +211,5 @@ FAMILIES = {
     "GraniteMoeForCausalLM": Family(granite_moe),
     "DbrxForCausalLM": Family(dbrx, {"rms_norm_eps": 1e-5}),
     "GptOssForCausalLM": Family(gpt_oss, _OSS),
+    "Glm4MoeForCausalLM": Family(glm4_moe, _GLM4),
 }

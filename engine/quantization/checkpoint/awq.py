@@ -6,27 +6,31 @@ from collections.abc import Iterable
 
 import torch
 
-from engine.quantization.checkpoint.bits import pick
+from engine.quantization.checkpoint.bits import WORD, pick
 from engine.quantization.checkpoint.fields import Fields
 from engine.quantization.checkpoint.format import CheckpointFormat
 from engine.quantization.checkpoint.grouped import GroupedMatrix
 from engine.quantization.checkpoint.tensors import Parts, Tensors, modules_with
 from engine.quantization.matrix import Matrix
 
-#: Place i of a word holds output (0, 2, 4, 6, 1, 3, 5, 7)[i]; this is where each output lies.
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+#: By bits: place i of a word holds output (0, 2, 4, 6, 1, 3, 5, 7)[i], or (0, 2, 1, 3)[i]; this is
+#: where each output lies.
+_PLACES = {4: (0, 4, 1, 5, 2, 6, 3, 7), 8: (0, 2, 1, 3)}
 
 
 class AWQ(CheckpointFormat):
-    """AWQ in GEMM order: `qweight` int32 [K, N / 8], `qzeros` [groups, N / 8], `scales`.
+    """AWQ in GEMM order: `qweight` int32 [K, N * bits / 32], `qzeros` [groups, N * bits / 32],
+    `scales` [groups, N].
 
-    Eight outputs share a word, in an order of their own. (Lin et al., "AWQ", 2023.)
+    Eight outputs, of 8 bits four, share a word, in an order of their own. (Lin et al., "AWQ",
+    2023.)
     """
 
     name = "awq"
 
     def __init__(self, fields: Fields) -> None:
-        fields.integer("bits" if fields.get("bits") is not None else "w_bit", 4, (4,))
+        name = "bits" if fields.get("bits") is not None else "w_bit"
+        self._bits = fields.integer(name, 4, _PLACES)
         size = "group_size" if fields.get("group_size") is not None else "q_group_size"
         self._group = fields.integer(size, 128)
         if self._group < 1 and self._group != -1:
@@ -48,18 +52,19 @@ class AWQ(CheckpointFormat):
     def matrix(self, parts: Parts) -> Matrix:
         """See `CheckpointFormat`."""
         columns, words = parts.shape("qweight", 2)
-        rows = words * 8
+        bits, places = self._bits, _PLACES[self._bits]
+        rows = words * WORD // bits
         group = columns if self._group == -1 else min(self._group, columns)
         groups = -(-columns // group)
         qweight = parts.take("qweight", (torch.int32,))
         qzeros = parts.take("qzeros", (torch.int32,), (groups, words))
         scales = parts.scales("scales", (groups, rows))
         return GroupedMatrix(
-            f"awq int4 g{group}",
+            f"awq int{bits} g{group}",
             (rows, columns),
             group,
-            4,
-            lambda at: pick(qweight, at, 4, rows, _AWQ_PLACES).T,
+            bits,
+            lambda at: pick(qweight, at, bits, rows, places).T,
             scales.T,
-            lambda at: pick(qzeros, at, 4, rows, _AWQ_PLACES).T,
+            lambda at: pick(qzeros, at, bits, rows, places).T,
         )

@@ -60,10 +60,9 @@ class BitsAndBytes(CheckpointFormat):
 def _eight_bits(parts: Parts) -> Matrix:
     rows, columns = parts.shape("weight", 2)
     values = parts.take("weight", (torch.int8,))
-    if "weight_format" in parts:
-        kind = parts.take("weight_format", (torch.uint8, torch.int8))
-        if int(kind.flatten()[0]) != 0:
-            raise parts.wrong("weight_format", "says another order than rows, which isn't read")
+    kind = (torch.uint8, torch.int8)
+    if "weight_format" in parts and parts.number("weight_format", kind) != 0:
+        raise parts.wrong("weight_format", "says another order than rows, which isn't read")
     scales = parts.scales("SCB", (rows,), (rows, 1))
     return GroupedMatrix(
         "bitsandbytes int8", (rows, columns), columns, 8, lambda at: values[at],

@@ -1,4 +1,4 @@
-"""Weights in e4m3 with their scales: `fp8`, `fbgemm_fp8`, and what others have the same way.
+"""Weights in e4m3 or e5m2 with their scales: `fp8`, `fbgemm_fp8`, and what others have so.
 
 `weight` float8 [N, K], and `weight_scale` (or `weight_scale_inv`, which is no inverse either) for
 all of it, for each row, or for blocks of rows and columns. Scales of activations are read by none:
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor
 
 from engine.quantization.checkpoint.fields import Fields
@@ -78,11 +79,12 @@ def float8_scaled(
 ) -> Matrix:
     """8-bit floats [N, K] with scales [1 or N or blocks, 1 or blocks]."""
     rows, columns = values.shape
+    source = f"{source} {'e5m2' if values.dtype == torch.float8_e5m2 else 'e4m3'}"
     if scales.numel() == 1:
-        return ScaledMatrix(f"{source} e4m3", values, scales, (rows, columns))
+        return ScaledMatrix(source, values, scales, (rows, columns))
     if tuple(scales.shape) == (rows, 1):
-        return ScaledMatrix(f"{source} e4m3 by row", values, scales, (1, columns))
+        return ScaledMatrix(f"{source} by row", values, scales, (1, columns))
     size = block or (-(-rows // scales.shape[0]), -(-columns // scales.shape[1]))
     if tuple(scales.shape) != (-(-rows // size[0]), -(-columns // size[1])):
         raise parts.wrong("weight_scale", f"has shape {tuple(scales.shape)} for blocks of {size}")
-    return ScaledMatrix(f"{source} e4m3 {size[0]}x{size[1]}", values, scales, size)
+    return ScaledMatrix(f"{source} {size[0]}x{size[1]}", values, scales, size)

@@ -15,6 +15,8 @@ from kernels.quantization import MOST
 
 #: Of a scale that is kept in float16: less than half of what a weight loses in bfloat16.
 _MOST_SCALE_ERROR = 2.0**-10
+#: Of unsigned bytes: what the kernels' signed ones count from.
+_MIDDLE = 128
 #: What reading a value takes for a while: integers, floats, copies of both.
 _READ_BYTES = 16
 
@@ -61,7 +63,8 @@ class GroupedMatrix(Plain):
         self._group_of = group_of
         self._whole_zeros, self._codes = whole_zeros, codes
         form = self._format()
-        self.integers = form if group_of is None else None
+        usual = group_of is None and form is not None and not _has_byte_zeros(form)
+        self.integers = form if usual else None
         self.own = self._own(form)
 
     # -- floats -------------------------------------------------------------------------------
@@ -100,19 +103,22 @@ class GroupedMatrix(Plain):
             plain = shared and self._shifted(8) is not None
             whole = self._whole_zeros
             return IntegerFormat(4, group, not plain and not whole, not plain and whole)
-        if not self._whole_zeros or (self._bits == 8 and not shared):
+        if not self._whole_zeros:
             return None
-        if self._bits == 8 and self._zeros not in (0, 128):
-            return None
-        return IntegerFormat(8, group)
+        around = self._bits == 8 and self._zeros not in (0, _MIDDLE)
+        return IntegerFormat(8, group, with_zeros=around)
 
     def _own(self, form: IntegerFormat | None) -> Own | None:
-        """e2m1, or integers whose columns are sorted so that groups are whole; None: neither."""
+        """e2m1, bytes with zero points, or integers whose columns are sorted so that groups are
+        whole; None: nothing of it.
+        """
         if form is None:
             return None
         if self._codes is not None:
             return Coding("e2m1", form.group_size)
-        order = None if self._group_of is None else sorted_columns(self._group_of, self._group)
+        if self._group_of is None:
+            return form if _has_byte_zeros(form) else None
+        order = sorted_columns(self._group_of, self._group)
         return None if order is None else replace(form, order=order.numpy().tobytes())
 
     def _shifted(self, zero: int) -> int | None:
@@ -144,16 +150,20 @@ class GroupedMatrix(Plain):
             scales = self._scales_of(rows) * 2
             times = self.shape[1] // self.own.group_size // scales.shape[1]
             return Codes(self._codes(rows), scales.repeat_interleave(times, 1))
-        if not isinstance(self.own, IntegerFormat) or self._group_of is None:
+        if not isinstance(self.own, IntegerFormat):
             raise ValueError(f"{self.source} has no form of its own in the kernels")
-        order = torch.argsort(self._group_of, stable=True)
-        return self._as(self.own, self._values(rows)[:, order], rows)
+        values = self._values(rows)
+        if self._group_of is not None:
+            values = values[:, torch.argsort(self._group_of, stable=True)]
+        return self._as(self.own, values, rows)
 
     def _as(self, kind: IntegerFormat, values: Tensor, rows: Rows) -> Integers:
         scales = self._scales_of(rows)
         minima = zeros = None
         if kind.with_zeros:
             zeros = self._zeros_of(rows).expand_as(scales)
+            if kind.bits == 8:  # the kernels' are signed
+                values, zeros = values.to(torch.int16) - _MIDDLE, zeros - _MIDDLE
         elif kind.with_minima:
             minima = scales * self._zeros_of(rows).float()
         elif kind.bits == 4:
@@ -162,6 +172,11 @@ class GroupedMatrix(Plain):
             values = values - self._by_column(self._zeros_of(rows)).to(values.dtype)
         made = Integers(values.to(torch.int8), scales, minima, zeros)
         return _repeated(made, -(-self.shape[1] // kind.group_size) // scales.shape[1])
+
+
+def _has_byte_zeros(form: IntegerFormat) -> bool:
+    """Whether only some sets of kernels have it."""
+    return form.bits == 8 and form.with_zeros
 
 
 def _repeated(integers: Integers, times: int) -> Integers:

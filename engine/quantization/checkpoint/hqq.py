@@ -85,7 +85,7 @@ class HQQ(CheckpointFormat):
         """What stands beside the weight, else what the config says."""
         if suffix not in parts:
             return default
-        return int(parts.take(suffix, _WHOLE).flatten()[0])
+        return parts.number(suffix, _WHOLE)
 
     def _shape(self, parts: Parts) -> tuple[int, int]:
         found = parts.take("shape", _WHOLE, (2,)).tolist()

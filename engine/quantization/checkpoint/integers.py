@@ -54,7 +54,7 @@ def plain_matrix(parts: Parts, scheme: WeightScheme) -> Matrix:
     stored = parts.take("weight", (torch.int8,))
     group, groups, scales = _scales(parts, scheme, rows, columns)
     name = f"compressed-tensors int8 g{group}"
-    if scheme.symmetric or "weight_zero_point" not in parts:
+    if scheme.symmetric:
         return GroupedMatrix(
             name, (rows, columns), group, 8, lambda at: stored[at], scales,
             group_of=_order(parts, columns, groups, group),

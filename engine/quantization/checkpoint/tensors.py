@@ -88,6 +88,13 @@ class Parts:
             raise self.wrong(suffix, f"has shape {tuple(found.shape)}, not {shape}")
         return found
 
+    def number(self, suffix: str, dtypes: Dtypes) -> int:
+        """A tensor of one whole number."""
+        found = self.take(suffix, dtypes)
+        if found.numel() != 1:
+            raise self.wrong(suffix, f"has shape {tuple(found.shape)}, not one number")
+        return int(found)
+
     def scales(self, suffix: str, *shapes: tuple[int, ...], dtypes: Dtypes = FLOATS) -> Tensor:
         """A tensor of scales of one of these shapes, all finite."""
         found = self.take(suffix, dtypes)

@@ -70,9 +70,10 @@ def _integers(parts: Parts, rows: int, columns: int) -> Matrix:
     if zeros is None:
         return GroupedMatrix(name, shape, group, 8, lambda at: values[at], scales)
     points = zeros + 128.0
+    whole = (points == points.round()) & (points >= 0) & (points <= 255)
     return GroupedMatrix(
         name, shape, group, 8, lambda at: values[at].to(torch.int32) + 128, scales,
-        lambda at: points[at], whole_zeros=bool((points == points.round()).all()),
+        lambda at: points[at], whole_zeros=bool(whole.all()),
     )  # fmt: skip
 
 

@@ -22,15 +22,19 @@ struct Buffers {
 };
 
 // The expert with the highest score that isn't taken yet; of equal ones the first.
-int32_t best_of(const float* scores, int64_t count, const int32_t* taken, int64_t num_taken) {
+int32_t best_of(const Experts& e, const float* scores, const int32_t* taken, int64_t num_taken) {
+  const auto by = [&](int32_t i) { return e.choice_bias ? scores[i] + e.choice_bias[i] : scores[i]; };
   int32_t best = -1;
-  for (int32_t i = 0; i < count; i++) {
+  for (int32_t i = 0; i < e.count; i++) {
     bool free = true;
     for (int64_t j = 0; j < num_taken; j++) free = free && taken[j] != i;
-    if (free && (best < 0 || scores[i] > scores[best])) best = i;
+    if (free && (best < 0 || by(i) > by(best))) best = i;
   }
   return best;
 }
+
+// What a sum of sigmoids is at least.
+constexpr float kLeast = 1e-20f;
 
 void softmax(float* x, int64_t count) {
   float top = -INFINITY, sum = 0;
@@ -40,15 +44,17 @@ void softmax(float* x, int64_t count) {
 }
 
 void route_row(const Experts& e, float* scores, int32_t* chosen, float* weights) {
-  if (e.softmax_first) softmax(scores, e.count);
+  for (int64_t i = 0; e.sigmoid && i < e.count; i++) scores[i] = 1 / (1 + std::exp(-scores[i]));
+  if (!e.sigmoid && e.softmax_first) softmax(scores, e.count);
   float sum = 0;
   for (int64_t i = 0; i < e.top_k; i++) {
-    chosen[i] = best_of(scores, e.count, chosen, i);
+    chosen[i] = best_of(e, scores, chosen, i);
     sum += weights[i] = scores[chosen[i]];
   }
-  if (!e.softmax_first) softmax(weights, e.top_k);
-  if (!e.softmax_first || !e.renormalize) return;
-  for (int64_t i = 0; i < e.top_k; i++) weights[i] /= sum;
+  const bool over_chosen = !e.sigmoid && !e.softmax_first;
+  if (over_chosen) softmax(weights, e.top_k);
+  const float by = over_chosen || !e.renormalize ? 1 : sum + kLeast;
+  for (int64_t i = 0; i < e.top_k; i++) weights[i] = weights[i] / by * e.scale;
 }
 
 // run_mlp of a gated MLP whose products are whole before `adapt_up` and `adapt_down` add to them.

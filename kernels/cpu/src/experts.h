@@ -13,8 +13,11 @@ struct Experts {
   const Packed* const* down;      // [count] of [hidden, inner]
   const Packed *shared_gate_up, *shared_down;  // the expert of all tokens, or null
   const Packed* shared_gate;      // its sigmoid [1, hidden], or null
+  const float* choice_bias;       // [count], added to what experts are chosen by, or null
   int32_t softmax_first;          // softmax over all experts, then choose; or over the chosen ones
+  int32_t sigmoid;                // of each score, in the place of the softmax over all
   int32_t renormalize;            // then divide by the sum of the chosen ones'
+  float scale;                    // of the chosen ones' weights
   Activation act;
 };
 

@@ -22,6 +22,7 @@ enum Format : int32_t {
   kInt4Float = 7, // likewise, of floats in 4 bits (e2m1), doubled
   kTable4 = 8,    // likewise, numbers of entries in a table of 16
   kFloat8 = 9,    // step: a group of k;  see linear_float8.h
+  kInt8Zero = 10, // see linear_int.h, with a zero point for each group
 };
 
 struct Packed {

@@ -24,11 +24,11 @@ constexpr Format kEntries = static_cast<Format>(100);
 constexpr bool is_table(Format format) { return format == kTable4 || format == kEntries; }
 
 constexpr int x_unit(Format format) {
-  return format == kInt8 ? kInt8Unit : is_table(format) ? 2 : 4;
+  return is_int8(format) ? kInt8Unit : is_table(format) ? 2 : 4;
 }
 
 constexpr int64_t value_bytes(Format format, int64_t group) {
-  return format == kInt8 ? group * NR : format == kEntries ? group * NR * 2 : group * NR / 2;
+  return is_int8(format) ? group * NR : format == kEntries ? group * NR * 2 : group * NR / 2;
 }
 
 // Twice e2m1, without a sign.
@@ -173,7 +173,7 @@ void int_micro(const MicroCall& call) {
       vi sums[ROWS][2];
 #pragma GCC unroll 16
       for (int r = 0; r < ROWS; r++) sums[r][0] = sums[r][1] = vset_int(int(a[r * kRowUnits + 1]));
-      if constexpr (FORMAT == kInt8) {
+      if constexpr (is_int8(FORMAT)) {
         add_int8<ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
       } else if constexpr (FORMAT == kEntries) {
         add_entries<ROWS>(sums, a + kHead, b, ahead, line_ahead, group);
@@ -193,7 +193,7 @@ void int_micro(const MicroCall& call) {
       }
       if (has_second(FORMAT)) {
         vf m0 = vload(scales + NR), m1 = vload(scales + NR + W);
-        if (FORMAT == kInt4Zero) m0 = m0 * s0, m1 = m1 * s1;
+        if (has_zeros(FORMAT)) m0 = m0 * s0, m1 = m1 * s1;
 #pragma GCC unroll 16
         for (int r = 0; r < ROWS; r++) {
           const vf by = vset(-head[r * kRowUnits + 2]);
@@ -287,8 +287,9 @@ Kernel make_table(int64_t group, std::index_sequence<I...> tiles) {
 Kernel kernel_int(const Packed& w) {
   constexpr std::make_index_sequence<kInt8Tile> bytes{};
   constexpr std::make_index_sequence<kInt4Tile> nibbles{};
-  return w.format == kInt8   ? make<kInt8>(w.group, bytes)
-         : w.format == kInt4 ? make<kInt4>(w.group, nibbles)
+  return w.format == kInt8        ? make<kInt8>(w.group, bytes)
+         : w.format == kInt8Zero  ? make<kInt8Zero>(w.group, bytes)
+         : w.format == kInt4      ? make<kInt4>(w.group, nibbles)
          : w.format == kInt4Min   ? make<kInt4Min>(w.group, nibbles)
          : w.format == kInt4Float ? make<kInt4Float>(w.group, nibbles)
          : w.format == kTable4    ? make_table(w.group, nibbles)

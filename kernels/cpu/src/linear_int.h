@@ -15,10 +15,14 @@ namespace quire {
 constexpr int kMostGroup = 256;
 
 struct Scale {
-  float scale, minimum;  // of kInt4Zero the zero point
+  float scale, minimum;  // or the zero point, see has_zeros
 };
 
-constexpr bool has_second(Format format) { return format == kInt4Min || format == kInt4Zero; }
+constexpr bool is_int8(Format format) { return format == kInt8 || format == kInt8Zero; }
+
+constexpr bool has_zeros(Format format) { return format == kInt4Zero || format == kInt8Zero; }
+
+constexpr bool has_second(Format format) { return format == kInt4Min || has_zeros(format); }
 
 // Twice what codes of e2m1 stand for.
 constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
@@ -31,13 +35,13 @@ inline int64_t table_byte(int64_t j, int64_t i) {
 }
 
 inline int64_t group_bytes(Format format, int64_t group) {
-  const int64_t values = format == kInt8 ? group * NR : group * NR / 2;
+  const int64_t values = is_int8(format) ? group * NR : group * NR / 2;
   if (format == kTable4) return values + NR * 4;
   return values + NR * 2 * (has_second(format) ? 2 : 1);
 }
 
 inline int offset_of(Format format) {
-  return format == kInt8        ? kInt8Offset
+  return is_int8(format)        ? kInt8Offset
          : format == kInt4      ? 8
          : format == kInt4Float ? kDoubledOffset
                                 : 0;

@@ -189,8 +189,8 @@ extern "C" int quire_pack_quantized_rows(void* packed, int64_t first, int64_t ro
 }
 
 // Packs integers [rows, k] that are quantised already: w = scale * (q - offset) - minimum, with an
-// offset of 0 for int8 and int4 with minima, 8 for int4 without. scales, minima [rows, k / group]. Of
-// kInt4Zero minima are zero points: w = scale * (q - zero). Of kInt4Float and kTable4 q are
+// offset of 0 for int8 and int4 with minima, 8 for int4 without. scales, minima [rows, k / group].
+// Where has_zeros minima are zero points: w = scale * (q - zero). Of kInt4Float and kTable4 q are
 // codes.
 extern "C" int quire_pack_integer_rows(void* packed, int64_t first, int64_t rows, const int8_t* q,
                                        const float* scales, const float* minima, int threads) {

@@ -80,7 +80,7 @@ void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_
   char* step = w.panel(panel) + g * w.step_bytes;
   char* out = step + j * 4;
   int64_t values = w.group;
-  if (w.format == kInt8) {
+  if (is_int8(w.format)) {
     out = step + j * kInt8Unit;
     for (int64_t i = 0; i < w.group; i += kInt8Unit, out += NR * kInt8Unit) {
       for (int b = 0; b < kInt8Unit; b++) out[b] = static_cast<char>(q[i + b] + kInt8Offset);

@@ -17,18 +17,18 @@ T at(const char* p, int64_t i) {
 
 // Column j of one group: scale * (q - offset) - minimum, where a zero point makes up a minimum.
 void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int64_t count) {
-  const int64_t values = w.format == kInt8 ? w.group * NR : w.group * NR / 2;
+  const int64_t values = is_int8(w.format) ? w.group * NR : w.group * NR / 2;
   const float scale =
       w.format == kTable4 ? at<float>(step + values, j) : to_float(at<f16>(step + values, j));
   float minimum = has_second(w.format) ? to_float(at<f16>(step + values, NR + j)) : 0.0f;
-  if (w.format == kInt4Zero) minimum *= scale;
+  if (has_zeros(w.format)) minimum *= scale;
   for (int64_t i = 0; i < count; i++) {
     int q;
     if (w.format == kTable4) {
       const uint8_t both = at<uint8_t>(step, table_byte(j, i));
       const int code = i % 8 < 4 ? both & 15 : both >> 4;
       q = static_cast<int16_t>(w.table[code] | w.table[16 + code] << 8);
-    } else if (w.format == kInt8) {
+    } else if (is_int8(w.format)) {
       const uint8_t byte = at<uint8_t>(step, (i / kInt8Unit * NR + j) * kInt8Unit + i % kInt8Unit);
       q = kInt8Offset ? byte - kInt8Offset : static_cast<int8_t>(byte);
     } else {

@@ -131,8 +131,11 @@ void list_experts(Listing& listing) {
   QUIRE_FIELD(shared_gate_up);
   QUIRE_FIELD(shared_down);
   QUIRE_FIELD(shared_gate);
+  QUIRE_FIELD(choice_bias);
   QUIRE_FIELD(softmax_first);
+  QUIRE_FIELD(sigmoid);
   QUIRE_FIELD(renormalize);
+  QUIRE_FIELD(scale);
   QUIRE_FIELD(act);
 }
 

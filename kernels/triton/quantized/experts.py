@@ -118,7 +118,11 @@ class GroupedExperts(MixtureOfExperts):
 def grouped_experts(
     ops: GatedKernels, experts: ExpertLayers, tile: int | None = None
 ) -> MixtureOfExperts | None:
-    """The experts in grouped products; None where they aren't of one format in few bits."""
+    """The experts in grouped products; None where they aren't of one format in few bits, or are
+    chosen in ways that `route` doesn't do.
+    """
+    if experts.sigmoid or experts.choice_bias is not None or experts.scale != 1.0:
+        return None
     if not experts.gate_up or len(experts.gate_up) > MOST_EXPERTS:
         return None
     if not (stackable(experts.gate_up) and stackable(experts.down)):

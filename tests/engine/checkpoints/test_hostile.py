@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -17,13 +18,18 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
 from engine.models.layer_loader import LayerLoader
 from engine.quantization.checkpoint.registry import find_format
+from engine.survey.recipes import RECIPES
+from engine.survey.tiny import make_checkpoint
 from tests.engine.checkpoints import writers
-from tests.engine.checkpoints.folders import FILE, Pair, make_pair
-from tests.engine.checkpoints.packages import bitsandbytes4, compressed, scheme
+from tests.engine.checkpoints.folders import FILE, Pair, make_mxfp4, make_pair
+from tests.engine.checkpoints.packages import bitsandbytes4, compressed, scheme, torchao8
 
 AT = "model.layers.1.mlp.down_proj"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 _W4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+_W8 = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False}
+_F8 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+_TORCHAO, _HEADER = torchao8(32)
 KINDS: dict[str, tuple[dict[str, Any], writers.Writer]] = {
     "gptq": (GPTQ, writers.gptq(sorted_=True)),
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": 32}, writers.awq()),
@@ -36,6 +42,17 @@ KINDS: dict[str, tuple[dict[str, Any], writers.Writer]] = {
     "ct": (scheme(**_W4), compressed("pack-quantized", **_W4)),
     "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, writers.nvfp4),
     "hqq": ({"quant_method": "hqq", "nbits": 4, "group_size": 32}, writers.hqq(4)),
+    "bnb8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, writers.bitsandbytes_int8),
+    "ct8": (
+        {**scheme(**_W8), "format": "int-quantized"},
+        compressed("int-quantized", **_W8),
+    ),
+    "ct-fp8": (
+        {**scheme(**_F8), "format": "float-quantized"},
+        compressed("float-quantized", **_F8),
+    ),
+    "modelopt": ({"quant_method": "modelopt", "quant_algo": "FP8"}, writers.fp8("tensor")),
+    "torchao": ({"quant_method": "torchao"}, _TORCHAO),
     "squeezellm": ({"quant_method": "squeezellm"}, writers.squeezellm),
     "aqlm": ({"quant_method": "aqlm"}, writers.aqlm),
 }
@@ -62,6 +79,14 @@ def high(tensor: Tensor) -> Tensor:
     return changed
 
 
+def empty(tensor: Tensor) -> Tensor:
+    return tensor.flatten()[:0]
+
+
+def wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.int64 if tensor.dtype == torch.int32 else torch.float64)
+
+
 def longer(tensor: Tensor) -> Tensor:
     return torch.cat((tensor, tensor))
 
@@ -75,12 +100,20 @@ def pairs(
     def get(kind: str) -> Pair:
         if kind not in made:
             config, write = KINDS[kind]
+            header = _HEADER if kind == "torchao" else None
             made[kind] = make_pair(
-                model_folder("llama"), tmp_path_factory.mktemp(kind), config, write
+                model_folder("llama"), tmp_path_factory.mktemp(kind), config, write, header=header
             )
         return made[kind]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("gpt_oss")
+    make_checkpoint(RECIPES["gpt_oss"], target / "made")
+    return make_mxfp4(target / "made", target).packed
 
 
 def load(folder: Path, **settings: Any) -> LLM:
@@ -97,6 +130,9 @@ def load(folder: Path, **settings: Any) -> LLM:
         ("gptq", "qzeros", longer),
         ("gptq", "g_idx", high),
         ("gptq", "g_idx", cut),
+        ("gptq", "qweight", gone),
+        ("gptq", "qweight", wide),
+        ("awq", "qweight", cut),
         ("awq", "scales", nan),
         ("awq", "qzeros", cut),
         ("fp8", "weight_scale", gone),
@@ -117,6 +153,26 @@ def load(folder: Path, **settings: Any) -> LLM:
         ("hqq", "scale", cut),
         ("hqq", "zero", nan),
         ("hqq", "nbits", high),
+        ("hqq", "nbits", empty),
+        ("hqq", "shape", high),
+        ("bnb8", "SCB", nan),
+        ("bnb8", "SCB", cut),
+        ("bnb8", "weight_format", empty),
+        ("bnb8", "weight_format", high),
+        ("ct8", "weight_scale", nan),
+        ("ct8", "weight_zero_point", gone),
+        ("ct8", "weight_zero_point", cut),
+        ("ct-fp8", "weight_scale", gone),
+        ("ct-fp8", "weight_scale", nan),
+        ("modelopt", "weight_scale", gone),
+        ("modelopt", "weight_scale", longer),
+        ("torchao", "_weight_scale", gone),
+        ("torchao", "_weight_scale", nan),
+        ("torchao", "_weight_scale", cut),
+        ("torchao", "_weight_zero_point", cut),
+        ("squeezellm", "lookup_table", cut),
+        ("squeezellm", "qweight", wide),
+        ("aqlm", "codebooks", gone),
         ("squeezellm", "lookup_table", nan),
         ("aqlm", "scales", nan),
         ("aqlm", "codes", cut),
@@ -134,11 +190,85 @@ def test_fault_61_an_unsound_tensor_is_named_before_any_layer_is_packed(
         tensors[f"{AT}.{suffix}"] = changed
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    save_file(tensors, tmp_path / FILE, metadata={"format": "pt"})
+    with safe_open(folder / FILE, "pt") as file:
+        header = file.metadata()
+    save_file(tensors, tmp_path / FILE, metadata=header)
     with pytest.raises(ModelLoadError) as caught:
         load(tmp_path)
     assert AT in caught.value.message
     assert caught.value.param
+
+
+@pytest.mark.parametrize(("kind", "size"), [("gptq", 64), ("awq", 16), ("ct", 48)])
+def test_fault_61_a_group_size_that_the_scales_do_not_have(
+    kind: str, size: int, pairs: Callable[[str], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LayerLoader, "_pack", _forbidden)
+    config = json.loads(json.dumps(KINDS[kind][0]))
+    groups = config["config_groups"]["group_0"]["weights"] if kind == "ct" else config
+    groups["group_size"] = size
+    with pytest.raises(ModelLoadError, match=r"proj\.(scales|qzeros|weight_scale)'") as caught:
+        load(pairs(kind).packed, hf_overrides={"quantization_config": config})
+    assert caught.value.param in ("scales", "qzeros", "weight_scale")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("dtype", "I64"),
+        ("dtype", "Q4"),
+        ("shape", [1 << 40, 8]),
+        ("shape", [-1, 8]),
+        ("shape", [2, 2]),
+        ("data_offsets", [0, 1 << 60]),
+        ("data_offsets", [8, 0]),
+    ],
+)
+def test_fault_61_a_header_that_lies_about_a_packed_tensor(
+    field: str, value: Any, pairs: Callable[[str], Pair], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(LayerLoader, "_pack", _forbidden)
+    for path in pairs("gptq").packed.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    content = (tmp_path / FILE).read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header[f"{AT}.qweight"][field] = value
+    changed = json.dumps(header).encode()
+    (tmp_path / FILE).write_bytes(len(changed).to_bytes(8, "little") + changed + content[end:])
+    with pytest.raises(ModelLoadError) as caught:
+        load(tmp_path)
+    assert FILE in caught.value.message
+    assert caught.value.param
+
+
+@pytest.mark.parametrize(
+    ("suffix", "change", "field"),
+    [
+        ("_scales", gone, "_scales"),
+        ("_scales", cut, "_scales"),
+        ("_scales", lambda tensor: torch.full_like(tensor, 255), "_scales"),
+        ("_blocks", cut, "_blocks"),
+        ("_blocks", wide, "_blocks"),
+    ],
+)
+def test_fault_61_unsound_experts_of_gpt_oss(
+    suffix: str, change: Change, field: str, gpt_oss: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(LayerLoader, "_pack", _forbidden)
+    for path in gpt_oss.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(tmp_path / FILE)
+    name = f"model.layers.1.mlp.experts.down_proj{suffix}"
+    changed = change(tensors.pop(name))
+    if changed is not None:
+        tensors[name] = changed
+    save_file(tensors, tmp_path / FILE, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match=name) as caught:
+        load(tmp_path)
+    assert caught.value.param == field
 
 
 def _forbidden(*args: object, **kwargs: object) -> None:

@@ -78,14 +78,16 @@ def gptq(
     return write
 
 
-def awq(group: int = 32) -> Writer:
-    def packed(values: Tensor) -> Tensor:  # [n, N] -> int32 [n, N / 8]
-        turned = values.view(len(values), -1, 8)[..., [0, 2, 4, 6, 1, 3, 5, 7]]
-        return torch.from_numpy(stream(turned.flatten(1).numpy(), 4).copy())
+def awq(group: int = 32, bits: int = 4) -> Writer:
+    order = {4: [0, 2, 4, 6, 1, 3, 5, 7], 8: [0, 2, 1, 3]}[bits]
+
+    def packed(values: Tensor) -> Tensor:  # [n, N] -> int32 [n, N * bits / 32]
+        turned = values.view(len(values), -1, len(order))[..., order]
+        return torch.from_numpy(stream(turned.flatten(1).numpy(), bits).copy())
 
     def write(weight: Tensor) -> Written:
         place = torch.arange(weight.shape[1]) // group
-        values, scales, zeros = grid(weight, 4, group, symmetric=False)
+        values, scales, zeros = grid(weight, bits, group, symmetric=False)
         tensors = {
             "qweight": packed(values.T.contiguous()),
             "qzeros": packed(zeros.T.contiguous()),
@@ -96,15 +98,22 @@ def awq(group: int = 32) -> Writer:
     return write
 
 
-def fp8(kind: str, suffix: str = "weight_scale", block: int = 32) -> Writer:
+def fp8(
+    kind: str,
+    suffix: str = "weight_scale",
+    block: int = 32,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+) -> Writer:
+    most = torch.finfo(dtype).max
+
     def write(weight: Tensor) -> Written:
         rows, columns = weight.shape
         high, wide = {"tensor": (rows, columns), "row": (1, columns), "block": (block, block)}[kind]
         padded = torch.nn.functional.pad(weight, (0, -columns % wide, 0, -rows % high))
         blocks = padded.unflatten(1, (-1, wide)).unflatten(0, (-1, high))
-        scales = blocks.abs().amax((1, 3)) / 448
+        scales = blocks.abs().amax((1, 3)) / most
         factors = scales.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
-        values = (weight / factors).to(torch.float8_e4m3fn)
+        values = (weight / factors).to(dtype)
         kept = scales.flatten() if kind == "tensor" else scales
         return {"weight": values, suffix: kept}, values.float() * factors
 

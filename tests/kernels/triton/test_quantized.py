@@ -164,3 +164,6 @@ def test_what_does_not_fit_is_refused():
     assert isinstance(OPS.PackedLinear(torch.randn(8, 32), quantization="fp8"), Fp8Linear)
     with pytest.raises(ValueError, match="must lie in"):
         OPS.IntegerLinear(torch.full((2, 32), 99, dtype=torch.int8), torch.ones(2, 1), bits=4)
+    values, ones = torch.zeros(2, 32, dtype=torch.int8), torch.ones(2, 1)
+    with pytest.raises(ValueError, match="no zero points of 8 bits"):
+        OPS.IntegerLinear(values, ones, bits=8, zeros=ones)
