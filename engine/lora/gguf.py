@@ -2,8 +2,8 @@
 
 A tensor has the name of the base's with `.lora_a` [rank, inputs] or `.lora_b` [outputs, rank]
 behind it, of experts with one dimension more; an embedding's `lora_a` is [vocabulary, rank]. Of
-Llama the rows of queries and keys are in the order that GGUF has for the base. There is one alpha
-for all, and a file without one scales nothing.
+Llama and its like the rows of queries and keys are in the order that GGUF has for the base. There
+is one alpha for all, and a file without one scales nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from engine.lora.adapter import Adapter, ModuleDelta
 from engine.lora.checks import check_rank, misshapen
 from engine.lora.modules import Modules
 from engine.models.gguf import types
+from engine.models.gguf.families import family_of
 from engine.models.gguf.matrix import GGUFMatrix
 from engine.models.gguf.names import expert_of, gguf_name
 from engine.models.gguf.reader import Header, TensorInfo, read_header
@@ -129,7 +130,7 @@ class _Names:
                         target = _Target(every, part.rows, linear.columns, kind="experts")
                     else:
                         turned = heads.get(part.name.rpartition(".")[2], 0)
-                        own = turned if architecture == "llama" else 0
+                        own = turned if family_of(architecture).turned else 0
                         target = _Target((part.name,), part.rows, linear.columns, own)
                     self._targets[name] = target
         vocab, hidden = modules.vocab_size, modules.hidden_size

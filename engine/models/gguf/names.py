@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import re
 
+from engine.models.gguf.families import family_of
+
 _WHOLE = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
+    "model.final_layernorm": "output_norm",
     "lm_head": "output",
 }
 _LAYER = {
     "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -36,13 +40,13 @@ _EXPERTS = {
 _EXPERT = re.compile(
     r"(model\.layers\.\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight"
 )
-_TWO_NORMS = {"post_attention_layernorm": "ffn_norm"}
-_FOUR_NORMS = {
-    "post_attention_layernorm": "post_attention_norm",
-    "pre_feedforward_layernorm": "ffn_norm",
-    "post_feedforward_layernorm": "post_ffw_norm",
-}
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+#: Vectors without `.weight`.
+_VECTOR = re.compile(r"model\.layers\.(\d+)\.(self_attn\.sinks|mlp\.gate\.e_score_correction_bias)")
+_VECTORS = {
+    "self_attn.sinks": "attn_sinks.weight",
+    "mlp.gate.e_score_correction_bias": "exp_probs_b.bias",
+}
 
 
 def expert_of(name: str) -> tuple[str, int | None]:
@@ -59,11 +63,12 @@ def expert_of(name: str) -> tuple[str, int | None]:
 
 def gguf_name(name: str, architecture: str) -> str:
     """The file's name of a tensor; names that it has none for stay as they are."""
+    if vector := _VECTOR.fullmatch(name):
+        return f"blk.{vector.group(1)}.{_VECTORS[vector.group(2)]}"
     match = _LAYER_NAME.fullmatch(name)
     if match is None:
         stem, _, kind = name.rpartition(".")
         return f"{_WHOLE.get(stem, stem)}.{kind}"
     layer, stem, kind = match.groups()
-    norms = _FOUR_NORMS if architecture in ("gemma2", "gemma3") else _TWO_NORMS
-    found = (_LAYER | norms).get(stem, stem)
+    found = {**_LAYER, **family_of(architecture).names}.get(stem, stem)
     return f"blk.{layer}.{found}.{kind}"

@@ -20,17 +20,39 @@ _LLAMA3 = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_O200K = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+"
+    r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _PATTERNS = {
     "default": _GPT2,
     "gpt-2": _GPT2,
     "gpt2": _GPT2,
+    "phi-2": _GPT2,
+    "olmo": _GPT2,
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "smaug-bpe": _LLAMA3,
+    "dbrx": _LLAMA3,
+    "glm4": _LLAMA3,
+    "chatglm-bpe": _LLAMA3,
     "qwen2": _QWEN2,
+    "stablelm2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
+    "gpt-4o": _O200K,
+    "command-r": _GPT2,
+    "starcoder": _GPT2,
+    "refact": _GPT2,
+    "smollm": _GPT2,
 }
 """tokenizer.ggml.pre -> how text is cut before BPE."""
+#: Texts in these are brought to Unicode's composed form.
+_NORMALIZED = ("qwen2", "deepseek-r1-qwen", "command-r", "stablelm2")
+#: These cut digits apart first.
+_DIGITS = ("command-r", "starcoder", "refact", "smollm")
 _WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
 
 
@@ -179,10 +201,12 @@ def _byte_level(vocabulary: Vocabulary, cut: Any) -> tuple[tokenizers.Tokenizer,
         vocab=vocabulary.ids, merges=vocabulary.merges, ignore_merges=cut in _WITH_BOS
     )
     made = tokenizers.Tokenizer(model)
-    if pattern is _QWEN2:
+    if cut in _NORMALIZED:
         made.normalizer = normalizers.NFC()
+    digits = [pre_tokenizers.Digits(individual_digits=True)] if cut in _DIGITS else []
     made.pre_tokenizer = pre_tokenizers.Sequence(
         [
+            *digits,
             pre_tokenizers.Split(Regex(pattern), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]

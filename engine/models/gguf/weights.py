@@ -9,11 +9,13 @@ from torch import Tensor
 
 from engine.contract.errors import ModelLoadError
 from engine.models.gguf import types
-from engine.models.gguf.config import architecture_of, heads_of
+from engine.models.gguf.families import FAMILIES
 from engine.models.gguf.matrix import GGUFMatrix
+from engine.models.gguf.metadata import architecture_of, heads_of
 from engine.models.gguf.names import expert_of, gguf_name
 from engine.models.gguf.parts import GGUFFiles
 from engine.models.gguf.reader import TensorInfo
+from engine.models.gguf.turns import InTurns, bias_tensors, expert_tensors
 from engine.models.heap import trim_heap
 from engine.models.read_tally import ReadTally
 from engine.quantization.matrix import Matrix
@@ -33,6 +35,7 @@ class GGUFWeights:
         header = self._files.header
         self._tensors = header.tensors
         self._architecture = architecture_of(header)
+        self._family = FAMILIES[self._architecture]
         self._heads = heads_of(header)
         self._read: set[str] = set()
         self._releases = 0
@@ -44,7 +47,25 @@ class GGUFWeights:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Matrix:
         """A tensor of two dimensions, to be read some rows at a time. Raises as `get`."""
+        if self._family.in_turns and (found := expert_tensors(name)):
+            return self._expert_in_turns(*found, shape)
         return self._matrix(name, shape, shape)
+
+    def is_packed(self, name: str) -> bool:
+        """Whether `matrix` gives one of the experts that checkpoints have as one tensor.
+
+        `name` is the expert's, without `.weight`.
+        """
+        return self._family.in_turns and expert_tensors(f"{name}.weight") is not None
+
+    def _expert_in_turns(self, names: list[str], expert: int, shape: tuple[int, int]) -> Matrix:
+        rows = shape[0] // len(names)
+        parts = []
+        for stored in names:
+            info = self._info(stored)
+            parts.append(self._made(self._one_expert(info, expert), (rows, shape[1]), None))
+            self._tally.add(f"{stored} {expert}", info.nbytes // info.shape[0])
+        return parts[0] if len(parts) == 1 else InTurns(*parts)
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """One tensor in a float dtype.
@@ -52,6 +73,10 @@ class GGUFWeights:
         Raises `ModelLoadError` if it's absent or misshapen. The tensor may be backed by the mapped
         file: copy or convert it before keeping it.
         """
+        if self._family.in_turns and (stored := bias_tensors(name)):
+            rows = (shape[0], shape[1] // len(stored))
+            biases = [self._made(self._info(part), rows, None) for part in stored]
+            return torch.stack([bias.floats(slice(None)) for bias in biases], -1).flatten(1)
         as_rows = (shape[0], 1) if len(shape) == 1 else (shape[0], shape[1])
         matrix = self._matrix(name, shape, as_rows)
         floats = matrix.floats(slice(None)).view(shape)
@@ -62,23 +87,39 @@ class GGUFWeights:
     def _matrix(self, name: str, shape: tuple[int, ...], as_rows: tuple[int, int]) -> GGUFMatrix:
         whole, expert = expert_of(name)
         stored = gguf_name(whole, self._architecture)
-        info = self._tensors.get(stored)
-        if info is None:
-            raise ModelLoadError(f"{self.path} has no {stored!r}.", param="model")
+        info = self._info(stored)
         info = info if expert is None else self._one_expert(info, expert)
         if info.shape != shape and (1, *info.shape) == shape:
             info = TensorInfo(info.name, shape, info.kind, info.offset, info.nbytes)
+        if len(shape) == 1 and types.BLOCKS[info.kind].values > 1:
+            raise ModelLoadError(f"{self.path}: {stored!r} is quantised.", param="model")
+        self._tally.add(stored if expert is None else f"{stored} {expert}", info.nbytes)
+        return self._made(info, shape, self._order(name, shape[0]), as_rows)
+
+    def _info(self, stored: str) -> TensorInfo:
+        info = self._tensors.get(stored)
+        if info is None:
+            raise ModelLoadError(f"{self.path} has no {stored!r}.", param="model")
+        return info
+
+    def _made(
+        self,
+        info: TensorInfo,
+        shape: tuple[int, ...],
+        order: Tensor | None,
+        as_rows: tuple[int, int] | None = None,
+    ) -> GGUFMatrix:
+        """A tensor that must have this shape, as rows of another one."""
         if info.shape != shape:
             raise ModelLoadError(
-                f"{self.path}: {stored!r} has shape {info.shape}, "
+                f"{self.path}: {info.name!r} has shape {info.shape}, "
                 f"but the metadata asks for {shape}.",
                 param="model",
             )
-        if len(shape) == 1 and types.BLOCKS[info.kind].values > 1:
-            raise ModelLoadError(f"{self.path}: {stored!r} is quantised.", param="model")
-        self._read.add(stored)
-        self._tally.add(stored if expert is None else f"{stored} {expert}", info.nbytes)
-        return GGUFMatrix(self._files.file_of(stored), info, as_rows, self._order(name, shape[0]))
+        self._read.add(info.name)
+        return GGUFMatrix(
+            self._files.file_of(info.name), info, as_rows or (shape[0], shape[1]), order
+        )
 
     def _one_expert(self, info: TensorInfo, expert: int) -> TensorInfo:
         """That of a tensor [experts, rows, columns]."""
@@ -94,9 +135,9 @@ class GGUFWeights:
     def _order(self, name: str, rows: int) -> Tensor | None:
         """How queries' and keys' rows come back to the order of `transformers`.
 
-        For Llama, GGUF keeps the rows of each head so that rotation pairs neighbours.
+        For Llama and its like GGUF keeps the rows of each head so that rotation pairs neighbours.
         """
-        if self._architecture != "llama" or ".self_attn." not in name:
+        if not self._family.turned or ".self_attn." not in name:
             return None
         kind = name.rsplit(".", 2)[-2]
         heads = {"q_proj": self._heads[0], "k_proj": self._heads[1]}.get(kind)

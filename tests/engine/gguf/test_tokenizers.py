@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import pre_tokenizers
 
 from engine.contract.errors import ModelLoadError
 from engine.models.gguf.reader import Header
@@ -87,6 +88,38 @@ def test_switches_of_the_file() -> None:
         "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>",
         "chat_template": "{{ messages }}",
     }  # fmt: skip
+
+
+TEXTS = ["It's 1234 HelloWorld", "a  b\n\n c9d 3.14", "naïve ×7 (x+1)==y\t42"]
+
+
+def cut(pre: str, text: str) -> list[str]:
+    made = make_tokenizer(Header(metadata(model="gpt2", pre=pre, merges=["a b"]), {}))
+    return [piece for piece, _ in made.pre_tokenizer.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("pre", ["command-r", "starcoder", "refact", "smollm"])
+def test_digits_are_cut_apart_as_by_the_checkpoints_own_tokenizers(pre: str) -> None:
+    own = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    for text in TEXTS:
+        assert cut(pre, text) == [piece for piece, _ in own.pre_tokenize_str(text)]
+
+
+@pytest.mark.parametrize("pre", ["phi-2", "olmo"])
+def test_others_are_cut_as_gpt_2(pre: str) -> None:
+    own = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    for text in TEXTS:
+        assert cut(pre, text) == [piece for piece, _ in own.pre_tokenize_str(text)]
+
+
+def test_gpt_oss_cuts_where_small_letters_end() -> None:
+    assert cut("gpt-4o", "HelloWorld's 1234 ok") == ["Hello", "World's", "Ġ", "123", "4", "Ġok"]
+    assert cut("dbrx", "HelloWorld's 1234 ok") == ["HelloWorld", "'s", "Ġ", "123", "4", "Ġok"]
 
 
 @pytest.mark.parametrize(

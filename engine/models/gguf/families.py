@@ -1,0 +1,120 @@
+"""What GGUF's architectures are to `transformers`. Torch-free.
+
+Names of tensors are those of gguf-py's tables. What a file doesn't say, llama.cpp knows by the
+architecture, and so does this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+_FOUR_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_GLM4_NORMS = {
+    "post_self_attn_layernorm": "post_attention_norm",
+    "post_mlp_layernorm": "post_ffw_norm",
+}
+_PHI = {"self_attn.dense": "attn_output", "mlp.fc1": "ffn_up", "mlp.fc2": "ffn_down"}
+_RMS, _LAYER = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GGUFFamily:
+    """One architecture.
+
+    Attributes:
+        architecture, model_type: of config.json.
+        norm_eps: the key of the norms' epsilon.
+        activation: of the MLP.
+        turned: rows of each head of queries and keys are kept so that rotation pairs neighbours.
+        names: of a layer's tensors, where they aren't called as usual.
+        renormalize: whether weights of the chosen experts are brought to a sum of 1; None: it has
+            no experts.
+        in_turns: its checkpoints have rows of gate and up in turns, which a file keeps apart.
+    """
+
+    architecture: str
+    model_type: str
+    norm_eps: str = _RMS
+    activation: str = "silu"
+    turned: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    renormalize: bool | None = None
+    in_turns: bool = False
+
+
+_GELU = "gelu_pytorch_tanh"
+FAMILIES: dict[str, GGUFFamily] = {
+    "llama": GGUFFamily(architecture="LlamaForCausalLM", model_type="llama", turned=True),
+    "qwen2": GGUFFamily(architecture="Qwen2ForCausalLM", model_type="qwen2"),
+    "qwen3": GGUFFamily(architecture="Qwen3ForCausalLM", model_type="qwen3"),
+    "gemma": GGUFFamily(architecture="GemmaForCausalLM", model_type="gemma", activation=_GELU),
+    "gemma2": GGUFFamily(
+        architecture="Gemma2ForCausalLM", model_type="gemma2", activation=_GELU, names=_FOUR_NORMS
+    ),
+    "gemma3": GGUFFamily(
+        architecture="Gemma3ForCausalLM",
+        model_type="gemma3_text",
+        activation=_GELU,
+        names=_FOUR_NORMS,
+    ),
+    "phi3": GGUFFamily(architecture="Phi3ForCausalLM", model_type="phi3"),
+    "qwen2moe": GGUFFamily(
+        architecture="Qwen2MoeForCausalLM", model_type="qwen2_moe", renormalize=False
+    ),
+    "qwen3moe": GGUFFamily(
+        architecture="Qwen3MoeForCausalLM", model_type="qwen3_moe", renormalize=True
+    ),
+    "olmo2": GGUFFamily(architecture="Olmo2ForCausalLM", model_type="olmo2", names=_FOUR_NORMS),
+    "olmoe": GGUFFamily(architecture="OlmoeForCausalLM", model_type="olmoe", renormalize=False),
+    "smollm3": GGUFFamily(architecture="SmolLM3ForCausalLM", model_type="smollm3", turned=True),
+    "granite": GGUFFamily(architecture="GraniteForCausalLM", model_type="granite", turned=True),
+    "glm4": GGUFFamily(architecture="Glm4ForCausalLM", model_type="glm4", names=_GLM4_NORMS),
+    "glm4moe": GGUFFamily(
+        architecture="Glm4MoeForCausalLM",
+        model_type="glm4_moe",
+        names={
+            "post_attention_layernorm": "post_attention_norm",
+            "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+            "mlp.shared_experts.up_proj": "ffn_up_shexp",
+            "mlp.shared_experts.down_proj": "ffn_down_shexp",
+        },
+        renormalize=True,
+    ),
+    "command-r": GGUFFamily(architecture="CohereForCausalLM", model_type="cohere", norm_eps=_LAYER),
+    "cohere2": GGUFFamily(architecture="Cohere2ForCausalLM", model_type="cohere2", norm_eps=_LAYER),
+    "stablelm": GGUFFamily(
+        architecture="StableLmForCausalLM", model_type="stablelm", norm_eps=_LAYER
+    ),
+    "starcoder2": GGUFFamily(
+        architecture="Starcoder2ForCausalLM",
+        model_type="starcoder2",
+        norm_eps=_LAYER,
+        activation=_GELU,
+        names={"mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down"},
+    ),
+    "phi2": GGUFFamily(
+        architecture="PhiForCausalLM",
+        model_type="phi",
+        norm_eps=_LAYER,
+        activation="gelu_new",
+        names=_PHI,
+    ),
+    "gpt-oss": GGUFFamily(
+        architecture="GptOssForCausalLM",
+        model_type="gpt_oss",
+        names={"post_attention_layernorm": "post_attention_norm", "mlp.router": "ffn_gate_inp"},
+        renormalize=True,
+        in_turns=True,
+    ),
+}
+USUAL = GGUFFamily(architecture="", model_type="")
+
+
+def family_of(architecture: str) -> GGUFFamily:
+    """Of one that isn't among them, a family whose names are the usual ones."""
+    return FAMILIES.get(architecture, USUAL)

@@ -1,0 +1,154 @@
+"""What config.json says of some families beside what all have. Torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.contract.errors import ModelLoadError
+from engine.models.gguf.metadata import Metadata
+
+Fields = dict[str, Any]
+
+
+def experts(values: Metadata) -> Fields:
+    """Of families with a mixture of experts. A llama with experts is a Mixtral."""
+    name = values.architecture
+    if values.optional("expert_count") is None:
+        if any(name.endswith("_exps.weight") for name in values.header.tensors):
+            raise ModelLoadError(
+                f"The file has experts, but no {name}.expert_count.", param="model"
+            )
+        return {}
+    count, used = values.count("expert_count"), values.count("expert_used_count")
+    found: Fields = {"num_experts": count, "num_local_experts": count, "num_experts_per_tok": used}
+    if name == "llama":
+        return found | {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+    if values.family.renormalize is None:
+        raise ModelLoadError(f"Experts of the architecture {name} aren't supported.", param="model")
+    found["norm_topk_prob"] = values.family.renormalize
+    if name in ("qwen2moe", "qwen3moe"):
+        found["moe_intermediate_size"] = values.count("expert_feed_forward_length")
+    if name == "qwen2moe":
+        shared = values.count("expert_shared_feed_forward_length")
+        found["shared_expert_intermediate_size"] = shared
+    return found
+
+
+def particulars(values: Metadata, head_dim: int) -> Fields:
+    """What goes over what is usual. Raises `ModelLoadError` for what isn't supported."""
+    more = _MORE.get(values.architecture)
+    return {} if more is None else more(values, head_dim)
+
+
+def _window(values: Metadata, head_dim: int) -> Fields:
+    """Phi-3, gpt-oss: which layers have it, the architecture knows."""
+    return {"sliding_window": values.optional("attention.sliding_window")}
+
+
+def _gemma2(values: Metadata, head_dim: int) -> Fields:
+    """Their largest models scale by another number, which llama.cpp knows by their depth."""
+    depth = values.count("block_count")
+    scalar = {("gemma2", 46): 144, ("gemma3", 62): 168}.get((values.architecture, depth), head_dim)
+    return {
+        **_window(values, head_dim),
+        "attn_logit_softcapping": values.optional("attn_logit_softcapping"),
+        "final_logit_softcapping": values.optional("final_logit_softcapping"),
+        "query_pre_attn_scalar": scalar,
+    }
+
+
+def _olmo2(values: Metadata, head_dim: int) -> Fields:
+    """With windows it's an OLMo 3."""
+    window = values.optional("attention.sliding_window")
+    if window is None:
+        return {}
+    flags = values.flags("attention.sliding_window_pattern", values.count("block_count"))
+    found: Fields = {
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window,
+    }  # fmt: skip
+    if flags is not None:
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        found["layer_types"] = [kinds[flag] for flag in flags]
+    return found
+
+
+def _granite(values: Metadata, head_dim: int) -> Fields:
+    scale = values.optional("attention.scale")
+    return {
+        "embedding_multiplier": float(values.number("embedding_scale", 1.0)),
+        "residual_multiplier": float(values.number("residual_scale", 1.0)),
+        "attention_multiplier": head_dim**-0.5 if scale is None else float(scale),
+        "logits_scaling": float(values.number("logit_scale", 1.0)),
+    }
+
+
+def _glm4(values: Metadata, head_dim: int) -> Fields:
+    return {"attention_bias": values.has("blk.0.attn_q.bias")}
+
+
+def _glm4moe(values: Metadata, head_dim: int) -> Fields:
+    """A file's last layers may be those that guess further tokens, which aren't run."""
+    layers, first = values.count("block_count"), values.number("leading_dense_block_count", 0)
+    layers -= values.number("nextn_predict_layers", 0)
+    if not isinstance(first, int) or not 0 <= first <= layers or layers < 1:
+        raise ModelLoadError(
+            f"glm4moe.leading_dense_block_count is {first!r} of {layers} layers.", param="model"
+        )
+    return {
+        "num_hidden_layers": layers,
+        "first_k_dense_replace": first,
+        "n_routed_experts": values.count("expert_count"),
+        "n_shared_experts": values.count("expert_shared_count", 1),
+        "moe_intermediate_size": values.count("expert_feed_forward_length"),
+        "routed_scaling_factor": float(values.number("expert_weights_scale", 1.0)),
+        "norm_topk_prob": bool(values.header.metadata.get("glm4moe.expert_weights_norm", True)),
+        "attention_bias": values.has("blk.0.attn_q.bias"),
+        "use_qk_norm": values.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _command_r(values: Metadata, head_dim: int) -> Fields:
+    return {
+        "logit_scale": float(values.number("logit_scale")),
+        "use_qk_norm": values.has("blk.0.attn_q_norm.weight"),
+    }
+
+
+def _cohere2(values: Metadata, head_dim: int) -> Fields:
+    return {
+        "logit_scale": float(values.number("logit_scale")),
+        "sliding_window": values.count("attention.sliding_window"),
+    }
+
+
+def _stablelm(values: Metadata, head_dim: int) -> Fields:
+    if values.has("blk.0.attn_q_norm.weight"):
+        raise ModelLoadError(
+            "A StableLM whose queries are normed isn't read from GGUF: take its safetensors.",
+            param="model",
+        )
+    return {
+        "use_qkv_bias": values.has("blk.0.attn_q.bias"),
+        "use_parallel_residual": not values.has("blk.0.ffn_norm.weight"),
+    }
+
+
+def _starcoder2(values: Metadata, head_dim: int) -> Fields:
+    return {"use_bias": values.has("blk.0.attn_q.bias")}
+
+
+_MORE: dict[str, Callable[[Metadata, int], Fields]] = {
+    "phi3": _window,
+    "gpt-oss": _window,
+    "gemma2": _gemma2,
+    "gemma3": _gemma2,
+    "olmo2": _olmo2,
+    "granite": _granite,
+    "glm4": _glm4,
+    "glm4moe": _glm4moe,
+    "command-r": _command_r,
+    "cohere2": _cohere2,
+    "stablelm": _stablelm,
+    "starcoder2": _starcoder2,
+}

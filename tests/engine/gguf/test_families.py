@@ -1,0 +1,368 @@
+"""Every architecture that is read from GGUF says what `transformers` says to the checkpoint.
+
+Tensors get the names of gguf-py's own tables, and are changed as llama.cpp's converter does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from engine import LLM, SamplingParams
+from engine.contract.errors import ModelLoadError
+from engine.models.gguf.families import FAMILIES
+from engine.survey.recipes import RECIPES
+from engine.survey.tiny import Oracle, make_checkpoint
+from tests.engine.gguf.files import quantized
+
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+PROMPTS = [[5, 6, 7, 8], [9, 30, 31] * 20, [11]]
+_TESTED_ELSEWHERE = {"llama", "qwen2", "qwen3", "gemma2", "phi3", "qwen2moe", "qwen3moe"}
+Config = dict[str, Any]
+Add = Callable[[gguf.GGUFWriter, Config], None]
+Tensors = Iterator[tuple[str, Tensor]]
+
+
+def as_they_are(name: str, tensor: Tensor, config: Config) -> Tensors:
+    yield name, tensor
+
+
+def turned(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """Llama's `permute`."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    kind = heads.get(name.split(".")[-2])
+    if kind is not None:
+        halves = tensor.reshape(config[kind], 2, -1, *tensor.shape[1:])
+        tensor = halves.transpose(1, 2).reshape(tensor.shape)
+    yield name, tensor
+
+
+def offset(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """Gemma's norms are kept as what is multiplied with."""
+    yield name, tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def gpt_oss(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """Gate and up apart, [experts, outputs, inputs]; sinks are called a weight."""
+    name = f"{name}.weight" if name.endswith("sinks") else name
+    at = name.removesuffix("_bias")
+    if ".experts." not in name:
+        yield name, tensor
+        return
+    kind = "bias" if at != name else "weight"
+    whole = tensor if kind == "bias" else tensor.transpose(1, 2)
+    if at.endswith("down_proj"):
+        yield f"{at}.{kind}", whole
+        return
+    for turn, part in enumerate(("gate_proj", "up_proj")):
+        yield f"{at.replace('gate_up_proj', part)}.{kind}", whole[:, turn::2]
+
+
+def glm4_moe(name: str, tensor: Tensor, config: Config) -> Tensors:
+    """Biases of the choice are a bias by name."""
+    if name.endswith("e_score_correction_bias"):
+        name = name.replace("_bias", ".bias")
+    yield name, tensor
+
+
+def glm4_moe_sizes(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+    writer.add_expert_shared_count(config["n_shared_experts"])
+    writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    writer.add_expert_weights_norm(config["norm_topk_prob"])
+
+
+def no_more(writer: gguf.GGUFWriter, config: Config) -> None:
+    pass
+
+
+def windows(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_sliding_window(config["sliding_window"])
+
+
+def windows_by_layer(writer: gguf.GGUFWriter, config: Config) -> None:
+    windows(writer, config)
+    writer.add_sliding_window_pattern([kind != "full_attention" for kind in config["layer_types"]])
+    yarn(writer, config["rope_parameters"]["full_attention"])
+
+
+def linear(writer: gguf.GGUFWriter, config: Config) -> None:
+    windows(writer, config)
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(config["rope_parameters"]["full_attention"]["factor"])
+
+
+def yarn(writer: gguf.GGUFWriter, rope: Config) -> None:
+    writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(rope["factor"])
+    writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def gpt_oss_sizes(writer: gguf.GGUFWriter, config: Config) -> None:
+    windows(writer, config)
+    yarn(writer, config["rope_parameters"])
+    writer.add_expert_feed_forward_length(config["intermediate_size"])
+
+
+def scales(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_embedding_scale(config["embedding_multiplier"])
+    writer.add_residual_scale(config["residual_multiplier"])
+    writer.add_attention_scale(config["attention_multiplier"])
+    writer.add_logit_scale(config["logits_scaling"])
+
+
+def logit_scale(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_logit_scale(config["logit_scale"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+
+
+def cohere2(writer: gguf.GGUFWriter, config: Config) -> None:
+    windows(writer, config)
+    logit_scale(writer, config)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A recipe of the survey as a file."""
+
+    recipe: str
+    architecture: str
+    changes: Config = field(default_factory=dict)
+    changed: Callable[[str, Tensor, Config], Tensors] = as_they_are
+    more: Add = no_more
+
+
+def types(layers: int, pattern: int) -> list[str]:
+    """Which layers have a window, where llama.cpp knows it by the architecture."""
+    kinds = ["sliding_attention"] * (pattern - 1) + ["full_attention"]
+    return (kinds * layers)[:layers]
+
+
+_OLMO3 = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0},
+    "full_attention": RECIPES["olmo3"]["rope_parameters"]["full_attention"],
+}
+_GEMMA3 = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+}
+CASES = {
+    "gemma": Case("gemma", "gemma", changed=offset),
+    "olmo2": Case("olmo2", "olmo2"),
+    "gemma3": Case(
+        "gemma3",
+        "gemma3",
+        {"num_hidden_layers": 7, "layer_types": types(7, 6), "query_pre_attn_scalar": 32,
+         "rope_parameters": _GEMMA3},
+        offset,
+        linear,
+    ),
+    "olmo3": Case("olmo3", "olmo2", {"rope_parameters": _OLMO3}, more=windows_by_layer),
+    "olmoe": Case("olmoe", "olmoe", {"clip_qkv": None, "norm_topk_prob": False}),
+    "smollm3": Case(
+        "smollm3",
+        "smollm3",
+        {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1], "use_sliding_window": False,
+         "sliding_window": None},
+        turned,
+    ),
+    "granite": Case("granite", "granite", changed=turned, more=scales),
+    "glm4": Case("glm4", "glm4"),
+    "glm4moe": Case("glm4_moe", "glm4moe", changed=glm4_moe, more=glm4_moe_sizes),
+    "command-r": Case("cohere", "command-r", {"attention_bias": False}, more=logit_scale),
+    "cohere2": Case(
+        "cohere2", "cohere2", {"num_hidden_layers": 5, "layer_types": types(5, 4)}, more=cohere2
+    ),
+    "stablelm": Case("stablelm", "stablelm"),
+    "stablelm-parallel": Case(
+        "stablelm", "stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}
+    ),
+    "starcoder2": Case("starcoder2", "starcoder2", {"sliding_window": None}),
+    "phi2": Case("phi", "phi2"),
+    "gpt-oss": Case("gpt_oss", "gpt-oss", {"swiglu_limit": 7.0}, gpt_oss, gpt_oss_sizes),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.models.gguf.folder.cache_dir", lambda: tmp_path / "cache")
+
+
+def write(case: Case, folder: Path, path: Path, kind_of: Callable[[str], Kind]) -> Path:
+    config = json.loads((folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, case.architecture)
+    _add_sizes(writer, config)
+    case.more(writer, config)
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == case.architecture)
+    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    tensors = load_file(folder / "model.safetensors")
+    if config.get("tie_word_embeddings"):
+        tensors.pop("lm_head.weight", None)
+    for name, value in _with_experts_together(
+        part for item in tensors.items() for part in case.changed(*item, config)
+    ):
+        stored = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert stored is not None, name
+        kind = Kind.F32 if value.dim() == 1 or name.endswith(".bias") else kind_of(stored)
+        array = value.float().contiguous().numpy()
+        if value.dim() == 3 and kind != Kind.F32:
+            flat = quantized(array.reshape(-1, array.shape[-1]), kind)
+            writer.add_tensor(stored, flat.reshape(*array.shape[:2], -1), raw_dtype=kind)
+        elif value.dim() == 1:
+            writer.add_tensor(stored, array)
+        else:
+            writer.add_tensor(stored, quantized(array, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: Config) -> None:
+    heads = config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // heads
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(int(head_dim * partial))
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if "rms_norm_eps" in config:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    else:
+        writer.add_layer_norm_eps(config.get("layer_norm_eps") or config["norm_epsilon"])
+    counts = ("num_local_experts", "num_experts", "n_routed_experts")
+    if count := next((config[name] for name in counts if config.get(name)), None):
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+
+
+def _with_experts_together(tensors: Tensors) -> Tensors:
+    """[experts, outputs, inputs], as the converter stacks those that are one by one."""
+    apart: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors:
+        match = re.fullmatch(r"(.*\.experts)\.(\d+)\.(.*)", name)
+        if match is None:
+            yield name, tensor
+        else:
+            apart.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = tensor
+    for name, parts in apart.items():
+        yield name, torch.stack([parts[expert] for expert in sorted(parts)])
+
+
+def make(model: Path, **settings: Any) -> LLM:
+    return LLM(
+        str(model), skip_tokenizer_init=True, num_gpu_blocks_override=100, max_model_len=128,
+        **settings,
+    )  # fmt: skip
+
+
+def checkpoint(name: str, folder: Path) -> Path:
+    case = CASES[name]
+    make_checkpoint({**RECIPES[case.recipe], **case.changes}, folder)
+    tensors = load_file(folder / "model.safetensors")
+    draw = torch.Generator().manual_seed(3)
+    for key in [key for key in tensors if key.endswith("e_score_correction_bias")]:
+        tensors[key] = torch.randn(tensors[key].shape, generator=draw)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_every_architecture_is_tested() -> None:
+    assert {case.architecture for case in CASES.values()} | _TESTED_ELSEWHERE == set(FAMILIES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_says_what_transformers_says_to_the_checkpoint(name: str, tmp_path: Path) -> None:
+    folder = checkpoint(name, tmp_path / "checkpoint")
+    file = write(CASES[name], folder, tmp_path / "model.gguf", lambda _: Kind.F32)
+    oracle = Oracle(folder)
+    found = make(file).generate(PROMPTS, GREEDY, use_tqdm=False)
+    for prompt, result in zip(PROMPTS, found, strict=True):
+        assert list(result.outputs[0].token_ids) == oracle.greedy(prompt, 10)
+
+
+@pytest.mark.parametrize("kind", [Kind.MXFP4, Kind.Q8_0])
+def test_experts_of_gpt_oss_stay_in_few_bits(kind: Kind, tmp_path: Path, compiler: None) -> None:
+    """As they are published; the reference kernels make floats of the same blocks."""
+    folder = checkpoint("gpt-oss", tmp_path / "checkpoint")
+    file = write(
+        CASES["gpt-oss"],
+        folder,
+        tmp_path / "model.gguf",
+        lambda name: kind if "exps" in name else Kind.F32,
+    )
+    llm, plain = make(file), make(file, cpu_kernels=False)
+    experts = [report for report in llm.load_report() if ".experts." in report.layer]
+    assert len(experts) == 2 * 4 * 2
+    assert {report.format for report in experts} == {kind.name}
+    assert all(report.error < 1e-3 for report in experts)
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    scores = [
+        each.generate([PROMPTS[1]], params, use_tqdm=False)[0].prompt_logprobs
+        for each in (llm, plain)
+    ]
+    # Activations are rounded for each group; of random weights that shows in single tokens.
+    apart = [
+        abs(scores[0][position][token].logprob - scores[1][position][token].logprob)
+        for position, token in enumerate(PROMPTS[1][1:], 1)
+    ]
+    assert sum(apart) / len(apart) < 0.3
+
+
+def test_what_a_file_of_an_architecture_lacks_is_named(tmp_path: Path) -> None:
+    folder = checkpoint("cohere2", tmp_path / "checkpoint")
+    case = Case("cohere2", "cohere2", more=windows)
+    file = write(case, folder, tmp_path / "scale.gguf", lambda _: Kind.F32)
+    with pytest.raises(ModelLoadError, match=r"lacks cohere2\.logit_scale"):
+        make(file)
+    folder = checkpoint("olmo3", tmp_path / "olmo3")
+
+    def short(writer: gguf.GGUFWriter, config: Config) -> None:
+        windows(writer, config)
+        writer.add_sliding_window_pattern([True])
+
+    file = write(
+        Case("olmo3", "olmo2", more=short), folder, tmp_path / "o.gguf", lambda _: Kind.F32
+    )
+    with pytest.raises(ModelLoadError, match=r"olmo2\.attention\.sliding_window_pattern must be"):
+        make(file)
+
+
+def test_a_stablelm_with_normed_queries_is_refused_by_name(tmp_path: Path) -> None:
+    folder = checkpoint("stablelm", tmp_path / "checkpoint")
+    case = Case(
+        "stablelm",
+        "stablelm",
+        changed=lambda name, tensor, config: iter(
+            [(name, tensor)]
+            if "input_layernorm.weight" not in name
+            else [
+                (name, tensor),
+                (name.replace("input_layernorm", "self_attn.q_layernorm"), tensor),
+            ]
+        ),
+    )
+    file = write(case, folder, tmp_path / "model.gguf", lambda _: Kind.F32)
+    with pytest.raises(ModelLoadError, match="whose queries are normed"):
+        make(file)
