@@ -106,6 +106,11 @@ class EngineConfig(Settings):
         "measure the scales of an fp8 KV cache on a sample text at load, where the checkpoint has "
         "none; otherwise they are 1",
     )
+    quantization_param_path: str | None = option(
+        None,
+        "JSON file with the scales of an e4m3 KV cache by layer, as vLLM's tools write it; "
+        "default: the checkpoint's",
+    )
     max_model_len: int | None = option(None, "context length; default: the model's", low=1)
     block_size: int = option(16, "tokens in a KV block", choices=(4, 8, 16, 32, 64, 128))
     enable_prefix_caching: bool = option(True, "reuse the KV blocks of shared prefixes")
@@ -287,6 +292,7 @@ class EngineConfig(Settings):
         self._check_quantization()
         for spec in dataclasses.fields(self):
             setattr(self, spec.name, checked(spec, getattr(self, spec.name)))
+        self._check_kv_scales()
         if self.otlp_traces_endpoint is not None:
             check_endpoint(self.otlp_traces_endpoint)
         check_device(self.device)
@@ -307,6 +313,24 @@ class EngineConfig(Settings):
         if other is not None:
             raise ConfigError(
                 f"quantization={self.quantization!r} can't be used: {other}.", param="quantization"
+            )
+
+    def _check_kv_scales(self) -> None:
+        """Raise `ConfigError` for a file of scales that nothing would use."""
+        path, cache = self.quantization_param_path, self.kv_cache_dtype
+        if path is None:
+            return
+        why = ""
+        if cache == "int8":
+            why = "an int8 KV cache finds a scale for each token by itself: leave it out"
+        elif cache not in ("fp8", "fp8_e4m3"):
+            why = f"it has scales of an e4m3 KV cache: set kv_cache_dtype to fp8, not {cache}"
+        elif self.calculate_kv_scales:
+            why = "it has the scales of all layers: leave calculate_kv_scales out"
+        if why:
+            raise ConfigError(
+                f"quantization_param_path={path!r} can't be used: {why}.",
+                param="quantization_param_path",
             )
 
     def _set_defaults(self) -> None:

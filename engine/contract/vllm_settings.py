@@ -145,12 +145,6 @@ _OF_THE_MANUAL: tuple[Foreign, ...] = (
     only(
         "preemption_mode", str, ("recompute",), "preempted sequences are computed again: recompute."
     ),
-    only(
-        "quantization_param_path",
-        str,
-        (),
-        "scales of an fp8 KV cache come from the checkpoint, or from calculate_kv_scales.",
-    ),
     nothing(
         "max_context_len_to_capture",
         int,

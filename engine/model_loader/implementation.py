@@ -16,10 +16,19 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import BadModelConfig, ConfigError, ModelLoadError
 from engine.layers.rotary import RopeSpec
 from engine.model_loader.quantized import Quantized, quantized
-from engine.models.architectures import decoder_spec, is_known
+from engine.model_loader.refusals import (
+    HOST,
+    refuse_invariance,
+    refuse_kv_scale_file,
+    refuse_rope_settings,
+    refuse_rounding,
+    refuse_unknown_rounding,
+)
+from engine.models.architectures import decoder_spec, is_known, refuse_without_hope
 from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel, ModelSpec
+from engine.models.kv_scale_file import read_kv_scale_file
 from engine.models.kv_scales import read_kv_scales
 from engine.models.registry import ModelRegistry, is_transformers
 from engine.models.source import open_weights
@@ -30,7 +39,6 @@ from engine.quantization.scheme import scheme_of
 
 log = logging.getLogger(__name__)
 
-_HOST = torch.device("cpu")
 _DTYPES = {
     "half": torch.float16,
     "float16": torch.float16,
@@ -90,6 +98,7 @@ def build_model(order: Order) -> Built:
         if is_transformers(outside):
             return _bridged(order, outside)
         return _native(order, outside)
+    refuse_without_hope(raw)
     if config.model_impl == "transformers":
         return _bridged(order)
     if config.model_impl == "quire":
@@ -110,6 +119,7 @@ def refuse_unknown(order: Order) -> None:
     folder, raw, config = order.folder, order.raw, order.config
     if ModelRegistry.find(raw) is not None or is_known(raw):
         return
+    refuse_without_hope(raw)
     if pooling_settings(config, folder, raw) is None:
         from engine.models.bridge.source import Source
 
@@ -132,14 +142,14 @@ def _native(order: Order, outside: Any = None) -> Built:
     """The native decoder, or a class from outside that keeps to its contract."""
     folder, raw, config = order.folder, order.raw, order.config
     spec = decoder_spec(raw) if outside is None else outside.make_spec(raw)
-    _refuse_rope_settings(spec, config)
+    refuse_rope_settings(spec, config)
     max_model_len = context_length(spec, config)
     if config.disable_sliding_window:
         spec = dataclasses.replace(spec, windows=(0,) * spec.num_layers)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     ops = order.ops
     form, rounds = order.quantized.form, order.quantized.rounds
-    _refuse_unknown_rounding(rounds, ops)
+    refuse_unknown_rounding(rounds, ops)
     if outside is None:
         ops = with_backend(ops, spec, dtype, config)
         model: EngineModel = NativeDecoder(
@@ -151,12 +161,17 @@ def _native(order: Order, outside: Any = None) -> Built:
             config.round_activations,
         )
     else:
-        _refuse_rounding(rounds, spec.architecture)
+        refuse_rounding(rounds, spec.architecture)
         model = outside(spec, ops, dtype, max_model_len)
+    path = config.quantization_param_path
+    if outside is not None:
+        refuse_kv_scale_file(config, spec.architecture)
+    model_type = str(raw.get("model_type"))
+    scales = read_kv_scale_file(path, model_type, spec.num_layers) if path else []
     weights = open_weights(folder, config, ops.device, form)
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
-        model.kv_scales = read_kv_scales(weights, model.spec)
+        model.kv_scales = [*scales] or read_kv_scales(weights, model.spec)
     if unread := weights.unread():
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
     weights.close()
@@ -166,8 +181,9 @@ def _native(order: Order, outside: Any = None) -> Built:
 def _pooled(order: Order, settings: PoolingSettings) -> Built:
     """A model that gives vectors, labels or scores."""
     folder, raw, config = order.folder, order.raw, order.config
-    _refuse_rounding(order.quantized.rounds, "a pooling model")
-    _refuse_invariance(order, "pooling models")
+    refuse_rounding(order.quantized.rounds, "a pooling model")
+    refuse_kv_scale_file(config, "a pooling model")
+    refuse_invariance(config, order.ops.device, "pooling models")
     spec = pooled_spec(settings, raw)
     max_model_len = context_length(spec, config, settings.max_length)
     dtype = resolve_dtype(config.dtype, spec.dtype)
@@ -182,7 +198,8 @@ def _pooled(order: Order, settings: PoolingSettings) -> Built:
 def _bridged(order: Order, outside: Any = None) -> Built:
     """A model of `transformers`, which is imported only for this."""
     folder, raw, config = order.folder, order.raw, order.config
-    _refuse_invariance(order, "the Transformers bridge")
+    refuse_invariance(config, order.ops.device, "the Transformers bridge")
+    refuse_kv_scale_file(config, "a model of the Transformers bridge")
     from engine.models.bridge.load import load_bridge, without_windows
     from engine.models.bridge.source import Source
 
@@ -196,14 +213,14 @@ def _bridged(order: Order, outside: Any = None) -> Built:
     source = Source(folder, raw, config.trust_remote_code, outside, dummy, order.quantized.form)
     spec = source.spec(config.max_model_len)
     if not source.rotates:
-        _refuse_rope_settings(spec, config)
+        refuse_rope_settings(spec, config)
     dtype = resolve_dtype(config.dtype, spec.dtype)
     max_model_len = context_length(spec, config)
     rounds = order.quantized.rounds
-    _refuse_unknown_rounding(rounds, kernels.get(_HOST, use_compiled=config.cpu_kernels))
+    refuse_unknown_rounding(rounds, kernels.get(HOST, use_compiled=config.cpu_kernels))
     # Models are explored and proven on the CPU. What moves elsewhere is packed as plain tensors.
-    moves = order.ops.device != _HOST
-    ops = kernels.get(_HOST, use_compiled=config.cpu_kernels and not moves)
+    moves = order.ops.device != HOST
+    ops = kernels.get(HOST, use_compiled=config.cpu_kernels and not moves)
     scheme = scheme_of(rounds)
     model = load_bridge(source, spec, ops, dtype, max_model_len, order.progress, scheme)
     if moves:
@@ -212,39 +229,6 @@ def _bridged(order: Order, outside: Any = None) -> Built:
         max_model_len = min([max_model_len, *filter(None, model.spec.windows)])
         without_windows(model)
     return Built(model, model.spec, dtype, max_model_len)
-
-
-def _refuse_rope_settings(spec: ModelSpec, config: EngineConfig) -> None:
-    """A setting that would do nothing is refused."""
-    for name in ("rope_scaling", "rope_theta"):
-        if getattr(config, name) is not None and spec.rope is None:
-            raise ConfigError(
-                f"{name} is set, but {spec.architecture} has no rotary embedding.", param=name
-            )
-
-
-def _refuse_rounding(rounds: str | None, what: str) -> None:
-    """Pooling models and classes from outside don't round weights while they load them."""
-    if rounds is not None:
-        raise ConfigError(f"quantization={rounds!r} isn't done for {what}.", param="quantization")
-
-
-def _refuse_invariance(order: Order, what: str) -> None:
-    """On a GPU torch's products run these, which sum by the size of a batch."""
-    if order.config.batch_invariant and order.ops.device != _HOST:
-        raise ConfigError(
-            f"batch_invariant isn't done for {what} on a GPU.", param="batch_invariant"
-        )
-
-
-def _refuse_unknown_rounding(rounds: str | None, ops: kernels.KernelSet) -> None:
-    """Not every device has products for every method."""
-    if rounds is not None and rounds not in ops.quantizations:
-        raise ConfigError(
-            f"quantization={rounds!r} isn't done by the {ops.name} kernels on "
-            f"{ops.device.type}, which do {', '.join(ops.quantizations)}.",
-            param="quantization",
-        )
 
 
 def resolve_dtype(wanted: str, checkpoint: str) -> torch.dtype:

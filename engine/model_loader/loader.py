@@ -155,6 +155,7 @@ def reload_model(loaded: LoadedModel, config: EngineConfig, ops: KernelSet) -> N
     built = build_model(Order(loaded.folder, raw, config, ops, lambda done, total: None))
     if _facts(built.spec, built.max_model_len) != _facts(loaded.spec, loaded.max_model_len):
         raise ModelLoadError(f"{loaded.folder} holds another model by now.", param="model")
+    _measure_kv_scales(built, config, loaded.tokenizer)
     loaded.model, loaded.pooler = built.model, built.pooler
 
 

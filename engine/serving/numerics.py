@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from pathlib import Path
 
@@ -36,6 +37,10 @@ def numerics_of(config: EngineConfig, core: EngineCore) -> Numerics | None:
     try:
         path = Path(config.model).expanduser()
         weights = model_digest(find_gguf(path) or resolve_folder(config))
+        settings = {name: str(getattr(config, name)) for name in _SETTINGS}
+        if config.quantization_param_path:
+            scales = Path(config.quantization_param_path).expanduser().read_bytes()
+            settings["kv_scales"] = hashlib.sha256(scales).hexdigest()
     except OSError as error:
         log.warning("The weights' digest can't be told: %s", error)
         return None
@@ -48,5 +53,5 @@ def numerics_of(config: EngineConfig, core: EngineCore) -> Numerics | None:
         # A checkpoint's own format is the weights', named or not.
         quantization=config.quantization if config.quantization in ROUNDED else "",
         kv_cache_dtype=config.kv_cache_dtype,
-        settings={name: str(getattr(config, name)) for name in _SETTINGS},
+        settings=settings,
     )

@@ -30,7 +30,7 @@ GROUPS: tuple[tuple[str, str], ...] = (
         "Memory and context",
         "max_model_len quantization dtype kv_cache_dtype cpu_kvcache_space gpu_memory_utilization "
         "num_gpu_blocks_override block_size enable_prefix_caching calculate_kv_scales "
-        "disable_sliding_window disable_hybrid_kv_cache_manager",
+        "quantization_param_path disable_sliding_window disable_hybrid_kv_cache_manager",
     ),
     (
         "Steps and fairness",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -10,8 +13,9 @@ import kernels
 from engine import LLM
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, ModelLoadError
-from engine.model_loader.loader import load_model
+from engine.model_loader.loader import load_model, reload_model
 from engine.models.context import AttentionContext
+from engine.models.decoder import NativeDecoder
 from engine.models.kv_scales import calibrate, sample_tokens
 from engine.quantization.checkpoint.registry import find_format
 from tests.engine.models import make_model
@@ -100,6 +104,109 @@ def test_a_setting_that_would_do_nothing_is_refused(folder, dtype):
     with pytest.raises(ConfigError, match="calculate_kv_scales") as raised:
         LLM(str(folder), calculate_kv_scales=True, kv_cache_dtype=dtype, **SETTINGS)
     assert raised.value.param == "calculate_kv_scales"
+
+
+SOUND = {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {"0": 0.25, "1": 3}}}
+
+
+def scale_file(folder, **changes):
+    path = folder / "kv_cache_scales.json"
+    path.write_text(json.dumps({"model_type": "llama", "kv_cache": {**SOUND, **changes}}))
+    return {"kv_cache_dtype": "fp8", "quantization_param_path": str(path)}
+
+
+def test_scales_of_a_file_are_those_that_the_cache_has(folder):
+    """They go before the checkpoint's, and stay when weights are read anew."""
+    weights = load_file(folder / "model.safetensors")
+    at = "model.layers.0.self_attn."
+    weights[at + "k_scale"], weights[at + "v_scale"] = torch.tensor(8.0), torch.tensor(0.5)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    loaded = load(folder, **scale_file(folder))
+    config = EngineConfig(model=str(folder), **SETTINGS, **scale_file(folder))
+    tokens = sample_tokens(None, 380, 24)
+    before = hidden(loaded.model, tokens, FP8)
+    for _ in range(2):
+        caches = loaded.model.kv_caches
+        assert [cache.key_scales.tolist() for cache in caches] == [[0.25], [3.0]]
+        assert [cache.value_scales.tolist() for cache in caches] == [[0.25], [3.0]]
+        reload_model(loaded, config, kernels.get("cpu", use_compiled=config.cpu_kernels))
+        assert hidden(loaded.model, tokens, FP8).equal(before)
+    loaded.model.kv_scales = []
+    assert not hidden(loaded.model, tokens, FP8).equal(before)
+
+
+def test_measured_scales_are_measured_again_when_weights_are_read_anew(folder):
+    settings = {"kv_cache_dtype": "fp8", "calculate_kv_scales": True}
+    loaded = load(folder, **settings)
+    before = loaded.model.kv_scales
+    config = EngineConfig(model=str(folder), **SETTINGS, **settings)
+    reload_model(loaded, config, kernels.get("cpu", use_compiled=config.cpu_kernels))
+    for old, new in zip(before, loaded.model.kv_scales, strict=True):
+        assert old.keys.equal(new.keys)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": "float8_e5m2"}, "kv_cache.dtype is 'float8_e5m2'"),
+        ({"scaling_factor": None}, "scaling_factor must be an object"),
+        ({"scaling_factor": {"0": {"0": 1, "1": 1}, "1": {"0": 1, "1": 1}}}, "2 ranks"),
+        ({"scaling_factor": {"0": {"0": 1}}}, "names 1 layers, which aren't 0 to 1"),
+        ({"scaling_factor": {"0": {"0": 1, "1": -1}}}, "scaling_factor.0.1 must be a positive"),
+        ({"scaling_factor": {"0": {"0": 1, "1": float("nan")}}}, "0.1 must be a positive finite"),
+        ({"scaling_factor": {"0": {"0": 1, "1": 1e-60}}}, "0.1 must be a positive finite"),
+        ({"scaling_factor": {"0": {"0": 1, "1": 10**400}}}, "0.1 must be a positive finite"),
+        ({"scaling_factor": {"0": {"0": 1, "1": True}}}, "0.1 must be a positive finite"),
+    ],
+)
+def test_an_unsound_file_of_scales_names_its_field(folder, changes, words, monkeypatch):
+    """Before any weight is read."""
+    monkeypatch.delattr(NativeDecoder, "load")
+    with pytest.raises(ConfigError, match=re.escape(words)) as raised:
+        load(folder, **scale_file(folder, **changes))
+    assert raised.value.param == "quantization_param_path"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[1]", "the file must be an object"),
+        ("{", "can't be read as JSON"),
+        ("[" * 100_000, "can't be read as JSON"),
+        (None, "there is no file"),
+        (" " * (1 << 20) + "{}", "more than 1048576 bytes"),
+        ('{"model_type": "opt"}', "model_type is 'opt', but the model's is 'llama'"),
+    ],
+)
+def test_what_is_no_file_of_scales_is_refused(folder, text, words):
+    settings = scale_file(folder)
+    if text is None:
+        (folder / "kv_cache_scales.json").unlink()
+    else:
+        (folder / "kv_cache_scales.json").write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        load(folder, **settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"kv_cache_dtype": "int8"}, "an int8 KV cache finds a scale for each token"),
+        ({}, "set kv_cache_dtype to fp8, not auto"),
+        ({"kv_cache_dtype": "fp8_e5m2"}, "not fp8_e5m2"),
+        ({"kv_cache_dtype": "fp8", "calculate_kv_scales": True}, "leave calculate_kv_scales out"),
+    ],
+)
+def test_a_file_of_scales_that_nothing_would_use_is_refused(given, words):
+    with pytest.raises(ConfigError, match=words) as raised:
+        EngineConfig(model="m", quantization_param_path="scales.json", **given)
+    assert raised.value.param == "quantization_param_path"
+
+
+@pytest.mark.parametrize("other", [{"runner": "pooling"}, {"model_impl": "transformers"}])
+def test_a_file_of_scales_is_for_the_native_decoder(folder, other):
+    with pytest.raises(ConfigError, match="quantization_param_path isn't used for a"):
+        load(folder, **scale_file(folder), **other)
 
 
 def test_a_checkpoint_that_quantises_its_cache_alone_is_taken():
