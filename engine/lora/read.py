@@ -24,6 +24,8 @@ from engine.lora.stacks import Stacks
 
 #: Bytes of a weights file's header; safetensors itself allows 100 million.
 _MOST_HEADER = 1 << 26
+#: Kinds of keys that have one value for each output.
+_VECTORS = ("b_bias", "magnitude", "bias")
 
 
 def read_adapter(folder: Path, modules: Modules, max_rank: int | None = None) -> Adapter:
@@ -177,15 +179,14 @@ class _Parts:
                 "table": (vocab, hidden),
             }
         if (dense := modules.dense(module)) is not None:
-            vectors = dict.fromkeys(("b_bias", "magnitude", "bias"), dense[:1])
-            return {"a": (rank, dense[1]), "b": (dense[0], rank), **vectors}
+            own = dict.fromkeys(_VECTORS, dense[:1])
+            return {"a": (rank, dense[1]), "b": (dense[0], rank), **own}
         place = modules.place(module)
         rows, columns = (vocab, hidden) if place is None else (place.rows, place.columns)
         shapes: dict[str, tuple[int, ...]] = {"a": (rank, columns), "b": (rows, rank)}
         if place is not None and "." in place.slot:  # of an expert
             return shapes
-        vectors = ("b_bias", "magnitude", "bias")
-        shapes |= dict.fromkeys(vectors, (rows,))
+        shapes |= dict.fromkeys(_VECTORS, (rows,))
         return shapes | ({"table": (vocab, hidden)} if place is None else {})
 
     def check_whole(self, keys: Mapping[str, Key]) -> None:
