@@ -264,10 +264,11 @@ class CompiledDecoder(ABC):
     ) -> Tensor:
         """Hidden states after the final norm, float32 [R, H].
 
-        hidden float32 [T, H], contiguous: the embeddings; overwritten. rows int64 [R]: the tokens
-        that are wanted, all by default. `others` are slot_mapping and block_tables of the groups
-        1, 2, ... `adapters` name the tokens that go through one, as for `KernelSet.add_lora`. The
-        rest is as for `rope_and_cache` and `paged_attention`.
+        hidden float32 [T, H], contiguous: the embeddings; overwritten, by the residual behind the
+        last layer where all tokens are wanted. rows int64 [R]: those wanted, all by default.
+        `others` are slot_mapping and block_tables of the groups 1, 2, ... `adapters` name the
+        tokens that go through one, as for `KernelSet.add_lora`. The rest is as for `rope_and_cache`
+        and `paged_attention`.
         """
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:

@@ -10,19 +10,15 @@ from typing import Any, Self
 from engine.contract.errors import ConfigError
 from engine.contract.quantization import QUANTIZATIONS
 
-#: Small networks on the model's last hidden state.
-HEADS = ("medusa", "mlp_speculator")
+#: Small networks on the model's hidden states.
+HEADS = ("medusa", "mlp_speculator", "eagle", "eagle3")
 METHODS = ("ngram", "suffix", "draft_model", *HEADS)
 _OF_MODEL = ("draft_model", *HEADS)
 #: Acceptance by likelihood, beside the exact one.
 TYPICAL = "typical_acceptance_sampler"
 ACCEPTANCE = ("rejection_sampler", TYPICAL)
-#: vLLM's methods that read the target's hidden states, and what each of them would take.
-_OF_HIDDEN_STATES = {
-    "eagle": "a layer that goes on from the model's last hidden state isn't run yet",
-    "eagle3": "a layer that goes on from three of the model's hidden states isn't run yet",
-    "mtp": "a checkpoint's own multi-token-prediction layers aren't run yet",
-}
+#: vLLM's name of a checkpoint's own layers for drafts, and what its names by family end with.
+_OWN_LAYERS = "mtp"
 _PARAM = "speculative_config"
 
 
@@ -34,7 +30,8 @@ class SpeculativeConfig:
         method: "ngram", what followed the last time the newest tokens stood in the prompt or the
             output; "suffix", the same in earlier outputs of the same tenant too; "draft_model",
             what a smaller model with the same vocabulary says; "medusa" and "mlp_speculator", what
-            heads on the model's last hidden state say.
+            heads on the model's last hidden state say; "eagle" and "eagle3", what a layer over
+            those of all tokens says.
         num_speculative_tokens: most drafts of a row in a step; in [1, 64].
         prompt_lookup_min, prompt_lookup_max: how many of the newest tokens must stand there, and at
             how many the search begins; in [1, 32].
@@ -64,8 +61,11 @@ class SpeculativeConfig:
     posterior_alpha: float = 0.3
 
     def __post_init__(self) -> None:
-        if why := _OF_HIDDEN_STATES.get(self.method):
-            raise _refused(f"method={self.method}: {why}. Take {', '.join(METHODS)}.")
+        if str(self.method).endswith(_OWN_LAYERS):
+            raise _refused(
+                f"method={self.method}: the multi-token-prediction layers of a checkpoint aren't "
+                f"run. Take {', '.join(METHODS)}."
+            )
         if self.method not in METHODS:
             raise _refused(f"method must be one of {', '.join(METHODS)}; got {self.method!r}.")
         self._check_model()

@@ -28,7 +28,7 @@ from engine.model_loader.loader import LoadedModel
 from engine.scheduler.plan import StepPlan
 from engine.worker.batch import RunningBatch
 from engine.worker.grammar_inbox import GrammarInbox
-from engine.worker.hidden import HiddenStates
+from engine.worker.hidden import HiddenKeeper
 from engine.worker.interface import Runner
 from kernels import KernelSet
 
@@ -71,7 +71,7 @@ class RunnerParts:
     masks: GrammarInbox
     layout: KVLayout
     token_budget: int
-    hidden: HiddenStates | None = None
+    hidden: HiddenKeeper | None = None
 
 
 class Device(ABC):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
+
+import torch
 
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
@@ -10,6 +13,7 @@ from engine.contract.sampling_params import SamplingParams
 from engine.contract.speculative import SpeculativeConfig
 from engine.devices.device import Device
 from engine.executor.draft import draft_config
+from engine.kv_cache.layout import KVLayout
 from engine.model_loader.loader import LoadedModel, resolve_folder
 from engine.models.architectures import read_config
 from engine.models.decoder import NativeDecoder
@@ -19,9 +23,16 @@ from engine.speculative.draft_sampling import draft_sampling
 from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
 from engine.speculative.heads.draw import HeadDrawer
 from engine.speculative.heads.heads import Heads
-from engine.speculative.heads.load import load_heads, method_of
+from engine.speculative.heads.layer_heads import LayerHeads, Target
+from engine.speculative.heads.load import (
+    LAYER_METHODS,
+    load_heads,
+    load_layer_heads,
+    method_of,
+)
 from engine.worker.batch import RunningBatch
-from engine.worker.hidden import HiddenStates
+from engine.worker.head_memory import HeadMemory
+from engine.worker.hidden import HiddenKeeper, HiddenStates
 
 _PARAM = "speculative_config"
 
@@ -34,7 +45,8 @@ def with_method(config: EngineConfig, wanted: SpeculativeConfig) -> SpeculativeC
     if wanted.method != "draft_model":
         return wanted
     try:
-        found = method_of(read_config(resolve_folder(draft_config(config, wanted))))
+        folder = resolve_folder(draft_config(config, wanted))
+        found = method_of(read_config(folder), wanted.model)
     except QuireError:
         return wanted  # whoever loads it says what is wrong
     return replace(wanted, method=found) if found else wanted
@@ -62,39 +74,66 @@ class HeadExecutor:
                 param=_PARAM,
             )
         self._config, self._wanted = draft_config(config, wanted), wanted
-        self._device, self._target = device, target
-        self._heads: Heads | None = self._load()
+        self._device, self._target, self._size = device, target, config.block_size
+        self._heads: Heads | LayerHeads | None = self._load()
         self._batch: RunningBatch | None = None
-        self._hidden: HiddenStates | None = None
+        self._hidden: HiddenKeeper | None = None
         self._drawer: HeadDrawer | None = None
         #: Row -> the parameters of its sequence, and what drafts follow of them.
         self._sampling: dict[int, tuple[SamplingParams, SamplingParams]] = {}
-        self.facts = HeadFacts(most=self._heads.most)
+        whole = isinstance(self._heads, LayerHeads)
+        self.facts = HeadFacts(self._heads.most, wanted.max_model_len, reads_tokens=whole)
 
-    def _load(self) -> Heads:
-        target = self._target
+    def _load(self) -> Heads | LayerHeads:
+        target, method = self._target, self._wanted.method
+        kept = self._device.kernels, target.dtype, self._wanted.quantization
         try:
-            return load_heads(
-                self._wanted.method,
-                resolve_folder(self._config),
-                (target.spec.hidden_size, target.spec.vocab_size),
-                self._device.kernels,
-                target.dtype,
-                self._wanted.quantization,
-            )
+            folder = resolve_folder(self._config)
+            if method in LAYER_METHODS:
+                model = cast(NativeDecoder, target.model)
+                whole = Target(model, target.max_model_len)
+                return load_layer_heads(method, folder, whole, *kept)
+            sizes = target.spec.hidden_size, target.spec.vocab_size
+            return load_heads(method, folder, sizes, *kept)
         except QuireError as error:
             raise type(error)(f"{_PARAM}: {error.message}", param=_PARAM) from error
 
-    def attach(self, batch: RunningBatch) -> HiddenStates:
-        """Draw for this batch from here on; what its runner is to keep."""
+    @property
+    def bytes_per_token(self) -> int:
+        """What a token takes beside the model's own cache: its entry, and a part of a state."""
+        heads = self._heads
+        if not isinstance(heads, LayerHeads):
+            return 0
+        states = -(-heads.width * torch.float32.itemsize // self._size)
+        return heads.layer.token_size * self._target.dtype.itemsize + states
+
+    def check(self, layout: KVLayout) -> None:
+        """Raise `ConfigError` where the model's cache keeps no token that a layer sees for good."""
+        if isinstance(self._heads, LayerHeads) and 0 not in layout.windows:
+            raise ConfigError(
+                f"{_PARAM}: method={self._wanted.method} needs a model with full attention in some "
+                "layers; all of this one's have sliding windows.",
+                param=_PARAM,
+            )
+
+    def attach(self, batch: RunningBatch, num_blocks: int, layout: KVLayout) -> HiddenKeeper:
+        """Draw for this batch from here on; what its runner is to keep.
+
+        `num_blocks`, `layout`: of the model's cache.
+        """
         if self._heads is None:
             raise RuntimeError("The heads sleep.")
         ops = self._device.kernels
         ends = self._target.eos_token_ids
         sampler = Sampler(ends, None if ops.name == "reference" else ops)
-        self._drawer = HeadDrawer(self._heads, sampler, ends)
+        self._drawer = HeadDrawer(sampler, ends)
         self._batch, self._sampling = batch, {}
-        self._hidden = HiddenStates(batch, self._target.spec.hidden_size)
+        if isinstance(self._heads, LayerHeads):
+            group, most = layout.windows.index(0), self._wanted.num_speculative_tokens
+            dtype = self._target.dtype
+            self._hidden = HeadMemory(self._heads, batch, group, num_blocks, dtype, most)
+        else:
+            self._hidden = HiddenStates(self._heads, batch, self._target.spec.hidden_size)
         return self._hidden
 
     def draw(self, plan: HeadPlan) -> HeadResult:
@@ -110,7 +149,7 @@ class HeadExecutor:
             tokens = batch.tokens[rows, batch.num_tokens[rows] - 1].tolist()
             states = [self._state(batch, row) for row in rows]
             counts = [plan.counts[at] for at in places]
-            drawn = drawer.draw(hidden.of(rows), tokens, states, counts)
+            drawn = drawer.draw(hidden.rounds(rows), tokens, states, counts)
             for at, drafts in zip(places, drawn, strict=True):
                 result.drafts[at] = drafts
         return result

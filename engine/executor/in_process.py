@@ -123,6 +123,8 @@ class InProcessExecutor:
     def size_cache(self) -> Capacity:
         """See `Executor`."""
         budget, layout = self._token_budget(), self._layout()
+        if self._heads is not None:
+            self._heads.check(layout)
         per_token = self._token_bytes()
         self.capacity = Capacity(self._num_blocks(budget, layout), layout, per_token, budget)
         if self._draft is not None:
@@ -154,7 +156,9 @@ class InProcessExecutor:
     def _make_runner(self, batch: RunningBatch) -> Runner:
         """What runs steps on the device."""
         capacity = self.capacity
-        hidden = None if self._heads is None else self._heads.attach(batch)
+        heads, hidden = self._heads, None
+        if heads is not None:
+            hidden = heads.attach(batch, capacity.num_blocks, capacity.layout)
         parts = RunnerParts(
             self.loaded, batch, self._masks, capacity.layout, capacity.token_budget, hidden
         )
@@ -379,6 +383,8 @@ class InProcessExecutor:
             for window in layout.windows
         )
         token_bytes = self._token_bytes(layout.layers_per_block)
+        if self._heads is not None:
+            token_bytes += self._heads.bytes_per_token
         if token_bytes == 0:
             return num_counted_blocks(config, token_budget)
         return self.device.num_blocks(

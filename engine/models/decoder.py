@@ -26,6 +26,7 @@ from engine.models.layer_weights import LayerWeights, named_tensors
 from engine.models.norms import Norm, norm_of
 from engine.models.plain_layers import adapted, plain_layer
 from engine.models.spec import DecoderSpec
+from engine.models.taps import Taps
 from engine.quantization.report import LayerReport
 from engine.quantization.scheme import scheme_of
 from kernels import KernelSet, LinearLayer
@@ -75,7 +76,7 @@ class NativeDecoder:
         self.kv_scales: list[KVScales | None] = []
         #: What became of each layer's weights.
         self.load_report: list[LayerReport] = []
-        self._group_of: list[int] = []
+        self.group_of: list[int] = []
         self._step = CurrentStep()
         self._positions: Tensor | None = None
         self._embedding_norm: Norm | None = None
@@ -102,9 +103,9 @@ class NativeDecoder:
         for index, layer in enumerate(self.description.layers):
             self.weights.append(loader.layer(layer))
             progress(index + 2, total)
-        self._final_norm = loader.norm(self.description.final_norm)
+        self.final_norm = loader.norm(self.description.final_norm)
         self.load_report = loader.reports
-        norms = [*(layer.input_norm for layer in self.weights), self._final_norm]
+        norms = [*(layer.input_norm for layer in self.weights), self.final_norm]
         self._first_norm = norm_of(self.ops, norms[0], spec.hidden_size, spec.norm_eps)
         self.layers = [
             plain_layer(spec, self.ops, adapted(self.ops, layer, index, self._step), following)
@@ -136,7 +137,7 @@ class NativeDecoder:
             "embedding": self.embedding,
             "positions": self._positions,
             "embedding_norm": self._embedding_norm_weights,
-            "final_norm": self._final_norm,
+            "final_norm": self.final_norm,
             **{f"layers.{index}": layer for index, layer in enumerate(self.weights)},
         }
         for name, weights in whole.items():
@@ -170,15 +171,15 @@ class NativeDecoder:
                 cache if scales is None else scales.put_on(cache)
                 for cache, scales in zip(self.kv_caches, self.kv_scales, strict=True)
             ]
-        self._group_of = layout.group_of_layers()
+        self.group_of = layout.group_of_layers()
         if is_on("decoder"):
             self._compiled = compile_decoder(
                 self.spec,
                 self.ops,
                 self.weights,
-                self._final_norm,
+                self.final_norm,
                 self.kv_caches,
-                self._group_of,
+                self.group_of,
             )
 
     def release_kv(self) -> None:
@@ -220,19 +221,24 @@ class NativeDecoder:
     # -- forward ------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def forward(self, token_ids: Tensor, context: AttentionContext) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, context: AttentionContext, taps: Taps | None = None
+    ) -> Tensor:
         """Hidden states after the final norm.
 
         Args:
             token_ids: int64 [num_tokens].
             context: the step's batch.
+            taps: take states between layers; then all tokens are wanted.
 
         Returns:
             [num_rows, hidden] for `context.logits_rows` (all tokens when None).
         """
         residual, adapters = self._embed(token_ids, context), context.adapters
+        if taps is not None and (x := taps.run(residual, context)) is not None:
+            return x
         tables = [] if adapters is None else adapters.tables()
-        if self._compiled is not None and tables is not None:
+        if self._compiled is not None and tables is not None and taps is None:
             return self._compiled(
                 residual,
                 context.positions,
@@ -245,17 +251,21 @@ class NativeDecoder:
                 tables,
             )
         if adapters is None:
-            return self._run_layers(residual, context, context.logits_rows)
+            return self._run_layers(residual, context, context.logits_rows, taps)
         # Adapters name tokens: all of them go through the last layer.
         self._step.adapters = adapters
         try:
-            x = self._run_layers(residual, context, None)
+            x = self._run_layers(residual, context, None, taps)
         finally:
             self._step.adapters = None
         return x if context.logits_rows is None else x[context.logits_rows]
 
     def _run_layers(
-        self, residual: Tensor, context: AttentionContext, wanted: Tensor | None
+        self,
+        residual: Tensor,
+        context: AttentionContext,
+        wanted: Tensor | None,
+        taps: Taps | None,
     ) -> Tensor:
         """Layer by layer; of the last one the tokens `wanted`, None for all."""
         x = self._first_norm(residual)
@@ -264,7 +274,9 @@ class NativeDecoder:
         for index, layer in enumerate(self.layers):
             # After the last layer's attention tokens don't meet: only those wanted go on.
             rows = wanted if index == last else None
-            batch = groups[self._group_of[index]]
+            if taps is not None:
+                taps.take(index, residual)
+            batch = groups[self.group_of[index]]
             x, residual = layer(x, residual, batch, self.kv_caches[index], rows)
         return x
 

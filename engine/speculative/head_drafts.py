@@ -17,7 +17,7 @@ _MOST_FAILURES = 3
 
 
 class HeadDrafts:
-    """A `DraftMaker` that keeps nothing of a sequence: the worker holds its last hidden state."""
+    """A `DraftMaker` that keeps nothing of a sequence: the worker holds its hidden states."""
 
     def __init__(self, facts: HeadFacts, run: Callable[[HeadPlan], HeadResult]) -> None:
         """`run`: has the worker's heads draw."""
@@ -52,12 +52,15 @@ class HeadDrafts:
         return {seq_id: own for seq_id, own in zip(plan.seq_ids, drafts, strict=True) if own}
 
     def takes(self, sequence: Sequence) -> bool:
-        """Any: a hidden state is a hidden state."""
-        return True
+        """See `DraftMaker`: a hidden state is a hidden state, but a vector is no token."""
+        return not (self._facts.reads_tokens and sequence.request.encoder_inputs)
 
     def longest(self, sequence: Sequence) -> int:
         """See `DraftMaker`."""
-        return self._facts.most
+        facts = self._facts
+        if not facts.max_model_len:
+            return facts.most
+        return min(facts.most, facts.max_model_len - sequence.num_tokens)
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing is held."""

@@ -9,9 +9,17 @@ import msgspec
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What the core knows of them. `most`: drafts of a sequence."""
+    """What the core knows of them.
+
+    Attributes:
+        most: drafts of a sequence.
+        max_model_len: longer sequences get no drafts; 0: any do.
+        reads_tokens: each draft comes from all tokens, so vectors in their place are in the way.
+    """
 
     most: int
+    max_model_len: int = 0
+    reads_tokens: bool = False
 
 
 class HeadPlan(msgspec.Struct):

@@ -14,7 +14,7 @@ from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import Drafted, RunningBatch, Sampled
 from engine.worker.collect import collect, drafts_in_place, masked_rows
 from engine.worker.grammar_inbox import GrammarInbox
-from engine.worker.hidden import HiddenStates
+from engine.worker.hidden import HiddenKeeper
 from kernels.lora import TableUse
 from kernels.steps import BoundStep, CompiledStep, StepScores, StepTables
 
@@ -48,7 +48,7 @@ class DecodeSteps:
         sampler: Sampler,
         vocab_size: int,
         masks: GrammarInbox,
-        hidden: tuple[HiddenStates, int] | None = None,
+        hidden: tuple[HiddenKeeper, int] | None = None,
     ) -> None:
         """`masks`: where grammars' come. `hidden`: keeps what tokens were drawn from, and its
         width; None: nobody asks.

@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
 from engine.scheduler.plan import StepPlan, StepResult
-from engine.worker.batch import RunningBatch, Sampled
+from engine.speculative.heads.heads import HeadRounds, Heads, Rounds
+from engine.worker.batch import RunningBatch, StepInputs
+
+
+class HiddenKeeper(Protocol):
+    """Keeps what heads need of the model's steps.
+
+    Attributes:
+        whole: it is given the states of all of a step's tokens, not only of those whose logits are
+            wanted.
+        taps: layers whose inputs it is given, side by side; (): the states after the final norm.
+    """
+
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+
+    def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
+        """A step was sampled and taken over. `hidden`: in the order of the logits, or with `whole`
+        of the step's tokens.
+        """
+
+    def keep_rows(
+        self,
+        plan: StepPlan,
+        order: list[int],
+        drafts: list[int],
+        hidden: Tensor,
+        result: StepResult,
+    ) -> None:
+        """The same of a step in which every row decodes, with a row's tokens behind each other:
+        rows of the plan in `order`, each with so many `drafts`.
+        """
+
+    def row_of(self, seq_id: int) -> int | None:
+        """The row of a sequence whose newest token was drawn from what is kept."""
+
+    def rounds(self, rows: list[int]) -> Rounds:
+        """Let the heads go on from these rows."""
 
 
 class HiddenStates:
@@ -16,17 +58,20 @@ class HiddenStates:
     on in another way (a grammar added a token), has none.
     """
 
-    def __init__(self, batch: RunningBatch, hidden_size: int) -> None:
-        self._batch = batch
+    whole = False
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, heads: Heads, batch: RunningBatch, hidden_size: int) -> None:
+        self._heads, self._batch = heads, batch
         self._states = torch.zeros((len(batch.tokens), hidden_size))
         #: Row -> (sequence, its tokens).
         self._of: dict[int, tuple[int, int]] = {}
 
-    def keep(self, plan: StepPlan, sampled: Sampled, hidden: Tensor, result: StepResult) -> None:
-        """A step was sampled and taken over. `hidden`: [n, hidden], in the order of the logits."""
-        first = {each.index: each.first for each in sampled.drafted}
+    def keep(self, plan: StepPlan, inputs: StepInputs, hidden: Tensor, result: StepResult) -> None:
+        """See `HiddenKeeper`."""
+        first = {each.index: each.first for each in inputs.drafted}
         places = []
-        for at, index in enumerate(sampled.sampled):
+        for at, index in enumerate(inputs.sampled):
             more = len(result.token_ids[index]) - 1
             place = first[index] + more - 1 if more > 0 else at
             places.append((index, place, more >= 0))
@@ -40,9 +85,7 @@ class HiddenStates:
         hidden: Tensor,
         result: StepResult,
     ) -> None:
-        """The same where a row's tokens lie behind each other: rows of the plan in `order`, each
-        with so many `drafts`.
-        """
+        """See `HiddenKeeper`."""
         places, at = [], 0
         for index, count in zip(order, drafts, strict=True):
             more = len(result.token_ids[index]) - 1
@@ -65,12 +108,12 @@ class HiddenStates:
             self._states[rows] = hidden[found].float()
 
     def row_of(self, seq_id: int) -> int | None:
-        """The row of a sequence whose newest token was drawn from what is kept."""
+        """See `HiddenKeeper`."""
         row = self._batch.row_of.get(seq_id)
         if row is None or self._of.get(row) != (seq_id, int(self._batch.num_tokens[row])):
             return None
         return row
 
-    def of(self, rows: list[int]) -> Tensor:
-        """float32 [n, hidden], a copy."""
-        return self._states[rows]
+    def rounds(self, rows: list[int]) -> Rounds:
+        """See `HiddenKeeper`."""
+        return HeadRounds(self._heads, self._states[rows])

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from engine.contract.protocol import TokenLogprobs
 from engine.models.context import AttentionContext
+from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel
+from engine.models.taps import Taps
 from engine.sampling.logprobs import CHUNK, prompt_logprobs
 from engine.sampling.sampler import Sampler
 from engine.scheduler.plan import StepPlan, StepResult
@@ -17,7 +19,7 @@ from engine.worker.batch import RunningBatch, StepInputs
 from engine.worker.collect import collect, drafts_in_place, masked_rows
 from engine.worker.decode import DecodeSteps
 from engine.worker.grammar_inbox import GrammarInbox
-from engine.worker.hidden import HiddenStates
+from engine.worker.hidden import HiddenKeeper
 from engine.worker.interface import Finishable, Finished
 
 #: Logits of hidden states [start, end).
@@ -34,7 +36,7 @@ class ModelRunner:
         sampler: Sampler,
         decodes: DecodeSteps | None = None,
         masks: GrammarInbox | None = None,
-        hidden: HiddenStates | None = None,
+        hidden: HiddenKeeper | None = None,
     ) -> None:
         """`decodes`: runs the steps that it can in one call. `masks`: where grammars' come.
         `hidden`: keeps what tokens were drawn from; None: nobody asks.
@@ -47,6 +49,8 @@ class ModelRunner:
         self._decodes = decodes
         self._masks = masks or GrammarInbox()
         self._hidden = hidden
+        taps = () if hidden is None else hidden.taps
+        self._taps = Taps(cast(NativeDecoder, model), taps) if taps else None
         self._keep = getattr(model, "keep", None) if model.stateful else None
 
     def execute(self, plan: StepPlan) -> StepResult:
@@ -82,17 +86,32 @@ class ModelRunner:
             return StepResult.empty(0)
         if self._keep is not None:
             self._keep(inputs.held)
-        hidden = self.forward(self.batch.token_ids(inputs), inputs.context)
+        hidden, kept = self._hidden_states(inputs)
         result = StepResult.empty(len(plan.seq_ids))
-        if len(hidden) == 0:
-            return result
-        count, logits = len(inputs.states), self._logits_of(inputs, hidden)
-        if count:
-            self._sample(plan, inputs, logits(0, count), result)
-            if self._hidden is not None:
-                self._hidden.keep(plan, inputs, hidden, result)
-        self._score_prompts(plan, inputs, logits, result)
+        if len(hidden):
+            count, logits = len(inputs.states), self._logits_of(inputs, hidden)
+            if count:
+                self._sample(plan, inputs, logits(0, count), result)
+            self._score_prompts(plan, inputs, logits, result)
+        if self._hidden is not None:
+            self._hidden.keep(plan, inputs, kept, result)
         return result
+
+    def _hidden_states(self, inputs: StepInputs) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those that logits are made from, and those to keep."""
+        tokens, context, keeper = self.batch.token_ids(inputs), inputs.context, self._hidden
+        if keeper is None or not keeper.whole:
+            hidden = self.forward(tokens, context)
+            return hidden, hidden
+        wanted, context.logits_rows = context.logits_rows, None
+        if self._taps is not None:
+            self._taps.clear()
+            hidden = cast(NativeDecoder, self.model).forward(tokens, context, self._taps)
+            kept = self._taps.states()
+        else:
+            hidden = kept = self.forward(tokens, context)
+        context.logits_rows = wanted
+        return hidden if wanted is None else hidden[wanted], kept
 
     def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> LogitsOf:
         """What makes the logits of some of the step's hidden states."""

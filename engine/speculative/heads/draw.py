@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
 from engine.sampling.sampler import Sampler
 from engine.sampling.state import SequenceSampling
-from engine.speculative.heads.heads import Heads
+from engine.speculative.heads.heads import Rounds
 
 
 class HeadDrawer:
@@ -17,14 +16,14 @@ class HeadDrawer:
     and, at each place, the same random number.
     """
 
-    def __init__(self, heads: Heads, sampler: Sampler, ends: Iterable[int]) -> None:
+    def __init__(self, sampler: Sampler, ends: Iterable[int]) -> None:
         """`sampler`: nobody else's. `ends`: tokens behind which no draft stands."""
-        self._heads, self._sampler, self._ends = heads, sampler, frozenset(ends)
+        self._sampler, self._ends = sampler, frozenset(ends)
 
     @torch.inference_mode()
     def draw(
         self,
-        hidden: Tensor,
+        rounds: Rounds,
         tokens: list[int],
         states: list[SequenceSampling],
         counts: list[int],
@@ -32,16 +31,16 @@ class HeadDrawer:
         """At most `counts[i]` drafts of row i.
 
         Args:
-            hidden: float32 [n, hidden], from which the newest tokens were drawn.
-            tokens: [n] these.
+            rounds: of the heads, over n rows.
+            tokens: [n] the newest ones.
             states: of the sequences, with these tokens; they get the drafts.
-            counts: [n], >= 1.
+            counts: [n], >= 1, at most as many as the heads have.
         """
         drafts: list[list[int]] = [[] for _ in counts]
-        rows, state = list(range(len(counts))), self._heads.start(hidden)
-        for depth in range(min(max(counts), self._heads.most)):
+        rows = list(range(len(counts)))
+        for _ in range(max(counts)):
             newest = torch.tensor([(drafts[row] or [tokens[row]])[-1] for row in rows])
-            logits, state = self._heads.logits(depth, state, newest)
+            logits = rounds.logits(newest)
             drawn = self._sampler.sample(logits, [states[row] for row in rows]).token_ids.tolist()
             going = []
             for at, (row, token) in enumerate(zip(rows, drawn, strict=True)):
@@ -54,5 +53,6 @@ class HeadDrawer:
             if not going:
                 break
             if len(going) < len(rows):
-                rows, state = [rows[at] for at in going], state[going]
+                rows = [rows[at] for at in going]
+                rounds.keep(going)
         return drafts

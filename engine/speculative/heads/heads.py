@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Protocol
 
 from torch import Tensor
 
@@ -29,3 +30,31 @@ class Heads(ABC):
         `state` is that of the draft before (a selection of its rows), or what `start` gave;
         `tokens` int64 [n]: the newest token of each row, drafts included.
         """
+
+
+class Rounds(Protocol):
+    """What heads say of some rows, one draft behind the other."""
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """float32 [n, vocab] of each row's next draft, behind its newest token, int64 [n]."""
+
+    def keep(self, rows: list[int]) -> None:
+        """Go on with these of the rows alone."""
+
+
+class HeadRounds:
+    """Of `Heads`, which read nothing but the state that they begin with."""
+
+    def __init__(self, heads: Heads, hidden: Tensor) -> None:
+        """`hidden`: float32 [n, hidden], from which the newest tokens were drawn."""
+        self._heads, self._state, self._depth = heads, heads.start(hidden), 0
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """See `Rounds`."""
+        found, self._state = self._heads.logits(self._depth, self._state, tokens)
+        self._depth += 1
+        return found
+
+    def keep(self, rows: list[int]) -> None:
+        """See `Rounds`."""
+        self._state = self._state[rows]

@@ -12,7 +12,10 @@ import torch
 from engine.models.architectures import read_config
 from engine.models.formats import read_pt
 from engine.models.weights import INDEX_NAME, WeightReader
+from engine.speculative.heads.eagle import Eagle
+from engine.speculative.heads.eagle3 import Eagle3
 from engine.speculative.heads.heads import Heads
+from engine.speculative.heads.layer_heads import LayerHeads, Target
 from engine.speculative.heads.medusa import Medusa
 from engine.speculative.heads.mlp import MlpSpeculator
 from engine.speculative.heads.source import HeadSource
@@ -24,16 +27,30 @@ METHODS: dict[str, Callable[[HeadSource], Heads]] = {
     "medusa": Medusa,
     "mlp_speculator": MlpSpeculator,
 }
+LAYER_METHODS: dict[str, Callable[[HeadSource, Target], LayerHeads]] = {
+    "eagle": Eagle,
+    "eagle3": Eagle3,
+}
+#: Where a config.json keeps the layer's own: vLLM's EAGLEConfig, the speculators library's.
+_NESTED = ("model", "transformer_layer_config")
 #: What Medusa's authors name the file of the heads.
 _MEDUSA_FILE = "medusa_lm_head.safetensors"
 
 
-def method_of(config: dict[str, Any]) -> str:
-    """What a checkpoint's config.json says that it is, by the method's name; "": no heads."""
+def method_of(config: dict[str, Any], name: str) -> str:
+    """What a checkpoint's config.json says that it is, by the method's name; "": no heads.
+
+    EAGLE's authors say it in the checkpoint's `name` alone.
+    """
     if "medusa_num_heads" in config:
         return "medusa"
-    kind = config.get("model_type")
-    return kind if isinstance(kind, str) and kind in (*METHODS, "eagle", "eagle3") else ""
+    architectures, last = "".join(config.get("architectures") or []), Path(name).name.lower()
+    if "draft_vocab_size" in config or "eagle3" in architectures.lower() or "eagle3" in last:
+        return "eagle3"
+    for kind in (config.get("speculators_model_type"), config.get("model_type")):
+        if kind in (*METHODS, *LAYER_METHODS):
+            return str(kind)
+    return "eagle" if "eagle" in architectures.lower() or "eagle-" in last else ""
 
 
 def load_heads(
@@ -51,11 +68,36 @@ def load_heads(
     config, weights = read_config(folder), _weights(folder)
     source = HeadSource(folder, config, weights, *sizes, ops, dtype, quantization)
     heads = METHODS[method](source)
-    if unread := weights.unread():
-        log.warning("%d tensors of the heads weren't used: %s", len(unread), unread[:5])
-    weights.close()
     log.info("%s: %d heads, %d MB", method, heads.most, heads.nbytes >> 20)
+    _close(source)
     return heads
+
+
+def load_layer_heads(
+    method: str,
+    folder: Path,
+    target: Target,
+    ops: KernelSet,
+    dtype: torch.dtype,
+    quantization: str | None = None,
+) -> LayerHeads:
+    """The same of heads that are a layer."""
+    config, weights = read_config(folder), _weights(folder)
+    for name in _NESTED:
+        if isinstance(own := config.get(name), dict):
+            config = {**own, **config}
+    source = HeadSource(folder, config, weights, *target.sizes, ops, dtype, quantization)
+    heads = LAYER_METHODS[method](source, target)
+    log.info("%s: a layer of %d MB", method, heads.nbytes >> 20)
+    _close(source)
+    return heads
+
+
+def _close(source: HeadSource) -> None:
+    """All that is needed was read."""
+    if unread := source.weights.unread():
+        log.warning("%d tensors of the heads weren't used: %s", len(unread), unread[:5])
+    source.weights.close()
 
 
 def _weights(folder: Path) -> WeightReader:

@@ -75,7 +75,7 @@ class Medusa(Heads):
                 outputs[name] = self._output(source, name)
             blocks = [_block(source, layout, head, at) for at in range(layout.depth)]
             self._heads.append(_Head(blocks, outputs[name]))
-        self._scale = _scale(source)
+        self._scale = source.positive("logit_scale", 1.0)
         self.nbytes = source.nbytes
 
     def _output(self, source: HeadSource, name: str) -> LinearLayer:
@@ -110,13 +110,6 @@ def _block(source: HeadSource, layout: _Layout, head: int, at: int) -> LinearLay
     return source.linear(f"{name}.weight", size, size, bias)
 
 
-def _scale(source: HeadSource) -> float:
-    value = source.config.get("logit_scale", 1.0)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
-        raise source.wrong(f"logit_scale must be a positive number, got {value!r:.80}")
-    return float(value)
-
-
 def _token_map(source: HeadSource) -> Tensor | None:
     """int64 [truncated_vocab_size], the tokens of the heads' columns; None: all."""
     count = source.whole("truncated_vocab_size", 1, source.vocab_size, source.vocab_size)
@@ -124,12 +117,10 @@ def _token_map(source: HeadSource) -> Tensor | None:
         if count < source.vocab_size:
             raise source.wrong("truncated_vocab_size is set, but there is no 'token_map'")
         return None
-    source.weights.mark_read(["token_map"])
     if count == source.vocab_size:
+        source.weights.mark_read(["token_map"])
         return None
-    tokens = source.weights.stored("token_map").clone()
-    if tokens.dtype not in (torch.int64, torch.int32) or tuple(tokens.shape) != (count,):
-        raise source.wrong(f"'token_map' must be [{count}] whole numbers")
+    tokens = source.whole_numbers("token_map", count)
     if int(tokens.min()) < 0 or int(tokens.max()) >= source.vocab_size:
         raise source.wrong(f"'token_map' names tokens outside [0, {source.vocab_size})")
-    return tokens.long()
+    return tokens

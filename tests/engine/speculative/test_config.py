@@ -74,8 +74,8 @@ def test_the_manuals_acceptance_becomes_keys() -> None:
     ("given", "says"),
     [
         ({"num_speculative_tokens": 3}, "method is missing"),
-        ({"method": "eagle"}, "last hidden state isn't run"),
-        ({"method": "eagle3"}, "three of the model's hidden states"),
+        ({"method": "eagle"}, "model must be the folder or hub id of the eagle"),
+        ({"method": "eagle3"}, "model must be the folder or hub id of the eagle3"),
         ({"method": "medusa"}, "model must be the folder or hub id of the medusa"),
         ({"method": "mlp_speculator"}, "model must be the folder or hub id of the mlp speculator"),
         ({"method": "ngram", "acceptance_method": "magic"}, "acceptance_method must be one of"),
@@ -83,6 +83,7 @@ def test_the_manuals_acceptance_becomes_keys() -> None:
         ({"method": "ngram", "posterior_alpha": "0.3"}, "posterior_alpha must be a number"),
         ({"method": "ngram", "posterior_alpha": float("nan")}, "posterior_alpha must be a number"),
         ({"method": "mtp"}, "multi-token-prediction layers"),
+        ({"method": "deepseek_mtp", "model": "m"}, "multi-token-prediction layers"),
         ({"method": "draft_model"}, "model must be the folder or hub id"),
         ({"method": "suffix", "model": "org/draft"}, "suffix takes no model"),
         ({"model": "org/draft", "quantization": "int3"}, "quantization must be one of"),

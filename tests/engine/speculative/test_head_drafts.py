@@ -226,12 +226,6 @@ def test_a_model_alone_says_what_it_is(
     assert llm.core.stats.spec_decode_num_accepted_tokens_total > 0
 
 
-def test_heads_whose_methods_are_not_run_say_so(model_folder: Folder, tmp_path: Path) -> None:
-    folder = write(tmp_path, {"model_type": "eagle", "architectures": ["EagleModel"]}, {})
-    with pytest.raises(ConfigError, match=r"method=eagle: .* isn't run yet"):
-        make(model_folder("llama"), speculative_config={"model": str(folder)})
-
-
 def test_heads_of_no_numbers_give_no_drafts(model_folder: Folder, tmp_path: Path) -> None:
     config, tensors = mlp_parts()
     tensors["speculator.head.1.weight"].fill_(torch.nan)

@@ -1,0 +1,114 @@
+"""`HeadLayer`: the decoder layer that heads of a layer consist of, over a paged KV cache."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.layers.rotary import cos_sin_table
+from engine.models.spec import DecoderSpec
+from engine.speculative.heads.source import HeadSource
+from kernels.activations import gated_activation
+from kernels.interface import ActivationSpec, AttentionArgs
+
+
+class HeadLayer:
+    """Attention and an MLP behind it, each added to the residual.
+
+    Keys and values of a token come from what the layer takes, and from nothing else: so those of
+    tokens that nobody asks about need no attention.
+    """
+
+    def __init__(
+        self, source: HeadSource, spec: DecoderSpec, at: str, columns: int, max_model_len: int
+    ) -> None:
+        """Read the weights. `at`: prefix of their names; `columns`: what attention takes."""
+        self._ops, self._spec = source.ops, spec
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        kv = [(f"{at}self_attn.{part}_proj", spec.kv_size) for part in ("k", "v")]
+        self._q = source.stacked([(f"{at}self_attn.q_proj", spec.q_size)], columns)
+        self._kv = source.stacked(kv, columns)
+        self._o = source.stacked([(f"{at}self_attn.o_proj", hidden)], spec.q_size)
+        up = [(f"{at}mlp.{part}_proj", inner) for part in ("gate", "up")]
+        self._up = source.stacked(up, hidden)
+        self._down = source.stacked([(f"{at}mlp.down_proj", hidden)], inner)
+        self._norm = source.vector(f"{at}post_attention_layernorm.weight", hidden)
+        self._q_norm, self._k_norm = (
+            source.vector(name, spec.head_dim) if name in source.weights else None
+            for name in (f"{at}self_attn.{part}_norm.weight" for part in ("q", "k"))
+        )
+        self._activation = gated_activation(self._ops, ActivationSpec(spec.activation))
+        rope = spec.rope
+        self._cos_sin = None if rope is None else cos_sin_table(rope, max_model_len)
+        self._keys = self._values = torch.empty(0)
+
+    @property
+    def token_size(self) -> int:
+        """Elements of a token's keys and values."""
+        return 2 * self._spec.kv_size
+
+    def allocate(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> None:
+        """Make the cache."""
+        shape = (num_blocks, self._spec.num_kv_heads, block_size, self._spec.head_dim)
+        self._keys, self._values = (self._ops.new_kv_cache(shape, dtype) for _ in range(2))
+
+    def copy(self, source: tuple[Tensor, Tensor], target: tuple[Tensor, Tensor]) -> None:
+        """Copy tokens within the cache: (blocks, places in them), int64 [n] each."""
+        for cache in (self._keys, self._values):
+            cache[target[0], :, target[1]] = cache[source[0], :, source[1]]
+
+    def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """Keys and values alone, of x [n, columns]; positions and slots int64 [n]."""
+        k, v = self._keys_values(x)
+        self._write(torch.empty(k.shape), k, v, positions, slots)
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        tables: Tensor,
+        lengths: Tensor,
+    ) -> Tensor:
+        """[n, hidden]: the residual behind the layer, of one token of each of n sequences.
+
+        Args:
+            x: [n, columns].
+            residual: [n, hidden], which isn't changed.
+            positions, slots: int64 [n]: by which keys are rotated, and where they go.
+            tables: int32 [n, blocks].
+            lengths: int32 [n], tokens of each that are seen, this one included.
+        """
+        spec, ops = self._spec, self._ops
+        q = self._q(x).unflatten(-1, (spec.num_heads, spec.head_dim))
+        k, v = self._keys_values(x)
+        self._write(q, k, v, positions, slots)
+        starts = torch.arange(len(x) + 1, dtype=torch.int32)
+        scale = spec.head_dim**-0.5
+        args = AttentionArgs(q, self._keys, self._values, tables, lengths, starts, scale)
+        residual = residual + self._o(ops.paged_attention(args).flatten(1))
+        normed = ops.rms_norm(residual, self._norm, spec.norm_eps)
+        return residual + self._down(self._activation(self._up(normed)))
+
+    def _keys_values(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        spec = self._spec
+        k, v = self._kv(x).split(spec.kv_size, dim=-1)
+        shape = spec.num_kv_heads, spec.head_dim
+        return k.unflatten(-1, shape), v.unflatten(-1, shape)
+
+    def _write(self, q: Tensor, k: Tensor, v: Tensor, positions: Tensor, slots: Tensor) -> None:
+        self._ops.rope_and_cache(
+            q,
+            k,
+            v,
+            positions,
+            self._cos_sin,
+            self._keys,
+            self._values,
+            slots,
+            q_norm_weight=self._q_norm,
+            k_norm_weight=self._k_norm,
+            eps=self._spec.norm_eps,
+            neox=self._spec.rope_neox,
+        )
