@@ -24,6 +24,8 @@ last output is written to the outbox: what a killed engine leaves is pending, no
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from engine.contract.adapters import AdapterRef
@@ -33,6 +35,8 @@ from engine.contract.replica_state import Heartbeat
 from engine.contract.replica_state import ModelInfo as ModelInfo
 from engine.contract.replica_state import PoolingInfo as PoolingInfo
 from engine.contract.sampling_params import SamplingParams
+
+T = TypeVar("T")
 
 KEY_PREFIX = "quire"
 CONSUMER_GROUP = "engine"
@@ -371,6 +375,13 @@ _heartbeat_decoder = msgspec.msgpack.Decoder(Heartbeat)
 _news_decoder = msgspec.msgpack.Decoder(ReplicaNews)
 
 
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except (UnicodeDecodeError, RecursionError) as error:  # of which msgspec makes none of its own
+        raise msgspec.DecodeError(str(error)) from error
+
+
 def encode(message: msgspec.Struct) -> bytes:
     """Any message of this module as MessagePack."""
     return _inbox_encoder.encode(message)
@@ -378,19 +389,19 @@ def encode(message: msgspec.Struct) -> bytes:
 
 def decode_inbox(data: bytes) -> InboxMessage:
     """Raises msgspec.DecodeError or ValidationError for bytes that are no inbox message."""
-    return _inbox_decoder.decode(data)
+    return _decoded(_inbox_decoder, data)
 
 
 def decode_outbox(data: bytes) -> OutboxBatch:
     """Raises msgspec.DecodeError or ValidationError for bytes that are no outbox batch."""
-    return _outbox_decoder.decode(data)
+    return _decoded(_outbox_decoder, data)
 
 
 def decode_heartbeat(data: bytes) -> Heartbeat:
     """Raises msgspec.DecodeError or ValidationError for bytes that are no heartbeat."""
-    return _heartbeat_decoder.decode(data)
+    return _decoded(_heartbeat_decoder, data)
 
 
 def decode_news(data: bytes) -> ReplicaNews:
     """Raises msgspec.DecodeError or ValidationError for bytes that are no news."""
-    return _news_decoder.decode(data)
+    return _decoded(_news_decoder, data)
