@@ -14,8 +14,9 @@ MAX_OUTPUTS = 64
 
 _ID = re.compile(
     r"(?P<stream>[a-z]+-[0-9a-f]{32}):(?P<events>\d{1,9}):"
-    r"(?:(?P<phase>[be])(?P<done>\d{1,9})|(?P<counts>\d{1,9}\.?(?:,\d{1,9}\.?)*))"
-    r"(?::(?P<output>\d{1,3})\.(?P<start>\d{1,9})\.(?P<part>\d{1,3}))?"
+    r"(?:(?P<phase>[be])(?P<done>\d{1,9})|(?P<counts>\d{1,9}\.?(?:,\d{1,9}\.?)*)"
+    r"(?::(?P<output>\d{1,3})\.(?P<start>\d{1,9})\.(?P<part>\d{1,3}))?)",
+    re.ASCII,
 )
 _asked: ContextVar[str | None] = ContextVar("last_event_id", default=None)
 

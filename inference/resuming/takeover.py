@@ -153,6 +153,8 @@ class Taken:
             raise StreamGone
         if self.position.output >= len(places):
             raise StreamGone
+        if self.position.part and self.position.start > self.position.counts[self.position.output]:
+            raise StreamGone
         for place, piece in enumerate(places):
             count, _ = self._whole(place, piece)
             if count > len(piece.token_ids):
