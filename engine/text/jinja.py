@@ -130,11 +130,14 @@ def _strftime_now(format: str) -> str:
 
 def _environment() -> _Environment:
     environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, loopcontrols],
+        finalize=limits.weighed,
     )
     environment.filters["tojson"] = _tojson
     environment.filters |= limits.bounded_filters(environment.filters)
-    del environment.globals["lipsum"]
+    del environment.globals["lipsum"], environment.filters["urlize"]
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,

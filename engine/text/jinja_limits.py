@@ -15,12 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import nodes, pass_environment, pass_eval_context
 from jinja2.visitor import NodeTransformer
 
 from engine.contract.errors import InvalidRequest
 
 MAX_RENDERED_CHARS = 16 * 1024 * 1024
+#: Of a whole number: Python writes out ones of 4,300 digits at most.
+_MOST_BITS = 4096
+#: What an element of a list weighs besides, in characters.
+_OF_ELEMENT = 8
+#: What JSON is indented by, and put between its values.
+_MOST_INDENT = 32
 #: How often the clock is looked at.
 _CLOCK_EVERY = 64
 #: Widths that are huge, or that come from elsewhere, in `%` and in `str.format`.
@@ -77,9 +83,24 @@ def tick() -> str:
 
 def concat(*values: Any) -> str:
     """`a ~ b`."""
-    texts = list(map(str, values))
-    refuse(sum(map(len, texts)) > MAX_RENDERED_CHARS)
-    return "".join(texts)
+    return "".join(map(str, weighed(values)))
+
+
+def weighed(value: Any) -> Any:
+    """The value itself unless, as a text, it's too long: what a list has twice counts twice."""
+    total, left = 0, [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            each = [*each.keys(), *each.values()]
+        total += len(each) if isinstance(each, str) else _OF_ELEMENT
+        if isinstance(each, list | tuple):
+            total += _OF_ELEMENT * len(each)
+            refuse(total > MAX_RENDERED_CHARS)
+            total += sum(len(one) for one in each if isinstance(one, str))
+            left += [one for one in each if isinstance(one, list | tuple | dict)]
+        refuse(total > MAX_RENDERED_CHARS)
+    return value
 
 
 class Metering(NodeTransformer):
@@ -119,13 +140,17 @@ def check_operator(operator: str, left: Any, right: Any) -> None:
         for text, count in ((left, right), (right, left)):
             if isinstance(text, str | list | tuple) and isinstance(count, int):
                 refuse(len(text) * count > MAX_RENDERED_CHARS)
+        if isinstance(left, int) and isinstance(right, int):
+            refuse(left.bit_length() + right.bit_length() > _MOST_BITS)
     elif operator == "+":
         if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
             refuse(len(left) + len(right) > MAX_RENDERED_CHARS)
     elif operator == "%":
-        refuse(isinstance(left, str) and _PERCENT_WIDTH.search(left) is not None)
+        if isinstance(left, str):
+            refuse(_PERCENT_WIDTH.search(left) is not None)
+            weighed(right)
     elif isinstance(left, int) and isinstance(right, int):
-        refuse(left.bit_length() * right > 4096)
+        refuse(left.bit_length() * right > _MOST_BITS)
 
 
 def check_call(function: Any, arguments: tuple[Any, ...]) -> None:
@@ -139,7 +164,7 @@ def check_call(function: Any, arguments: tuple[Any, ...]) -> None:
     elif name == "replace" and len(arguments) >= 2:
         _check_replace(owner, arguments[0], arguments[1])
     elif name == "join" and arguments and isinstance(arguments[0], list | tuple | str):
-        refuse(len(owner) * len(arguments[0]) > MAX_RENDERED_CHARS)
+        refuse(len(owner) * len(weighed(arguments[0])) > MAX_RENDERED_CHARS)
 
 
 def check_format(function: Any) -> None:
@@ -155,7 +180,7 @@ def _check_replace(text: str, old: Any, new: Any) -> None:
 
 
 def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    """The library's filters that may make longer texts, weighed first."""
+    """The library's filters that may make longer texts or lists, weighed first."""
     filters = dict(library)
 
     def center(value: Any, width: int = 80) -> Any:
@@ -169,6 +194,56 @@ def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callabl
 
     def format_(value: Any, *args: Any, **kwargs: Any) -> Any:
         refuse(_PERCENT_WIDTH.search(str(value)) is not None)
-        return filters["format"](value, *args, **kwargs)
+        return filters["format"](value, *weighed(args), **weighed(kwargs))
 
-    return {"center": center, "indent": indent, "format": format_}
+    def batch(value: Any, linecount: int, fill_with: Any = None) -> Any:
+        refuse(linecount > MAX_RENDERED_CHARS)
+        return filters["batch"](value, linecount, fill_with)
+
+    def slice_(context: Any, value: Any, slices: int, fill_with: Any = None) -> Any:
+        refuse(slices > MAX_RENDERED_CHARS)
+        return filters["slice"](context, value, slices, fill_with)
+
+    def sum_(context: Any, value: Any, attribute: Any = None, start: Any = 0) -> Any:
+        values = list(value)
+        if not isinstance(start, int | float):
+            weighed(values)
+        return filters["sum"](context, values, attribute, start)
+
+    def join(context: Any, value: Any, d: str = "", attribute: Any = None) -> Any:
+        values = weighed(list(value))
+        refuse(len(str(d)) * len(values) > MAX_RENDERED_CHARS)
+        return filters["join"](context, values, d, attribute)
+
+    def replace(context: Any, s: Any, old: Any, new: Any, count: int | None = None) -> Any:
+        _check_replace(str(weighed(s)), str(old), str(new))
+        return filters["replace"](context, s, old, new, count)
+
+    def wordwrap(context: Any, s: Any, *args: Any, **kwargs: Any) -> Any:
+        wraps = [each for each in (*args, *kwargs.values()) if isinstance(each, str)]
+        refuse(len(str(weighed(s))) * max(map(len, wraps), default=1) > MAX_RENDERED_CHARS)
+        return filters["wordwrap"](context, s, *args, **kwargs)
+
+    def tojson(value: Any, *args: Any, **kwargs: Any) -> Any:
+        for each in (*args, *kwargs.values()):
+            for part in each if isinstance(each, list | tuple) else (each,):
+                size = part if isinstance(part, int) else len(part) if isinstance(part, str) else 0
+                refuse(size > _MOST_INDENT)
+        return filters["tojson"](weighed(value), *args, **kwargs)
+
+    found = {"center": center, "indent": indent, "format": format_, "batch": batch}
+    found |= {"slice": pass_eval_context(slice_), "tojson": tojson, "sum": pass_environment(sum_)}
+    found |= {"join": pass_eval_context(join), "replace": pass_eval_context(replace)}
+    found["wordwrap"] = pass_environment(wordwrap)
+    for name in ("string", "pprint", "upper", "lower", "title", "capitalize", "trim"):
+        found[name] = _of_weighed(filters[name])
+    return found
+
+
+def _of_weighed(filter_: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter that makes a text of what it's given."""
+
+    def bounded(value: Any, *args: Any, **kwargs: Any) -> Any:
+        return filter_(weighed(value), *args, **kwargs)
+
+    return bounded

@@ -279,6 +279,19 @@ TEMPLATES = {
     "gigabytes": "{{ 'x' * 10 ** 12 }}",
     "doubling": "{% set ns = namespace(t='x' * 99) %}"
     "{% for i in range(99) %}{% set ns.t = ns.t + ns.t %}{% endfor %}",
+    "squaring": "{% set ns = namespace(n=3) %}"
+    "{% for i in range(60) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "batches": "{{ [1] | batch(10 ** 10, 1) | list }}",
+    "slices": "{{ [1] | slice(10 ** 10, 1) | list }}",
+    "joins": "{{ ([1] * 99999) | join('x' * 99999) }}",
+    "joins long texts": "{{ ''.join(['x' * 9999999] * 9999) }}",
+    "replaces": "{{ ('x' * 99999) | replace('x', 'y' * 99999) }}",
+    "wraps": "{{ ('x ' * 99999) | wordwrap(1, true, 'y' * 99999) }}",
+    "sums": "{{ ([[1] * 99999] * 99999) | sum(start=[]) | length }}",
+    "indents": "{{ [1] | tojson(indent=10 ** 10) }}",
+    "tells a list": "{{ [['x' * 9999999] * 999] * 999 }}",
+    "tells a list in a text": "{{ '%s' % (['x' * 9999999] * 999) }}",
+    "tells a list by a filter": "{{ (['x' * 9999999] * 999) | upper }}",
     "escapes": "{{ messages.__class__.__mro__ }}",
     "recursive": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "no filter": "{{ messages | nobody }}",
@@ -306,3 +319,38 @@ def test_fault_40_templates_that_do_harm_end_with_a_typed_error(
         assert error is not None
         assert error.status == 400
         assert len(error.message) < 2000
+
+
+#: What templates are made of, whole and in pieces.
+PIECES = [
+    *("{% for m in messages %}", "{% endfor %}", "{{ m.role }}", "{{ m['content'] | trim }}"),
+    *("{% if add_generation_prompt %}", "{% else %}", "{% endif %}", "{%- set x = messages -%}"),
+    *("{{ x[0] }}", "{{ x * 9 }}", "{% set x = x + x %}", "{{ '%*d' % (9, 9) }}", "{{ m|tojson }}"),
+    *("{{ raise_exception('no') }}", "{{ x.append(x) }}", "{{ x }}", "{{ messages[9].a.b }}"),
+    *("{% macro f(a) %}", "{% endmacro %}", "{{ f(f) }}", "{{ caller() }}", "{% call f(1) %}"),
+    *("{% endcall %}", "{% generation %}", "{% endgeneration %}", "{% break %}", "{% include 1 %}"),
+    *("{{ '{:9}'.format(x) }}", "{{ ''.join(x) }}", "{{ x | length }}", "{{ 10 ** 9 ** 9 }}"),
+    *("{{ x | batch(9 ** 9, x) | list }}", "{{ x | join(x | string) }}", "{{ x | sum(start=x) }}"),
+    *(
+        "{{ x | replace('a', x) }}",
+        "{% set x = [x] * 999 %}",
+        "{{ x | tojson(indent=x | length) }}",
+    ),
+    *("{{ namespace(a=x) }}", "{{ strftime_now('%Y') }}", "{#", "#}", "{{", "}}", "{%", "|", "é🙂"),
+]
+
+
+def test_fault_40_templates_of_any_pieces_render_or_end_with_a_typed_error(folder: Path) -> None:
+    rng, rendered, refused = random.Random(21), 0, 0
+    tokenizer = load_tokenizer(folder)
+    chat = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "<|im_end|>"}]
+    limits = RenderLimits(steps=2_000, seconds=5.0, chars=100_000)
+    for _ in range(250):
+        template = "".join(rng.choices(PIECES, k=rng.randint(1, 5)))
+        error = error_of(
+            lambda: render_chat(tokenizer, chat, chat_template=template, limits=limits)  # noqa: B023
+        )
+        rendered += error is None
+        refused += error is not None
+        assert error is None or (error.status == 400 and len(error.message) < 2000)
+    assert min(rendered, refused) > 20
