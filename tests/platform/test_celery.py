@@ -1,9 +1,15 @@
 """Celery reaches its broker, also over a Unix socket."""
 
 import uuid
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from celery import Celery
 
 from config.celery import app
 from config.redis_urls import celery_url
+from config.steady_beat import SteadyScheduler
 
 
 def test_a_message_goes_through_the_broker(live_redis: str) -> None:
@@ -24,3 +30,41 @@ async def test_channel_layers_reach_redis_over_a_socket(live_redis: str) -> None
     await layer.group_send("g", {"type": "hello"})
     assert (await layer.receive(channel))["type"] == "hello"
     await layer.flush()
+
+
+class Fired(SteadyScheduler):
+    """Notes what it would have asked for."""
+
+    producer = None  # no broker
+
+    def __init__(self, app: Celery) -> None:
+        self.fired: list[datetime] = []
+        super().__init__(app)
+
+    def setup_schedule(self) -> None:
+        self.install_default_entries({})
+        self.merge_inplace(self.app.conf.beat_schedule)
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        self.fired.append(self.app.now())
+
+
+@pytest.mark.parametrize("shift", [-3600, -0.1, 3600], ids=["an-hour-back", "adjusted", "forward"])
+def test_fault_35_the_workers_schedule_goes_on_whatever_the_clock_does(shift: float) -> None:
+    clock = [datetime(2026, 10, 25, 2, 59, tzinfo=UTC)]
+    application = Celery("clocked", set_as_current=False)
+    application.now = lambda: clock[0]
+    application.conf.beat_schedule = {"sweep": {"task": "sweep", "schedule": 10.0}}
+    beat = Fired(application)
+
+    def seconds(count: int) -> int:
+        before = len(beat.fired)
+        for _ in range(count):
+            clock[0] += timedelta(seconds=1)
+            for _ in range(3):
+                beat.tick()
+        return len(beat.fired) - before
+
+    assert 5 <= seconds(60) <= 7
+    clock[0] += timedelta(seconds=shift)
+    assert 5 <= seconds(60) <= 7

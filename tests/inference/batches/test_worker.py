@@ -12,6 +12,7 @@ from typing import Any
 
 import openai
 import pytest
+import redis
 
 from tests.inference import live
 from tests.inference.batches.conftest import as_lines, request_line
@@ -100,3 +101,19 @@ def test_a_worker_that_is_told_to_end_gives_its_work_back(
     assert partly.status == "in_progress"
     with live.process(WORKER, of.environment):
         assert wait(sdk, batch.id).request_counts.completed == 64
+
+
+def test_fault_47_a_worker_outlives_a_redis_that_takes_no_writes(
+    client: tuple[openai.OpenAI, live.Instance],
+) -> None:
+    """The last test here: the fake replica, unlike a real one, ends at the first refusal."""
+    sdk, of = client
+    with live.process(WORKER, of.environment) as worker:
+        assert wait(sdk, make(sdk, 4).id).request_counts.completed == 4
+        with redis.Redis.from_url(of.redis_url) as server:
+            server.execute_command("REPLICAOF", "127.0.0.1", "1")
+            time.sleep(1)
+            server.execute_command("REPLICAOF", "NO", "ONE")
+        with live.replica(of, "tests.fakes.fake_replica"):
+            assert wait(sdk, make(sdk, 4).id).request_counts.completed == 4
+            assert worker.poll() is None

@@ -15,6 +15,9 @@ from django.core.management.base import CommandError, CommandParser
 from config.celery import app
 from config.up.stack import StartFailed, check_redis
 from tenants.commands import QuireCommand
+from tenants.work import hint
+
+SCHEDULER = "config.steady_beat:SteadyScheduler"
 
 
 class Command(QuireCommand):
@@ -40,7 +43,7 @@ class Command(QuireCommand):
             raise CommandError(str(error)) from error
         if not options["no_beat"]:
             # Its own schedule file would be a pickle; nothing of it needs to outlive the process.
-            beat = EmbeddedService(app, thread=True, scheduler_cls="celery.beat:Scheduler")
+            beat = EmbeddedService(app, thread=True, scheduler_cls=SCHEDULER)
             worker_ready.connect(lambda **_: start(beat), weak=False)
         # It says that Celery dislikes root because of pickles, which no task of ours may be.
         warnings.filterwarnings("ignore", category=SecurityWarning)
@@ -56,5 +59,5 @@ class Command(QuireCommand):
 
 def start(beat: threading.Thread) -> None:
     """Look for what earlier workers left, at once; then at the schedule's times."""
-    app.send_task("inference.sweep", ignore_result=True)
+    hint("inference.sweep")  # what it raised would end here, and the clock never begin
     beat.start()
