@@ -17,7 +17,7 @@ help:
 	@echo "make up [ARGS=...]   install, then serve the demo model (ARGS go to 'manage.py up')"
 	@echo "make test            install, then lint and run all tests"
 	@echo "make sanitize        the CPU kernels' tests, watched for stray memory accesses and races"
-	@echo "make lint            ruff (with bandit's rules), mypy, import contracts"
+	@echo "make lint            ruff (with bandit's rules), mypy, import contracts, what audit found"
 	@echo "make audit           known vulnerabilities of what is pinned, where the data can be reached"
 	@echo "make bench [ARGS=..] measure latency and throughput here"
 	@echo "make clean           remove the virtual environment and caches (data in .quire/ stays)"
@@ -44,6 +44,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=.:platform $(BIN)/lint-imports
+	$(BIN)/python deploy/audit.py --kept
 
 audit: $(VENV)/.installed-test
 	$(BIN)/python deploy/audit.py
