@@ -57,6 +57,17 @@ def test_a_scope_sets_all_blocks_apart() -> None:
     assert scope_key("ab", "c") != scope_key("a", "bc")
 
 
+def test_fault_19_a_name_that_is_anothers_salt_leads_to_no_block_of_its() -> None:
+    """Whichever field carries it, and whatever is put beside it."""
+    salt, mine, model = "s" * 64, "m" * 64, "0" * 64
+    theirs = [scope_key(salt), scope_key(salt, model), scope_key(salt, "")]
+    forged = [scope_key(mine, salt), scope_key(mine + salt), scope_key("", salt), scope_key(mine)]
+    assert not set(theirs) & set(forged)
+    for one in theirs:
+        for other in forged:
+            assert common(hashes(scope=one), hashes(scope=other)) == [False] * 5
+
+
 def test_hashes_do_not_depend_on_how_a_sequence_grew() -> None:
     content = (image("cat", 2), image("dog", 13))
     slowly = BlockHashes(b"scope", content)

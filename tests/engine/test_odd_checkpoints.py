@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -201,3 +202,23 @@ def test_fault_40_a_header_that_lies(folder: Path, field: str, value: Any) -> No
     changed = json.dumps(header).encode()
     path.write_bytes(len(changed).to_bytes(8, "little") + changed + content[end:])
     refused(folder)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_fault_40_bytes_changed_anywhere_are_refused_or_read(folder: Path, name: str) -> None:
+    """Of the weights' header and of the configuration: nothing but a typed error is raised."""
+    path = folder / name
+    whole = path.read_bytes()
+    end = len(whole) if name == "config.json" else 8 + int.from_bytes(whole[:8], "little")
+    config = EngineConfig(model=str(folder), cpu_kernels=False, skip_tokenizer_init=True)
+    rng, refused, turns = random.Random(13), 0, 30
+    for turn in range(turns):
+        content = bytearray(whole)
+        for _ in range(1 + turn % 3):
+            content[rng.randrange(end)] = rng.choice((rng.randrange(256), *b'0199{}[]",:'))
+        path.write_bytes(content)
+        try:
+            load(config)
+        except QuireError as error:
+            refused += len(str(error)) < 2000
+    assert refused > turns // 4

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inference.chat.output_parser import OutputParser, ParserPlan
 from inference.chat.turn import message_of
@@ -103,6 +106,33 @@ def test_reasoning_is_told_from_content(name: str, text: str, reasoning: str, co
         assert shape(read(thinking(name), [text[:cut], text[cut:]])) == shape(
             read(thinking(name), [text])
         )
+
+
+MARKS = [
+    *("<think>", "</think>", "<thi", "Here's my thought process:", "Here is my response:"),
+    *("<|channel|>", "<|message|>", "<|end|>", "<|start|>assistant", "analysis", "final"),
+    *("Hm", " ", "\n", "<", "|", "é🙂", "\x00"),
+]
+
+
+@pytest.mark.parametrize("name", sorted(reasoning_parsers.all()))
+@settings(max_examples=40, deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(MARKS) | st.text(max_size=4), max_size=12),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+    inside=st.sampled_from([None, True, False]),
+)
+def test_hostile_thoughts_read_the_same_however_they_are_cut(
+    name: str, pieces: list[str], cuts: list[int], inside: bool | None
+) -> None:
+    plan, text = thinking(name, inside), "".join(pieces)
+    places = sorted({0, len(text), *(cut for cut in cuts if cut <= len(text))})
+    parts = [text[a:b] for a, b in pairwise(places)] or [""]
+    whole = shape(read(plan, [text]))
+    assert shape(read(plan, parts)) == whole
+    told = "".join(said for _, said, _ in whole)
+    assert set(told) <= set(text)
+    assert len(told) <= len(text)
 
 
 def test_the_prompts_end_tells_where_the_output_begins() -> None:

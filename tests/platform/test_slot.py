@@ -8,6 +8,7 @@ import pytest
 from catalog.models import ReplicaState
 from catalog.slot import HEALTHY_AFTER_S, MAX_BACKOFF_S, STALLED_AFTER_S, Slot, backoff
 from engine.contract.protocol import Heartbeat, ModelInfo
+from inference.settings import gateway_settings
 
 
 class Clock:
@@ -48,9 +49,10 @@ def run_until_dead(slot: Slot) -> None:
     slot.check()
 
 
-def test_the_wait_doubles_up_to_its_bound() -> None:
+def test_fault_57_the_wait_doubles_up_to_its_bound() -> None:
     assert [backoff(n) for n in range(5)] == [0.0, 0.5, 1.0, 2.0, 4.0]
     assert backoff(1000) == MAX_BACKOFF_S
+    assert gateway_settings().failover_wait_s >= 2 * MAX_BACKOFF_S  # and a start has the rest
 
 
 def test_a_replica_that_dies_early_waits_longer_each_time(clock: Clock) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -117,7 +118,7 @@ def _setting(name: str, value: Any) -> Callable[..., str]:
         _setting("trainable_token_indices", "5"),
     ],
 )  # fmt: skip
-def test_what_is_not_understood_is_refused_by_name(
+def test_fault_20_what_is_not_understood_is_refused_by_name(
     tmp_path: Path, modules: Modules, spoil: Callable[..., str]
 ) -> None:
     config, tensors = pirate()
@@ -192,7 +193,7 @@ def test_a_rank_above_the_bound_is_refused(modules: Modules) -> None:
     [pickle.dumps({"a": 1}), b"", b"\xff" * 8 + b"{}", b"\x02" + bytes(7) + b"{}" + b"x" * 99],
     ids=["pickle", "empty", "header-of-2^64", "bytes-behind"],
 )
-def test_a_file_that_is_no_safetensors_is_refused(
+def test_fault_20_a_file_that_is_no_safetensors_is_refused(
     tmp_path: Path, modules: Modules, content: bytes
 ) -> None:
     write_adapter(tmp_path, *pirate())
@@ -207,6 +208,29 @@ def test_a_truncated_file_is_refused(tmp_path: Path, modules: Modules) -> None:
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(InvalidRequest, match="isn't a sound safetensors file"):
         read_adapter(tmp_path, modules)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS_FILE, CONFIG_FILE])
+def test_fault_20_bytes_changed_anywhere_are_refused_or_read(
+    name: str, tmp_path: Path, modules: Modules
+) -> None:
+    """Of the weights' header and of the configuration: nothing but `InvalidRequest` is raised."""
+    config, tensors = pirate()
+    few = {key: tensor for key, tensor in tensors.items() if ".layers.0." in key}
+    path = write_adapter(tmp_path, config, few) / name
+    whole = path.read_bytes()
+    size = len(whole) if name == CONFIG_FILE else 8 + int.from_bytes(whole[:8], "little")
+    rng, refused, turns = random.Random(9), 0, 120
+    for turn in range(turns):
+        content = bytearray(whole)
+        for _ in range(1 + turn % 3):
+            content[rng.randrange(size)] = rng.choice((rng.randrange(256), *b'0199{}[]",:'))
+        path.write_bytes(content)
+        try:
+            read_adapter(tmp_path, modules)
+        except InvalidRequest as error:
+            refused += len(error.message) < 2000
+    assert refused > turns // 4
 
 
 @pytest.mark.parametrize("text", ["[]", "{", "[" * 100_000, '{"peft_type": 1}'])
