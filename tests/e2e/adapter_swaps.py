@@ -1,0 +1,145 @@
+"""An adapter's name that is turned from content to content while answers come and replicas die."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from dataclasses import dataclass, field
+
+import httpx
+import redis
+
+from config.chaos.instance import Instance
+from config.chaos.kills import _kill, _victims
+from config.chaos.kinds import ADAPTER
+from config.redis_urls import socket_url
+from engine.contract import protocol
+from engine.contract.adapters import AdapterRef
+from engine.contract.protocol import Control
+
+#: The other of the demo's adapters: what `ADAPTER` is turned to.
+OTHER = "butler"
+READERS, PROMPTS, TOKENS = 6, 3, 120
+#: Turns of the name, and seconds from one to the next: gateways look it up every two.
+TURNS, APART_S = 6, 1.5
+#: Both contents have passed their check under names of their own.
+_SWAP = """
+import time
+from django.db import transaction
+from adapters import actions
+from adapters.models import Adapter, VersionState
+from adapters.store import content_path
+from tenants.actors import COMMAND_LINE
+one, two = (Adapter.objects.get(tenant=None, name=name) for name in ({name!r}, {other!r}))
+first, other = one.versions.get(), two.versions.get()
+with transaction.atomic():
+    second = actions.add_from_folder(
+        actor=COMMAND_LINE, tenant=None, served_model=one.served_model, name=one.name,
+        path=str(content_path(other.digest)),
+    )
+    second.state, second.rank, second.report = VersionState.READY, other.rank, other.report
+    second.save()
+for turn in range({turns}):
+    if turn % 3 == 2:
+        actions.take_offline(actor=COMMAND_LINE, adapter=one)
+    else:
+        actions.promote(actor=COMMAND_LINE, version=second if turn % 3 == 0 else first)
+    time.sleep({apart})
+actions.promote(actor=COMMAND_LINE, version=first)
+"""
+
+
+@dataclass
+class Swapped:
+    """What came of it.
+
+    Attributes:
+        expected: texts by digest and prompt, without any harm.
+        answers: (digest, prompt, text) of each answer meanwhile.
+        refused: status and code of each refusal.
+        kills: replicas that were killed.
+    """
+
+    expected: dict[tuple[str, int], str] = field(default_factory=dict)
+    answers: list[tuple[str, int, str]] = field(default_factory=list)
+    refused: list[tuple[int, str]] = field(default_factory=list)
+    kills: int = 0
+
+    def wrong(self) -> list[tuple[str, int, str]]:
+        """Answers that aren't their digest's own."""
+        return [each for each in self.answers if self.expected.get(each[:2]) != each[2]]
+
+
+async def swapped_under_kills(instance: Instance, kills: int, seed: int) -> Swapped:
+    """Ask by one name, while it's turned, taken offline, its weights are unloaded, replicas die."""
+    found = Swapped()
+    headers = {"authorization": f"Bearer {instance.api_key}"}
+    async with httpx.AsyncClient(
+        base_url=instance.url, headers=headers, timeout=120, trust_env=False
+    ) as http:
+        for name, prompt in itertools.product((ADAPTER, OTHER), range(PROMPTS)):
+            await _ask(http, instance.model, name, prompt, found)
+        found.expected = {(digest, prompt): text for digest, prompt, text in found.answers}
+        found.answers.clear()
+        program = _SWAP.format(name=ADAPTER, other=OTHER, turns=TURNS, apart=APART_S)
+        swapping = asyncio.create_task(asyncio.to_thread(instance.manage, "shell", "-c", program))
+
+        async def reader(number: int) -> None:
+            for prompt in itertools.count(number):
+                await _ask(http, instance.model, ADAPTER, prompt % PROMPTS, found)
+                if swapping.done() and harming.done():
+                    return
+
+        digests = {digest for digest, _ in found.expected}
+        harming = asyncio.create_task(_harm(instance, kills, seed, digests, found))
+        await asyncio.gather(swapping, harming, *map(reader, range(READERS)))
+    return found
+
+
+async def _ask(
+    http: httpx.AsyncClient, model: str, adapter: str, prompt: int, found: Swapped
+) -> None:
+    body = {
+        "model": f"{model}:{adapter}",
+        "messages": [{"role": "user", "content": f"Tell me about ship {prompt}."}],
+        "max_tokens": TOKENS,
+        "ignore_eos": True,
+        "stream": True,
+        **({"temperature": 1, "seed": prompt} if prompt % 2 else {"temperature": 0}),
+    }
+    text: list[str] = []
+    async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+        if response.status_code != 200:
+            error = json.loads(await response.aread())["error"]
+            found.refused.append((response.status_code, error["code"]))
+            await asyncio.sleep(0.2)
+            return
+        async for line in response.aiter_lines():
+            if line.startswith("data: {"):
+                choices = json.loads(line.removeprefix("data: "))["choices"]
+                text += [choice["delta"].get("content") or "" for choice in choices]
+    found.answers.append((response.headers["x-quire-adapter"], prompt, "".join(text)))
+
+
+async def _harm(
+    instance: Instance, kills: int, seed: int, digests: set[str], found: Swapped
+) -> None:
+    """Kill replicas that stream, one after another; have all let go of the weights in between."""
+    rng = random.Random(seed)
+    while found.kills < kills:
+        await asyncio.to_thread(_unload, instance, digests)
+        await asyncio.sleep(rng.uniform(0.5, 1.5))
+        victims = await asyncio.to_thread(_victims, instance)
+        found.kills += bool(victims) and _kill(rng.choice(victims))
+
+
+def _unload(instance: Instance, digests: set[str]) -> None:
+    with redis.Redis.from_url(socket_url(instance.data_dir), socket_timeout=5) as client:
+        for beat in instance.heartbeats():
+            for digest in sorted(digests):
+                message = Control(command="unload_adapter", adapter=AdapterRef(digest=digest))
+                client.xadd(
+                    protocol.inbox_key(beat.replica_id), {protocol.FIELD: protocol.encode(message)}
+                )
