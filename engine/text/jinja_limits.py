@@ -231,7 +231,8 @@ def bounded_filters(library: dict[str, Callable[..., Any]]) -> dict[str, Callabl
                 refuse(size > _MOST_INDENT)
         return filters["tojson"](weighed(value), *args, **kwargs)
 
-    found = {"center": center, "indent": indent, "format": format_, "batch": batch}
+    found: dict[str, Callable[..., Any]] = {"center": center, "indent": indent, "batch": batch}
+    found |= {"format": format_}
     found |= {"slice": pass_eval_context(slice_), "tojson": tojson, "sum": pass_environment(sum_)}
     found |= {"join": pass_eval_context(join), "replace": pass_eval_context(replace)}
     found["wordwrap"] = pass_environment(wordwrap)
