@@ -26,7 +26,13 @@ from inference.metrics import recorder
 from inference.metrics.history import history
 from inference.resuming.position import MAX_OUTPUTS, Position, asked_position
 from inference.resuming.read_until import holder_of, read_until
-from inference.resuming.takeover import Taken, request_print, settle_later, take_over_stream
+from inference.resuming.takeover import (
+    StreamGone,
+    Taken,
+    request_print,
+    settle_later,
+    take_over_stream,
+)
 from inference.tracing import generation_span
 from inference.web.asked import asked
 from metering.access import (
@@ -239,11 +245,26 @@ class Generation:
             self.release()
             raise renamed(error, self.job.field_names) from None
         increments = [inc for piece in pieces if (inc := self._push(piece)) is not None]
+        if self._replaying and not self._replay:
+            self._check_ends()
         for inc in increments:
             self._shown[inc.number][inc.index] = self.outputs[inc.number][inc.index].num_tokens
         if self.finished:
             self.release()
         return increments
+
+    def _check_ends(self) -> None:
+        """Raise `StreamGone` where the client says that an output has ended and it hasn't: nothing
+        would ever come of it.
+        """
+        if (taken := self._taken) is None:
+            return
+        for number, outputs in enumerate(self.outputs):
+            for index, output in enumerate(outputs):
+                if output.finish_reason is None and taken.ended(number, index):
+                    self._error = StreamGone()
+                    self.release()
+                    raise self._error
 
     def _push(self, piece: Piece) -> Increment | None:
         output = self.outputs[piece.number][piece.index]

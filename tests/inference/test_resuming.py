@@ -191,9 +191,10 @@ async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway,
     for bad in ("x", "chatcmpl-1:2:3", last + "0" * 3000):
         refused = await ask(storyteller, "chat", after=bad)
         assert (refused.status, refused.error["param"]) == (400, "Last-Event-ID")
+    ended = last + "."  # which it hadn't: nothing would ever come
     unknown = re.sub("-[0-9a-f]{32}", "-" + "0" * 32, last)
     beyond = re.sub(r":\d+$", ":9999", last)
-    for gone in (unknown, beyond):
+    for gone in (unknown, beyond, ended):
         reply = await ask(storyteller, "chat", after=gone)
         assert (reply.status, reply.error["code"]) == (404, "stream_not_found")
 
