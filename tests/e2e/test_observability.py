@@ -162,6 +162,7 @@ def live(watched: Watched, answered: Any) -> dict[str, set[str]]:
 def test_vllms_boards_fill(live: dict[str, set[str]]) -> None:
     for name in VLLM_BOARDS:
         assert {"model_name", "engine"} <= live[f"vllm:{name}"], name
+    assert "finished_reason" in live["vllm:request_success_total"]
 
 
 #: What is counted only once something has gone wrong, or is known after a longer time.

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.e2e.product import ROOT, Product, clean_environment, running
 from tests.vllm_suite.models import Models
-from tests.vllm_suite.results import Reasons, Result, read_report, report
+from tests.vllm_suite.results import Kept, Reasons, Result, page, read_report, report
 from tests.vllm_suite.tree import build, test_files
 
 FILE_TIMEOUT_S = 900
@@ -24,37 +24,53 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("source", type=Path, help="unpacked source package of vLLM")
     parser.add_argument("files", nargs="*", help="parts of the files' paths (default: all)")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="JSON to keep results in, file by file"
+    )
+    parser.add_argument("--page", type=Path, metavar="FILE", help="document to make of these")
+    parser.add_argument("--rest", action="store_true", help="run only files without results")
     options = parser.parse_args()
-    reasons = Reasons()
+    reasons, kept = Reasons(), Kept(options.results)
     files, others = test_files(options.source.resolve())
     left_out = [file for file in files if reasons.of(file) is not None]
-    files = [file for file in files if file not in left_out]
+    files = everything = [file for file in files if file not in left_out]
     if options.files:
         files = [file for file in files if any(part in file for part in options.files)]
+    if options.rest:
+        files = [file for file in files if file not in kept.by_file]
+    if files:
+        run_all(options.source.resolve(), files, reasons, kept)
+    text, unknown = report(kept.results, reasons)
+    print(f"\n{text}")
+    print(f"\nNot run: {len(others)} files that call vLLM's own modules and no server.")
+    for file in left_out:
+        print(f"  {file}: {reasons.of(file)}")
+    if options.page is not None:
+        waiting = [file for file in everything if file not in kept.by_file]
+        text = page(kept.by_file, left_out, waiting, reasons)
+        options.page.write_text(text, encoding="utf-8")
+    return 1 if unknown else 0
+
+
+def run_all(source: Path, files: list[str], reasons: Reasons, kept: Kept) -> None:
+    """Run these files against one product, each with its own model."""
     with tempfile.TemporaryDirectory(prefix="quire-vllm-") as name:
         folder = Path(name)
-        build(options.source.resolve(), folder / "tree")
+        build(source, folder / "tree")
         (folder / "product").mkdir()
         with running(folder / "product", QUIRE_ADAPTER_DIRS=adapter_folders(folder)) as product:
-            environment = suite_environment(product, options.source)
+            environment = suite_environment(product, source)
             models = Models(folder / "models")
             # Each file brings its own model, and some of them send no name.
             product.manage("unload_model", product.model, "--wait")
-            results: list[Result] = []
             for file in files:
                 found = run_file(file, folder, environment | models.of(file))
-                results += found
+                kept.add(file, found)
                 bad = sum(result.outcome == "differs" for result in found)
                 print(f"{file}: {len(found)} tests, {bad} otherwise", flush=True)
                 for result in found:
                     if result.outcome == "differs" and reasons.of(result.name) is None:
                         print(f"  {result.name}\n      {result.told}", flush=True)
-    text, unknown = report(results, reasons)
-    print(f"\n{text}")
-    print(f"\nNot run: {len(others)} files that call vLLM's own modules and no server.")
-    for file in left_out:
-        print(f"  {file}: {reasons.of(file)}")
-    return 1 if unknown else 0
 
 
 def adapter_folders(folder: Path) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.vllm_suite.__main__ import run_file
-from tests.vllm_suite.results import Reasons, Result, report
+from tests.vllm_suite.results import Kept, Reasons, Result, page, report
 from tests.vllm_suite.tree import build, test_files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,3 +105,18 @@ def test_differences_are_listed_with_their_reasons(tmp_path: Path) -> None:
 
 def test_the_reasons_can_be_read() -> None:
     assert Reasons().of("nobody.py::test_nothing") is None
+
+
+def test_results_are_kept_and_become_a_page(tmp_path: Path) -> None:
+    kept, path = Kept(tmp_path / "kept.json"), tmp_path / "reasons.toml"
+    path.write_text('[[reason]]\nwhy = "It is small."\ntests = ["a.py::*", "c.py"]\n')
+    kept.add("a.py", [Result("a.py::test_x", "differs", "m"), Result("a.py::test_y", "passed")])
+    kept.add("b.py", [Result("b.py::test_z", "skipped"), Result("b.py::test_w", "differs")])
+    again = Kept(tmp_path / "kept.json")
+    assert again.by_file == kept.by_file
+    text = page(again.by_file, ["c.py"], ["d.py"], Reasons(path))
+    assert "| `a.py` | 1 | 1 | 0 | 1 |" in text
+    assert "| `b.py` | 0 | 1 | 1 | 2 |" in text
+    assert "| **all** | 1 | 2 | 1 | |" in text
+    assert "1. It is small.\n2. No reason yet.\n\nWithout results yet: `d.py`." in text
+    assert text.endswith("- It is small. `c.py`\n")
