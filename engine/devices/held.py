@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from kernels import KernelSet
+
+log = logging.getLogger(__name__)
 
 _OURS = ("engine", "kernels")
 Pin = Callable[[Tensor], Callable[[], None]]
@@ -83,13 +86,24 @@ class HostCopy:
         device: whose memory is given back.
         pin: locks a host tensor's pages, which a GPU then copies from at full speed, and returns
             what lets go of them; None: they stay as they are. (torch's own pinned memory would be
-            kept for later, up to twice as much as was asked for.)
+            kept for later, up to twice as much as was asked for.) Where it raises RuntimeError, as
+            with a limit on locked memory, pages stay as they are too.
+
+    Where host memory is short, everything is on the device again before the error is raised.
     """
 
     def __init__(
         self, tensors: Iterator[Tensor], device: torch.device, pin: Pin | None = None
     ) -> None:
         self._kept: list[tuple[torch.UntypedStorage, Tensor, Callable[[], None]]] = []
+        self._pin = pin
+        try:
+            self._take(tensors, device)
+        except BaseException:
+            self.restore()
+            raise
+
+    def _take(self, tensors: Iterator[Tensor], device: torch.device) -> None:
         seen: set[int] = set()
         for tensor in tensors:
             storage = tensor.untyped_storage()
@@ -98,10 +112,25 @@ class HostCopy:
                 continue
             seen.add(storage._cdata)
             copy = torch.empty(storage.nbytes(), dtype=torch.uint8)
-            unpin = _nothing if pin is None else pin(copy)
-            copy.untyped_storage().copy_(storage, non_blocking=False)
+            unpin = self._locked(copy)
+            try:
+                copy.untyped_storage().copy_(storage, non_blocking=False)
+            except BaseException:
+                unpin()
+                raise
             storage.resize_(0)
             self._kept.append((storage, copy, unpin))
+
+    def _locked(self, copy: Tensor) -> Callable[[], None]:
+        """Lock a copy's pages, if that can be; what lets go of them."""
+        if self._pin is None:
+            return _nothing
+        try:
+            return self._pin(copy)
+        except RuntimeError as error:
+            log.warning("Weights sleep in pages that aren't locked, and wake slowly: %s", error)
+            self._pin = None
+            return _nothing
 
     @property
     def nbytes(self) -> int:
@@ -118,6 +147,11 @@ class HostCopy:
             storage.copy_(copy.untyped_storage(), non_blocking=False)
             self._kept.pop()
             unpin()
+
+    def forget(self) -> None:
+        """Give the host memory back, and never the device's: the tensors aren't used any more."""
+        while self._kept:
+            self._kept.pop()[2]()
 
 
 def _nothing() -> None:

@@ -60,6 +60,8 @@ class Sleeper:
             cast(Any, self._loaded.model).release_kv()
         self.asleep = {WEIGHTS, KV_CACHE}
         if level == 2:
+            if self._host is not None:
+                self._host.forget()
             self._host, self._gone = None, True
             self._loaded.model = cast(EngineModel, Absent())
         elif self._host is None and not self._gone:

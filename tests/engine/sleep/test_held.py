@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -76,19 +77,90 @@ def test_views_stay_views_of_one_storage() -> None:
     assert parts[1][1, 3] == 11
 
 
+class Pages:
+    """Locks tensors' pages, up to `most` of them at once."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.locked: list[int] = []
+        self.most = most
+
+    def pin(self, tensor: torch.Tensor) -> Callable[[], None]:
+        if len(self.locked) == self.most:
+            raise RuntimeError("out of locked memory")
+        self.locked.append(tensor.data_ptr())
+        return lambda: self.locked.remove(tensor.data_ptr())
+
+
 def test_pages_are_locked_while_they_are_kept_and_no_longer() -> None:
-    locked: list[int] = []
+    """However often: nothing is left over, and nothing is lost."""
+    pages, tensors = Pages(), [torch.arange(8.0), torch.ones(3)]
+    for _ in range(3):
+        copy = HostCopy(iter(tensors), CPU, pages.pin)
+        assert len(pages.locked) == 2
+        copy.restore()
+        assert pages.locked == []
+        assert tensors[0].tolist() == list(range(8))
 
-    def pin(tensor: torch.Tensor) -> Callable[[], None]:
-        locked.append(tensor.data_ptr())
-        return lambda: locked.remove(tensor.data_ptr())
 
-    tensors = [torch.arange(8.0), torch.ones(3)]
-    copy = HostCopy(iter(tensors), CPU, pin)
-    assert len(locked) == 2
+def test_pages_that_can_not_be_locked_are_kept_as_they_are(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pages, tensors = Pages(most=1), [torch.full((4,), float(n)) for n in range(3)]
+    copy = HostCopy(iter(tensors), CPU, pages.pin)
+    assert len(pages.locked) == 1
+    assert caplog.text.count("aren't locked") == 1
     copy.restore()
-    assert locked == []
-    assert tensors[0].tolist() == list(range(8))
+    assert pages.locked == []
+    assert [float(tensor[0]) for tensor in tensors] == [0.0, 1.0, 2.0]
+
+
+def test_weights_that_host_memory_does_not_take_stay_on_the_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pages, tensors = Pages(), [torch.full((4,), float(n)) for n in range(3)]
+    empty, calls = torch.empty, []
+
+    def short(*args: Any, **options: Any) -> torch.Tensor:
+        calls.append(args)
+        if len(calls) == 3:
+            raise MemoryError("none left")
+        return empty(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "empty", short)
+        with pytest.raises(MemoryError):
+            HostCopy(iter(tensors), CPU, pages.pin)
+    assert pages.locked == []
+    assert [float(tensor[0]) for tensor in tensors] == [0.0, 1.0, 2.0]
+
+
+def test_a_deeper_sleep_gives_the_host_memory_of_a_lighter_one_back(tmp_path: Path) -> None:
+    pages = Pages()
+    llm = LLM(
+        str(make_model("llama", tmp_path)), dtype="float32", num_gpu_blocks_override=32,
+        max_model_len=64, cpu_kernels=False, enable_sleep_mode=True,
+    )  # fmt: skip
+    device, prompt = llm.core.executor.device, [[5] * 20]
+    expected = llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
+
+    def put_away(tensors: Iterator[torch.Tensor]) -> HostCopy:
+        held = list(tensors)
+        for tensor in held:
+            if not tensor.untyped_storage().resizable():  # of a mapped file
+                tensor.data = tensor.data.clone()
+        return HostCopy(iter(held), CPU, pages.pin)
+
+    device.put_away = put_away
+    most = 0
+    for levels in ([1], [1, 2], [1], [2]):
+        for level in levels:
+            llm.sleep(level)
+            assert bool(pages.locked) == (level == 1)
+            most = most or len(pages.locked)
+            assert len(pages.locked) in (0, most)
+        llm.wake_up()
+        assert pages.locked == []
+        assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids == expected
 
 
 def test_memory_that_is_short_can_be_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
