@@ -10,7 +10,7 @@ are given beside tensors is in `kernels.layers`, how weights are packed in `kern
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from kernels.layers import (
 )
 from kernels.logits import LogitEdits, TopLogprobs
 from kernels.lora import LoraUse, LoraWeights, PackedLora, TorchLora
+from kernels.lora_slots import LoraSlots, Place
 from kernels.packing import LinearMaker
 
 __all__ = [
@@ -137,6 +138,16 @@ class KernelSet(LinearMaker):
             if not isinstance(lora, TorchLora):
                 raise ValueError("an adapter must be packed by these kernels")
             lora.add(y, x, rows)
+
+    def lora_slots(
+        self, places: Mapping[Place, int], most: int, most_rank: int, dtype: torch.dtype
+    ) -> LoraSlots | None:
+        """Slots for adapters in steps that are recorded; None: these kernels have none.
+
+        `places`: the linear layers that adapters may change, and how many parts each has at most;
+        `most` adapters at once, each part of at most `most_rank`, for rows of `dtype`.
+        """
+        return None
 
     @abstractmethod
     def new_kv_cache(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

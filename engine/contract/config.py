@@ -122,10 +122,13 @@ class EngineConfig(Settings):
     )
     enable_lora: bool = option(True, "serve LoRA adapters")
     max_loras: int | None = option(
-        None, "LoRA adapters on the device at once; default: as many as its memory takes", low=1
+        None,
+        "LoRA adapters on the device at once; default: as many as its memory takes, on a GPU at "
+        "most 256",
+        low=1,
     )
     max_lora_rank: int | None = option(
-        None, "refuse LoRA adapters of a higher rank; default: any rank", low=1
+        None, "refuse LoRA adapters of a higher rank; default: any rank, on a GPU 256", low=1
     )
     max_cpu_loras: int | None = option(
         None,
@@ -135,7 +138,7 @@ class EngineConfig(Settings):
     )
     lora_dtype: str = option(
         "auto",
-        "number format of LoRA weights; auto: as in their files",
+        "number format of LoRA weights; auto: as in their files; on a GPU the model's",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     seed: int = option(0, "seed of requests that set none", low=0)

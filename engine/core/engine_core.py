@@ -109,7 +109,7 @@ class EngineCore:
             executor.load_adapter,
             executor.drop_adapter,
             executor.adapter_bytes,
-            config.max_loras,
+            executor.most_adapters,
             executor.adapter_refusal,
         )
         self._input_processor = InputProcessor(

@@ -16,7 +16,10 @@ from engine.contract.errors import ConfigError
 from engine.devices.cpu import kernels_on
 from engine.devices.device import CacheNeed, Device, RunnerParts
 from engine.devices.held import HostCopy
-from engine.devices.host_memory import num_cpu_blocks
+from engine.devices.host_memory import GIB, num_cpu_blocks
+from engine.model_loader.loader import LoadedModel
+from engine.models.adapted_linears import make_slots
+from engine.models.decoder import NativeDecoder
 from engine.pooling.runner import PoolingRunner
 from engine.sampling.sampler import Sampler
 from engine.worker.cuda.forward import DeviceForward
@@ -29,6 +32,12 @@ from engine.worker.cuda.warm import warm_up_kernels
 from engine.worker.interface import Runner
 from kernels import KernelSet
 from kernels.ablations import is_on
+from kernels.lora_slots import LoraSlots
+
+_MOST_ADAPTERS, _MOST_RANK = 256, 256
+"""By default: adapters at once, and their ranks."""
+_ADAPTERS_PART, _MOST_FOR_ADAPTERS = 32, 4 * GIB
+"""A GPU's memory for adapters: one part of so many, at most so many bytes."""
 
 
 class CudaDevice(Device):
@@ -36,6 +45,8 @@ class CudaDevice(Device):
 
     name: ClassVar[str] = "cuda"
     overlaps: ClassVar[bool] = True
+    runs_adapters: ClassVar[bool] = True
+    keeps_adapters: ClassVar[bool] = False
     token_budget: ClassVar[int] = 8192
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = (
         "float32", "bfloat16", "float16", "int8", "fp8", "fp8_e4m3", "fp8_e5m2",
@@ -44,6 +55,8 @@ class CudaDevice(Device):
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config)
         self._kept_for_graphs: int | None = None
+        self._kept_for_adapters = 0
+        self._slots: LoraSlots | None = None
 
     @classmethod
     def obstacle(cls) -> str:
@@ -67,6 +80,41 @@ class CudaDevice(Device):
             )
         return kernels_on(self.name, self.config)
 
+    # -- adapters -----------------------------------------------------------------------------
+
+    def prepare_adapters(self, loaded: LoadedModel) -> str:
+        """See `Device`: graphs are recorded with the adapters' table, so it is made before."""
+        if not self.config.enable_lora or not isinstance(loaded.model, NativeDecoder):
+            return ""
+        if loaded.pooler is not None:
+            return "Adapters of pooling models aren't supported on a GPU."
+        model = loaded.model
+        if self._slots is None:
+            # One that was driven out has its slot until the steps that it was in are over.
+            most = self.most_adapters + self.config.max_num_seqs
+            rank, dtype = self.most_adapter_rank, model.weight_dtype
+            self._slots = make_slots(model.ops, model.weights, most, rank, dtype)
+        if self._slots is None:
+            return f"Adapters aren't supported by the kernels {self.kernels.name} on a GPU."
+        model.use_lora_slots(self._slots)
+        total = CudaMeter(self.torch_device).device()[1]
+        self._kept_for_adapters = min(total // _ADAPTERS_PART, _MOST_FOR_ADAPTERS)
+        return ""
+
+    def adapter_bytes(self) -> int:
+        """See `Device`: the KV cache leaves so much."""
+        return self._kept_for_adapters
+
+    @property
+    def most_adapters(self) -> int:
+        """See `Device`."""
+        return self.config.max_loras or _MOST_ADAPTERS
+
+    @property
+    def most_adapter_rank(self) -> int:
+        """See `Device`: recorded steps have room for what the highest rank needs."""
+        return self.config.max_lora_rank or _MOST_RANK
+
     # -- memory -------------------------------------------------------------------------------
 
     def num_blocks(self, need: CacheNeed) -> int:
@@ -82,6 +130,7 @@ class CudaDevice(Device):
             need.bytes_per_token * config.block_size,
             config.max_num_seqs * need.blocks_per_sequence,
             groups,
+            self._kept_for_adapters,
         )
 
     def _profile(self, need: CacheNeed) -> DeviceMemory:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from engine.contract.config import EngineConfig
 from engine.devices.held import HostCopy
+from engine.devices.host_memory import adapter_bytes
 from engine.devices.threads import Threads
 from engine.kv_cache.layout import KVLayout
 from engine.model_loader.loader import LoadedModel
@@ -92,6 +93,8 @@ class Device(ABC):
     times_prompts: ClassVar[bool] = False
     #: Whether rows of a step may go through LoRA adapters.
     runs_adapters: ClassVar[bool] = False
+    #: Whether adapters that leave it are kept as they are, since host memory is where they were.
+    keeps_adapters: ClassVar[bool] = True
     #: Whether drafts may come from a model or from heads; if not, they come from text alone.
     runs_draft_models: ClassVar[bool] = False
     #: `max_num_batched_tokens` by default.
@@ -123,6 +126,28 @@ class Device(ABC):
         """What decides the bits of its results: its hardware's kind, and the kernels' build."""
         build = f"{self.kernels.name} {self.kernels.version}".strip()
         return self.name, f"{build}, torch {torch.__version__}"
+
+    # -- adapters -----------------------------------------------------------------------------
+
+    def prepare_adapters(self, loaded: LoadedModel) -> str:
+        """The model was loaded, or its weights were read anew, and may be asked to run adapters:
+        why it can't here, or "".
+        """
+        return ""
+
+    def adapter_bytes(self) -> int:
+        """Memory for adapters."""
+        return adapter_bytes(16, 4)
+
+    @property
+    def most_adapters(self) -> int | None:
+        """Of the settings, or how many the device can have at once; None: as many as fit."""
+        return self.config.max_loras
+
+    @property
+    def most_adapter_rank(self) -> int | None:
+        """The same for their ranks."""
+        return self.config.max_lora_rank
 
     # -- memory -------------------------------------------------------------------------------
 

@@ -110,6 +110,10 @@ class Executor(Protocol):
     def adapter_bytes(self) -> int:
         """Device memory for adapters."""
 
+    @property
+    def most_adapters(self) -> int | None:
+        """How many may be on the device at once; None: as many as fit."""
+
     def load_adapter(self, ref: AdapterRef) -> AdapterFacts:
         """Bring an adapter to the device, where plans may name it. Any thread may call it.
 

@@ -14,7 +14,7 @@ from engine.contract.errors import ConfigError, EngineFault
 from engine.contract.loading import CACHE, KERNELS, READING, note
 from engine.contract.protocol import KV_CACHE, WEIGHTS
 from engine.contract.speculative import HEADS, SpeculativeConfig
-from engine.devices.device import CacheNeed, RunnerParts
+from engine.devices.device import CacheNeed, Device, RunnerParts
 from engine.devices.find import make_device
 from engine.devices.host_memory import adapter_bytes, num_counted_blocks
 from engine.executor.draft import DraftExecutor
@@ -53,11 +53,11 @@ _KV_DTYPES = {
 }
 
 
-def _adapter_limits(config: EngineConfig) -> StoreLimits:
+def _adapter_limits(config: EngineConfig, device: Device) -> StoreLimits:
     return StoreLimits(
-        max_rank=config.max_lora_rank,
+        max_rank=device.most_adapter_rank,
         dtype=None if config.lora_dtype == "auto" else _KV_DTYPES[config.lora_dtype],
-        host_bytes=adapter_bytes(32, 1),
+        host_bytes=adapter_bytes(32, 1) if device.keeps_adapters else 0,
         host_adapters=config.max_cpu_loras,
     )
 
@@ -81,7 +81,7 @@ class InProcessExecutor:
         note(KERNELS)
         self.device = make_device(config)
         self._attachments, self._masks = Attachments(), GrammarInbox()
-        self._adapters = AdapterStore(_adapter_limits(config))
+        self._adapters = AdapterStore(_adapter_limits(config, self.device))
         self._thread: StepThread | None = None
         self._begun = self._serving = False
         self._runner: Runner = cast(Any, None)
@@ -97,6 +97,7 @@ class InProcessExecutor:
         self.loaded = load_model(self._config, self.device.kernels, progress)
         self._kv_dtype = _KV_DTYPES.get(self._config.kv_cache_dtype, self.loaded.dtype)
         self._sleeper = Sleeper(self.loaded, self._config, self.device)
+        self._adapter_obstacle = self.device.prepare_adapters(self.loaded)
         self._load_draft()
         return self.loaded.facts
 
@@ -237,12 +238,17 @@ class InProcessExecutor:
                 "Adapters are for models that run on Quire's own decoders and encoders; this "
                 f"{self.loaded.spec.architecture} doesn't."
             )
-        return ""
+        return self._adapter_obstacle
 
     @property
     def adapter_bytes(self) -> int:
         """See `Executor`."""
-        return adapter_bytes(16, 4)
+        return self.device.adapter_bytes()
+
+    @property
+    def most_adapters(self) -> int | None:
+        """See `Executor`."""
+        return self.device.most_adapters
 
     def load_adapter(self, ref: AdapterRef) -> AdapterFacts:
         """See `Executor`."""
@@ -333,6 +339,7 @@ class InProcessExecutor:
         asleep = self._sleeper.asleep
         if WEIGHTS in tags:
             self._sleeper.wake_weights()
+            self.device.prepare_adapters(self.loaded)
             if self._draft is not None:
                 self._draft.wake_weights()
             if self._heads is not None:

@@ -45,6 +45,7 @@ def pack_adapter(
     Raises `InvalidRequest` for what is understood, but not done for this model.
     """
     packer = _Packer(adapter, model, dtype, modules or Modules(model.spec))
+    packer.check()
     layers = [dict(packer.layer(index)) for index in range(model.spec.num_layers)]
     embedding, head = packer.embedding(), packer.head()
     return AdapterWeights(
@@ -87,7 +88,7 @@ class _Packer:
         self, linear: LinearDescription, layer: LinearLayer, deltas: list[ModuleDelta | None]
     ) -> PackedLora:
         """The parts of one linear layer, over each other as its weights are."""
-        parts = _Parts(layer, linear.bias)
+        parts = _Parts(self._model, layer, linear.bias)
         orders = self._orders(linear)
         first = 0
         for part, delta, order in zip(linear.parts, deltas, orders, strict=True):
@@ -110,9 +111,22 @@ class _Packer:
         return [None] * len(linear.parts)
 
     def _pack(self, parts: _Parts) -> PackedLora:
-        packed = self._model.ops.pack_lora(parts.weights(self._dtype))
+        slots, weights = self._model.lora_slots, parts.weights(self._dtype)
+        packed = (self._model.ops.pack_lora if slots is None else slots.pack)(weights)
         self.num_bytes += packed.nbytes
         return packed
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for what slots of adapters have no place for."""
+        adapter = self._adapter
+        if self._model.lora_slots is None:
+            return
+        for kind, delta, name in (
+            ("embedding", adapter.embedding, self._modules.embedding),
+            ("head", adapter.head, self._modules.head),
+        ):
+            if delta is not None or kind in adapter.tables or kind in adapter.tokens:
+                raise InvalidRequest(f"Adapters of {name} aren't supported on a GPU.", param=name)
 
     def classifier(self, heads: HeadMaker | None) -> Step | None:
         """The head that the adapter brings."""
@@ -163,7 +177,7 @@ class _Packer:
             layer = self._table(model, table, None)
         added = None
         if any(True for _ in delta.tensors()):
-            parts = _Parts(layer or model.lm_head, model.spec.lm_head_bias)
+            parts = _Parts(model, layer or model.lm_head, model.spec.lm_head_bias)
             parts.add(0, model.spec.vocab_size, delta, None)
             added = self._pack(parts)
         tokens = None
@@ -175,7 +189,7 @@ class _Packer:
         """An output layer of these rows; `ids`: whose they are, None: everybody's."""
         bias = None
         if model.spec.lm_head_bias:
-            bias = model.lm_head(_nothing(model.lm_head))[0]
+            bias = model.lm_head(_nothing(model, model.lm_head))[0]
             bias = bias if ids is None else bias[ids]
         layer = model.ops.PackedLinear(rows.to(model.weight_dtype).contiguous(), bias)
         self.num_bytes += layer.nbytes
@@ -190,8 +204,8 @@ class _Packer:
 class _Parts:
     """`LoraWeights` of one linear layer in the making."""
 
-    def __init__(self, layer: LinearLayer, has_bias: bool) -> None:
-        self._layer, self._has_bias = layer, has_bias
+    def __init__(self, model: AdaptableModel, layer: LinearLayer, has_bias: bool) -> None:
+        self._model, self._layer, self._has_bias = model, layer, has_bias
         self._a: list[Tensor] = []
         self._parts: list[tuple[int, Tensor, int, float]] = []
         self._gain = torch.ones(layer.out_features)
@@ -228,7 +242,7 @@ class _Parts:
         """The layer's own bias: what it makes of nothing, which takes all of its weights."""
         if self._own is None:
             self._own = (
-                self._layer(_nothing(self._layer))[0].float().cpu()
+                self._layer(_nothing(self._model, self._layer))[0].float().cpu()
                 if self._has_bias
                 else torch.zeros(self._layer.out_features)
             )
@@ -240,6 +254,7 @@ class _Parts:
         for start in range(0, len(b), _ROWS):
             some = b[start : start + _ROWS].float()
             ids = torch.arange(first + start, first + start + len(some))
+            ids = ids.to(self._model.ops.device)
             rows = self._layer.rows(ids).float().cpu() + delta.scale * (some @ a.float())
             found.append(rows.norm(dim=1))
         return torch.cat(found)
@@ -259,6 +274,8 @@ class _Parts:
         )
 
 
-def _nothing(layer: LinearLayer) -> Tensor:
-    """One row of zeros."""
-    return torch.zeros(1, layer.in_features)
+def _nothing(model: AdaptableModel, layer: LinearLayer) -> Tensor:
+    """One row of zeros, as a layer of the model takes it."""
+    ops = model.ops
+    dtype = ops.activation_dtype(model.weight_dtype)
+    return torch.zeros(1, layer.in_features, dtype=dtype, device=ops.device)

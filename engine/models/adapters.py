@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kernels import KernelSet, LinearLayer
 from kernels.interface import MixtureOfExperts
 from kernels.lora import ExpertUse, LoraTable, LoraUse, PackedLora, TableUse
+from kernels.lora_slots import LoraRows, LoraSlots, SlotTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +80,7 @@ class AdapterWeights:
     Attributes:
         digest: what it is known by.
         layers: by layer and slot (see `engine.lora.modules.linears_of`), what it changes.
-        table: the same for the compiled decoder; None where that can't be run with it.
+        table: the same for the compiled decoder, or the adapter's slot; None: neither is there.
         embedding, head: None: it leaves them as they are.
         classifier: a pooling model's head in the place of its own, on the host.
         num_bytes: of device memory.
@@ -114,6 +116,14 @@ class StepAdapters:
         """For the compiled decoder; None where one of them can't be run by it."""
         uses = [(adapter.table, rows) for adapter, rows in self.groups if adapter.table is not None]
         return uses if len(uses) == len(self.groups) else None
+
+    def slots(self) -> list[tuple[int, np.ndarray]]:
+        """The slots of adapters that have one, and their rows."""
+        return [
+            (adapter.table.slot, rows.numpy())
+            for adapter, rows in self.groups
+            if isinstance(adapter.table, SlotTable)
+        ]
 
     def of(self, layer: int, slot: str) -> list[LoraUse]:
         """Those that change one linear layer."""
@@ -164,8 +174,10 @@ class AdaptedLinear(LinearLayer):
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """See `LinearLayer.__call__`."""
         y = self._layer(x, out)
-        adapters = self._step.adapters
-        if adapters is not None and (uses := adapters.of(*self._place)):
+        step = self._step
+        if step.slots is not None and step.rows is not None:
+            step.slots.add(self._place, y, x, step.rows)
+        elif step.adapters is not None and (uses := step.adapters.of(*self._place)):
             self._ops.add_lora(y, x, uses)
         return y
 
@@ -204,6 +216,10 @@ class CurrentStep:
 
     Attributes:
         adapters: of all of the step's tokens; None: nobody goes through one.
+        slots: the adapters of the model's device, where they have slots.
+        rows: the step's tokens by those slots; None: nobody goes through one.
     """
 
     adapters: StepAdapters | None = None
+    slots: LoraSlots | None = None
+    rows: LoraRows | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine.models.adapters import StepAdapters
+from kernels.lora_slots import LoraRows
 
 
 @dataclass(slots=True)
@@ -31,6 +32,7 @@ class AttentionContext:
         others: the same for groups 1, 2, ... of a model whose layers attend in different ways; they
             differ in slot_mapping and block_tables.
         adapters: which of the tokens go through adapters; None: none does.
+        lora_rows: the same for a model whose adapters have slots, on its device.
         host: of a batch on a device, the same where the host can look at it; None: it can.
     """
 
@@ -46,6 +48,7 @@ class AttentionContext:
     others: tuple[AttentionContext, ...] = ()
     embeds: tuple[Tensor, Tensor] | None = None
     adapters: StepAdapters | None = None
+    lora_rows: LoraRows | None = None
     host: AttentionContext | None = None
 
     @property

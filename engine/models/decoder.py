@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout, uniform
+from engine.models.adapted_linears import expert_linears, linears_of
 from engine.models.adapters import CurrentStep, StepAdapters
 from engine.models.cache import KVScales, LayerCache, new_cache
 from engine.models.compiled import compile_decoder
@@ -33,6 +34,7 @@ from kernels import KernelSet, LinearLayer
 from kernels.ablations import is_on
 from kernels.interface import NO_NORM, CompiledDecoder
 from kernels.lora import LayerLoras, LoraTable
+from kernels.lora_slots import LoraSlots
 from kernels.steps import CompiledStep, StepEnds, StepTables
 
 
@@ -88,14 +90,7 @@ class NativeDecoder:
         """Read all weights; `progress(done, total)` is called after each layer."""
         spec = self.spec
         scheme = scheme_of(self.quantization, self._round_inputs)
-        loader = LayerLoader(
-            spec,
-            self.ops,
-            self.weight_dtype,
-            self.max_model_len,
-            weights,
-            scheme,
-        )
+        loader = LayerLoader(spec, self.ops, self.weight_dtype, self.max_model_len, weights, scheme)
         total = spec.num_layers + 1
         loader.check(self.description)
         self._load_tables(loader)
@@ -174,12 +169,7 @@ class NativeDecoder:
         self.group_of = layout.group_of_layers()
         if is_on("decoder"):
             self._compiled = compile_decoder(
-                self.spec,
-                self.ops,
-                self.weights,
-                self.final_norm,
-                self.kv_caches,
-                self.group_of,
+                self.spec, self.ops, self.weights, self.final_norm, self.kv_caches, self.group_of
             )
 
     def release_kv(self) -> None:
@@ -191,14 +181,11 @@ class NativeDecoder:
         spec = self.spec
         if self._compiled is None or self._embedding_norm is not None or spec.logit_soft_cap:
             return None
+        offset = spec.position_offset if self._positions is not None else 0
         ends = StepEnds(
-            self.embedding,
-            self.lm_head,
-            self._positions,
-            spec.position_offset if self._positions is not None else 0,
-            spec.embedding_scale,
+            self.embedding, self.lm_head, self._positions, offset, spec.embedding_scale,
             spec.logit_scale,
-        )
+        )  # fmt: skip
         return self._compiled.compile_step(ends, tables)
 
     # -- adapters -----------------------------------------------------------------------------
@@ -206,16 +193,23 @@ class NativeDecoder:
     def linears(self, layer: int) -> dict[str, LinearLayer]:
         """A layer's linear layers that adapters may change, by their slots."""
         weights = self.weights[layer]
-        found = {"qkv": weights.attention.qkv, "o": weights.attention.o}
-        for prefix, mlp in (("", weights.mlp), ("residual_", weights.residual_mlp)):
-            if mlp is not None:
-                found |= {f"{prefix}up": mlp.up, f"{prefix}down": mlp.down}
-        if weights.experts is not None and weights.experts.layers is not None:
-            found |= weights.experts.layers.linears()
-        return found
+        # A device whose steps are recorded runs experts all at once.
+        experts = {} if self.lora_slots is not None else expert_linears(weights)
+        return linears_of(weights) | experts
+
+    @property
+    def lora_slots(self) -> LoraSlots | None:
+        """Where adapters are on a device whose steps are recorded; None: they have no slots."""
+        return self._step.slots
+
+    def use_lora_slots(self, slots: LoraSlots | None) -> None:
+        """Have adapters there, see `make_slots`."""
+        self._step.slots = slots
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
-        """An adapter for all layers in one call; None where they run one by one."""
+        """An adapter for all layers in one call, or in a slot; None where neither is there."""
+        if self.lora_slots is not None:
+            return self.lora_slots.put(layers)
         return None if self._compiled is None else self._compiled.lora_table(layers)
 
     # -- forward ------------------------------------------------------------------------------
@@ -250,14 +244,14 @@ class NativeDecoder:
                 [(group.slot_mapping, group.block_tables) for group in context.others],
                 tables,
             )
-        if adapters is None:
+        if adapters is None and context.lora_rows is None:
             return self._run_layers(residual, context, context.logits_rows, taps)
         # Adapters name tokens: all of them go through the last layer.
-        self._step.adapters = adapters
+        self._step.adapters, self._step.rows = adapters, context.lora_rows
         try:
             x = self._run_layers(residual, context, None, taps)
         finally:
-            self._step.adapters = None
+            self._step.adapters = self._step.rows = None
         return x if context.logits_rows is None else x[context.logits_rows]
 
     def _run_layers(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 from kernels.bench.gpu_case import GpuCase, compare
 from kernels.interface import KernelSet
-from kernels.triton import grouped
+from kernels.lora import LoraPart, LoraWeights
+from kernels.lora_slots import LoraRows
+from kernels.triton.lora import TritonLoraSlots
 
 ALLOWED = {None: 1e-2, "int4": 1e-2, "int8": 2e-2, "fp8": 6e-2}
 """Against the product with the weights that a layer stands for: activations are rounded too."""
@@ -41,28 +44,43 @@ def lora_case(kernels: KernelSet, rows: int, shape: tuple[int, int], rank: int =
     columns, depth = shape
     made = {"device": kernels.device, "dtype": torch.bfloat16}
     x = torch.randn(rows, depth, **made)  # type: ignore[call-overload]
-    a = torch.randn(8, rank, depth, **made) / depth**0.5  # type: ignore[call-overload]
-    b = torch.randn(8, columns, rank, **made) / rank**0.5  # type: ignore[call-overload]
-    adapters = torch.randint(-1, 8, (rows,), device=kernels.device, dtype=torch.int32)
     out = torch.zeros(rows, columns, **made)  # type: ignore[call-overload]
-
-    def run() -> None:
-        groups = grouped.lora_groups(adapters, 8)
-        grouped.lora_expand(grouped.lora_shrink(x, a, groups), b, groups, out)
+    pairs = [
+        (torch.randn(rank, depth) / depth**0.5, torch.randn(columns, rank) / rank**0.5)
+        for _ in range(8)
+    ]
+    place = (0, "o")
+    slots = TritonLoraSlots({place: 1}, 8, rank, torch.bfloat16, kernels.device)
+    tables = []
+    for a, b in pairs:
+        lora = LoraWeights(a=a, parts=[LoraPart(0, b, 0)], out_features=columns)
+        tables.append(slots.put([{"o": slots.pack(lora)}]))
+    # Whoever has a table keeps what its slot points to.
+    held = list(zip(tables, pairs, strict=True))
+    owner = np.random.default_rng(0).integers(-1, 8, rows)
+    groups = [
+        (table.slot, np.flatnonzero(owner == index))
+        for index, table in enumerate(tables)
+        if (owner == index).any()
+    ]
+    sorted_rows = slots.sort(groups, rows, padded=True)
+    there = LoraRows(*(torch.from_numpy(array).to(kernels.device) for array in sorted_rows))
 
     def check() -> None:
         out.zero_()
-        run()
+        slots.add(place, out, x, there)
         expected = torch.zeros(rows, columns, device=x.device)
-        for row, adapter in enumerate(adapters.tolist()):
+        for row, adapter in enumerate(owner.tolist()):
             if adapter >= 0:
-                expected[row] = b[adapter].float() @ (a[adapter].float() @ x[row].float())
+                pair = held[adapter][1]
+                a, b = (matrix.bfloat16().float().to(x.device) for matrix in pair)
+                expected[row] = b @ (a @ x[row].float())
         compare(out, expected, 2e-2)
 
-    used = min(8, rows)
     return GpuCase(
-        "lora", f"{rows} rows, 8 adapters of {rank}, {columns} x {depth}", run, check,
-        bytes=used * rank * (columns + depth) * 2 + 2 * out.nbytes + x.nbytes,
+        "lora", f"{rows} rows, 8 adapters of {rank}, {columns} x {depth}",
+        lambda: slots.add(place, out, x, there), check,
+        bytes=len(groups) * rank * (columns + depth) * 2 + 2 * out.nbytes + x.nbytes,
     )  # fmt: skip
 
 

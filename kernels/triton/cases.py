@@ -15,10 +15,12 @@ from torch import Tensor
 from kernels.attention.args import AttentionArgs
 from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer
 from kernels.logits import PenalisedRows, TokenTable
+from kernels.lora_slots import LoraRows
 from kernels.triton import attention, grouped, norm, rope, sampling
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
 from kernels.triton.invariant import InvariantLinear
 from kernels.triton.linear import TorchLinear
+from kernels.triton.lora import TritonLoraSlots
 from kernels.triton.quantized import GroupedExperts, quantised_linear
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -137,12 +139,21 @@ class _Gates:
     gelu_and_mul = staticmethod(gelu_and_mul)
 
 
-def adapters() -> None:
-    """LoRA of rank 16 for 64 rows, with 8 adapters."""
-    groups = grouped.lora_groups(ints(64), 8)
-    small = grouped.lora_shrink(empty(64, 4096, dtype=BF16), empty(8, 16, 4096, dtype=BF16), groups)
-    out = empty(64, 4096, dtype=BF16)
-    grouped.lora_expand(small, empty(8, 4096, 16, dtype=BF16), groups, out)
+def latent(sequences: int, heads: int) -> None:
+    """Attention over DeepSeek's latents, of one token a sequence in a context of 8192."""
+    attention.latent_attention(
+        empty(sequences, heads, 576, dtype=BF16), empty(4096, 64, 576, dtype=BF16),
+        ints(sequences, 128), ints(sequences), ints(sequences + 1), 0.1, 512,
+    )  # fmt: skip
+
+
+def adapters(rows: int, dtype: torch.dtype = BF16) -> None:
+    """LoRA of rank 16 of a fused QKV layer [6144, 4096], with 8 adapters."""
+    place = (0, "qkv")
+    slots = TritonLoraSlots({place: 3}, 8, 16, dtype, torch.device("meta"))
+    tiles = slots.most_tiles(rows)
+    there = LoraRows(ints(tiles * slots.tile(rows)), ints(tiles), ints(1))
+    slots.add(place, empty(rows, 6144, dtype=dtype), empty(rows, 4096, dtype=dtype), there)
 
 
 def product(quantization: str, rows: int, dtype: torch.dtype = BF16) -> None:
@@ -174,6 +185,7 @@ CASES: dict[str, Case] = {
     "decode bf16 head 128, one sequence": lambda: paged(1, 1),
     "decode bf16 head 128, 4 tokens": lambda: paged(64, 4),
     "decode bf16 head 128, 8 tokens": lambda: paged(64, 8),
+    "decode bf16 head 128, 9 tokens": lambda: paged(64, 9),
     "decode bf16 head 256, all features": lambda: paged(64, 1, size=256, features=True),
     "decode bf16 head 128, page 128": lambda: paged(64, 1, page=128),
     "decode bf16, e4m3 KV, a scale": lambda: paged(64, 1, cache=E4M3, scales="tensor"),
@@ -191,6 +203,8 @@ CASES: dict[str, Case] = {
     "prefill bf16, e4m3 KV, a scale": lambda: paged(1, 8192, cache=E4M3, scales="tensor"),
     "prefill bf16, e4m3 KV, scales by token": lambda: paged(1, 8192, cache=E4M3, scales="token"),
     "prefill fp32": lambda: paged(1, 8192, dtype=F32),
+    "latent bf16, 16 heads": lambda: latent(64, 16),
+    "latent bf16, 128 heads": lambda: latent(64, 128),
     "batch-invariant attention bf16": lambda: paged(1, 8192, features=True, invariant=True),
     "batch-invariant product bf16": lambda: plain_product(64, BF16),
     "batch-invariant product fp32": lambda: plain_product(64, F32),
@@ -207,7 +221,9 @@ CASES: dict[str, Case] = {
     "experts int4, prefill": lambda: quantised_experts("int4", 4096),
     "experts fp8, decode": lambda: quantised_experts("fp8", 64),
     "experts fp8, prefill": lambda: quantised_experts("fp8", 4096),
-    "lora bf16": adapters,
+    "lora bf16, decode": lambda: adapters(64),
+    "lora bf16, prefill": lambda: adapters(4096),
+    "lora f32": lambda: adapters(64, F32),
     "int8 product, decode": lambda: product("int8", 16),
     "int8 product, 64 rows": lambda: product("int8", 64),
     "int8 product, prefill": lambda: product("int8", 4096),
@@ -224,11 +240,13 @@ CORE = (
     "decode bf16 head 128, one sequence",
     "decode bf16, e4m3 KV, a scale",
     "prefill bf16 head 128",
+    "latent bf16, 16 heads",
     "batch-invariant product bf16",
     "rope bf16, norms, e4m3 KV",
     "norms, gates, merge",
     "sampling",
     "experts bf16, decode",
+    "lora bf16, decode",
     "int8 product, decode",
     "int4 product, decode",
     "int4 product, 64 rows",

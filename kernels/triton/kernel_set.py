@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -10,16 +10,14 @@ from torch import Tensor
 
 from kernels.errors import KernelsUnavailable
 from kernels.interface import ExpertLayers, Integers, KernelSet, LinearLayer, MixtureOfExperts
-from kernels.quantization import (
-    check_whole,
-    group_size_for,
-    stacked,
-)
+from kernels.lora_slots import LoraSlots, Place
+from kernels.quantization import check_whole, group_size_for, stacked
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
 from kernels.triton.attention import paged_attention
 from kernels.triton.grouped import fused_experts, route
 from kernels.triton.launch import INTERPRETED
 from kernels.triton.linear import TorchLinear
+from kernels.triton.lora import TritonLoraSlots
 from kernels.triton.norm import fused_add_rms_norm, rms_norm
 from kernels.triton.quantized import Int4Linear, Int8Linear, grouped_experts, quantised_linear
 from kernels.triton.rope import rope_and_cache
@@ -146,6 +144,13 @@ class TritonKernels(KernelSet):
         """See `KernelSet.compile_experts`: those of one format in few bits run all at once."""
         fused = grouped_experts(self, experts, self.expert_rows)
         return super().compile_experts(experts) if fused is None else fused
+
+    def lora_slots(
+        self, places: Mapping[Place, int], most: int, most_rank: int, dtype: torch.dtype
+    ) -> LoraSlots:
+        """See `KernelSet.lora_slots`."""
+        alike = self.batch_invariant
+        return TritonLoraSlots(places, most, most_rank, dtype, self.device, alike=alike)
 
     rms_norm = staticmethod(rms_norm)
     fused_add_rms_norm = staticmethod(fused_add_rms_norm)

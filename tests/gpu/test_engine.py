@@ -6,8 +6,10 @@ import random
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from engine import LLM, SamplingParams
+from engine import LLM, LoRARequest, SamplingParams
+from tests.engine.lora.adapters import write_adapter
 from tests.engine.models import Oracle, make_model
 
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
@@ -119,6 +121,35 @@ def test_edits_of_logits_choose_as_on_a_cpu(folder):
         assert [list(one) for one in got.outputs[0].logprobs] == [
             list(one) for one in expected.outputs[0].logprobs
         ]
+
+
+def adapter(folder, to, seed, rank):
+    """A random one of most linear layers."""
+    made = torch.Generator().manual_seed(seed)
+    tensors, names = {}, ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
+    for name, weight in load_file(folder / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if module.endswith(names):
+            rows, columns = weight.shape
+            for part, shape in (("A", (rank, columns)), ("B", (rows, rank))):
+                matrix = 0.15 * torch.randn(shape, generator=made)
+                tensors[f"base_model.model.{module}.lora_{part}.weight"] = matrix
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": [*names]}
+    return LoRARequest(str(seed), seed, str(write_adapter(to, config, tensors)))
+
+
+@pytest.mark.parametrize("mode", ["NONE", "FULL", "FULL_AND_PIECEWISE"])
+def test_rows_of_adapters_and_of_none_have_the_cpus_tokens(mode, folder, tmp_path):
+    asked = [None, *(adapter(folder, tmp_path / str(r), r, r) for r in (3, 16, 40))]
+    settings = {"dtype": "float32", "num_gpu_blocks_override": 300, "max_model_len": 256}
+    more = {"cudagraph_mode": mode, "cudagraph_capture_sizes": FEW_SIZES}
+    found = []
+    for device, own in (("cuda", more), ("cpu", {})):
+        llm = LLM(str(folder), device=device, max_num_batched_tokens=64, **settings, **own)
+        requests = [asked[at % 4] for at in range(24)]
+        outputs = llm.generate(prompts(), GREEDY, use_tqdm=False, lora_request=requests)
+        found.append([output.outputs[0].token_ids for output in outputs])
+    assert found[0] == found[1]
 
 
 def test_blocks_fill_the_memory_that_is_left(folder):

@@ -10,8 +10,8 @@ from kernels.bench.gpu_case import compare
 from kernels.bench.gpu_cases import all_cases, paged_batch
 from kernels.logits import PenalisedRows, TokenTable
 from kernels.reference import ReferenceKernels
-from kernels.triton.attention import merge_attention_states, paged_attention
-from kernels.triton.grouped import align, lora_expand, lora_groups, lora_shrink
+from kernels.triton.attention import latent_attention, merge_attention_states, paged_attention
+from kernels.triton.grouped import align
 from kernels.triton.grouped.gemm import grouped_gemm
 from kernels.triton.kernel_set import load
 from kernels.triton.rope import rope_and_cache
@@ -108,6 +108,16 @@ def test_long_context_of_one_sequence(device, large):
     attend(batch, torch.bfloat16)
 
 
+@pytest.mark.parametrize("heads", [16, 128])
+def test_latents(device, large, heads):
+    """DeepSeek's: a latent of 512 and 64 values beside it."""
+    shape = {"heads": heads if large else 3, "kv_heads": 1, "size": 576, "dtype": torch.bfloat16}
+    q, keys, _, *rest = batch_of(device, large, **shape)
+    got = latent_attention(q, keys[:, 0].contiguous(), *rest, 0.05, 512)
+    wide = AttentionArgs(q.float(), keys.float(), keys.float(), *rest, 0.05)
+    compare(got, ReferenceKernels.paged_attention(wide)[..., :512], 1e-2)
+
+
 def test_states_merge(device, large):
     q, keys, values, tables, lengths, starts = batch_of(device, large, length=64)
     scale, parts = q.shape[-1] ** -0.5, []
@@ -143,7 +153,7 @@ def test_rope_and_cache(device, cache, neox):
         compare(got.float(), expected, allowed)
 
 
-def test_grouped_products_and_lora(device, large):
+def test_grouped_products(device, large):
     rows, depth, columns, groups = (300, 512, 384, 9) if large else (20, 40, 24, 3)
     x = torch.randn(rows, depth, device=device).bfloat16()
     matrices = (torch.randn(groups, columns, depth, device=device) / depth**0.5).bfloat16()
@@ -151,12 +161,6 @@ def test_grouped_products_and_lora(device, large):
     expected = torch.einsum("rk,rnk->rn", x.float(), matrices.float()[ids.long()])
     for tile in (16, 64, 128):
         compare(grouped_gemm(x, matrices, align(ids, groups, tile)), expected, 1e-2)
-    a, b = matrices[:, :8].contiguous(), matrices[:, :, :8].contiguous()
-    found = lora_groups(ids, groups)
-    out = torch.zeros(rows, columns, device=device).bfloat16()
-    lora_expand(lora_shrink(x, a, found), b, found, out)
-    low = torch.einsum("rk,rnk->rn", x.float(), a.float()[ids.long()])
-    compare(out, torch.einsum("rk,rnk->rn", low, b.float()[ids.long()]), 2e-2)
 
 
 def test_edits_and_logprobs(device):

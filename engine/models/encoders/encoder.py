@@ -21,6 +21,7 @@ from engine.models.experts import Weights
 from engine.models.norms import Norm
 from kernels import KernelSet, LinearLayer
 from kernels.lora import LayerLoras, LoraTable
+from kernels.lora_slots import LoraSlots
 
 
 class NativeEncoder:
@@ -78,6 +79,9 @@ class NativeEncoder:
     def linears(self, layer: int) -> dict[str, LinearLayer]:
         """A layer's linear layers that adapters may change, by their slots."""
         return self._linears[layer]
+
+    #: Encoders run on the host.
+    lora_slots: LoraSlots | None = None
 
     def lora_table(self, layers: LayerLoras) -> LoraTable | None:
         """None: layers run one by one."""

@@ -16,11 +16,13 @@ class BatchDescriptor(NamedTuple):
         num_tokens: of the whole batch.
         num_reqs: sequences; 0 where it doesn't matter, in pieces without attention.
         uniform: all sequences have the same number of tokens.
+        adapted: some go through adapters.
     """
 
     num_tokens: int
     num_reqs: int
     uniform: bool
+    adapted: bool = False
 
 
 Key = tuple[RuntimeMode, BatchDescriptor]
@@ -47,6 +49,18 @@ def capture_sizes(
     return sorted({size for size in sizes if size <= most})
 
 
+def sparse(sizes: Sequence[int], length: int = 1) -> list[int]:
+    """Of sizes that are multiples of `length` the largest and about each half of the one before,
+    ascending, down to the smallest.
+    """
+    found: list[int] = []
+    fitting = [size for size in sorted(sizes) if size % length == 0]
+    for size in reversed(fitting):
+        if not found or size * 2 <= found[-1] or size == fitting[0]:
+            found.append(size)
+    return found[::-1]
+
+
 class Dispatcher:
     """Knows which graphs there are, and picks: FULL, then PIECEWISE, then none.
 
@@ -56,72 +70,90 @@ class Dispatcher:
         max_num_seqs: most sequences of a batch.
         query_len: tokens of a sequence in a batch whose drafts are checked; such batches are
             uniform, and so are those of one token a sequence.
+        adapted: there are graphs for batches with adapters too, of fewer sizes: they are beside
+            those without, whose steps launch nothing for adapters.
     """
 
     def __init__(
-        self, mode: GraphMode, sizes: list[int], max_num_seqs: int, query_len: int = 1
-    ) -> None:
+        self, mode: GraphMode, sizes: list[int], max_num_seqs: int, query_len: int = 1,
+        *, adapted: bool = False,
+    ) -> None:  # fmt: skip
         self.mode, self.sizes, self.query_len = mode, sorted(sizes), query_len
         self._max_num_seqs, self._lengths = max_num_seqs, sorted({1, query_len})
         self._keys: set[Key] = set()
-        for size in self.sizes:
-            self._add(size)
+        self._sizes = {False: self.sizes, True: []}
+        if adapted:
+            each = [sparse(self.sizes, length) for length in self._lengths]
+            self._sizes[True] = sorted(set().union(*each))
+        for kind, some in self._sizes.items():
+            for size in some:
+                self._add(size, kind)
 
-    def _add(self, size: int) -> None:
+    def _add(self, size: int, adapted: bool) -> None:
         if self.mode.mixed is RuntimeMode.PIECEWISE or self.mode.decode is RuntimeMode.PIECEWISE:
-            self._keys.add((RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False)))
+            self._keys.add((RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, adapted)))
         if self.mode.mixed is RuntimeMode.FULL:
             reqs = min(size, self._max_num_seqs)
-            self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, False)))
+            self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, False, adapted)))
         elif self.mode.decode is RuntimeMode.FULL:
             for length in self._lengths:
                 reqs = size // length
                 whole = size % length == 0 and reqs <= self._max_num_seqs
-                if whole or size == self._smallest_for_all(length):
+                if whole or size == self._smallest_for_all(length, adapted):
                     reqs = min(reqs, self._max_num_seqs)
-                    self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, True)))
+                    self._keys.add((RuntimeMode.FULL, BatchDescriptor(size, reqs, True, adapted)))
 
-    def _smallest_for_all(self, length: int) -> int:
+    def _smallest_for_all(self, length: int, adapted: bool) -> int:
         """The size that a batch of all sequences, each of `length` tokens, is padded to."""
-        at = bisect.bisect_left(self.sizes, self._max_num_seqs * length)
-        return self.sizes[at] if at < len(self.sizes) else 0
+        return next(iter(self._from(self._max_num_seqs * length, adapted)), 0)
+
+    def _from(self, num_tokens: int, adapted: bool) -> list[int]:
+        """The sizes that hold so many tokens."""
+        sizes = self._sizes[adapted]
+        return sizes[bisect.bisect_left(sizes, num_tokens) :]
 
     @property
     def keys(self) -> list[Key]:
         """What is to be captured, largest first: smaller graphs then fit into its memory."""
-        return sorted(self._keys, key=lambda key: (key[1].num_tokens, key[0].value), reverse=True)
+
+        def rank(key: Key) -> tuple[int, str, bool]:
+            return key[1].num_tokens, key[0].value, key[1].adapted
+
+        return sorted(self._keys, key=rank, reverse=True)
 
     def drop(self, key: Key) -> None:
         """Forget a graph that couldn't be captured."""
         self._keys.discard(key)
 
-    def dispatch(self, num_tokens: int, num_reqs: int, max_query_len: int) -> Key:
+    def dispatch(
+        self, num_tokens: int, num_reqs: int, max_query_len: int, *, adapted: bool = False
+    ) -> Key:
         """How a batch runs, and as what. Without a graph that holds it, as itself, eagerly."""
         even = num_tokens == num_reqs * max_query_len
         uniform = max_query_len if even and max_query_len in self._lengths else 0
-        for size in self.sizes[bisect.bisect_left(self.sizes, num_tokens) :]:
-            for descriptor in self._fitting(size, uniform):
+        for size in self._from(num_tokens, adapted):
+            for descriptor in self._fitting(size, uniform, adapted):
                 key = (RuntimeMode.FULL, descriptor)
                 if key in self._keys and num_reqs <= descriptor.num_reqs:
                     return key
-            key = (RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False))
+            key = (RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, adapted))
             if key in self._keys and (not uniform or self.mode.decode is not RuntimeMode.FULL):
                 return key
-        return self._last_resort(num_tokens, num_reqs, bool(uniform))
+        return self._last_resort(BatchDescriptor(num_tokens, num_reqs, bool(uniform), adapted))
 
-    def _fitting(self, size: int, uniform: int) -> list[BatchDescriptor]:
+    def _fitting(self, size: int, uniform: int, adapted: bool) -> list[BatchDescriptor]:
         """Full graphs of that size which the batch may use: a decode one only if it is uniform, of
         so many tokens a sequence."""
-        found = [BatchDescriptor(size, min(size, self._max_num_seqs), False)]
+        found = [BatchDescriptor(size, min(size, self._max_num_seqs), False, adapted)]
         if uniform:
             reqs = min(size // uniform, self._max_num_seqs)
-            found.insert(0, BatchDescriptor(size, reqs, True))
+            found.insert(0, BatchDescriptor(size, reqs, True, adapted))
         return found
 
-    def _last_resort(self, num_tokens: int, num_reqs: int, uniform: bool) -> Key:
+    def _last_resort(self, batch: BatchDescriptor) -> Key:
         """A decode batch beyond the full graphs may still fit the pieces."""
-        for size in self.sizes[bisect.bisect_left(self.sizes, num_tokens) :]:
-            key = (RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False))
+        for size in self._from(batch.num_tokens, batch.adapted):
+            key = (RuntimeMode.PIECEWISE, BatchDescriptor(size, 0, False, batch.adapted))
             if key in self._keys:
                 return key
-        return RuntimeMode.NONE, BatchDescriptor(num_tokens, num_reqs, uniform)
+        return RuntimeMode.NONE, batch

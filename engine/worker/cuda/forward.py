@@ -14,6 +14,7 @@ from engine.worker.cuda.dispatcher import Dispatcher, Key
 from engine.worker.cuda.graphs import AttentionBreaks, Recording, no_garbage
 from engine.worker.cuda.inputs import Feed, Staged, StaticInputs, stage
 from engine.worker.cuda.modes import RuntimeMode
+from kernels.lora_slots import LoraSlots
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ class DeviceForward:
         device: where it runs.
         dispatcher, inputs: None without graphs.
         breaks: stands for the model's attention; None where that is called directly.
+        slots: of the model's adapters; None: rows of adapters are told apart by the model itself.
     """
 
     def __init__(
@@ -37,9 +39,11 @@ class DeviceForward:
         dispatcher: Dispatcher | None = None,
         inputs: StaticInputs | None = None,
         breaks: AttentionBreaks | None = None,
+        slots: LoraSlots | None = None,
     ) -> None:
         self._run, self._device = run, device
         self._dispatcher, self._inputs, self._breaks = dispatcher, inputs, breaks
+        self._slots = slots
         self._recordings: dict[Key, Recording] = {}
 
     @property
@@ -100,7 +104,14 @@ class DeviceForward:
         """Choose a graph, and send the inputs to the device in one copy; waits for nothing."""
         key = self._key(token_ids, context)
         to = None if key is None else key[1]
-        return key, stage(token_ids, context, self._device, to, feed, more)
+        lora = self._sort(context, len(token_ids) if to is None else to.num_tokens, to is not None)
+        return key, stage(token_ids, context, self._device, to, feed, more, lora)
+
+    def _sort(self, context: AttentionContext, size: int, padded: bool) -> list[np.ndarray]:
+        """A step's rows of adapters by their slots; [] where nobody goes through one."""
+        if self._slots is None or context.adapters is None:
+            return []
+        return self._slots.sort(context.adapters.slots(), size, padded=padded)
 
     def run(self, key: Key | None, step: Staged) -> Tensor:
         """Run what was staged; hidden states of the rows whose logits are wanted."""
@@ -121,5 +132,6 @@ class DeviceForward:
             return None
         counts = context.query_start_loc.diff()
         longest = int(counts.max()) if len(counts) else 0
-        key = self._dispatcher.dispatch(len(token_ids), len(counts), longest)
+        adapted = self._slots is not None and context.adapters is not None
+        key = self._dispatcher.dispatch(len(token_ids), len(counts), longest, adapted=adapted)
         return key if key in self._recordings else None

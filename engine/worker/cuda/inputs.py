@@ -15,6 +15,7 @@ from engine.models.context import AttentionContext
 from engine.sampling.transfer import to_device as send_one
 from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.staging import send
+from kernels.lora_slots import LoraRows, LoraSlots
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ def stage(
     to: BatchDescriptor | None = None,
     feed: Feed | None = None,
     more: Sequence[np.ndarray] = (),
+    lora: Sequence[np.ndarray] = (),
 ) -> Staged:
     """Everything in one copy, padded to a graph's size.
 
@@ -63,6 +65,7 @@ def stage(
         token_ids, context: on the host.
         to: the graph's size; None: there's no graph.
         more: sent along.
+        lora: the vectors of `LoraRows`, padded; none: nobody goes through an adapter's slot.
     """
     count, reqs = len(token_ids), len(context.seq_lens)
     size = max(count, to.num_tokens) if to is not None else count
@@ -82,13 +85,16 @@ def stage(
         if getattr(context, name) is not None
     ]
     fed = [] if feed is None else [_padded(torch.from_numpy(feed.source), size, -1)]
-    there = send([*arrays, *(array for _, array in optional), *fed, *more], device)
+    there = send([*arrays, *(array for _, array in optional), *fed, *lora, *more], device)
     there, also = there[: len(there) - len(more)], there[len(there) - len(more) :]
+    there, adapted = there[: len(there) - len(lora)], there[len(there) - len(lora) :]
     ids, positions, lens, starts = there[:4]
     slots, tables = there[4 : 4 + len(groups)], there[4 + len(groups) : 4 + 2 * len(groups)]
     rest: dict[str, Any] = dict(
         zip((name for name, _ in optional), there[4 + 2 * len(groups) :], strict=False)
     )
+    if adapted:
+        rest |= {"adapters": None, "lora_rows": LoraRows(*adapted)}
     if feed is not None:
         source = there[-1]
         ids = torch.where(source >= 0, feed.sampled[source.clamp(min=0)], ids)
@@ -137,11 +143,13 @@ class StaticInputs:
         max_seqs: sequences of a batch.
         max_blocks: of one sequence.
         groups: KV cache groups.
+        slots: of adapters; None: the model has none.
     """
 
     def __init__(
-        self, max_tokens: int, max_seqs: int, max_blocks: int, groups: int, device: torch.device
-    ) -> None:
+        self, max_tokens: int, max_seqs: int, max_blocks: int, groups: int, device: torch.device,
+        slots: LoraSlots | None = None,
+    ) -> None:  # fmt: skip
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
@@ -151,11 +159,18 @@ class StaticInputs:
         self.tables = [zeros(max_seqs, max_blocks, dtype=torch.int32) for _ in range(groups)]
         self.seq_lens = zeros(max_seqs, dtype=torch.int32)
         self.query_start_loc = zeros(max_seqs + 1, dtype=torch.int32)
+        self._slots, self._lora = slots, None
+        if slots is not None:
+            rows, tiles = slots.room(max_tokens)
+            order, owners = zeros(rows, dtype=torch.int32), zeros(tiles, dtype=torch.int32)
+            self._lora = LoraRows(order, owners, zeros(1, dtype=torch.int32))
 
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         whole = [self.token_ids, self.positions, self.seq_lens, self.query_start_loc]
+        if self._lora is not None:
+            whole += [self._lora.order, self._lora.owners, self._lora.count]
         return sum(buffer.nbytes for buffer in (*whole, *self.slots, *self.tables))
 
     def fill(self, step: Staged, to: BatchDescriptor) -> None:
@@ -164,6 +179,12 @@ class StaticInputs:
         wide = [self.token_ids[:size], self.positions[:size], *(s[:size] for s in self.slots)]
         made = [step.token_ids, step.padded.positions, *(g.slot_mapping for g in groups)]
         torch._foreach_copy_(wide, made)
+        static, given = self._lora_rows(to), step.padded.lora_rows
+        if static is not None and given is not None:
+            torch._foreach_copy_(
+                [static.order, static.owners, static.count],
+                [given.order, given.owners, given.count],
+            )
         if not to.num_reqs:
             return
         seqs = to.num_reqs
@@ -174,6 +195,14 @@ class StaticInputs:
         for table, group in zip(self.tables, groups, strict=True):
             rows, width = group.block_tables.shape
             table[:rows, :width].copy_(group.block_tables)
+
+    def _lora_rows(self, of: BatchDescriptor) -> LoraRows | None:
+        """Of the buffers what a graph of that size reads; None: it runs no adapters."""
+        whole, slots = self._lora, self._slots
+        if whole is None or slots is None or not of.adapted:
+            return None
+        tiles, tile = slots.most_tiles(of.num_tokens), slots.tile(of.num_tokens)
+        return LoraRows(whole.order[: tiles * tile], whole.owners[:tiles], whole.count)
 
     def rehearse(self, of: BatchDescriptor) -> tuple[Tensor, AttentionContext]:
         """Fill in a batch that is harmless to run, and its views.
@@ -193,9 +222,13 @@ class StaticInputs:
         self.seq_lens.fill_(min(share, width))
         starts = (torch.arange(reqs + 1, dtype=torch.int32) * share).clamp(max=of.num_tokens)
         self.query_start_loc[: reqs + 1].copy_(starts)
-        return self._views(of.num_tokens, reqs)
+        if self._lora is not None:
+            self._lora.count.zero_()
+        return self._views(of.num_tokens, reqs, self._lora_rows(of))
 
-    def _views(self, size: int, reqs: int) -> tuple[Tensor, AttentionContext]:
+    def _views(
+        self, size: int, reqs: int, lora_rows: LoraRows | None
+    ) -> tuple[Tensor, AttentionContext]:
         """Token ids and context of a batch of so many tokens and sequences."""
         contexts = [
             AttentionContext(
@@ -204,6 +237,7 @@ class StaticInputs:
                 block_tables=table[:reqs],
                 seq_lens=self.seq_lens[:reqs],
                 query_start_loc=self.query_start_loc[: reqs + 1],
+                lora_rows=lora_rows,
             )
             for slots, table in zip(self.slots, self.tables, strict=True)
         ]

@@ -91,23 +91,25 @@ def graph_bytes(costs: Sequence[int], count: int) -> int:
 
 
 def num_gpu_blocks(
-    memory: DeviceMemory, utilization: float, block_bytes: int, most: int, least: int
-) -> int:
+    memory: DeviceMemory, utilization: float, block_bytes: int, most: int, least: int,
+    adapters: int = 0,
+) -> int:  # fmt: skip
     """Blocks of the KV pool: what is left of `utilization` of the device after a full step.
 
     Args:
         block_bytes: of one block over the layers that it holds.
         most: blocks that all sequences at full length could use.
         least: without which no sequence runs.
+        adapters: bytes that are left to them.
 
     Raises `ConfigError` when fewer than `least` fit.
     """
-    kept = memory.graphs
+    kept = memory.graphs + adapters
     space = int(memory.total * utilization) - memory.other - memory.peak - kept
     blocks = max(0, space) // block_bytes
     log.info(
-        "GPU memory: %.1f GiB, %.1f for others, %.1f for a full step, %.1f for graphs, "
-        "%.1f left at a utilization of %.2f: %d KV blocks",
+        "GPU memory: %.1f GiB, %.1f for others, %.1f for a full step, %.1f for graphs and "
+        "adapters, %.1f left at a utilization of %.2f: %d KV blocks",
         memory.total / GIB, memory.other / GIB, memory.peak / GIB, kept / GIB, space / GIB,
         utilization, blocks,
     )  # fmt: skip

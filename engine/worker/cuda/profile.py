@@ -15,7 +15,7 @@ from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.memory import DeviceMemory, Meter, graph_bytes
-from engine.worker.cuda.setup import DeviceModel
+from engine.worker.cuda.setup import DeviceModel, slots_of
 
 log = logging.getLogger(__name__)
 
@@ -63,9 +63,10 @@ def _full_steps(
 ) -> Iterator[tuple[Tensor, AttentionContext, int]]:
     """The largest batch there can be, and the largest one of decodes."""
     reqs = min(config.max_num_seqs, token_budget)
-    inputs = StaticInputs(token_budget, reqs, max_blocks, groups, model.ops.device)
+    slots = slots_of(model)
+    inputs = StaticInputs(token_budget, reqs, max_blocks, groups, model.ops.device, slots)
     for tokens in (token_budget, reqs):
-        descriptor = BatchDescriptor(tokens, reqs, tokens == reqs)
+        descriptor = BatchDescriptor(tokens, reqs, tokens == reqs, slots is not None)
         token_ids, context = inputs.rehearse(descriptor)
         # No more keys are read than the one block has.
         inputs.seq_lens.fill_(1)

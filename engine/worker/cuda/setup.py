@@ -18,6 +18,7 @@ from engine.worker.cuda.memory import Meter
 from engine.worker.cuda.modes import GraphMode, resolve_mode, wanted_mode
 from kernels import KernelSet
 from kernels.attention import GraphSupport, get_backend
+from kernels.lora_slots import LoraSlots
 
 LEFT_FREE = 256 << 20
 """Bytes that capturing graphs leaves to everything else."""
@@ -48,6 +49,11 @@ def graph_mode(model: DeviceModel, config: EngineConfig) -> GraphMode:
     return resolve_mode(wanted, support, query_len(config), obstacle)
 
 
+def slots_of(model: DeviceModel) -> LoraSlots | None:
+    """Of the model's adapters; None: it has none."""
+    return model.lora_slots if isinstance(model, NativeDecoder) else None
+
+
 def query_len(config: EngineConfig) -> int:
     """Tokens of a sequence whose drafts a step checks; 1 where there are none.
 
@@ -72,12 +78,12 @@ def device_forward(
     # What was put there for an earlier runner, before the model slept, is replaced.
     breaks = vars(model.ops).get("paged_attention", model.ops.paged_attention)
     attention = breaks.attention if isinstance(breaks, AttentionBreaks) else breaks
-    eager = mode is GraphMode.NONE
+    eager, slots = mode is GraphMode.NONE, slots_of(model)
     breaks = AttentionBreaks(attention, None if eager else make_recorder())
     # `with_backend` made the set a copy of this model's own.
     vars(model.ops)["paged_attention"] = breaks
     if eager:
-        return DeviceForward(model.forward, device, breaks=breaks)
+        return DeviceForward(model.forward, device, breaks=breaks, slots=slots)
     wanted = config.cudagraph_capture_sizes
     length = query_len(config)
     sizes = capture_sizes(config.max_num_seqs, token_budget, length, wanted)
@@ -89,9 +95,10 @@ def device_forward(
     return DeviceForward(
         model.forward,
         device,
-        Dispatcher(mode, sizes, config.max_num_seqs, length),
-        StaticInputs(max(sizes), config.max_num_seqs, max_blocks, groups, device),
+        Dispatcher(mode, sizes, config.max_num_seqs, length, adapted=slots is not None),
+        StaticInputs(max(sizes), config.max_num_seqs, max_blocks, groups, device, slots),
         breaks,
+        slots,
     )
 
 

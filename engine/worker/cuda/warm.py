@@ -11,7 +11,7 @@ from engine.contract.config import EngineConfig
 from engine.models.decoder import NativeDecoder
 from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.inputs import StaticInputs
-from engine.worker.cuda.setup import DeviceModel
+from engine.worker.cuda.setup import DeviceModel, query_len, slots_of
 from kernels import KernelSet
 from kernels.logits import LogitEdits, PenalisedRows, TokenTable
 
@@ -32,23 +32,35 @@ def warm_up_kernels(
     if not isinstance(model, NativeDecoder):
         return
     most = min(config.max_num_seqs, token_budget)
-    inputs = StaticInputs(token_budget, most, max_blocks, groups, model.ops.device)
-    for descriptor in _batches(token_budget, most):
+    slots = slots_of(model)
+    inputs = StaticInputs(token_budget, most, max_blocks, groups, model.ops.device, slots)
+    for descriptor in _batches(token_budget, most, query_len(config), slots is not None):
         token_ids, context = inputs.rehearse(descriptor)
         # A table leads to the first block alone.
         inputs.seq_lens.fill_(min(config.block_size, descriptor.num_tokens // descriptor.num_reqs))
         model.logits(model.forward(token_ids, context)[: descriptor.num_reqs])
 
 
-def _batches(token_budget: int, most: int) -> Iterator[BatchDescriptor]:
-    """Decodes of 1, 2, 4 ... `most` sequences, and prompts of 2, 4 ... `token_budget` tokens."""
+def _batches(token_budget: int, most: int, length: int, adapted: bool) -> Iterator[BatchDescriptor]:
+    """Decodes of 1, 2, 4 ... `most` sequences, and prompts of 2, 4 ... `token_budget` tokens.
+
+    Where drafts are checked, `length` tokens a sequence at most, some have fewer of them than
+    others: decodes of 1, 2, 4 ... `length` tokens. `adapted`: the largest and the smallest batch
+    go through adapters too.
+    """
     for size in _by_twos(most):
-        yield BatchDescriptor(size, size, True)
+        for each in _by_twos(length):
+            if size * each <= token_budget:
+                yield BatchDescriptor(size * each, size, True)
     for size in _by_twos(token_budget)[1:]:
         yield BatchDescriptor(size, 1, False)
+    if adapted:
+        yield BatchDescriptor(1, 1, True, True)
+        yield BatchDescriptor(token_budget, 1, False, True)
 
 
 def _by_twos(most: int) -> list[int]:
+    """1, 2, 4 ... and `most`."""
     return [*(1 << power for power in range((most - 1).bit_length())), most]
 
 

@@ -1,6 +1,7 @@
-"""Paged attention, and the merge of attention states, in Triton."""
+"""Paged attention, over latents too, and the merge of attention states, in Triton."""
 
+from kernels.triton.attention.latent import latent_attention
 from kernels.triton.attention.merge import merge_attention_states
 from kernels.triton.attention.paged import paged_attention
 
-__all__ = ["merge_attention_states", "paged_attention"]
+__all__ = ["latent_attention", "merge_attention_states", "paged_attention"]

@@ -26,7 +26,7 @@ from kernels.triton.attention.tiles import (
 from kernels.triton.fp8 import KINDS
 from kernels.triton.launch import INTERPRETED, Target, launch, target_of
 
-DECODE_QUERIES = 8
+DECODE_QUERIES = 16
 """Up to so many queries a sequence on average, a batch is cut up as one of decodes: a tile holds
 them all where that many rows do, so that keys are read once."""
 DECODE_ROWS = 64

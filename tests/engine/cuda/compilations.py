@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.contract.config import EngineConfig
+from engine.models.adapted_linears import make_slots
 from engine.models.architectures import decoder_spec, read_config
 from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
@@ -53,8 +55,10 @@ def batch(sequences: list[tuple[int, int]]) -> tuple[torch.Tensor, AttentionCont
     return torch.zeros(tokens, dtype=torch.int64), context
 
 
-def serving() -> Iterator[list[tuple[int, int]]]:
-    """A chat that grows to 8,200 tokens, alone and beside others that come and go."""
+def serving(drafts: int) -> Iterator[list[tuple[int, int]]]:
+    """A chat that grows to 8,200 tokens, alone and beside others that come and go; at last
+    sequences of up to so many drafts.
+    """
     rng = random.Random(5)
     for length in (*range(1, 200), *range(200, 8200, 97), 8191, 8192, 8193, 8200):
         yield [(1, length)]
@@ -68,6 +72,9 @@ def serving() -> Iterator[list[tuple[int, int]]]:
             yield decodes + prompts
     for count in (2, 3, 63, 255, 1000, 1001, BUDGET):
         yield [(count, count)]
+    for _ in range(30):
+        counts = [rng.randint(1, 1 + drafts) for _ in range(rng.randint(1, SEQUENCES))]
+        yield [(count, 300 + count) for count in sorted(counts)]
 
 
 def main(folder: Path, quantization: str | None) -> None:
@@ -83,14 +90,25 @@ def main(folder: Path, quantization: str | None) -> None:
     model = NativeDecoder(
         decoder_spec(read_config(folder)), ops, torch.bfloat16, LONGEST, quantization
     )
-    config = EngineConfig(model=str(folder), block_size=BLOCK, max_num_seqs=SEQUENCES)
+    drafts = 0 if quantization else 8
+    drafting: dict[str, Any] = {"speculative_config": {"method": "ngram"}} if drafts else {}
+    config = EngineConfig(
+        model=str(folder), block_size=BLOCK, max_num_seqs=SEQUENCES, async_scheduling=False,
+        **drafting,
+    )  # fmt: skip
     with watch(note, HOPPER), torch.inference_mode():
         model.load(WeightReader(folder), lambda done, total: None)
         model.allocate_kv(4, BLOCK, torch.bfloat16)
+        slots = make_slots(ops, model.weights, 8, 16, torch.bfloat16)
+        assert slots is not None
+        model.use_lora_slots(slots)
         warm_up_kernels(model, config, BUDGET, LONGEST // BLOCK, 1, model.spec.vocab_size)
         warm = set(seen)
-        for sequences in serving():
-            staged = stage(*batch(sequences), META)
+        for number, sequences in enumerate(serving(drafts)):
+            ids, context = batch(sequences)
+            # Every third step has adapters.
+            rows = slots.sort([(0, np.arange(len(ids)))], len(ids), padded=False)
+            staged = stage(ids, context, META, lora=() if number % 3 else rows)
             breaks.batch = staged.context
             model.logits(model.forward(staged.token_ids, staged.context))
         _choose(ops, model.spec.vocab_size)

@@ -138,7 +138,8 @@ class FakeDevice:
             breaks = AttentionBreaks(ops.paged_attention)
             self._patch.setitem(vars(ops), "paged_attention", breaks)
             batch.decodes_first = split
-            forward = DeviceForward(model.forward, CPU, breaks=breaks)
+            slots = getattr(model, "lora_slots", None)
+            forward = DeviceForward(model.forward, CPU, breaks=breaks, slots=slots)
             runner = DeviceRunner(model, batch, sampler, forward, CPU, executor._masks)
             runner._sampled = on_device(runner._sampled)
             return runner

@@ -9,7 +9,7 @@ import pytest
 
 from engine.contract.config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError
-from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher, capture_sizes
+from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher, capture_sizes, sparse
 from engine.worker.cuda.modes import LEVELS, GraphMode, RuntimeMode, resolve_mode, wanted_mode
 from kernels.attention import GraphSupport
 
@@ -180,3 +180,35 @@ def test_sizes_that_make_no_sense_are_refused(sizes):
     with pytest.raises(ConfigError) as caught:
         EngineConfig(model="m", cudagraph_capture_sizes=sizes)
     assert caught.value.param == "cudagraph_capture_sizes"
+
+
+def test_batches_with_adapters_have_graphs_of_their_own_of_fewer_sizes():
+    sizes = capture_sizes(256, 8192)
+    assert sparse(sizes) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    plain = Dispatcher(GraphMode.FULL_AND_PIECEWISE, sizes, 256)
+    dispatcher = Dispatcher(GraphMode.FULL_AND_PIECEWISE, sizes, 256, adapted=True)
+    assert [key for key in dispatcher.keys if not key[1].adapted] == plain.keys
+    assert len(dispatcher.keys) == len(plain.keys) + 10 + 9
+    for batch, expected in (
+        ((3, 3, 1), (FULL, BatchDescriptor(4, 4, True, True))),
+        ((100, 100, 1), (FULL, BatchDescriptor(128, 128, True, True))),
+        ((100, 3, 60), (PIECEWISE, BatchDescriptor(128, 0, False, True))),
+        ((600, 3, 500), (NONE, BatchDescriptor(600, 3, False, True))),
+    ):
+        assert dispatcher.dispatch(*batch, adapted=True) == expected
+    assert dispatcher.dispatch(3, 3, 1) == plain.dispatch(3, 3, 1)
+    assert plain.dispatch(3, 3, 1, adapted=True)[0] is NONE
+
+
+def test_drafts_of_adapters_have_graphs_too():
+    sizes = capture_sizes(64, 8192, query_len=9)
+    dispatcher = Dispatcher(
+        GraphMode.FULL_AND_PIECEWISE, sizes, 64, query_len=9, adapted=True
+    )  # fmt: skip
+    assert all(size % 9 == 0 for size in sparse(sizes, 9))
+    for reqs in (1, 2, 7, 30, 56):
+        mode, found = dispatcher.dispatch(9 * reqs, reqs, 9, adapted=True)
+        assert mode is FULL
+        assert found.adapted
+        assert found.num_tokens % 9 == 0
+        assert reqs <= found.num_reqs <= found.num_tokens // 9

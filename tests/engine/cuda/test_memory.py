@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ import torch
 from engine import LLM
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
-from engine.worker.cuda.memory import DeviceMemory, graph_bytes, num_gpu_blocks
+from engine.devices import cuda
+from engine.devices.cuda import CudaDevice
+from engine.worker.cuda.memory import CudaMeter, DeviceMemory, graph_bytes, num_gpu_blocks
 from engine.worker.cuda.profile import SAMPLING_COPIES, profile
 from engine.worker.cuda.setup import capture
 from tests.engine.models import make_model
@@ -61,6 +65,7 @@ def test_blocks_are_what_a_full_step_leaves() -> None:
     assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1) == left >> 20
     with_graphs = DeviceMemory(MEMORY.total, MEMORY.other, MEMORY.peak, graphs=GIB)
     assert num_gpu_blocks(with_graphs, 0.9, 1 << 20, 10**9, 1) == (left - GIB) >> 20
+    assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 10**9, 1, GIB) == (left - GIB) >> 20
     assert num_gpu_blocks(MEMORY, 0.9, 1 << 20, 7, 1) == 7
 
 
@@ -142,3 +147,43 @@ def test_graphs_stop_at_what_was_kept_for_them(kept: int | None, free: int, expe
     meter = FakeMeter(iter(range(0, 10**6, 100)), free=free)
     capture(forward, meter, kept)
     assert forward.num_captured == expected
+
+
+class Slotless(SimpleNamespace):
+    """A decoder as far as its adapters go."""
+
+
+def test_a_gpu_keeps_memory_for_adapters_and_their_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table is the same after the weights were read anew: adapters that stayed have slots."""
+    config = EngineConfig(model="m", max_num_seqs=8)
+    device = object.__new__(CudaDevice)
+    device.config, device._slots, device._kept_for_adapters = config, None, 0
+    device.kernels = SimpleNamespace(name="a test", device=torch.device("cpu"))
+    made: list[tuple[int, int]] = []
+
+    def make(ops: Any, layers: Any, most: int, rank: int, dtype: Any) -> object:
+        made.append((most, rank))
+        return SimpleNamespace(most=most)
+
+    monkeypatch.setattr(cuda, "make_slots", make)
+    monkeypatch.setattr(cuda, "NativeDecoder", Slotless)
+    monkeypatch.setattr(CudaMeter, "device", lambda self: (0, 64 * GIB))
+
+    def loaded(**more: Any) -> Any:
+        model = Slotless(ops=None, weights=[], weight_dtype=torch.bfloat16, given=[])
+        model.use_lora_slots = model.given.append
+        return SimpleNamespace(**{"model": model, "pooler": None, **more})
+
+    first, woken = loaded(), loaded()
+    assert device.prepare_adapters(first) == device.prepare_adapters(woken) == ""
+    assert first.model.given == woken.model.given == [device._slots]
+    assert made == [(256 + 8, 256)]
+    assert device.adapter_bytes() == 2 * GIB
+    assert "pooling" in device.prepare_adapters(loaded(pooler=object()))
+    device._slots = None
+    monkeypatch.setattr(cuda, "make_slots", lambda *_: None)
+    assert "a test" in device.prepare_adapters(loaded())
+    device.config = EngineConfig(model="m", enable_lora=False)
+    off = loaded()
+    assert device.prepare_adapters(off) == ""
+    assert off.model.given == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from engine.models.context import AttentionContext
 from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.inputs import Feed, StaticInputs, stage
 from engine.worker.cuda.staging import Download, send
+from kernels.lora_slots import LoraSlots
 
 CPU = torch.device("cpu")
 
@@ -126,3 +129,38 @@ def test_a_rehearsal_reads_no_block_that_its_tables_do_not_have(
     assert int(context.seq_lens.max()) <= width
     lengths = context.query_start_loc.diff()
     assert (lengths.sum(), lengths.min() >= 0, lengths.max() <= width) == (tokens, True, True)
+
+
+class Sorted(LoraSlots):
+    """Tiles, and nothing to run them."""
+
+    most = 3
+
+    def tile(self, rows: int) -> int:
+        return 2 if rows < 12 else 4
+
+    def pack(self, lora: Any) -> Any:
+        raise NotImplementedError
+
+    put = add = pack  # type: ignore[assignment]
+
+
+def test_rows_of_adapters_go_along_and_into_a_graphs_buffers() -> None:
+    ids, context = batch()
+    slots, to = Sorted(), BatchDescriptor(8, 4, True, True)
+    lora = slots.sort([(2, np.array([0, 3, 4])), (1, np.array([1]))], 8, padded=True)
+    static = StaticInputs(16, 6, 3, 2, CPU, slots)
+    _, rehearsed = static.rehearse(to)
+    step = stage(ids, context, CPU, to, lora=lora)
+    static.fill(step, to)
+    for rows in (rehearsed.lora_rows, step.context.lora_rows, step.padded.others[0].lora_rows):
+        assert rows is not None
+        assert rows.count.tolist() == [3]
+        assert rows.owners.tolist() == [2, 2, 1, -1, -1, -1]
+        assert rows.order.tolist() == [0, 3, 4, -1, 1] + [-1] * 7
+    assert static.rehearse(BatchDescriptor(8, 4, True))[1].lora_rows is None
+    largest = static.rehearse(BatchDescriptor(16, 6, False, True))[1].lora_rows
+    assert largest is not None
+    assert (len(largest.order), len(largest.owners), largest.tile) == (24, 6, 4)
+    assert largest.count.tolist() == [0]
+    assert static.nbytes > StaticInputs(16, 6, 3, 2, CPU).nbytes

@@ -22,9 +22,10 @@ KERNELS = {
     "record_kernel", "place_edit_kernel", "bitmask_kernel",
     "int8_product_kernel", "int4_product_kernel", "int4_few_rows_kernel", "fp8_product_kernel",
     "round_groups_kernel", "round_rows_kernel", "route_kernel", "count_kernel", "place_kernel",
-    "gemm_kernel", "linear_kernel",
+    "gemm_kernel", "linear_kernel", "shrink_kernel", "expand_kernel",
+    "latent_attention_kernel",
 }  # fmt: skip
-PERSISTENT = {"split_attention_kernel"}
+PERSISTENT = {"split_attention_kernel", "latent_attention_kernel"}
 MOST_SPILLED = 64
 
 

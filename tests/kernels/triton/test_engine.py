@@ -27,11 +27,11 @@ def test_greedy_tokens_equal_those_of_transformers(family, forced, tmp_path):
         max_num_batched_tokens=16,
     )  # fmt: skip
     assert isinstance(llm.core.executor.loaded.model.ops, TritonKernels)
-    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     oracle = Oracle(folder)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
-        assert output.outputs[0].token_ids == oracle.greedy(prompt, 5)
+        assert output.outputs[0].token_ids == oracle.greedy(prompt, 3)
 
 
 def test_experts_run_fused(forced, tmp_path):
@@ -60,11 +60,11 @@ def test_quantised_weights_stay_small_and_run(quantization, forced, tmp_path):
     layers = llm.core.executor.loaded.model.weights
     whole = LLM(str(folder), device="cpu", **settings).core.executor.loaded.model.weights
     assert layers[0].nbytes < 0.5 * whole[0].nbytes  # rows are padded to groups of 128
-    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-    together = llm.generate(PROMPTS, params, use_tqdm=False)[1].outputs[0].token_ids
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    together = llm.generate(PROMPTS[:2], params, use_tqdm=False)[1].outputs[0].token_ids
     (alone,) = llm.generate([PROMPTS[1]], params, use_tqdm=False)
     assert alone.outputs[0].token_ids == together
-    assert len(together) == 3
+    assert len(together) == 2
 
 
 def test_fp8_weights_on_a_cpu_are_refused_with_what_there_is(tmp_path):

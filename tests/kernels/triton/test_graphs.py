@@ -16,14 +16,19 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 import kernels
-from engine import LLM, SamplingParams
-from engine.worker.cuda.dispatcher import Dispatcher
+from engine import LLM, LoRARequest, SamplingParams
+from engine.models.adapted_linears import make_slots
+from engine.speculative import drafter
+from engine.speculative.step_costs import StepCosts
+from engine.worker.cuda.dispatcher import BatchDescriptor, Dispatcher
 from engine.worker.cuda.forward import DeviceForward
 from engine.worker.cuda.graphs import AttentionBreaks
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.modes import GraphMode, RuntimeMode
 from kernels.triton.launch import INTERPRETER, watch
+from tests.engine.lora.peft_oracle import PeftOracle, make_adapter
 from tests.engine.models import Oracle, make_model
+from tests.engine.speculative.seer import Seer
 
 CPU = torch.device("cpu")
 
@@ -90,23 +95,29 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def graphed(folder, monkeypatch):
-    """An engine whose runner goes through graphs of the given mode."""
+    """An engine whose runner goes through graphs of the given mode.
 
-    def make(mode: GraphMode):
+    `adapters`: have slots, that many. `length`: tokens of a sequence whose drafts are checked.
+    """
+
+    def make(mode: GraphMode, sizes=(4, 8), adapters=0, length=1, **settings):
         monkeypatch.setenv(kernels.FORCED, "triton")
         llm = LLM(
             str(folder), dtype="float32", num_gpu_blocks_override=40, max_model_len=64,
-            device="cpu", max_num_batched_tokens=16, max_num_seqs=4,
+            device="cpu", max_num_seqs=4, **{"max_num_batched_tokens": 16, **settings},
         )  # fmt: skip
         model = llm.core.executor.loaded.model
+        slots = None
+        if adapters:
+            slots = make_slots(model.ops, model.weights, adapters, 16, torch.float32)
+            model.use_lora_slots(slots)
         recorder = NotingRecorder()
         breaks = AttentionBreaks(model.ops.paged_attention, recorder)
         # The set is this process's only one: the test puts its own method over it.
         monkeypatch.setitem(vars(model.ops), "paged_attention", breaks)
-        dispatcher = Dispatcher(mode, [2, 4, 8], 4)
-        forward = DeviceForward(
-            model.forward, CPU, dispatcher, StaticInputs(8, 4, 4, 1, CPU), breaks
-        )
+        dispatcher = Dispatcher(mode, list(sizes), 4, length, adapted=slots is not None)
+        inputs = StaticInputs(max(sizes), 4, 4, 1, CPU, slots)
+        forward = DeviceForward(model.forward, CPU, dispatcher, inputs, breaks, slots)
         count = forward.capture()
         assert count == len(dispatcher.keys)
         llm.core.executor._runner.forward = forward
@@ -115,12 +126,73 @@ def graphed(folder, monkeypatch):
     return make
 
 
+def replayed(forward):
+    """The keys of recordings, as they are replayed from now on."""
+    used = []
+    for key, recording in forward._recordings.items():
+        recording.steps.insert(0, lambda key=key: used.append(key))
+    return used
+
+
+def test_rows_of_adapters_are_told_apart_by_what_a_graph_reads(graphed, folder, tmp_path):
+    """One recording serves any mixture, and steps without adapters have recordings of their own."""
+    llm, forward, _ = graphed(GraphMode.FULL_AND_PIECEWISE, adapters=3, skip_tokenizer_init=True)
+    used = replayed(forward)
+    modules = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
+    folders = {
+        "wide": make_adapter(folder, tmp_path / "wide", 1, r=12, target_modules=modules),
+        "dora": make_adapter(
+            folder, tmp_path / "dora", 2, r=5, target_modules=modules, use_dora=True
+        ),
+    }
+    names = ["dora", None, "wide", "dora"]
+    texts = [[5, 9, 17], [60], [33, 7, 80, 11, 12], [60]]
+    asked = {name: LoRARequest(name, at, str(folders[name])) for at, name in enumerate(folders, 1)}
+
+    def said(*some):
+        params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
+        outputs = llm.generate(
+            [{"prompt_token_ids": texts[at]} for at in some], params, use_tqdm=False,
+            lora_request=[asked.get(names[at]) for at in some],
+        )  # fmt: skip
+        return [output.outputs[0].token_ids for output in outputs]
+
+    expected = PeftOracle(folder, folders).greedy_all(list(zip(texts, names, strict=True)), 3)
+    assert said(0, 1, 2, 3) == expected
+    assert said(0, 1, 3) == [expected[0], expected[1], expected[3]]
+    assert {key[0] for key in used if key[1].adapted} == {RuntimeMode.FULL, RuntimeMode.PIECEWISE}
+    used.clear()
+    assert said(1) == expected[1:2]
+    assert used
+    assert not any(key[1].adapted for key in used)
+
+
+def test_drafts_are_checked_in_graphs_of_their_own(graphed, folder, monkeypatch):
+    """Eight drafts a sequence, as by default: nine tokens, of which some hold and some don't."""
+    monkeypatch.setattr(StepCosts, "note", lambda *_: None)
+    monkeypatch.setattr(StepCosts, "widest", 10**6)
+    monkeypatch.setitem(drafter.PROPOSERS, "ngram", Seer)
+    texts = [[5, 9, 17], [60, 61]]
+    oracle = Oracle(folder)
+    expected = [oracle.greedy(text, 14) for text in texts]
+    Seer.said = {tuple(t): [said] for t, said in zip(texts, expected, strict=True)}
+    Seer.rng = random.Random(7)
+    llm, forward, _ = graphed(
+        GraphMode.FULL_DECODE_ONLY, sizes=[18], length=9, max_num_batched_tokens=64,
+        speculative_config={"method": "ngram"}, async_scheduling=False,
+    )  # fmt: skip
+    used = replayed(forward)
+    params = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
+    outputs = llm.generate(texts, params, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert (RuntimeMode.FULL, BatchDescriptor(18, 2, True)) in used
+    assert llm.core.stats.spec_decode_num_accepted_tokens_total > 5
+
+
 @pytest.mark.parametrize("mode", list(GraphMode)[1:], ids=lambda mode: mode.name)
 def test_every_mode_gives_the_tokens_of_transformers(mode, graphed, folder):
     llm, forward, _ = graphed(mode)
-    used = set()
-    for key, recording in forward._recordings.items():
-        recording.steps.insert(0, lambda key=key: used.add(key[0]))
+    used = replayed(forward)
     rng = random.Random(3)
     prompts = [[rng.randrange(4, 384) for _ in range(n)] for n in (1, 3, 17)]
     params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
@@ -129,7 +201,7 @@ def test_every_mode_gives_the_tokens_of_transformers(mode, graphed, folder):
     for prompt, output in zip(prompts, outputs, strict=True):
         assert output.outputs[0].token_ids == oracle.greedy(prompt, 3)
     expected = {mode.decode, mode.mixed} - {RuntimeMode.NONE}
-    assert used == expected
+    assert {key[0] for key in used} == expected
     # One layer: two pieces around an attention, and the note above.
     pieces = [len(r.steps) for (kind, _), r in forward._recordings.items() if kind.name != "FULL"]
     assert all(count == 2 + 1 + 1 for count in pieces)

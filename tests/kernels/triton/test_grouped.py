@@ -1,18 +1,11 @@
-"""Routing, grouped products, experts and LoRA in Triton's interpreter, against float64."""
+"""Routing, grouped products and experts in Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from kernels.triton.grouped import (
-    align,
-    fused_experts,
-    lora_expand,
-    lora_groups,
-    lora_shrink,
-    route,
-)
+from kernels.triton.grouped import align, fused_experts, route
 from kernels.triton.grouped.gemm import grouped_gemm
 from tests.kernels.tolerance import assert_close
 
@@ -135,28 +128,3 @@ def test_fused_experts(tokens, top_k, activation):
             out = down[expert].double() @ inside + down_bias[expert].double()
             expected[token] += weight * out
     assert_close(got, expected, torch.float32, 16.0)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rank", [4, 16])
-def test_lora(dtype, rank):
-    """Rows of several adapters, and of none, in any order; a slice of a wider result."""
-    tokens, inputs, outputs = 19, 1100, 48
-    x = torch.randn(tokens, inputs).to(dtype)
-    a = (torch.randn(3, rank, inputs) / 30).to(dtype)
-    b = torch.randn(3, outputs, rank).to(dtype)
-    adapters = torch.randint(-1, 3, (tokens,), dtype=torch.int32)
-    groups = lora_groups(adapters, 3)
-    out = torch.randn(tokens, 10 + outputs).to(dtype)
-    expected, before = out.double(), out.clone()
-    for row, adapter in enumerate(adapters.tolist()):
-        if adapter >= 0:
-            low = 2.0 * a[adapter].double() @ x[row].double()
-            expected[row, 10:] += b[adapter].double() @ low
-    shrunk = lora_shrink(x, a, groups, scale=2.0)
-    assert shrunk.dtype == torch.float32
-    assert (shrunk[adapters < 0] == 0).all()
-    lora_expand(shrunk, b, groups, out, start=10)
-    assert_close(out, expected, dtype, 8.0)
-    assert torch.equal(out[:, :10], before[:, :10])
-    assert torch.equal(out[adapters < 0], before[adapters < 0])
