@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e import promql
 from tests.e2e.collector import Collector, Span, collecting
 from tests.e2e.product import ROOT, Product, running
+from tests.engine.speculative.eager import eager_model
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SECRET = "zanzibar-marmalade"
@@ -193,3 +194,38 @@ def test_boards_and_alerts_ask_for_what_there_is(
             assert labels <= live[name], (name, labels)
             assert promql.grouped_by(expression) <= live[name], (name, expression)
     assert asked or expression.startswith("up{")
+
+
+def test_drafts_of_a_head_are_counted(watched: Watched, tmp_path: Path) -> None:
+    """A model is loaded with an EAGLE head, which is right about what it says."""
+    folder, head = eager_model(tmp_path)
+    drafts = json.dumps({"method": "eagle", "model": str(head), "num_speculative_tokens": 4})
+    watched.product.manage(
+        *("load_model", str(folder), "--name", "eager", "--max-model-len", "512", "--wait"),
+        *("--num-gpu-blocks-override", "64", "--speculative-config", drafts),
+        timeout=180,
+    )
+    with openai.OpenAI(base_url=watched.product.base_url, api_key=watched.product.api_key) as sdk:
+        for first in range(4, 8):
+            answer = sdk.completions.create(
+                model="eager", prompt=list(range(first, first + 30)), max_tokens=60,
+                temperature=0, extra_body={"ignore_eos": True},
+            )  # fmt: skip
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens == 60
+    deadline = time.monotonic() + 60
+    while not (accepted := _drafts(watched, "accepted_tokens")) and time.monotonic() < deadline:
+        time.sleep(0.1)  # heartbeats bring it
+    assert 0 < accepted <= _drafts(watched, "draft_tokens")
+    watched.product.manage("unload_model", "eager", "--wait")
+
+
+def _drafts(watched: Watched, name: str) -> float:
+    """Of the model with the head, so far."""
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(watched.metrics())
+        for sample in family.samples
+        if sample.name == f"vllm:spec_decode_num_{name}_total"
+        and sample.labels["model_name"] == "eager"
+    )
