@@ -8,8 +8,11 @@ from decimal import Decimal, InvalidOperation
 from functools import partial
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
+from catalog.access import access_catalog, access_served_models
+from catalog.models import ServedModel
 from engine.contract.errors import InvalidRequest
 from metering.events import rules_changed
 from metering.models import Budget, Price, Webhook, WebhookDelivery
@@ -61,7 +64,7 @@ def set_price(
     Raises: `PermissionDenied`; `InvalidRequest` with `param`; `Conflict` for two at one moment.
     """
     actor = as_actor(actor)
-    require_operator(actor)
+    _check_name(model, access_catalog(actor))
     now = timezone.now()
     if valid_from is not None and valid_from < now - PAST:
         raise InvalidRequest("valid_from must not lie in the past.", param="valid_from")
@@ -124,6 +127,7 @@ def set_budget(
         if key.tenant_id != tenant.pk:
             raise NotFound("There is no such key.", param="key")
         key = key.first or key
+    _check_name(model, access_served_models(tenant))
     if tokens is None and amount is None:
         raise InvalidRequest("A budget needs tokens, an amount, or both.", param="tokens")
     if amount is not None:
@@ -144,6 +148,13 @@ def set_budget(
         record(actor=actor, action=verb, target=budget, tenant=tenant, changes=told)
         _announce()
     return budget
+
+
+def _check_name(model: str, served: QuerySet[ServedModel]) -> None:
+    """Refuse a model's other name: what is asked under it is counted under the model's own."""
+    for name, aliases in served.values_list("name", "aliases"):
+        if model in aliases:
+            raise InvalidRequest(f"{model} is another name of {name}: take that.", param="model")
 
 
 @transaction.atomic

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from catalog.models import ServedModel
 from engine.contract.errors import InvalidRequest
 from metering import actions
 from metering.models import Budget
@@ -104,3 +105,17 @@ def test_prices_are_the_operators_and_never_change_the_past(world: World) -> Non
     price()
     entry = AuditEntry.objects.filter(action="price.set").get()
     assert entry.details["output_per_million"] == "2"
+
+
+@database
+def test_a_models_other_name_gets_neither_budget_nor_price(world: World) -> None:
+    ServedModel.objects.create(name="quill", source="demo/model", public=True, aliases=["fast"])
+    ServedModel.objects.create(name="hidden", source="there", public=False, aliases=["swift"])
+    with pytest.raises(InvalidRequest, match="fast is another name of quill") as told:
+        budget(world, model="fast", tokens=5)
+    assert told.value.param == "model"
+    with pytest.raises(InvalidRequest, match="swift is another name of hidden"):
+        price(model="swift")
+    # A tenant isn't told of models that it may not use.
+    budget(world, model="swift", tokens=5)
+    budget(world, model="quill", tokens=5)
