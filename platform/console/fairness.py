@@ -27,16 +27,21 @@ from tenants.models import Tenant
 
 #: Tenants that the table shows, those with the most service first.
 MOST = 100
+#: So many others must have had service before a tenant is told of it: one's would be its own.
+FEWEST_OTHERS = 2
 
 
 @dataclass
 class Row:
-    """One tenant, or all the others together (`tenant` None)."""
+    """One tenant, or all the others together (`tenant` None).
+
+    `service` None: not told; then nobody's share of it is, either.
+    """
 
     name: str
     tenant: Tenant | None
-    service: int = 0
-    service_share: float = 0.0
+    service: int | None = 0
+    service_share: float | None = 0.0
     weight: float = 0.0
     weight_share: float = 0.0
 
@@ -61,7 +66,7 @@ def fairness(request: HttpRequest) -> HttpResponse:
         context = {**tenant_context(user, None), "error": error}
         status = error.status if request.GET else 200
         return render(request, "console/fairness.html", context, status=status)
-    rows = _rows(_service(stretch), tenant)
+    rows = _rows(_service(stretch), tenant, told=as_actor(user).is_operator)
     active = Tenant.objects.filter(active=True)
     context = {
         **tenant_context(user, tenant),
@@ -72,6 +77,7 @@ def fairness(request: HttpRequest) -> HttpResponse:
         "more": len(rows) > MOST,
         "most": MOST,
         "served": any(row.service for row in rows),
+        "whole": all(row.service is not None for row in rows),
         "reserved": reserved_sum(active),
         "reserved_most": MAX_RESERVED * 100,
         "defaults": settings.QUIRE,
@@ -86,10 +92,12 @@ def figures(request: HttpRequest) -> dict[str, Any]:
 
 
 def figures_of(reader: Reader, asked: Mapping[str, str]) -> dict[str, Any]:
-    """The same over time: {"at", "step", "seconds", "tenants": [{"name", "weight", "tokens"}]}."""
+    """The same over time: {"at", "step", "seconds", "tenants": [{"name", "weight", "tokens"}],
+    "whole": whether all that had service are there}.
+    """
     tenant, stretch = scope_of(reader, asked), stretch_of(asked)
     found = _service(stretch)
-    rows = _rows(found, tenant)
+    rows = _rows(found, tenant, told=as_actor(reader).is_operator)
     own = {row.tenant.pk for row in rows if row.tenant is not None}
     others = [0] * len(found.at)
     for pk, values in found.by_tenant.items():
@@ -111,6 +119,7 @@ def figures_of(reader: Reader, asked: Mapping[str, str]) -> dict[str, Any]:
             for row in rows
             if row.service
         ],
+        "whole": all(row.service is not None for row in rows),
     }
 
 
@@ -138,21 +147,32 @@ def _service(stretch: Range) -> Service:
     return Service(at, by_tenant)
 
 
-def _rows(found: Service, tenant: Tenant | None) -> list[Row]:
-    """Most service first. For one tenant: its own row, and one of all others without names."""
+def _rows(found: Service, tenant: Tenant | None, *, told: bool) -> list[Row]:
+    """Most service first. For one tenant: its own row, and one of all others without names.
+
+    `told`: of the others' service even where it is a single tenant's.
+    """
     totals = {pk: sum(values) for pk, values in found.by_tenant.items()}
     active = list(Tenant.objects.filter(active=True))
-    rows = [Row(each.name, each, totals.pop(each.pk, 0), weight=each.weight) for each in active]
+    rows = [Row(each.name, each, totals.get(each.pk, 0), weight=each.weight) for each in active]
     if tenant is not None:
+        rest = [total for pk, total in totals.items() if pk != tenant.pk and total]
+        others = sum(rest) if told or not rest or len(rest) >= FEWEST_OTHERS else None
+        weight = math.fsum(row.weight for row in rows if row.tenant != tenant)
         own = [row for row in rows if row.tenant == tenant]
-        rest = [row for row in rows if row.tenant != tenant]
-        others = sum(totals.values()) + sum(row.service for row in rest)
-        weight = math.fsum(row.weight for row in rest)
         rows = [*own, Row("All other tenants", None, others, weight=weight)]
-    elif left := sum(totals.values()):
+    elif left := sum(totals.values()) - sum(row.service or 0 for row in rows):
         rows.append(Row("Others, and tenants that are gone", None, left))
-    service, weights = sum(row.service for row in rows), math.fsum(row.weight for row in rows)
+    return _with_shares(rows)
+
+
+def _with_shares(rows: list[Row]) -> list[Row]:
+    """The same in order, with each one's share."""
+    whole = all(row.service is not None for row in rows)
+    service, weights = sum(row.service or 0 for row in rows), math.fsum(r.weight for r in rows)
     for row in rows:
-        row.service_share = 100 * row.service / service if service else 0.0
+        row.service_share = None
+        if whole:
+            row.service_share = 100 * (row.service or 0) / service if service else 0.0
         row.weight_share = 100 * row.weight / weights if weights else 0.0
-    return sorted(rows, key=lambda row: (-row.service, row.tenant is None, row.name))
+    return sorted(rows, key=lambda row: (-(row.service or 0), row.tenant is None, row.name))

@@ -13,7 +13,8 @@ if (root) {
   root.append(share.element, each.element);
   let asked = 0;
 
-  const show = ({ at, step, seconds, tenants }) => {
+  const show = ({ at, step, seconds, tenants, whole }) => {
+    share.element.hidden = !whole; // no share without the sum
     const all = at.map((_, i) => tenants.reduce((sum, { tokens }) => sum + tokens[i], 0));
     share.show(at, step, tenants.map(({ name, tokens }, n) => ({
       name, tone: Math.min(n, 8), values: tokens.map((value, i) => (all[i] ? value / all[i] : null)),
