@@ -99,6 +99,7 @@ async def test_fault_25_a_client_that_leaves_while_it_is_queued_pays_nothing(
         exchange = opened(gateway)
         await until(lambda: replica.running)
         await exchange.leave()
+        await until(lambda: replica.aborted)  # it was still queued when this came
         replica.state = "ready"
         await until_idle(replica)
         (usage,) = await gateway.usage()
