@@ -19,6 +19,7 @@ from tenants.actors import SYSTEM
 from tenants.authentication import Caller, authenticate
 from tenants.errors import PermissionDenied, ServiceUnavailable
 from tenants.models import AuditEntry
+from tenants.validation import save_valid
 from tests.platform.conftest import World
 
 database = pytest.mark.database
@@ -206,6 +207,15 @@ def test_a_replica_that_nobody_saw_for_long_does_not_block_a_load(folder: str) -
     long_ago = timezone.now() - timedelta(minutes=5)
     Replica.objects.create(served_model=model, replica_id="r", state="ready", last_seen=long_ago)
     actions.load_model(actor=SYSTEM, name="m")
+
+
+@database
+@pytest.mark.django_db
+def test_fault_42_a_name_that_was_taken_a_moment_ago_is_a_conflict(folder: str) -> None:
+    late = ServedModel(name="m", source=folder)
+    actions.load_model(actor=SYSTEM, name="m", source=folder)
+    with pytest.raises(Conflict):
+        save_valid(late)
 
 
 @database

@@ -125,7 +125,8 @@ class ServedModel(models.Model):
         wanted = {self.name, *given}
         if len(wanted) != 1 + len(given):
             raise ValidationError({"aliases": "A name is given twice."})
-        for other in ServedModel.objects.exclude(pk=self.pk):
+        # Another of this very name was made a moment ago: that's a conflict, which saving it tells.
+        for other in ServedModel.objects.exclude(pk=self.pk).exclude(name=self.name):
             if taken := wanted & {other.name, *other.aliases}:
                 raise ValidationError(
                     {"aliases": f"{min(taken)} is a name of the model {other.name}."}
