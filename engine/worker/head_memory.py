@@ -44,12 +44,9 @@ class HeadMemory:
     ) -> None:
         """`group`: whose block tables, of full attention; `most`: drafts of a sequence."""
         self.heads, self.taps = heads, heads.taps
-        self._batch, self._tables, self.block_size = (
-            batch,
-            batch.block_tables[group],
-            batch.block_size,
-        )
-        rows, size = len(batch.tokens), self.block_size
+        self._batch, self._tables = batch, batch.block_tables[group]
+        self.block_size = size = batch.block_size
+        rows = len(batch.tokens)
         self.num_blocks, self.own_blocks = num_blocks, -(-(2 * size - 2 + most) // size)
         heads.layer.allocate(num_blocks + rows // 2 * self.own_blocks, size, dtype)
         self._ends = torch.zeros((num_blocks, heads.width))
