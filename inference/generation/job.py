@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from engine.contract.errors import InvalidRequest, KVPoolTooSmall
 from engine.contract.protocol import EngineRequest
@@ -16,6 +17,9 @@ from inference.rendering.pool import render_pool
 from inference.web.asked import header_id
 from metering.access import Asking
 from tenants.authentication import Caller
+
+#: Of the sampling what says how long and how free an answer was meant to be.
+_SAMPLING = ("max_tokens", "temperature", "top_p", "n", "seed", "stop")
 
 
 @dataclass(kw_only=True)
@@ -122,6 +126,13 @@ class Job:
                 f"{capacity}.",
                 param="max_tokens",
             )
+
+    def wanted(self) -> dict[str, Any]:
+        """What is kept of the parameters, for whoever looks at the request later."""
+        found = {name: getattr(self.sampling, name) for name in _SAMPLING}
+        stop = found.pop("stop")
+        found["stop"] = len(stop) if stop else None  # their text is the tenant's content
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def engine_ids(self) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from engine.contract.protocol import FlightRecord
 from inference.errors import as_quire_error
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 #: Tokens from the beginning and the end of a text that is kept; see `RequestContent`.
 _KEPT_TOKENS = 2000
 _KEPT_CHARS = 16_000
-_SAMPLING = ("max_tokens", "temperature", "top_p", "n", "seed", "stop")
 
 
 class Pace:
@@ -82,7 +81,7 @@ def note_of(
             for name in _LIMITS
             if isinstance(value := getattr(admission, name, None), int)
         },
-        asked=_wanted(job.sampling) | ({"priority": job.priority} if job.priority else {}),
+        asked=job.wanted() | ({"priority": job.priority} if job.priority else {}),
         admitted_ms=(generation.admitted_at - job.received) * 1000,
         hops=_hops(generation.flights, job.received),
         outputs=_outputs(generation),
@@ -94,14 +93,6 @@ _LIMITS = (
     *("limit_requests", "remaining_requests", "limit_tokens", "remaining_tokens"),
     "output_tokens",
 )
-
-
-def _wanted(params: Any) -> dict[str, Any]:
-    """Of the sampling what says how long and how free an answer was meant to be."""
-    wanted = {name: getattr(params, name, None) for name in _SAMPLING}
-    stop = wanted.pop("stop")
-    wanted["stop"] = len(stop) if stop else None  # their text is the tenant's content
-    return {name: value for name, value in wanted.items() if value is not None}
 
 
 def _hops(flights: list[Flight], start: float) -> list[Hop]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -31,6 +32,12 @@ class PoolingJob(Job):
     def max_output_tokens(self) -> int:
         """There is no output."""
         return 0
+
+    def wanted(self) -> dict[str, Any]:
+        """The task, and how long vectors were to be; there is no sampling."""
+        first = self.pooling[0]
+        found = {"task": first.task or self.endpoint, "dimensions": first.dimensions}
+        return {name: value for name, value in found.items() if value is not None}
 
     async def check(self) -> None:
         """Raise `InvalidRequest` for what could never run, before anything is reserved or sent."""
@@ -82,6 +89,9 @@ class Pooled(Generation):
         if piece.pooled is not None:
             self.results[piece.number] = piece.pooled
         return super()._push(piece)
+
+    def _time(self, num_tokens: int) -> None:
+        """No token comes, so none is the first."""
 
     async def collect(self) -> list[bytes]:
         """All results, little-endian float32, in the order of the prompts.

@@ -19,7 +19,7 @@ from console.deeds import deed
 from console.identity.recent import recent_authentication_required
 from console.request_story import story_of
 from console.tenancy import named_tenant, tenant_context
-from console.timeline import events_of, picture_of
+from console.timeline import events_of, is_pooled, picture_of
 from engine.contract.errors import QuireError
 from metering.models import RequestEntry
 from metering.money import amount_text
@@ -190,6 +190,7 @@ def one(request: HttpRequest, name: str) -> HttpResponse:
         "cost": amount_text(entry.cost_nanos).rstrip("0").rstrip("."),
         "events": events_of(entry, story),
         "picture": picture_of(entry, story),
+        "pooled": is_pooled(story),
         "refused": entry.request_id.startswith("refused-"),
     }
     return render(request, "console/request.html", context)

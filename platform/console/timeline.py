@@ -25,6 +25,8 @@ REASONS = {
     "budget": "the budget or reservation ended it",
     "repetition": "it repeated itself",
 }
+#: The same for requests that generate nothing.
+POOLED = "its vectors, labels or scores were there"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ def events_of(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
             events.append(Event(hop["at_ms"], "Given to a replica", hop["replica"]))
     for output in story["outputs"]:
         several = f"output {output['number']}.{output['index']}: "
+        if is_pooled(story):
+            several = f"prompt {output['number']}: "
         name = several if len(story["outputs"]) > 1 else ""
         events += _of_output(output, placed_ms(story), name)
     if story["numerics_changed"]:
@@ -78,6 +82,11 @@ def events_of(entry: RequestEntry, story: dict[str, Any]) -> list[Event]:
         events.append(Event(entry.ttft_ms, "First token"))
     events.append(_end(entry, story))
     return sorted(events, key=lambda event: event.at_ms)
+
+
+def is_pooled(story: dict[str, Any]) -> bool:
+    """Whether it asked for vectors, labels or scores, not for text."""
+    return "task" in story["sampling"]
 
 
 def placed_ms(story: dict[str, Any]) -> float:
@@ -150,6 +159,8 @@ def _end(entry: RequestEntry, story: dict[str, Any]) -> Event:
     if entry.status == 499:
         return Event(entry.duration_ms, "The client left", "", "failed")
     reason = REASONS.get(entry.finish_reason, entry.finish_reason)
+    if entry.finish_reason == "stop" and is_pooled(story):
+        reason = POOLED
     return Event(entry.duration_ms, "Ended", reason, "well")
 
 
@@ -160,7 +171,8 @@ def picture_of(entry: RequestEntry, story: dict[str, Any]) -> Picture | None:
         return None
     end = max(entry.duration_ms, 1.0)
     placed, scale = placed_ms(story), WIDTH / end
-    height = TOP + len(outputs) * (BAR + 6) + GRAPH + 30
+    graph = GRAPH if story["tokens_over_time"] else 0
+    height = TOP + len(outputs) * (BAR + 6) + graph + 30
     picture = Picture(height, end, base=height - 22)
     for row, output in enumerate(outputs):
         at, top = placed, TOP + row * (BAR + 6)

@@ -175,6 +175,25 @@ def test_the_story_names_what_happened_and_of_others_only_that_there_was_work(
     assert "7 refusals of one kind" in refused
 
 
+def test_what_generates_nothing_has_no_first_token_and_no_stop_string(
+    login: Login, requests: None
+) -> None:
+    outputs = [
+        OutputNote(number=number, queue_ms=1.0, prefill_ms=3.0, num_chunks=1, chunks=[(1, 4)])
+        for number in (0, 1)
+    ]
+    for each in outputs:
+        each.steps = 1
+    note = RequestNote(asked={"task": "embed", "dimensions": 8}, outputs=outputs)
+    fields = {"endpoint": "embeddings", "finish_reason": "stop", "status": 200}
+    make("embeddings-1", "acme", note, **fields)
+    page = login("ada").get("/console/requests/embeddings-1/").content.decode()
+    for text in ("prompt 1: 1 chunk", "its vectors, labels or scores were there", "dimensions"):
+        assert text in page, text
+    for text in ("First token", "stop string", "tokens so far", "output 0"):
+        assert text not in page, text
+
+
 @pytest.mark.parametrize(
     ("who", "reads"),
     [("ada", True), ("adam", True), ("mia", False), ("vera", False), ("root", True)],

@@ -16,7 +16,13 @@ from engine.contract.io_processor import io_processor
 from engine.contract.protocol import PoolingInfo
 from inference.batches.dispatch import call_endpoint
 from inference.engine_client.queue_bound import Load
+from inference.generation import background
+from inference.metrics.history import history
+from metering.models import RequestEntry
+from metering.requests import writer
+from metering.requests.note import read_note
 from tenants import authentication
+from tenants.db_threads import in_db_thread
 from tests.engine.pooling.models import TEXTS
 from tests.inference.conftest import Gateway, until
 from tests.inference.pooling.conftest import Serve
@@ -80,6 +86,25 @@ async def test_embeddings_of_token_ids(gateway: Gateway, serve: Serve, folders: 
     np.testing.assert_allclose(found, expected, atol=1e-6)
     np.testing.assert_allclose(one["data"][0]["embedding"], expected[0], atol=1e-6)
     assert (many["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]) == (7, 4)
+
+
+async def test_the_history_and_the_records_have_them_without_a_first_token(
+    gateway: Gateway, serve: Serve
+) -> None:
+    history.take()
+    async with serve("embed"):
+        body = {"model": "embed", "input": TEXTS[:2], "dimensions": 8}
+        answer = await post(gateway, "/v1/embeddings", **body)
+        await background.drain(10)
+    counts = {what: count for (_, what), count in history.take().items()}
+    assert counts == {"requests": 1, "prompt_tokens": answer["usage"]["prompt_tokens"]}
+    await in_db_thread(writer.write_waiting, at_once=True)
+    entry = await RequestEntry.objects.aget(request_id=answer["id"])
+    assert (entry.endpoint, entry.status, entry.ttft_ms) == ("embeddings", 200, None)
+    note = read_note(entry.detail)
+    assert note.asked == {"task": "embed", "dimensions": 8}
+    assert [output.number for output in note.outputs] == [0, 1]
+    assert note.tokens == []
 
 
 async def test_dimensions_truncation_and_activation(

@@ -8,7 +8,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
-from inference.openapi.document import document
+from inference.openapi.document import generate
 from tenants.commands import QuireCommand
 
 
@@ -16,15 +16,15 @@ class Command(QuireCommand):
     """Write the API's description."""
 
     needs_database = False
-    help = "Write the OpenAPI document of the API, as /openapi.json serves it."
+    help = "Generate the OpenAPI document of the API, as /openapi.json serves it."
 
     def add_arguments(self, parser: CommandParser) -> None:
         """Where to."""
         parser.add_argument("-o", "--output", metavar="FILE", help="(default: standard output)")
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """JSON with sorted keys: two of the same are the same text."""
-        text = json.dumps(document(), indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+        """JSON in the order in which fields are described: two of the same are the same text."""
+        text = json.dumps(generate(), indent=1, ensure_ascii=False) + "\n"
         if options["output"]:
             Path(options["output"]).write_text(text, encoding="utf-8")
         else:
