@@ -11,6 +11,7 @@ from typing import Any
 
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ModelLoadError
+from engine.contract.hub_files import file_patterns
 from engine.contract.loading import DOWNLOADING, note
 
 
@@ -23,7 +24,7 @@ def download(config: EngineConfig) -> Path:
         "repo_id": config.model,
         "revision": config.revision,
         "cache_dir": config.download_dir,
-        "allow_patterns": _patterns(config),
+        "allow_patterns": file_patterns(config),
     }
     try:
         note(DOWNLOADING)
@@ -37,16 +38,6 @@ def download(config: EngineConfig) -> Path:
         raise ModelLoadError(
             f"{config.model} is no folder here and couldn't be downloaded: {error}", param="model"
         ) from error
-
-
-def _patterns(config: EngineConfig) -> list[str]:
-    """Files that a model needs."""
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
-    if config.load_format in ("pt", "npcache"):
-        patterns += ["*.bin", "*.pt", "*.pth"]
-    patterns += ["*.tensors"] if config.load_format == "tensorizer" else []
-    patterns += ["*.py"] if config.trust_remote_code else []
-    return patterns
 
 
 def _bar(total: int) -> type[Any]:

@@ -1,6 +1,7 @@
 """What the store of adapters answers when it refuses."""
 
-from engine.contract.errors import InvalidRequest, QuireError
+from catalog.errors import HubUnavailable
+from engine.contract.errors import InvalidRequest
 from tenants.errors import Conflict, NotFound, PermissionDenied, ServiceUnavailable
 
 __all__ = [
@@ -37,11 +38,3 @@ class WrongOffset(Conflict):
         super().__init__(message, param="offset")
         self.offset = offset
         self.headers = {"Upload-Offset": str(offset)}
-
-
-class HubUnavailable(QuireError):
-    """The hub can't be reached from here, or doesn't answer as it should."""
-
-    status = 502
-    code = "hub_unavailable"
-    error_type = "server_error"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
 
 from adapters import files
-from adapters.errors import AdapterInvalid, AdapterTooLarge, HubUnavailable
+from adapters.errors import AdapterInvalid, AdapterTooLarge
+from catalog import hub
 from engine.contract.adapters import CONFIG_FILE, NEW_TOKENS, WEIGHTS_FILE
 from engine.contract.errors import InvalidRequest
 
@@ -112,21 +113,9 @@ class Repository:
         )
 
 
-@contextmanager
-def asking(repository: str) -> Iterator[None]:
+def asking(repository: str) -> AbstractContextManager[None]:
     """What the hub's client raises becomes `HubUnavailable`, or `AdapterInvalid` for a name."""
-    from httpx import HTTPError
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
-
-    try:
-        yield
-    except OfflineModeIsEnabled as error:
-        raise HubUnavailable("The hub is switched off here (HF_HUB_OFFLINE).") from error
-    except HFValidationError as error:
-        raise AdapterInvalid(str(error), param="repository") from error
-    except (HfHubHTTPError, HTTPError, OSError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise HubUnavailable(f"The hub can't be reached, or has no {repository}: {said}") from error
+    return hub.asking(repository, AdapterInvalid, "repository")
 
 
 def _wanted(sizes: dict[str, int]) -> list[str]:

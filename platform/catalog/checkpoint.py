@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,23 +158,29 @@ def _gguf_files(path: Path) -> list[Path]:
 
 def _of_safetensors(folder: Path, config: dict[str, Any]) -> Checkpoint:
     paths = _shards(folder)
+    return of_tensors(config, (item for path in paths for item in _tensors(path)), len(paths))
+
+
+def of_tensors(
+    config: Mapping[str, Any], tensors: Iterable[tuple[str, Mapping[str, Any]]], num_files: int
+) -> Checkpoint:
+    """Of what headers of safetensors files say: names with `dtype`, `shape`, `data_offsets`."""
     dtypes: Counter[str] = Counter()
     values = tables = matrices = 0
-    for path in paths:
-        for name, entry in _tensors(path):
-            count, dtype = math.prod(entry["shape"]), str(entry["dtype"])
-            first, last = entry["data_offsets"]
-            dtypes[dtype] += last - first
-            values += count
-            if dtype in FLOATS and len(entry["shape"]) > 1:
-                table = any(word in name for word in ("embed", "wte", "lm_head", "output."))
-                tables, matrices = tables + count * table, matrices + count * (not table)
+    for name, entry in tensors:
+        count, dtype = math.prod(entry["shape"]), str(entry["dtype"])
+        first, last = entry["data_offsets"]
+        dtypes[dtype] += last - first
+        values += count
+        if dtype in FLOATS and len(entry["shape"]) > 1:
+            table = any(word in name for word in ("embed", "wte", "lm_head", "output."))
+            tables, matrices = tables + count * table, matrices + count * (not table)
     floats = [(size, name) for name, size in dtypes.items() if name in FLOATS]
     return Checkpoint(
         architecture_of(config),
         "safetensors",
         sum(dtypes.values()),
-        len(paths),
+        num_files,
         parameters=values,
         dtypes=dict(dtypes.most_common()),
         matrix_values=matrices,
@@ -190,14 +196,19 @@ def _shards(folder: Path) -> list[Path]:
     if not index.exists():
         found = [folder / "model.safetensors"]
     else:
-        mapping = parse_object(read_text(index), index).get("weight_map")
-        names = {str(name) for name in mapping.values()} if isinstance(mapping, dict) else set()
-        # A name that leads out of the folder is none of its files.
-        found = [folder / name for name in sorted(names) if Path(name).name == name]
+        found = [folder / name for name in shard_names(parse_object(read_text(index), index))]
     there = [path for path in found[:MOST_SHARDS] if path.is_file()]
     if not there or len(there) < len(found):
         raise InvalidRequest(f"{folder} lacks its weights in safetensors.", param="source")
     return there
+
+
+def shard_names(index: Mapping[str, Any]) -> list[str]:
+    """The files that `model.safetensors.index.json` names."""
+    mapping = index.get("weight_map")
+    names = {str(name) for name in mapping.values()} if isinstance(mapping, dict) else set()
+    # A name that leads out of the folder is none of its files.
+    return [name for name in sorted(names) if Path(name).name == name]
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

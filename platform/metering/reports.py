@@ -182,8 +182,8 @@ class _Seconds(Func):
         return super().as_sql(compiler, connection, template=template, **context)
 
     def as_postgresql(self, compiler: Any, connection: Any, **context: Any) -> Any:
-        """PostgreSQL keeps them as numbers."""
-        template = "(floor(extract(epoch FROM %(expressions)s) / 60) * 60)::bigint"
+        """PostgreSQL keeps them as numbers; `extract` would make decimals, at twice the cost."""
+        template = "(floor(date_part('epoch', %(expressions)s) / 60) * 60)::bigint"
         return super().as_sql(compiler, connection, template=template, **context)
 
 

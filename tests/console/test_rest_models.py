@@ -29,8 +29,7 @@ def test_what_it_needs_its_replicas_and_their_logs(
     assert need["fits"] is True
     assert need["kv"] == 2 * 112 * need["kv_per_token"]  # whole blocks
     assert root.get(f"/api/models/{quill.pk}/need/?sequences=0").status_code == 400
-    shelved = ServedModel.objects.get(name="shelved")
-    assert root.get(f"/api/models/{shelved.pk}/need/").status_code == 404
+    assert root.get(f"/api/models/{quill.pk}/download/").status_code == 404  # it's a folder
     (replica,) = root.get(f"/api/models/{quill.pk}/replicas/").json()
     assert (replica["id"], replica["last_exit"]) == ("q-0", "was killed")
     assert root.get(f"/api/models/{quill.pk}/log/?replica=q-0").json() == []
@@ -46,13 +45,15 @@ def test_fallbacks_and_idle_minutes_are_set(login: Login, quill: ServedModel) ->
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "fallbacks")
 
 
-@pytest.mark.parametrize("deed", ["sleep", "wake", "restart", "need", "replicas", "log"])
+@pytest.mark.parametrize(
+    "deed", ["sleep", "wake", "restart", "need", "download", "replicas", "log"]
+)
 def test_tenants_may_not(login: Login, quill: ServedModel, deed: str) -> None:
     path = f"/api/models/{quill.pk}/{deed}/"
     ada = login("ada")
     answer = (
         ada.get(path)
-        if deed in ("need", "replicas", "log")
+        if deed in ("need", "download", "replicas", "log")
         else ada.post(path, {}, "application/json")
     )
     assert answer.status_code == 403

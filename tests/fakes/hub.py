@@ -89,17 +89,18 @@ class _Handler(BaseHTTPRequestHandler):
             self._json({"error": "Entry not found"}, 404)
             return
         data = path.read_bytes()
-        first = 0
-        if given := re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", "")):
-            first = int(given[1])
-        rest = data[first:]
-        self.send_response(206 if first else 200)
+        first, end = 0, len(data)
+        if given := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
+            first, end = int(given[1]), min(int(given[2] or end) + 1, len(data))
+        rest = data[first:end]
+        part = len(rest) < len(data)
+        self.send_response(206 if part else 200)
         self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
         self.send_header("X-Repo-Commit", COMMIT)
         self.send_header("Accept-Ranges", "bytes")
         self.send_header("Content-Length", str(len(rest)))
-        if first:
-            self.send_header("Content-Range", f"bytes {first}-{len(data) - 1}/{len(data)}")
+        if part:
+            self.send_header("Content-Range", f"bytes {first}-{end - 1}/{len(data)}")
         self.end_headers()
         if not body:
             return

@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from catalog import actions
 from catalog.checkpoint import read_checkpoint
+from catalog.hub import ask_hub
 from catalog.models import Replica, ServedModel
 from console.deeds import text_of
 from console.identity.recent import recent_authentication_required
@@ -161,12 +162,17 @@ def _looked(request: HttpRequest, form: ModelForm) -> dict[str, Any]:
         return {}
     try:
         path = actions.check_source(source)
-        checkpoint = look.checkpoint_of(path)
-        if checkpoint is None and path.startswith("/"):
+        checkpoint, found = look.checkpoint_of(path, form.engine_settings), None
+        if checkpoint is None and look.is_on_hub(path):
+            if "look" not in request.POST:
+                return {"on_hub": path}
+            found = ask_hub(path, form.engine_settings)
+            checkpoint = found.checkpoint
+        elif checkpoint is None:
             read_checkpoint(Path(path))
         if checkpoint is None:
-            return {"on_hub": path}
+            return {"on_hub": path, "download": found}
         need = look.need(checkpoint, form.engine_settings, request.POST or request.GET)
-        return {"checkpoint": checkpoint, "need": need}
+        return {"checkpoint": checkpoint, "need": need, "download": found}
     except QuireError as error:
         return {"need_error": error}

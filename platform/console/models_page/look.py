@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from django.db.models import QuerySet
 
 from catalog.access import access_catalog, access_served_models
 from catalog.checkpoint import Checkpoint, read_checkpoint
+from catalog.hub import downloaded
 from catalog.models import DesiredState, Replica, ReplicaState, ServedModel
 from catalog.replica_log import LogLine, read_log
 from catalog.sizing import Need, need_of
@@ -79,10 +80,17 @@ def state_of(
     return found
 
 
-def checkpoint_of(source: str) -> Checkpoint | None:
-    """Of a source that lies on this host, or None."""
-    path = Path(source)
+def is_on_hub(source: str) -> bool:
+    """Whether a source of the catalogue is a repository's name: folders are absolute there."""
+    return not source.startswith("/")
+
+
+def checkpoint_of(source: str, model_settings: Mapping[str, Any]) -> Checkpoint | None:
+    """Of a source that lies on this host, downloaded or not, or None."""
     try:
+        path = downloaded(source, model_settings) if is_on_hub(source) else Path(source)
+        if path is None:
+            return None
         changed = path.stat().st_mtime_ns
         if path.is_dir():
             changed += sum(
@@ -90,7 +98,7 @@ def checkpoint_of(source: str) -> Checkpoint | None:
                 for name in ("config.json", "model.safetensors", "model.safetensors.index.json")
                 if (file := path / name).is_file()
             )
-        return _checkpoint(source, changed)
+        return _checkpoint(str(path), changed)
     except (OSError, QuireError):
         return None
 

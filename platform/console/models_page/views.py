@@ -10,6 +10,7 @@ from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from catalog.hub import ask_hub
 from catalog.models import DesiredState, ServedModel
 from console.api import json_view
 from console.models_page import look
@@ -114,11 +115,13 @@ def show_one(
 
 
 def _need(request: HttpRequest, found: ServedModel) -> dict[str, Any]:
-    checkpoint = look.checkpoint_of(found.source)
-    if checkpoint is None:
-        return {"need": None, "need_error": None}
+    checkpoint, download = look.checkpoint_of(found.source, found.settings), None
     try:
-        return {"need": look.need(checkpoint, found.settings, request.GET), "need_error": None}
+        if checkpoint is None and "hub" in request.GET and look.is_on_hub(found.source):
+            download = ask_hub(found.source, found.settings)
+            checkpoint = download.checkpoint
+        need = checkpoint and look.need(checkpoint, found.settings, request.GET)
+        return {"need": need, "need_error": None, "download": download}
     except QuireError as error:
         return {"need": None, "need_error": error}
 
@@ -141,7 +144,7 @@ def _state(row: ServedModel, beats: list[Any]) -> dict[str, Any]:
 
 def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
     live = next((beat for beat in beats if beat.model.name == row.name), None)
-    checkpoint = look.checkpoint_of(row.source)
+    checkpoint = look.checkpoint_of(row.source, row.settings)
     state = look.state_of(row, beats, row.replicas.all())
     loaded = live is not None and live.model.weights
     size = sum(each.nbytes for each in live.model.weights) if live and loaded else None
@@ -156,6 +159,7 @@ def _row(row: ServedModel, beats: list[Any], operator: bool) -> dict[str, Any]:
         "wanted": row.num_replicas + row.num_spares,
         "architecture": checkpoint.architecture if checkpoint else "",
         "parameters": checkpoint.parameters if checkpoint and not checkpoint.quantization else None,
+        "on_hub": look.is_on_hub(row.source),
         "stored": checkpoint.nbytes if checkpoint else None,
         "size": size,
         "quantization": quantization,

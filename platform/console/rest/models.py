@@ -12,6 +12,7 @@ from rest_framework.response import Response
 
 from catalog import actions
 from catalog.access import access_catalog
+from catalog.hub import ask_hub
 from catalog.models import Replica, ServedModel
 from console.models_page import look
 from console.rest.views import ManagementViewSet
@@ -62,6 +63,18 @@ class NeedQuerySerializer(serializers.Serializer):
 
     sequences = serializers.IntegerField(default=1, min_value=1, max_value=look.MOST_SEQUENCES)
     context = serializers.IntegerField(default=0, min_value=0, max_value=look.MOST_CONTEXT)
+
+
+class DownloadSerializer(serializers.Serializer):
+    """What a load fetches from the hub; `there` of its `nbytes` are in the host's cache already."""
+
+    repository = serializers.CharField()
+    commit = serializers.CharField()
+    files = serializers.IntegerField()
+    nbytes = serializers.IntegerField()
+    there = serializers.IntegerField()
+    room = serializers.IntegerField(help_text="Bytes that are free on the disk.")
+    fits = serializers.BooleanField()
 
 
 class NeedSerializer(serializers.Serializer):
@@ -206,15 +219,28 @@ class Models(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
     @extend_schema(parameters=[NeedQuerySerializer], responses=NeedSerializer)
     @action(detail=True, methods=["get"])
     def need(self, request: Request, pk: str) -> Response:
-        """What a replica takes, and whether the gateway's host has it."""
+        """What a replica takes, and whether the gateway's host has it. Of a model of the hub that
+        wasn't downloaded the hub is asked for the headers of its weights.
+        """
         row = self.row()
         asked = NeedQuerySerializer(data=request.query_params)
         asked.is_valid(raise_exception=True)
-        found = look.checkpoint_of(row.source)
+        found = look.checkpoint_of(row.source, row.settings)
+        if found is None and look.is_on_hub(row.source):
+            found = ask_hub(row.source, row.settings).checkpoint
         if found is None:
-            raise NotFound("Its files aren't on this host, so nothing is known of them yet.")
+            raise NotFound("Its files don't tell, or aren't here: nothing is known of them yet.")
         values = {name: value or "" for name, value in asked.validated_data.items()}
         return Response(NeedSerializer(look.need(found, row.settings, values)).data)
+
+    @extend_schema(responses=DownloadSerializer)
+    @action(detail=True, methods=["get"])
+    def download(self, request: Request, pk: str) -> Response:
+        """What a load fetches from the hub, and whether the disk of the gateway's host has room."""
+        row = self.row()
+        if not look.is_on_hub(row.source):
+            raise NotFound("It comes from a folder, not from the hub.")
+        return Response(DownloadSerializer(ask_hub(row.source, row.settings)).data)
 
     @extend_schema(parameters=[LogQuerySerializer], responses=LogLineSerializer(many=True))
     @action(detail=True, methods=["get"], pagination_class=None, filter_backends=[])

@@ -1,0 +1,178 @@
+"""Models on the hub: what a download will be, asked before it begins."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from catalog.checkpoint import Checkpoint, of_tensors, shard_names
+from catalog.errors import HubUnavailable
+from engine.contract.config import EngineConfig
+from engine.contract.errors import InvalidRequest, ModelLoadError
+from engine.contract.hub_files import file_patterns
+from engine.text.files import parse_object, read_text
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+#: Seconds that the hub gets for an answer: somebody waits for the page.
+WAIT_S = 10
+#: Headers of weights that are read at once, and at most.
+THREADS, MOST_SHARDS = 8, 256
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Download:
+    """What loading a model of the hub fetches.
+
+    Attributes:
+        files, nbytes: all that a load needs. there: bytes of them in this host's cache already.
+        room: bytes that are free on the cache's disk.
+        checkpoint: by config.json and the headers of the weights; None where they don't tell.
+    """
+
+    repository: str
+    commit: str
+    files: int
+    nbytes: int
+    there: int
+    room: int
+    checkpoint: Checkpoint | None
+
+    @property
+    def rest(self) -> int:
+        """Bytes that are still to come."""
+        return self.nbytes - self.there
+
+    @property
+    def fits(self) -> bool:
+        """On the disk, as it is now."""
+        return self.rest <= self.room
+
+
+def ask_hub(repository: str, settings: Mapping[str, Any]) -> Download:
+    """Of a model's source that is no folder here, with the engine's settings.
+
+    With the server's own token, so for operators alone. Takes a few requests to the hub.
+
+    Raises: `HubUnavailable`; `InvalidRequest` (`source`) for what is no name of the hub's.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.utils import filter_repo_objects
+
+    config, api = EngineConfig.from_mapping(dict(settings)), HfApi()
+    with asking(repository):
+        info = api.model_info(
+            repository, revision=config.revision, files_metadata=True, timeout=WAIT_S
+        )
+        commit, sizes = info.sha or "", {s.rfilename: s.size or 0 for s in info.siblings or []}
+        wanted = list(filter_repo_objects(sizes, allow_patterns=file_patterns(config)))
+        there = [
+            name
+            for name in wanted
+            if isinstance(
+                try_to_load_from_cache(
+                    repository, name, cache_dir=config.download_dir, revision=commit
+                ),
+                str,
+            )
+        ]
+        checkpoint = _checkpoint(api, repository, commit, sizes)
+    return Download(
+        repository=repository,
+        commit=commit,
+        files=len(wanted),
+        nbytes=sum(sizes[name] for name in wanted),
+        there=sum(sizes[name] for name in there),
+        room=_room(config),
+        checkpoint=checkpoint,
+    )
+
+
+def downloaded(repository: str, settings: Mapping[str, Any]) -> Path | None:
+    """The folder of a model that was downloaded to this host, without asking the hub."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    config = EngineConfig.from_mapping(dict(settings))
+    try:
+        found = try_to_load_from_cache(
+            repository, "config.json", cache_dir=config.download_dir, revision=config.revision
+        )
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+@contextmanager
+def asking(
+    repository: str, wrong: type[InvalidRequest] = InvalidRequest, param: str = "source"
+) -> Iterator[None]:
+    """What the hub's client raises becomes `HubUnavailable`, or `wrong` for a name."""
+    from httpx import HTTPError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        yield
+    except OfflineModeIsEnabled as error:
+        raise HubUnavailable("The hub is switched off here (HF_HUB_OFFLINE).") from error
+    except HFValidationError as error:
+        raise wrong(str(error), param=param) from error
+    except (HfHubHTTPError, HTTPError, OSError) as error:
+        said = " ".join(str(error).split())[:300]
+        raise HubUnavailable(f"The hub can't be reached, or has no {repository}: {said}") from error
+
+
+def _checkpoint(
+    api: HfApi, repository: str, commit: str, sizes: Mapping[str, int]
+) -> Checkpoint | None:
+    """Of `config.json` and the headers of the weights: no weight is fetched."""
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    if "config.json" not in sizes:
+        return None
+    try:
+        config = _json(api, repository, commit, "config.json")
+        names = ["model.safetensors"]
+        if INDEX in sizes:
+            names = shard_names(_json(api, repository, commit, INDEX))
+        if not names or len(names) > MOST_SHARDS or any(name not in sizes for name in names):
+            return None
+
+        def tensors_of(name: str) -> dict[str, Any]:
+            found = api.parse_safetensors_file_metadata(
+                repository, name, revision=commit, timeout=WAIT_S
+            )
+            return {key: vars(tensor) for key, tensor in found.tensors.items()}
+
+        with ThreadPoolExecutor(THREADS) as threads:
+            tensors = [item for of in threads.map(tensors_of, names) for item in of.items()]
+        return of_tensors(config, tensors, len(names))
+    except (ModelLoadError, NotASafetensorsRepoError, SafetensorsParsingError):
+        return None
+    except (TypeError, ValueError, KeyError):
+        return None  # headers that are none
+
+
+def _json(api: HfApi, repository: str, commit: str, name: str) -> dict[str, Any]:
+    """A small file, not kept."""
+    with tempfile.TemporaryDirectory(prefix="quire-hub-") as folder:
+        path = Path(api.hf_hub_download(repository, name, revision=commit, local_dir=folder))
+        return parse_object(read_text(path), path)
+
+
+def _room(config: EngineConfig) -> int:
+    """Free where downloads go."""
+    from huggingface_hub import constants
+
+    path = Path(config.download_dir or constants.HF_HUB_CACHE).expanduser().absolute()
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free

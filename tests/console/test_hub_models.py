@@ -1,0 +1,152 @@
+"""What a download from the hub will be, told before it begins: from a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.template.defaultfilters import filesizeformat
+
+from catalog.checkpoint import read_checkpoint
+from catalog.hub import ask_hub
+from catalog.models import ServedModel
+from engine.contract.errors import InvalidRequest
+from tests.console.conftest import Login
+from tests.console.test_models_page import DEMO, form
+from tests.fakes.hub import Hub
+
+REPOSITORY = "someone/tiny"
+pytestmark = pytest.mark.usefixtures("rows")
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """It has the demo model, and a file that no load fetches."""
+    folder = tmp_path / "hub"
+    shutil.copytree(DEMO, folder)
+    (folder / "pytorch_model.bin").write_bytes(bytes(10_000_000))
+    with Hub(REPOSITORY, folder) as found:
+        template = f"{found.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", found.url)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+        yield found
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> dict[str, str]:
+    """Settings of a load: an empty cache."""
+    return {"download_dir": str(tmp_path / "cache")}
+
+
+def wanted(hub: Hub) -> int:
+    """Bytes of what a load fetches."""
+    kinds = (".json", ".safetensors", ".jinja")
+    return sum(each.stat().st_size for each in hub.files() if each.suffix in kinds)
+
+
+def weights(hub: Hub) -> list[str]:
+    """The ranges of weights that were asked for."""
+    return [r for way, path, r in hub.asked if way == "GET" and path.endswith(".safetensors")]
+
+
+def test_the_form_says_how_much_it_is_and_what_it_needs(
+    login: Login, hub: Hub, cache: dict[str, str]
+) -> None:
+    asked = form(
+        source=REPOSITORY, name="tiny", look="1", **{"s.download_dir": cache["download_dir"]}
+    )
+    page = login("root").post("/console/models/add/", asked)
+    text = page.content.decode()
+    assert page.status_code == 200
+    assert f"<dt>To download</dt><dd>{filesizeformat(wanted(hub))}," in text
+    for told in ("LlamaForCausalLM", "Weights in memory", "Free on the disk now", "It fits."):
+        assert told in text, told
+    # The headers of the weights, and no more of them.
+    assert weights(hub) == ["bytes=0-100000"]
+    assert not ServedModel.objects.filter(name="tiny").exists()
+    assert not Path(cache["download_dir"]).exists()
+
+
+def test_the_estimate_is_the_one_of_the_files_themselves(hub: Hub, cache: dict[str, str]) -> None:
+    found = ask_hub(REPOSITORY, cache)
+    assert found.checkpoint == read_checkpoint(Path(DEMO))
+    assert (found.nbytes, found.there, found.rest) == (wanted(hub), 0, wanted(hub))
+    assert found.fits
+
+
+def test_shards_are_told_by_their_index(hub: Hub, cache: dict[str, str]) -> None:
+    (hub.folder / "model.safetensors").rename(hub.folder / "one.safetensors")
+    index = hub.folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "../x.safetensors"}}))
+    assert ask_hub(REPOSITORY, cache).checkpoint == read_checkpoint(Path(DEMO))
+    index.write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
+    assert ask_hub(REPOSITORY, cache).checkpoint is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", (1 << 63).to_bytes(8, "little"), b"\2" + bytes(7) + b"{}"]
+)
+def test_weights_that_are_none_still_have_a_size(
+    hub: Hub, cache: dict[str, str], content: bytes
+) -> None:
+    (hub.folder / "model.safetensors").write_bytes(content)
+    found = ask_hub(REPOSITORY, cache)
+    assert found.nbytes == wanted(hub)
+    assert found.checkpoint is None or found.checkpoint.parameters == 0
+
+
+def test_a_models_page_and_the_api_ask_when_they_are_asked(
+    login: Login, hub: Hub, cache: dict[str, str]
+) -> None:
+    model = ServedModel.objects.create(name="tiny", source=REPOSITORY, settings=cache)
+    root = login("root")
+    page = root.get(f"/console/models/{model.pk}/").content.decode()
+    assert "asks the hub how much they are" in page
+    assert hub.asked == []
+    told = root.get(f"/console/models/{model.pk}/?hub=yes&sequences=2").content.decode()
+    assert "To download" in told
+    assert "KV cache of 2 sequences" in told
+    answer = root.get(f"/api/models/{model.pk}/download/").json()
+    assert (answer["nbytes"], answer["there"], answer["fits"]) == (wanted(hub), 0, True)
+    assert root.get(f"/api/models/{model.pk}/need/").json()["fits"] is True
+    owner = login("ada").get(f"/console/models/{model.pk}/?hub=yes")
+    assert "To download" not in owner.content.decode()
+
+
+def test_what_was_downloaded_is_known_without_the_hub(
+    login: Login, hub: Hub, cache: dict[str, str]
+) -> None:
+    from huggingface_hub import snapshot_download
+
+    snapshot_download(REPOSITORY, cache_dir=cache["download_dir"], allow_patterns=["*.json"])
+    part = sum(each.stat().st_size for each in hub.files() if each.suffix == ".json")
+    assert ask_hub(REPOSITORY, cache).there == part
+    snapshot_download(REPOSITORY, cache_dir=cache["download_dir"])
+    hub.asked.clear()
+    model = ServedModel.objects.create(name="tiny", source=REPOSITORY, settings=cache)
+    page = login("root").get(f"/console/models/{model.pk}/").content.decode()
+    assert "Weights in memory" in page
+    assert "LlamaForCausalLM" in login("root").get("/console/models/").content.decode()
+    assert hub.asked == []
+
+
+def test_a_hub_that_does_not_answer_is_named(
+    login: Login, hub: Hub, cache: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {**form(name="tiny", look="1"), "source": "someone/else"}
+    page = login("root").post("/console/models/add/", asked).content.decode()
+    assert "has no someone/else" in page
+    model = ServedModel.objects.create(name="tiny", source="someone/else", settings=cache)
+    answer = login("root").get(f"/api/models/{model.pk}/download/")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (502, "hub_unavailable")
+    with pytest.raises(InvalidRequest) as wrong:
+        ask_hub("some one/else", cache)
+    assert wrong.value.param == "source"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    off = login("root").get(f"/console/models/{model.pk}/?hub=yes").content.decode()
+    assert "switched off here" in off
