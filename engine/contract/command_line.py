@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import ConfigError
+from engine.contract.switches import switched
 
 CONFIG = "--config"
 
 
-def expanded(words: Sequence[str]) -> list[str]:
+def expanded(words: Sequence[str], parser: argparse.ArgumentParser | None = None) -> list[str]:
     """The command line with `--config FILE` read, names spelled with hyphens, and `--a.b x` as
-    `--a {"b": x}`.
+    `--a {"b": x}`; the parser's flags without a value may have one (`--flag true`).
 
     What stands on the command line comes after the file's, so it wins.
 
     Raises:
-        ConfigError: the file can't be read, or holds no settings.
+        ConfigError: the file can't be read, or holds no settings; a value that is no true or false.
     """
     words = list(words)
     if "--" in words:
         place = words.index("--")
-        return [*expanded(words[:place]), *words[place:]]
+        return [*expanded(words[:place], parser), *words[place:]]
     rest, files = _without_config(words)
-    return [*(word for file in files for word in _file_words(file)), *_joined(rest)]
+    found = [*(word for file in files for word in _file_words(file)), *_joined(rest)]
+    return found if parser is None else switched(found, parser)
 
 
 def _without_config(words: list[str]) -> tuple[list[str], list[str]]:

@@ -22,7 +22,7 @@ class FlexibleArgumentParser(argparse.ArgumentParser):
     ) -> tuple[argparse.Namespace, list[str]]:
         """Read a command line; sys.argv's for None."""
         try:
-            words = expanded(sys.argv[1:] if args is None else args)
+            words = expanded(sys.argv[1:] if args is None else args, self)
         except ConfigError as error:
             self.error(error.message)
         return super().parse_known_args(words, namespace)

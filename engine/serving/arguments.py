@@ -41,4 +41,4 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--log-level", default="info", choices=("debug", "info", "warning", "error")
     )
     add_cli_args(parser)
-    return parser.parse_args(expanded(sys.argv[1:] if argv is None else argv))
+    return parser.parse_args(expanded(sys.argv[1:] if argv is None else argv, parser))

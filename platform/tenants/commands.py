@@ -31,7 +31,8 @@ class QuireCommand(BaseCommand):
         """Read the command line; one with engine settings as vLLM's."""
         if self.takes_engine_settings:
             try:
-                argv = [*argv[:2], *expanded(argv[2:])]
+                parser = self.create_parser(argv[0], argv[1])
+                argv = [*argv[:2], *expanded(argv[2:], parser)]
             except ConfigError as error:
                 self.stderr.write(f"{argv[1]}: {error.message}")
                 sys.exit(2)

@@ -65,7 +65,7 @@ VALUES: dict[Any, Any] = {bool: True, int: 7, float: 7.5, str: "word", dict: {"a
 def parse(line: str) -> EngineConfig:
     parser = argparse.ArgumentParser()
     add_cli_args(parser)
-    return EngineConfig.from_cli_args(parser.parse_args(expanded(line.split())))
+    return EngineConfig.from_cli_args(parser.parse_args(expanded(line.split(), parser)))
 
 
 def test_the_manuals_arguments_are_all_known() -> None:
@@ -225,3 +225,37 @@ def test_a_file_that_holds_no_settings_is_refused(tmp_path: Path, text: str | No
 def test_what_is_no_flag_stays_as_it_is() -> None:
     words = ["a_b", "--x", "-1.5", "--", "--c_d", "--config"]
     assert expanded(words) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("--enable-chunked-prefill True", True),
+        ("--enable_chunked_prefill false", False),
+        ("--enable-chunked-prefill=TRUE", True),
+        ("--no-enable-chunked-prefill true", False),
+        ("--no-enable-chunked-prefill=false", True),
+        ("--disable-chunked-prefill", False),
+        ("--disable-chunked-prefill False", True),
+        ("--no-disable-chunked-prefill", True),
+    ],
+)
+def test_a_switch_may_have_a_value_or_be_turned_round(line: str, value: bool) -> None:
+    assert parse(line).enable_chunked_prefill is value
+    assert parse(f"{line} --max-num-seqs 4").max_num_seqs == 4
+
+
+@pytest.mark.parametrize("flag", ["--enable-prefix-caching", "--enforce-eager"])
+def test_a_switchs_value_is_true_or_false(flag: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{flag} is true or false, got 'perhaps'"):
+        parse(f"{flag}=perhaps")
+
+
+def test_each_switch_of_vllms_takes_a_value() -> None:
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    for foreign in [foreign for foreign in FOREIGN if foreign.kind is bool]:
+        flag = "--" + foreign.name.replace("_", "-")
+        for text, value in (("True", True), ("false", False)):
+            read = parser.parse_args(expanded([flag, text], parser))
+            assert getattr(read, foreign.name) is value, flag

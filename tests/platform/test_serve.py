@@ -43,9 +43,9 @@ def served(short_tmp: Path) -> Iterator[dict[str, Any]]:
         *("--model", str(model), "--served-model-name", "first", "second", "third"),
         *("--api-key", GIVEN, "--config", str(short_tmp / "settings.yaml")),
         *("--middleware", "our_middleware.Mark", "--root-path", "/quire"),
-        *("--allowed-origins", '["https://a.example"]', "--allow-credentials"),
+        *("--allowed-origins", '["https://a.example"]', "--allow-credentials", "True"),
         *("--allowed-methods", '["GET"]', "--allowed-headers", '["X-Ours"]'),
-        *("-tp", "1", "--swap_space=0", "--enable-auto-tool-choice", "--no-worker"),
+        *("-tp", "1", "--swap_space=0", "--enable-auto-tool-choice=false", "--no-worker"),
         *("--trust-request-chat-template", "--h11-max-header-count", "64"),
         PYTHONPATH=str(short_tmp),
     ) as instance:

@@ -110,7 +110,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--trust-request-chat-template",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="take chat_template from requests; it runs in a sandbox",
     )
     group.add_argument("--root-path", metavar="PATH", help="where a proxy has mounted Quire")
@@ -135,7 +135,9 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--allowed-methods", metavar="JSON", help='their methods (default: ["*"])')
     group.add_argument("--allowed-headers", metavar="JSON", help='their headers (default: ["*"])')
     group.add_argument(
-        "--allow-credentials", action="store_true", help="these pages may send credentials"
+        "--allow-credentials",
+        action=argparse.BooleanOptionalAction,
+        help="these pages may send credentials",
     )
     group.add_argument(
         "--uvicorn-log-level", "--log-level", choices=tuple(_LOG_LEVELS), help="(default: info)"
@@ -146,7 +148,7 @@ def add_server_flags(parser: argparse.ArgumentParser) -> None:
         if other.words == "+":
             options["nargs"] = "+"
         elif other.words is None:
-            options["action"] = "store_true"
+            options["action"] = argparse.BooleanOptionalAction
         parser.add_argument(other.flag, dest=_dest(other), **options)
 
 
