@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tests.e2e.product import ROOT, Product, clean_environment, running
@@ -29,6 +31,9 @@ def main() -> int:
     )
     parser.add_argument("--page", type=Path, metavar="FILE", help="document to make of these")
     parser.add_argument("--rest", action="store_true", help="run only files without results")
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="begin no file after so many (then --rest)"
+    )
     options = parser.parse_args()
     reasons, kept = Reasons(), Kept(options.results)
     files, others = test_files(options.source.resolve())
@@ -39,7 +44,8 @@ def main() -> int:
     if options.rest:
         files = [file for file in files if file not in kept.by_file]
     if files:
-        run_all(options.source.resolve(), files, reasons, kept)
+        end = time.monotonic() + 60 * options.minutes
+        run_all(options.source.resolve(), files, reasons, kept, end)
     text, unknown = report(kept.results, reasons)
     print(f"\n{text}")
     print(f"\nNot run: {len(others)} files that call vLLM's own modules and no server.")
@@ -52,8 +58,10 @@ def main() -> int:
     return 1 if unknown else 0
 
 
-def run_all(source: Path, files: list[str], reasons: Reasons, kept: Kept) -> None:
-    """Run these files against one product, each with its own model."""
+def run_all(
+    source: Path, files: list[str], reasons: Reasons, kept: Kept, end: float = math.inf
+) -> None:
+    """Run these files against one product, each with its own model, until the clock's `end`."""
     with tempfile.TemporaryDirectory(prefix="quire-vllm-") as name:
         folder = Path(name)
         build(source, folder / "tree")
@@ -64,6 +72,8 @@ def run_all(source: Path, files: list[str], reasons: Reasons, kept: Kept) -> Non
             # Each file brings its own model, and some of them send no name.
             product.manage("unload_model", product.model, "--wait")
             for file in files:
+                if time.monotonic() > end:
+                    break
                 found = run_file(file, folder, environment | models.of(file))
                 kept.add(file, found)
                 bad = sum(result.outcome == "differs" for result in found)

@@ -14,6 +14,7 @@ HEADS = (
     ("pooling/token_classify", "ForTokenClassification"),
     ("pooling/reward", "ForTokenClassification"),
     ("pooling/", "Model"),
+    ("serve/middleware/", "Model"),
 )
 
 

@@ -38,9 +38,17 @@ ROCM_ENV_OVERRIDES: dict[str, str] = {}
 VLLM_PATH = ROOT
 
 
+#: What a test's own server has as `--api-key`: there the test sends it, or doesn't.
+_own_keys: list[str] = []
+
+
 def _with_key(headers: Any) -> dict[str, str]:
     given = dict(headers or {})
-    if not any(name.lower() in ("authorization", "x-api-key") for name in given):
+    if _own_keys:
+        told = given.get("Authorization", "").removeprefix("Bearer ")
+        if told in _own_keys:
+            given["Authorization"] = f"Bearer {KEY}"
+    elif not any(name.lower() in ("authorization", "x-api-key") for name in given):
         given["Authorization"] = f"Bearer {KEY}"
     return given
 
@@ -132,6 +140,7 @@ class RemoteOpenAIServer:
         for name in self._loaded:
             source = os.environ["QUIRE_SUITE_MODEL"]
             _manage("load_model", source, "--name", name, "--wait", *_flags(given))
+        _own_keys[:] = _words_of("--api-key", given)
         for word in _words_of("--lora-modules", given):
             _load_adapter(word, self._loaded[0])
 
