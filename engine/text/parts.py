@@ -51,6 +51,21 @@ def encode_parts(
     return Parts(whole.ids, types.index(1) if 1 in types else 0)
 
 
+def shortened_text(backend: tokenizers.Tokenizer, text: str, limit: int) -> str:
+    """The beginning of `text` with at most `limit` tokens, special ones aside.
+
+    At least one character stays, whatever it takes. The beginning is tokenised again, for it may
+    be divided otherwise than as a part of the whole.
+    """
+    while len(text) > 1:
+        found = encode(backend, text, add_special_tokens=False, offsets=True)
+        if len(found.ids) <= limit:
+            break
+        end = min(found.offsets[limit - 1][1], found.offsets[limit][0])
+        text = text[: max(1, min(end, len(text) - 1))]
+    return text
+
+
 def _kept(first: int, second: int, room: int) -> tuple[int, int]:
     """How many tokens of two texts stay: the longer one is cut first."""
     if first + second <= room:

@@ -14,7 +14,7 @@ import tokenizers
 
 from engine.contract.errors import InvalidRequest
 from engine.text.backend import encode, load_backend, plain_copy
-from engine.text.parts import Parts, encode_parts
+from engine.text.parts import Parts, encode_parts, shortened_text
 from engine.text.pieces import ByteRules, byte_rules
 from engine.text.tokenizer_settings import TokenizerSettings, read_settings
 from engine.text.unicode import without_surrogates
@@ -117,6 +117,10 @@ class Tokenizer:
         """A text, or a pair of texts, within a limit; see `engine.text.parts`."""
         texts = without_surrogates(first), None if second is None else without_surrogates(second)
         return encode_parts(self._backend, *texts, limit, add_special_tokens)
+
+    def shortened(self, text: str, limit: int) -> str:
+        """The beginning of `text` with at most `limit` (>= 1) tokens; see `engine.text.parts`."""
+        return shortened_text(self._backend, without_surrogates(text), limit)
 
     def encode_plain(self, text: str, *, inside: bool = False) -> list[int]:
         """Token ids of `text` with every control token read as ordinary characters.

@@ -60,6 +60,13 @@ async def item_entries(
     return [Entry(prompt, params) for prompt in prompts]
 
 
+async def shortened_texts(served: Served, texts: list[str], limit: int) -> list[str]:
+    """Each text's beginning of at most `limit` tokens, special ones aside; 0: the whole."""
+    if not limit:
+        return texts
+    return await _rendered(texts, lambda: [served.tokenizer.shortened(t, limit) for t in texts])
+
+
 async def pair_entries(
     served: Served, pairs: list[tuple[str, str]], params: PoolingParams
 ) -> list[Entry]:

@@ -23,7 +23,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "images": ([],),
     "input_type": (),
     "max_chunks_per_doc": (),
-    "max_tokens_per_doc": (),
     "messages": (),
     "rank_fields": (),
     "return_token_ids": (False,),
@@ -131,17 +130,34 @@ class ClassifyRequest(InputBody):
     """The body of `POST /classify`."""
 
 
-class ScoreRequest(PoolingBody):
+class ScoringBody(PoolingBody):
+    """What scores of pairs share. Of longer texts so many tokens are read; 0: all."""
+
+    max_tokens_per_query: int | None = 0
+    max_tokens_per_doc: int | None = 0
+
+    def check_fields(self) -> None:
+        """See `PoolingBody`."""
+        for name in ("max_tokens_per_query", "max_tokens_per_doc"):
+            limit = getattr(self, name)
+            if (limit or 0) < 0:
+                raise InvalidRequest(
+                    f"{name} must be a non-negative integer, got {limit}.", param=name
+                )
+
+
+class ScoreRequest(ScoringBody):
     """The body of `POST /score`."""
 
     text_1: Any = Field(default=None, validation_alias=AliasChoices("text_1", "data_1", "queries"))
     text_2: Any = Field(
-        default=None, validation_alias=AliasChoices("text_2", "data_2", "documents")
+        default=None, validation_alias=AliasChoices("text_2", "data_2", "documents", "items")
     )
     _texts: tuple[list[str], list[str]] = ([], [])
 
     def check_fields(self) -> None:
         """See `PoolingBody`."""
+        super().check_fields()
         self._texts = (texts_of(self.text_1, "text_1"), texts_of(self.text_2, "text_2"))
 
     @property
@@ -150,7 +166,7 @@ class ScoreRequest(PoolingBody):
         return self._texts
 
 
-class RerankRequest(PoolingBody):
+class RerankRequest(ScoringBody):
     """The body of `POST /rerank`."""
 
     #: Whether answers hold the documents when the request doesn't say.
@@ -164,6 +180,7 @@ class RerankRequest(PoolingBody):
 
     def check_fields(self) -> None:
         """See `PoolingBody`."""
+        super().check_fields()
         if not self.query:
             raise InvalidRequest("query must not be empty.", param="query")
         documents = self.documents

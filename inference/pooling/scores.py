@@ -8,20 +8,28 @@ from typing import Any
 from django.http.response import HttpResponseBase
 
 from engine.contract.similarity import Vectors, similarity
-from inference.pooling.inputs import item_entries, pair_entries
+from inference.pooling.inputs import item_entries, pair_entries, shortened_texts
 from inference.pooling.run import Call
+from inference.pooling.schemas import ScoringBody
 
 Pairs = list[tuple[int, int]]
 Make = Callable[[list[float]], dict[str, Any]]
 
 
 async def answer_with_scores(
-    call: Call, first: list[str], second: list[str], pairs: Pairs, make: Make
+    call: Call,
+    body: ScoringBody,
+    first: list[str],
+    second: list[str],
+    pairs: Pairs,
+    make: Make,
 ) -> HttpResponseBase:
     """Score `pairs` of places in `first` and `second`; answer with `make(scores)`.
 
     Raises as `Call.answer` and `item_entries` do.
     """
+    first = await shortened_texts(call.served, first, body.max_tokens_per_query or 0)
+    second = await shortened_texts(call.served, second, body.max_tokens_per_doc or 0)
     if "embed" in call.served.info.tasks:
         return await _by_likeness(call, first, second, pairs, make)
     texts = [(first[a], second[b]) for a, b in pairs]

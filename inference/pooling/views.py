@@ -87,7 +87,7 @@ class ScoreView(GatewayView):
             ]
             return {"object": "list", "data": data}
 
-        return await answer_with_scores(call, first, second, pairs, make)
+        return await answer_with_scores(call, body, first, second, pairs, make)
 
 
 class RerankView(GatewayView):
@@ -112,7 +112,7 @@ class RerankView(GatewayView):
                 results.append(result)
             return {"results": results, **self.more(len(documents))}
 
-        return await answer_with_scores(call, [body.query], documents, pairs, make)
+        return await answer_with_scores(call, body, [body.query], documents, pairs, make)
 
     def more(self, num_documents: int) -> dict[str, Any]:
         """What the answer holds besides."""

@@ -33,6 +33,19 @@ def reference(folder) -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("text", TEXTS)
+def test_a_text_is_shortened_to_a_number_of_tokens(tokenizer_of, kind, text):
+    tokenizer = tokenizer_of(kind)
+    for limit in (1, 2, 5, 10**9):
+        short = tokenizer.shortened(text, limit)
+        assert text.startswith(short)
+        assert bool(short) == bool(text)
+        size = len(tokenizer.encode(short, add_special_tokens=False))
+        assert size <= limit or len(short) == 1
+    assert short == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("text", TEXTS)
 def test_encodes_as_transformers_does(folder_of, tokenizer_of, kind, text):
     expected = reference(folder_of(kind))
     for special in (True, False):

@@ -177,6 +177,16 @@ async def test_rerank_needs_a_query_and_documents(
     assert (await refused(gateway, "/rerank", body))["param"] == param
 
 
+@pytest.mark.parametrize("name", ["max_tokens_per_doc", "max_tokens_per_query"])
+async def test_limits_of_tokens_are_checked(
+    gateway: Gateway, embedder: FakeReplica, name: str
+) -> None:
+    for path in ("/rerank", "/v2/rerank", "/score"):
+        body = {"query": "a", "text_1": "a", "documents": ["b"]}
+        for value in (-5, "x", 1.5, True):
+            assert (await refused(gateway, path, body | {name: value}))["param"] == name
+
+
 @pytest.mark.parametrize("path", ENDPOINTS)
 async def test_a_model_that_generates_names_its_task(served: Gateway, path: str) -> None:
     error = await refused(served, path, ENDPOINTS[path])

@@ -189,6 +189,33 @@ async def test_rerank(gateway: Gateway, serve: Serve, folders: Any, path: str) -
         assert whole["meta"]["billed_units"] == {"search_units": 1}
 
 
+@pytest.mark.parametrize("name", ["embed", "rank"])
+async def test_of_longer_texts_so_many_tokens_are_read(
+    gateway: Gateway, serve: Serve, folders: dict[str, Path], name: str
+) -> None:
+    tokenizer = LLM(str(folders[name])).get_tokenizer()
+    long, query = " ".join(TEXTS) * 3, TEXTS[0]
+    cut, asked = tokenizer.shortened(long, 5), tokenizer.shortened(query, 2)
+    assert (len(tokenizer.encode(cut, add_special_tokens=False)), long.startswith(cut)) == (5, True)
+    body = {"model": name, "query": query, "documents": [long, "dog"]}
+    async with serve(name):
+        by_hand = await post(gateway, "/v2/rerank", **body | {"documents": [cut, "dog"]})
+        limited = await post(
+            gateway, "/v2/rerank", **body, max_tokens_per_doc=5, return_documents=True
+        )
+        whole = await post(gateway, "/v2/rerank", **body, max_tokens_per_doc=0)
+        both = await post(
+            gateway, "/score", model=name, queries=query, items=[long],
+            max_tokens_per_doc=5, max_tokens_per_query=2,
+        )  # fmt: skip
+        short = await post(gateway, "/score", model=name, text_1=asked, text_2=[cut])
+    read = {found["index"]: found["relevance_score"] for found in limited["results"]}
+    assert read == {found["index"]: found["relevance_score"] for found in by_hand["results"]}
+    assert limited["usage"] == by_hand["usage"] != whole["usage"]
+    assert {found["document"]["text"] for found in limited["results"]} == {long, "dog"}
+    assert (both["data"], both["usage"]) == (short["data"], short["usage"])
+
+
 async def test_usage_is_settled_under_the_endpoints_name(gateway: Gateway, serve: Serve) -> None:
     async with serve("embed"):
         answer = await post(gateway, "/v1/embeddings", model="embed", input=TEXTS)
