@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.contract.logprobs import FlatLogprobs, Logprob
 from engine.contract.protocol import FlightRecord
 
-
-@dataclass(slots=True)
-class Logprob:
-    """Log probability of one token at one position."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
+__all__ = ["CompletionOutput", "FlatLogprobs", "Logprob", "RequestMetrics", "RequestOutput"]
 
 
 @dataclass(slots=True)
@@ -24,7 +18,7 @@ class CompletionOutput:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
+    logprobs: list[dict[int, Logprob]] | FlatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
 
@@ -94,7 +88,7 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | FlatLogprobs | None = None
     num_cached_tokens: int = 0
     finished: bool = True
     flights: list[FlightRecord] = field(default_factory=list)

@@ -32,6 +32,7 @@ _FLAGS = (
     "detokenize",
     "skip_special_tokens",
     "spaces_between_special_tokens",
+    "flat_logprobs",
     "include_stop_str_in_output",
 )
 

@@ -36,6 +36,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
         logprob_token_ids: up to 128 tokens whose log probabilities come in place of the top ones';
             `logprobs`, if it's given, is their number.
         prompt_logprobs: the same for prompt tokens.
+        flat_logprobs: offline only; both come as `FlatLogprobs`, not as lists of dicts.
         detokenize, skip_special_tokens, spaces_between_special_tokens: of the text.
         truncate_prompt_tokens: None or >= 1; keep only the last k prompt tokens. -1: what the
             context holds beside max_tokens.
@@ -87,6 +88,7 @@ class SamplingFields(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=T
     repetition_detection: RepetitionDetectionParams | None = None
     thinking: ThinkingParams | None = None
     logprob_token_ids: list[int] | None = None
+    flat_logprobs: bool = False
 
     @property
     def greedy(self) -> bool:

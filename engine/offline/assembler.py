@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine.contract.outputs import CompletionOutput, Logprob
+from collections.abc import Sequence
+
+from engine.contract.outputs import CompletionOutput, FlatLogprobs, Logprob
 from engine.contract.protocol import TokenDelta, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
 from engine.text.detokenizer import IncrementalDetokenizer
@@ -80,14 +82,34 @@ class OutputAssembler:
     def _add_logprobs(self, scores: TokenLogprobs) -> None:
         output = self.output
         if output.logprobs is None:
-            output.logprobs, output.cumulative_logprob = [], 0.0
-        output.logprobs.append(logprob_entry(scores, self._tokenizer))
+            flat = self._params.flat_logprobs
+            output.logprobs, output.cumulative_logprob = FlatLogprobs() if flat else [], 0.0
+        if isinstance(output.logprobs, FlatLogprobs):
+            flat_entry(output.logprobs, scores, self._tokenizer)
+        else:
+            output.logprobs.append(logprob_entry(scores, self._tokenizer))
         output.cumulative_logprob = (output.cumulative_logprob or 0.0) + scores.logprobs[0]
 
 
 def logprob_entry(scores: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
     """One position's log probabilities by token id, with their texts."""
-    return {
-        token: Logprob(value, rank, tokenizer.decode([token], False) if tokenizer else None)
-        for token, value, rank in zip(scores.token_ids, scores.logprobs, scores.ranks, strict=True)
-    }
+    texts = _texts(scores, tokenizer)
+    entries = map(Logprob, scores.logprobs, scores.ranks, texts)
+    return dict(zip(scores.token_ids, entries, strict=True))
+
+
+def flat_entry(
+    flat: FlatLogprobs, scores: TokenLogprobs | None, tokenizer: Tokenizer | None
+) -> None:
+    """Add one position's log probabilities to `flat`; None for a position without."""
+    if scores is None:
+        flat.append(None)
+    else:
+        texts = _texts(scores, tokenizer)
+        flat.append_lists(scores.token_ids, scores.logprobs, scores.ranks, texts)
+
+
+def _texts(scores: TokenLogprobs, tokenizer: Tokenizer | None) -> Sequence[str | None]:
+    if tokenizer is None:
+        return [None] * len(scores.token_ids)
+    return [tokenizer.decode([token], False) for token in scores.token_ids]

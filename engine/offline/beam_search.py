@@ -81,7 +81,7 @@ class BeamSearchMethods:
     def _beam(
         self, prompt: list[int], output: CompletionOutput, params: BeamSearchParams
     ) -> BeamSearchSequence:
-        token_ids, logprobs = output.token_ids, output.logprobs or []
+        token_ids, logprobs = output.token_ids, list(output.logprobs or ())
         total = output.cumulative_logprob or 0.0
         score = total / max(1, len(token_ids)) ** params.length_penalty
         if output.finish_reason == "stop" and not params.include_stop_str_in_output:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from engine.contract.errors import EngineFault, InvalidRequest, QuireError
-from engine.contract.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from engine.contract.outputs import (
+    CompletionOutput,
+    FlatLogprobs,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+)
 from engine.contract.protocol import FlightRecord, TokenDelta, TokenLogprobs
 from engine.contract.sampling_params import SamplingParams
-from engine.offline.assembler import OutputAssembler, logprob_entry
+from engine.offline.assembler import OutputAssembler, flat_entry, logprob_entry
 from engine.offline.request_figures import RequestFigures
 from engine.text.tokenizer import Tokenizer
 
@@ -42,7 +49,7 @@ class Collector:
             for index in range(params.num_sequences)
         ]
         self._params = params
-        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | FlatLogprobs | None = None
         self._cached = 0
         self._flights: dict[int, FlightRecord] = {}
         self._metrics = RequestMetrics(time.time() if arrival_time is None else arrival_time)
@@ -57,7 +64,7 @@ class Collector:
             self.error = kind(delta.error.message, param=delta.error.param, code=delta.error.code)
             return False
         if delta.prompt_logprobs is not None:
-            self._prompt_logprobs = [self._entry(scores) for scores in delta.prompt_logprobs]
+            self._prompt_logprobs = self._entries(delta.prompt_logprobs)
         if delta.num_prompt_tokens and delta.index == 0:
             self._cached = delta.num_cached_tokens
         self._note(delta)
@@ -86,8 +93,16 @@ class Collector:
             metrics.first_token_ts = metrics.scheduled_ts + delta.flight.prefill_time
             metrics.last_token_ts = metrics.first_token_ts + delta.flight.decode_time
 
-    def _entry(self, scores: TokenLogprobs | None) -> dict[int, Logprob] | None:
-        return None if scores is None else logprob_entry(scores, self._tokenizer)
+    def _entries(
+        self, positions: Sequence[TokenLogprobs | None]
+    ) -> list[dict[int, Logprob] | None] | FlatLogprobs:
+        if not self._params.flat_logprobs:
+            entry, tokenizer = logprob_entry, self._tokenizer
+            return [None if each is None else entry(each, tokenizer) for each in positions]
+        flat = FlatLogprobs()
+        for scores in positions:
+            flat_entry(flat, scores, self._tokenizer)
+        return flat
 
     @property
     def finished(self) -> bool:
@@ -127,5 +142,5 @@ class Collector:
 
 
 def _copy(output: CompletionOutput) -> CompletionOutput:
-    logprobs = None if output.logprobs is None else list(output.logprobs)
+    logprobs = None if output.logprobs is None else output.logprobs.copy()
     return replace(output, token_ids=list(output.token_ids), logprobs=logprobs)

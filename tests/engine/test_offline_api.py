@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 from transformers import AutoTokenizer
@@ -33,6 +34,7 @@ from engine.contract.errors import (
     InvalidRequest,
     ModelLoadError,
 )
+from engine.contract.outputs import FlatLogprobs
 
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 200, "max_model_len": 128, "block_size": 4}
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -53,6 +55,24 @@ def llm(folder: str) -> Iterator[LLM]:
 
 def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
+
+
+def test_log_probabilities_may_come_in_plain_lists(llm: LLM) -> None:
+    asked = SamplingParams(max_tokens=6, seed=3, n=2, logprobs=2, prompt_logprobs=1)
+    dicts, flat = (
+        llm.generate(TEXTS[0], params, use_tqdm=False)[0]
+        for params in (asked, msgspec.structs.replace(asked, flat_logprobs=True))
+    )
+    for expected, output in zip(dicts.outputs, flat.outputs, strict=True):
+        found = output.logprobs
+        assert isinstance(found, FlatLogprobs)
+        assert list(found) == expected.logprobs
+        assert (len(found), found[-1], list(found[1:3])) == (6, found[5], [found[1], found[2]])
+        assert len(found.token_ids) == len(found.ranks) == found.end_indices[-1]
+    assert isinstance(flat.prompt_logprobs, FlatLogprobs)
+    assert [each or None for each in flat.prompt_logprobs] == dicts.prompt_logprobs
+    with pytest.raises(InvalidRequest, match="flat_logprobs"):
+        SamplingParams(flat_logprobs=1)  # type: ignore[arg-type]
 
 
 # -- LLMEngine -----------------------------------------------------------------------------------
