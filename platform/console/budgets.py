@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from django.conf import settings
@@ -11,6 +12,7 @@ from django.shortcuts import render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
+from adapters.names import names_for, warning
 from console.deeds import deed, number_of, text_of
 from console.identity.recent import recent_authentication_required
 from console.tenancy import first_tenant, opened, tenant_context
@@ -48,9 +50,9 @@ def show(
     if tenant is not None:
         role = access_role(user, tenant)
         manages = role.rank >= Role.ADMIN.rank
-        found = list(access_budgets(user, tenant)[:MOST])
+        found, known = list(access_budgets(user, tenant)[:MOST]), names_for(tenant)
         context |= {
-            "budgets": [_row(state) for state in states_of(found)],
+            "budgets": [_row(state, known) for state in states_of(found)],
             "manages": manages,
             "operator": as_actor(user).is_operator,
             "keys": access_keys(user, tenant).filter(revoked_at=None)[:MOST] if manages else (),
@@ -60,12 +62,13 @@ def show(
     return render(request, "console/budgets.html", context, status=error.status if error else 200)
 
 
-def _row(state: BudgetState) -> dict[str, Any]:
+def _row(state: BudgetState, known: Collection[str]) -> dict[str, Any]:
     budget = state.budget
     return {
         "budget": budget,
         "of": f"key {budget.api_key.prefix}" if budget.api_key else "the tenant",
         "model": budget.model or "all",
+        "warning": warning(budget.model, known),
         "spent_amount": amount_text(state.nanos),
         "amount": None if budget.amount is None else f"{budget.amount:f}",
         "tokens": state.tokens,
@@ -89,7 +92,8 @@ def set_budget(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
         amount=text_of(request, "amount"),
         alert_percent=number_of(request, "alert_percent"),
     )
-    return {"text": f"The budget holds from now on: {made}."}
+    told = warning(made.model, names_for(tenant))
+    return {"text": f"The budget is set: {made}. {told or 'It holds from now on.'}"}
 
 
 @recent_authentication_required

@@ -13,6 +13,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
+from adapters.names import priced_names, warning
 from console.deeds import text_of
 from console.identity.recent import recent_authentication_required
 from engine.contract.errors import InvalidRequest, QuireError
@@ -75,7 +76,8 @@ def set_price(request: HttpRequest) -> HttpResponse:
         )
     except QuireError as error:
         return show(request, error)
-    success(request, f"The price is set: {made} UTC.")
+    told = warning(made.model, priced_names())
+    success(request, f"The price is set: {made} UTC. {told}".strip())
     return redirect("prices")
 
 

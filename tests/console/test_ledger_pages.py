@@ -207,6 +207,18 @@ def test_admins_set_budgets_of_keys_and_operators_all(login: Login, acme: Tenant
     assert login("root").post(path, {"tenant": "acme"}).status_code == 404
 
 
+def test_a_budget_or_price_of_what_is_not_there_is_told(login: Login, acme: Tenant) -> None:
+    root = login("root")
+    form = {"tenant": "acme", "period": "day", "tokens": "5"}
+    for name, told in (("quil", True), ("quill", False), ("acme-private", False)):
+        root.post("/console/budgets/set/", {**form, "model": name})
+        page = text_of(root, "/console/budgets/", tenant="acme")
+        assert (f"No model or adapter is called {name} today" in page) == told, name
+    assert page.count("nothing is called so today") == 1
+    root.post("/console/prices/set/", {"model": "quil", "input": "1", "output": "2"})
+    assert "is called quil today" in text_of(root, "/console/prices/")
+
+
 def test_prices_are_seen_by_all_and_set_by_operators(login: Login, acme: Tenant) -> None:
     form = {"model": "m", "input": "0.15", "output": "0.6", "valid_from": ""}
     assert login("ada").post("/console/prices/set/", form).status_code == 403

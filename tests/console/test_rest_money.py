@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from catalog.models import ServedModel
 from metering import actions as money
 from metering.models import Budget, Price
 from tenants import actions
@@ -95,6 +96,21 @@ def test_nobody_and_plain_keys_get_nothing(world: World) -> None:
         assert call("GET", path).status_code in (401, 403)
         assert call("GET", path, "sk-quire-wrong").status_code == 401
         assert call("GET", path, world.secret).json()["error"]["code"] == "insufficient_scope"
+
+
+def test_a_name_that_nothing_has_comes_with_a_warning(world: World) -> None:
+    ServedModel.objects.create(name="quill", source="demo/model", public=True)
+    operator = secret_of(world, "operator")
+    for name, told in (("quil", "No model or adapter is called quil today"), ("quill", "")):
+        budget = {"period": "month", "tokens": 9, "model": name}
+        made = call("POST", BUDGETS, operator, budget)
+        assert (made.status_code, made.json()["warning"].partition(":")[0]) == (201, told)
+        again = call("GET", f"{BUDGETS}{made.json()['id']}/", operator).json()
+        assert again["warning"] == made.json()["warning"]
+        price = call("POST", PRICES, operator, {**PRICE, "model": name})
+        assert (price.status_code, price.json()["warning"].partition(":")[0]) == (201, told)
+    # What others' adapters are called, lists of prices don't tell.
+    assert {each["warning"] for each in call("GET", PRICES, operator).json()["results"]} == {""}
 
 
 def test_budgets_show_what_is_spent_and_prices_their_history(world: World) -> None:

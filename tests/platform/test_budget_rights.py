@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from adapters.models import Adapter, AdapterAlias
+from adapters.names import names_for, priced_names, warning
 from catalog.models import ServedModel
 from engine.contract.errors import InvalidRequest
 from metering import actions
@@ -105,6 +107,32 @@ def test_prices_are_the_operators_and_never_change_the_past(world: World) -> Non
     price()
     entry = AuditEntry.objects.filter(action="price.set").get()
     assert entry.details["output_per_million"] == "2"
+
+
+@database
+def test_names_that_nothing_has_are_told(world: World) -> None:
+    for model, public in (("quill", True), ("shelved", True), ("hidden", False)):
+        ServedModel.objects.create(name=model, source="demo/model", public=public)
+    rows = {name: ServedModel.objects.get(name=name) for name in ("quill", "hidden")}
+    for name, base, tenant in (
+        ("tone", "quill", world.acme),
+        ("shared", "quill", None),
+        ("theirs", "quill", world.rival),
+    ):
+        adapter = Adapter.objects.create(tenant=tenant, served_model=rows[base], name=name)
+        AdapterAlias.objects.create(
+            adapter=adapter, tenant=tenant, served_model=rows[base], name=name
+        )
+    known = names_for(world.acme)
+    for name in ("", "quill", "shelved", "tone", "quill:tone", "shared", "quill:shared"):
+        assert warning(name, known) == "", name
+    for name in ("quil", "hidden", "theirs", "quill:theirs", "shelved:tone"):
+        assert f"No model or adapter is called {name} today" in warning(name, known), name
+    priced = priced_names()
+    for name in ("quill", "hidden", "shared", "quill:shared", "quill:tone#acme"):
+        assert warning(name, priced) == "", name
+    for name in ("tone", "quill:tone", "quill:tone#rival"):
+        assert warning(name, priced), name
 
 
 @database

@@ -10,6 +10,7 @@ from rest_framework import mixins, serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from adapters.names import names_for, priced_names, warning
 from console.rest.filters import BudgetFilter
 from console.rest.views import ManagementViewSet, TenantMixin
 from metering import actions
@@ -20,11 +21,20 @@ from tenants.access import access_key
 
 
 class PriceSerializer(serializers.ModelSerializer):
-    """What a million tokens of a model cost from a moment on, in decimals."""
+    """What a million tokens of a model cost from a moment on, in decimals.
+
+    `warning`: of one that was just set, that no model or adapter is called so today; else "".
+    """
+
+    warning = serializers.SerializerMethodField()
 
     class Meta:
         model = Price
-        fields = ("id", "model", "valid_from", *actions.PRICE_NAMES)
+        fields = ("id", "model", "valid_from", *actions.PRICE_NAMES, "warning")
+
+    def get_warning(self, price: Price) -> str:
+        """For the operator that set it: which adapters others have is nobody else's to learn."""
+        return warning(price.model, self.context.get("known_names", (price.model,)))
 
 
 class NewPriceSerializer(serializers.Serializer):
@@ -38,22 +48,28 @@ class NewPriceSerializer(serializers.Serializer):
 
 
 class BudgetSerializer(serializers.ModelSerializer):
-    """A budget with what is spent of it in the present period."""
+    """A budget with what is spent of it in the present period.
+
+    `warning`: "", or that no model or adapter of the tenant's is called so today.
+    """
 
     key = serializers.IntegerField(source="api_key_id", read_only=True)
     spent_tokens = serializers.IntegerField(read_only=True)
     spent_amount = serializers.CharField(read_only=True)
     starts_at = serializers.DateTimeField(read_only=True)
     ends_at = serializers.DateTimeField(read_only=True)
+    warning = serializers.CharField(read_only=True)
 
     class Meta:
         model = Budget
         fields = ("id", "key", "model", "period", "tokens", "amount", "alert_percent")
-        fields += ("spent_tokens", "spent_amount", "starts_at", "ends_at")
+        fields += ("spent_tokens", "spent_amount", "starts_at", "ends_at", "warning")
 
     def to_representation(self, instance: Budget) -> dict[str, Any]:
         """The row, and its counters."""
         (state,) = states_of([instance])
+        if "known_names" not in self.context:  # once for all rows of an answer: one tenant's
+            self.context["known_names"] = names_for(instance.tenant)
         return {
             **{name: getattr(instance, name) for name in ("id", "model", "period", "tokens")},
             "key": instance.api_key_id,
@@ -63,6 +79,7 @@ class BudgetSerializer(serializers.ModelSerializer):
             "spent_amount": amount_text(state.nanos),
             "starts_at": state.start.isoformat(),
             "ends_at": state.end.isoformat(),
+            "warning": warning(instance.model, self.context["known_names"]),
         }
 
 
@@ -91,7 +108,8 @@ class Prices(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet
     def create(self, request: Request) -> Response:
         """A price that follows the one there is."""
         made = actions.set_price(actor=self.actor, **self.read(NewPriceSerializer))
-        return Response(PriceSerializer(made).data, status.HTTP_201_CREATED)
+        context = {"known_names": priced_names()}
+        return Response(PriceSerializer(made, context=context).data, status.HTTP_201_CREATED)
 
     @extend_schema(responses={204: None})
     def destroy(self, request: Request, pk: str) -> Response:

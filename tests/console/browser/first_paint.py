@@ -1,6 +1,6 @@
 """When pages of a running instance paint for the first time on a slow line.
 
-    QUIRE_PASSWORD=... python -m tests.console.browser.first_paint http://localhost:8000 USER
+    QUIRE_PASSWORD=... python -m tests.console.browser.first_paint http://localhost:8000 USER [PATH ...]
 
 Chromium emulates 1.6 Mbit/s with 150 ms; each page is visited with an empty cache, three times.
 """
@@ -10,13 +10,16 @@ from __future__ import annotations
 import os
 import statistics
 import sys
+from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT), str(ROOT / "platform")]
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, sync_playwright  # noqa: E402
 
-from tests.console.browser.conftest import CHROMIUM, DESKTOP, FLAGS
+from tests.console.browser.conftest import CHROMIUM, DESKTOP, FLAGS  # noqa: E402
 
 LINE = {
     "offline": False,
@@ -29,20 +32,24 @@ PAINTED = """() => new Promise((told) => new PerformanceObserver((seen) => {
   if (found) told(found.startTime);
 }).observe({ type: "paint", buffered: true }))"""
 TIMES = 3
+#: Lists and forms of Django's admin, of rows that every installation has.
+ADMIN = ["/admin/tenants/tenant/", "/admin/tenants/tenant/1/change/"]
+ADMIN += ["/admin/tenants/user/1/change/", "/admin/catalog/servedmodel/1/change/"]
 
 
 def main() -> None:
-    """A line for each page: milliseconds (median, most)."""
+    """A line for each page: milliseconds (median, most), and kB that it loads."""
     import django
 
     django.setup()
     from console.pages import pages
 
     url, name = sys.argv[1].rstrip("/"), sys.argv[2]
-    paths = [f"/{page.address}" for page in pages() if page.built]
+    paths = [f"/{page.address}" for page in pages() if page.built] + ADMIN
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         state = log_in(browser, url, name)
+        paths = sys.argv[3:] or paths
         for path, cookies in [("/login/", None), *((path, state) for path in paths)]:
             found = [painted(browser, url + path, cookies) for _ in range(TIMES)]
             print(f"{path:24} {statistics.median(found):5.0f} {max(found):5.0f}", flush=True)

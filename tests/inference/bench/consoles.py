@@ -1,6 +1,6 @@
 """What open consoles cost the requests beside them: with and without them, in turns.
 
-python -m tests.inference.bench.consoles [--rate 200] [--consoles 1] [--rounds 3]
+python -m tests.inference.bench.consoles [--rate 200] [--consoles 1] [--rounds 3] [--tokens 1]
 
 A console is an operator's overview and KV map (10,000 blocks, of which 200 change ten times a
 second), over their two sockets.
@@ -131,7 +131,7 @@ async def measure(
     body = {
         "model": "m",
         "stream": True,
-        "max_tokens": 16,
+        "max_tokens": args.tokens,
         "messages": [{"role": "user", "content": "hello there"}],
     }
     target = Target("127.0.0.1", port, of.key, body)
@@ -153,7 +153,7 @@ async def measure(
     row = {
         f"{way}_p{percent}_ms": percentile(found, percent)
         for way, found in firsts.items()
-        for percent in (50, 99)
+        for percent in (50, 90, 99)
     }
     print(json.dumps({"way": "all"} | row), flush=True)
 
@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--consoles", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=1, help="of each answer")
     args = parser.parse_args()
     with (
         tempfile.TemporaryDirectory(prefix="q-", dir="/tmp") as folder,

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from adapters.names import names_for, warning
 from metering import actions
 from metering.models import Period
 from tenants.actors import COMMAND_LINE
@@ -41,9 +42,10 @@ class Command(QuireCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         """Set it."""
+        tenant = find_tenant(options["tenant"])
         budget = actions.set_budget(
             actor=COMMAND_LINE,
-            tenant=find_tenant(options["tenant"]),
+            tenant=tenant,
             key=find_key(options["key"]) if options["key"] else None,
             model=options["model"],
             period=options["per"],
@@ -52,3 +54,5 @@ class Command(QuireCommand):
             alert_percent=options["alert_percent"],
         )
         self.stdout.write(f"Budget {budget.pk} is set: {budget}.")
+        if told := warning(budget.model, names_for(tenant)):
+            self.stderr.write(told)

@@ -4,6 +4,7 @@ from typing import Any
 
 from django.core.management.base import CommandParser
 
+from adapters.names import priced_names, warning
 from metering import actions
 from tenants.actors import COMMAND_LINE
 from tenants.command_options import parse_expiry
@@ -51,3 +52,5 @@ class Command(QuireCommand):
             valid_from=parse_expiry(moment, "--from") if moment else None,
         )
         self.stdout.write(f"{price} UTC.")
+        if told := warning(price.model, priced_names()):
+            self.stderr.write(told)
