@@ -1,8 +1,9 @@
 """When pages of a running instance paint for the first time on a slow line.
 
-    QUIRE_PASSWORD=... python -m tests.console.browser.first_paint http://localhost:8000 USER [PATH ...]
+    QUIRE_PASSWORD=... python -m tests.console.browser.first_paint http://localhost:8000 USER
 
-Chromium emulates 1.6 Mbit/s with 150 ms; each page is visited with an empty cache, three times.
+Chromium emulates 1.6 Mbit/s with 150 ms; each page is visited with an empty cache, three times, and
+what it has loaded until the network is quiet is weighed. Paths behind USER: these alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ PAINTED = """() => new Promise((told) => new PerformanceObserver((seen) => {
   const found = seen.getEntriesByName("first-contentful-paint")[0];
   if (found) told(found.startTime);
 }).observe({ type: "paint", buffered: true }))"""
-TIMES = 3
+TIMES, QUIET_MS = 3, 1500
 #: Lists and forms of Django's admin, of rows that every installation has.
 ADMIN = ["/admin/tenants/tenant/", "/admin/tenants/tenant/1/change/"]
 ADMIN += ["/admin/tenants/user/1/change/", "/admin/catalog/servedmodel/1/change/"]
@@ -52,7 +53,9 @@ def main() -> None:
         paths = sys.argv[3:] or paths
         for path, cookies in [("/login/", None), *((path, state) for path in paths)]:
             found = [painted(browser, url + path, cookies) for _ in range(TIMES)]
-            print(f"{path:24} {statistics.median(found):5.0f} {max(found):5.0f}", flush=True)
+            times, weight = [each[0] for each in found], max(each[1] for each in found) / 1000
+            told = f"{statistics.median(times):5.0f} {max(times):5.0f} ms {weight:5.0f} kB"
+            print(f"{path:40} {told}", flush=True)
         browser.close()
 
 
@@ -68,17 +71,21 @@ def log_in(browser: Browser, url: str, name: str) -> Any:
     return context.storage_state()
 
 
-def painted(browser: Browser, address: str, cookies: Any) -> float:
-    """Milliseconds from the start of the visit."""
+def painted(browser: Browser, address: str, cookies: Any) -> tuple[float, float]:
+    """Milliseconds from the start of the visit; bytes that came, headers too."""
     context = browser.new_context(storage_state=cookies, viewport=DESKTOP)
     page = context.new_page()
     devtools = context.new_cdp_session(page)
     devtools.send("Network.enable")
     devtools.send("Network.emulateNetworkConditions", LINE)
+    sizes: list[float] = []
+    devtools.on("Network.loadingFinished", lambda event: sizes.append(event["encodedDataLength"]))
     page.goto(address, wait_until="commit")
     found: float = page.evaluate(PAINTED)
+    page.wait_for_load_state("load")
+    page.wait_for_timeout(QUIET_MS)
     context.close()
-    return found
+    return found, sum(sizes)
 
 
 if __name__ == "__main__":
