@@ -15,6 +15,9 @@ import pytest
 
 from tests.services import running_redis
 
+# Products that tests start are compiled once, and not at each start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # Triton's interpreter must be asked for before a kernel is defined, and collecting tests of GPUs
 # defines some. Nothing else here uses Triton.
 os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -43,7 +43,7 @@ def _tables() -> bytes:
                 key: value for key, value in os.environ.items() if not key.startswith("DATABASE_")
             }
             subprocess.run(
-                [sys.executable, "manage.py", "migrate", "--verbosity", "0"],
+                [sys.executable, "manage.py", "migrate", "--verbosity", "0", "--skip-checks"],
                 cwd=ROOT,
                 env=environment | {"QUIRE_DATA_DIR": str(making)},
                 check=True,

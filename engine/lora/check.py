@@ -2,7 +2,8 @@
 
     python -m engine.lora.check --model FOLDER --adapter FOLDER [--probe] [--max-rank N]
 
-prints one JSON object, `Verdict`, on standard output. It exits with 0 where the adapter is sound,
+prints one JSON object, `Verdict`, on standard output; with `--probe` also the verdict without it,
+on a line before that, as soon as it is known. It exits with 0 where the adapter is sound,
 with 1 where it isn't (`error` says why), and with 2 for wrong arguments. Weights are read as data
 alone: nothing in an adapter's folder is ever run.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,18 +57,27 @@ class Verdict:
 
 
 def check_adapter(
-    model: str, folder: Path, max_rank: int | None = None, *, probe: bool = False
+    model: str,
+    folder: Path,
+    max_rank: int | None = None,
+    *,
+    probe: bool = False,
+    tell: Callable[[Verdict], None] = lambda _: None,
 ) -> Verdict:
     """The verdict on an adapter's folder for a model (a folder, or a GGUF file).
 
-    `probe`: also run both, see `engine.lora.probe`; an adapter that fails it isn't ok.
+    `probe`: also run both, see `engine.lora.probe`; an adapter that fails it isn't ok. `tell` hears
+    the verdict before that.
     """
     try:
         config = EngineConfig(model=model, skip_tokenizer_init=True)
         source = resolve_folder(config)
         spec, heads = _spec(config, source)
         adapter = read_adapter(folder, Modules(spec, heads), max_rank)
-        result = probe_adapter(adapter, source, spec, config) if probe else None
+        result = None
+        if probe:
+            tell(_verdict(adapter, None))
+            result = probe_adapter(adapter, source, spec, config)
     except QuireError as error:
         return Verdict(error={"message": error.message, "param": error.param})
     return _verdict(adapter, result)
@@ -108,6 +119,10 @@ def _spec(
     )
 
 
+def _print(verdict: Verdict) -> None:
+    print(json.dumps(asdict(verdict)), flush=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command; its exit status."""
     parser = argparse.ArgumentParser(
@@ -125,8 +140,8 @@ def main(argv: list[str] | None = None) -> int:
         help="also compare what model and adapter say with what they say merged; loads the model",
     )
     args = parser.parse_args(argv)
-    verdict = check_adapter(args.model, args.adapter, args.max_rank, probe=args.probe)
-    print(json.dumps(asdict(verdict)))
+    verdict = check_adapter(args.model, args.adapter, args.max_rank, probe=args.probe, tell=_print)
+    _print(verdict)
     return 0 if verdict.ok else 1
 
 

@@ -1,20 +1,21 @@
 """Checking a version in a process of its own, before any engine sees it.
 
-The program is the engine's: it reads header, shapes, rank and numbers, and with `--probe` lets a
-few prompts through the adapter and through a plain merge. Storeys above the engine run it and read
-its one JSON object; they never load torch.
+The program is the engine's: it reads header, shapes, rank and numbers, says what it found, and then
+lets a few prompts through the adapter and through a plain merge. Storeys above the engine run it
+and read its JSON objects; they never load torch.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from django.conf import settings
 
@@ -32,39 +33,52 @@ class CheckLost(Exception):
 
 
 def run_check(
-    model: str, adapter: Path, *, probe: bool, wanted: Callable[[], bool] = lambda: True
+    model: str,
+    adapter: Path,
+    *,
+    wanted: Callable[[], bool] = lambda: True,
+    read: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """The check's report: `ok`, `error`, `digest`, `rank`, `target_modules`, and so on.
+    """The check's report: `ok`, `error`, `digest`, `rank`, `target_modules`, and so on; with what
+    came of prompts as `probe`.
 
     Args:
         model: the base model's folder or hub id. adapter: a folder or a GGUF file.
-        probe: whether prompts are tried too.
         wanted: asked now and then; False ends the program.
+        read: called once when all but prompts has been looked at and is well.
     Raises: `CheckLost`.
     """
     program = settings.QUIRE["ADAPTER_CHECK_COMMAND"] or [sys.executable, "-m", "engine.lora.check"]
-    command = [*program, "--model", model, "--adapter", str(adapter), *(["--probe"] * probe)]
+    command = [*program, "--model", model, "--adapter", str(adapter), "--probe"]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
         child = spawn(command, name="adapter check", cwd=str(_ROOT), stdout=out, stderr=said)
-        started = time.monotonic()
+        started, is_read = time.monotonic(), False
         try:
             while (status := child.wait(POLL_S)) is None:
                 if time.monotonic() - started > TIMEOUT_S:
                     return refusal(f"The check took more than {TIMEOUT_S / 60:.0f} minutes.")
                 if not wanted():
                     raise CheckLost
+                if not is_read and (is_read := _is_well(out)):
+                    read()
         finally:
             child.kill()
         out.seek(0)
         said.seek(0)
         report = _report(out.read().decode("utf-8", "replace"))
-        if report is None:
+        if report is None or (passed(report) and report.get("probe") is None):
             tail = said.read().decode("utf-8", "replace")[-2000:]
             logger.error("the check of %s ended with status %s: %s", adapter, status, tail)
             return refusal(
                 f"The check ended without a result (status {status}). The worker's log says more."
             )
     return report
+
+
+def _is_well(out: IO[bytes]) -> bool:
+    """Whether the first report is there. The file's position is the child's, and stays."""
+    found = _report(os.pread(out.fileno(), 1 << 20, 0).decode("utf-8", "replace"))
+    return found is not None and passed(found)
 
 
 def refusal(message: str) -> dict[str, Any]:

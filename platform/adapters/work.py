@@ -47,21 +47,14 @@ def work_on(pk: int) -> None:
     if version is None:
         return
     try:
-        report = _checked(version, probe=False)
-        if not check.passed(report):
-            _end(version, VersionState.VALIDATING, VersionState.FAILED, report)
-            return
-        version = _claimed(pk, VersionState.VALIDATING, VersionState.PROBING)
-        if version is None:
-            return
-        report = _checked(version, probe=True)
+        report = _checked(version)
     except check.CheckLost:
         return
     well = check.passed(report) and isinstance(report.get("probe"), dict)
     if not well and report.get("ok"):
         report["error"] = _probe_error(report)
     state = VersionState.READY if well else VersionState.FAILED
-    if _end(version, VersionState.PROBING, state, report) and well:
+    if _end(version, version.state, state, report) and well:
         _promote(version)
 
 
@@ -110,17 +103,24 @@ def _fetch(version: AdapterVersion) -> bool:
         return False
 
 
-def _checked(version: AdapterVersion, *, probe: bool) -> dict[str, Any]:
-    """The report; the row is touched meanwhile. Raises `CheckLost` when it's no longer ours."""
+def _checked(version: AdapterVersion) -> dict[str, Any]:
+    """The report; the row says meanwhile how far it is. Raises `CheckLost` when it isn't ours."""
     path = store.content_path(version.digest)
     if not store.is_whole(version.digest):
         return check.refusal("Its files are not there any more.")
     beat = _Beat(version)
     model = version.adapter.served_model.source
-    report = check.run_check(model, path, probe=probe, wanted=beat)
+    report = check.run_check(model, path, wanted=beat, read=lambda: _probing(version))
     if report.get("ok") and report.get("digest") not in (None, version.digest):
         return check.refusal("The files have changed since they were stored.")
     return report
+
+
+def _probing(version: AdapterVersion) -> None:
+    """Note that all but the probe is done. Raises `CheckLost` when the version isn't ours."""
+    if _claimed(version.pk, version.state, VersionState.PROBING) is None:
+        raise check.CheckLost
+    version.state = VersionState.PROBING
 
 
 class _Beat:

@@ -13,9 +13,11 @@ from django.core.asgi import get_asgi_application
 
 django_application = get_asgi_application()
 
+# Now, and not when the first request hands something to a worker.
 from channels.auth import AuthMiddlewareStack
 from channels.routing import ProtocolTypeRouter, URLRouter
 
+import config.celery  # noqa: F401
 from console.live.routing import websocket_urlpatterns as console_websockets
 from inference.asgi import http_application
 from inference.asgi import lifespan as gateway_lifespan

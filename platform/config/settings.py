@@ -3,6 +3,7 @@
 Embedded: SQLite and an embedded Redis in the data dir. Production: `DATABASE_URL`, `REDIS_URL`.
 """
 
+import sys
 from pathlib import Path
 
 from config import environment as env
@@ -104,7 +105,8 @@ QUIRE = {
 }
 
 INSTALLED_APPS = [
-    "daphne",  # before staticfiles: `runserver` becomes an ASGI server
+    # Before staticfiles: `runserver` becomes an ASGI server. Nothing else needs all of Twisted.
+    *(["daphne"] if sys.argv[1:2] == ["runserver"] else []),
     "django_prometheus",
     "config.apps.QuireAdminConfig",  # django.contrib.admin
     "tenants",  # before auth, whose `changepassword` it replaces

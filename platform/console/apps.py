@@ -12,4 +12,3 @@ class ConsoleConfig(AppConfig):
     def ready(self) -> None:
         """Listen to what allauth does by itself."""
         from console.identity import recent, signals  # noqa: F401 - they register by being imported
-        from console.rest import document  # noqa: F401

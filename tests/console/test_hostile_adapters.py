@@ -207,7 +207,7 @@ def spoilt(how: str) -> tuple[Files, str]:
 def test_what_the_check_finds_never_answers(
     admin: Caller, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    def real(model: str, adapter: Path, *, probe: bool, wanted: Any) -> dict[str, Any]:
+    def real(model: str, adapter: Path, **_: Any) -> dict[str, Any]:
         return asdict(check_adapter(DEMO_MODEL, adapter))
 
     monkeypatch.setattr(check, "run_check", real)

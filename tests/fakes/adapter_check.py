@@ -1,6 +1,7 @@
 """Stands in for `python -m engine.lora.check`: answers as the adapter's configuration tells it to.
 
-`says`: "refuse", "differ" (the probe doesn't pass), "crash", "hang"; anything else passes.
+`says`: "refuse", "differ" (the probe doesn't pass), "crash", "hang", "crash in the probe", "hang in
+the probe"; anything else passes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ def main() -> int:
         time.sleep(600)
     if says == "refuse":
         report |= {"ok": False, "error": {"message": "lora_A holds NaN.", "param": "weights"}}
-    if options.probe:
+    if options.probe and report["ok"]:
+        print(json.dumps(report), flush=True)
+        if says == "crash in the probe":
+            return 3
+        if says == "hang in the probe":
+            time.sleep(600)
         well = says != "differ"
         report["probe"] = {"prompts": 4, "max_difference": 0.0 if well else 3.5, "passed": well}
     print(json.dumps(report))

@@ -216,6 +216,31 @@ def test_a_version_deleted_while_it_is_checked_stays_deleted(
     assert not AdapterVersion.objects.exists()
 
 
+def test_one_process_checks_and_then_probes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = added(world.owner, world.acme, served(), says="hang in the probe")
+    monkeypatch.setattr(work, "BEAT_S", 0.0)
+    noted, seen = work._probing, []
+
+    def then_deleted(ours: AdapterVersion) -> None:
+        noted(ours)
+        rows = AdapterVersion.objects.filter(pk=version.pk)
+        seen.append(rows.get().state)
+        rows.delete()
+
+    monkeypatch.setattr(work, "_probing", then_deleted)
+    work.work_on(version.pk)
+    assert seen == [VersionState.PROBING]
+    assert not AdapterVersion.objects.exists()
+
+
+def test_a_probe_that_breaks_is_no_pass(world: World) -> None:
+    version = added(world.owner, world.acme, served(), says="crash in the probe")
+    work.work_on(version.pk)
+    version.refresh_from_db()
+    assert version.state == VersionState.FAILED
+    assert "without a result (status 3)" in version.report["error"]["message"]
+
+
 # -- from folders -----------------------------------------------------------------------------
 
 

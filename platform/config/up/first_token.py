@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import logging
+import ssl
 import threading
-
-import httpx
+import urllib.request
+from urllib.error import HTTPError
 
 logger = logging.getLogger(__name__)
 
 TRY_EVERY_S = 0.2
+TIMEOUT_S = 60.0
 
 
 class FirstToken(threading.Thread):
@@ -32,27 +36,38 @@ class FirstToken(threading.Thread):
         self._stopping.set()
 
     def run(self) -> None:
-        # The certificate may be for another name than 127.0.0.1: this asks the process beside us.
-        client = httpx.Client(base_url=self.url, timeout=60, verify=False, trust_env=False)  # noqa: S501
-        with client:
-            while not self._stopping.is_set():
-                if self._ask(client):
-                    self.proven.set()
-                    return
-                self._stopping.wait(TRY_EVERY_S)
+        opener = _opener()
+        while not self._stopping.is_set():
+            if self._ask(opener):
+                self.proven.set()
+                return
+            self._stopping.wait(TRY_EVERY_S)
 
-    def _ask(self, client: httpx.Client) -> bool:
+    def _ask(self, opener: urllib.request.OpenerDirector) -> bool:
         """Whether a request of one token was answered."""
+        body = {"model": self.model, "prompt": "Hello", "max_tokens": 1, "stream": False}
+        request = urllib.request.Request(  # noqa: S310 - our own address
+            f"{self.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"},
+        )
         try:
-            response = client.post(
-                "/v1/completions",
-                headers={"Authorization": f"Bearer {self.api_key}"},
-                json={"model": self.model, "prompt": "Hello", "max_tokens": 1, "stream": False},
-            )
-            if response.status_code == httpx.codes.OK:
-                return bool(response.json()["usage"]["completion_tokens"])
-            self.last_error = f"{response.status_code}: {response.text[:300]}"
-        except (httpx.HTTPError, ValueError, KeyError) as error:
+            with opener.open(request, timeout=TIMEOUT_S) as response:
+                return bool(json.load(response)["usage"]["completion_tokens"])
+        except HTTPError as error:
+            with error:
+                self.last_error = f"{error.code}: {error.read(300).decode(errors='replace')}"
+        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
             self.last_error = str(error) or type(error).__name__
         logger.debug("no first token yet: %s", self.last_error)
         return False
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """Asks the process beside us: by no proxy, and whatever name its certificate is for."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname = False
+    tls.verify_mode = ssl.CERT_NONE
+    return urllib.request.build_opener(
+        urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls)
+    )

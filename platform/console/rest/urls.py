@@ -8,6 +8,7 @@ from rest_framework.routers import SimpleRouter
 
 from console.rest import (
     adapters,
+    document,  # noqa: F401 - registers by being imported
     inside,
     models,
     money,

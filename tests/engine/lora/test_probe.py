@@ -50,6 +50,8 @@ def test_a_wrongly_run_adapter_does_not_pass(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_command_probes() -> None:
     command = [sys.executable, "-m", "engine.lora.check", "--model", DEMO_MODEL, "--probe"]
     done = subprocess.run([*command, "--adapter", str(PIRATE)], capture_output=True, check=True)
-    probe = json.loads(done.stdout)["probe"]
+    read, probed = map(json.loads, done.stdout.splitlines())
+    assert read == probed | {"probe": None}  # said before the model is loaded
+    probe = probed["probe"]
     assert probe["passed"] is True
     assert probe["prompts"] > 0
