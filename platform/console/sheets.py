@@ -39,11 +39,14 @@ SHEETS: dict[str, tuple[str, ...]] = {
         "audit": "console/css/keys console/css/audit",
         "identity": "console/css/leaf console/css/identity",
         "django-admin": "admin/css/base admin/css/dark_mode",
+        "django-forms": "admin/css/widgets admin/css/forms",
         "admin": "console/css/tokens console/css/admin console/css/admin_lists",
     }.items()
 }
 #: Addresses in a sheet, relative to it.
 RELATIVE = re.compile(r"""url\((["']?)(\.\./[^)"']+)\1\)""")
+#: What a sheet imports stands before it in `SHEETS`: an import would be a trip of its own.
+IMPORT = re.compile(r"""^@import url\([^)]*\);\n""", re.MULTILINE)
 YEAR_S = 31_536_000
 
 
@@ -93,7 +96,9 @@ def _joined(name: str, changed: tuple[int, ...]) -> Sheet:
     parts = [
         RELATIVE.sub(lambda found, at=each: f'url("{urljoin(static(at), found[2])}")', text)
         for each, text in zip(
-            SHEETS[name], (path.read_text("utf-8") for path in _paths(name)), strict=True
+            SHEETS[name],
+            (IMPORT.sub("", path.read_text("utf-8")) for path in _paths(name)),
+            strict=True,
         )
     ]
     text = "\n".join(parts).encode()
