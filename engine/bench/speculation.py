@@ -2,8 +2,9 @@
 
 Two engines, one with drafts and one without, answer the same questions in turns. The demo model is
 too small to tell; `python -m demo.widen` makes one that says the same at a larger model's cost.
-Each figure is tokens per second with drafts through those without; `ratio_cpu` by processor time,
-which is what to read on a busy machine.
+Each `ratio` is tokens per second with drafts through those without; `ratio_cpu` by processor time,
+which is what to read on a busy machine. `ttft_ms` and `gap_ms` are medians of requests without
+drafts and with them: to the first token, and from one of a request's deltas to the next.
 """
 
 from __future__ import annotations
@@ -71,6 +72,8 @@ class Turn:
     seconds: float
     cpu: float
     texts: list[str]
+    first: list[float]
+    gaps: list[float]
 
 
 def ask(llm: LLM, questions: list[Any], max_tokens: int) -> Turn:
@@ -84,11 +87,14 @@ def ask(llm: LLM, questions: list[Any], max_tokens: int) -> Turn:
         outputs = llm.chat(questions, sampling, use_tqdm=False)
     seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
     answers = [output.outputs[0] for output in outputs]
+    flights = [output.flights[0] for output in outputs]
     return Turn(
         sum(len(each.token_ids) for each in answers),
         seconds,
         cpu,
         [each.text for each in answers],
+        [each.queue_time + each.prefill_time for each in flights],
+        [each.decode_time / max(1, each.num_steps - each.prefill_chunks) for each in flights],
     )
 
 
@@ -98,12 +104,17 @@ def compare(
     """One row: ratios of the turns, and what became of the drafts."""
     rng, same = random.Random(f"{kind} {streams}"), 0
     ratios, by_cpu = [], []
+    first: tuple[list[float], ...] = [], []
+    gaps: tuple[list[float], ...] = [], []
     drafting.core.reset_stats()
     for _ in range(turns):
         questions = [KINDS[kind](rng, plain) for _ in range(streams)]
         without, with_ = (ask(llm, questions, max_tokens) for llm in (plain, drafting))
         ratios.append((with_.tokens / with_.seconds) / (without.tokens / without.seconds))
         by_cpu.append((with_.tokens / with_.cpu) / (without.tokens / without.cpu))
+        for place, turn in enumerate((without, with_)):
+            first[place].extend(turn.first)
+            gaps[place].extend(turn.gaps)
         same += sum(a == b for a, b in zip(without.texts, with_.texts, strict=True))
     stats = drafting.core.stats
     rows = max(1, stats.spec_decode_num_drafts_total)
@@ -116,6 +127,8 @@ def compare(
         "ratio_cpu": round(percentile(by_cpu, 50), 3),
         "ratio_low": round(min(ratios), 3),
         "ratio_high": round(max(ratios), 3),
+        "ttft_ms": [round(1000 * percentile(each, 50), 1) for each in first],
+        "gap_ms": [round(1000 * percentile(each, 50), 1) for each in gaps],
         "drafts": stats.spec_decode_num_draft_tokens_total,
         "accepted": stats.spec_decode_num_accepted_tokens_total,
         "tokens_a_drafted_row": round(1 + stats.spec_decode_num_accepted_tokens_total / rows, 2),
@@ -128,8 +141,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m engine.bench.speculation", description=__doc__)
     parser.add_argument("--model", default="demo/model")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--method", default="ngram", help="ngram, suffix or draft_model")
-    parser.add_argument("--draft", help="folder of the draft_model")
+    parser.add_argument("--method", default="ngram", help="as in speculative_config")
+    parser.add_argument("--draft", help="folder of the draft model, or of the heads")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--texts", nargs="+", default=list(KINDS), choices=list(KINDS))
     parser.add_argument("--turns", type=int, default=5)

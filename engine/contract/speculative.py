@@ -10,15 +10,22 @@ from typing import Any, Self
 from engine.contract.errors import ConfigError
 from engine.contract.quantization import QUANTIZATIONS
 
+#: The checkpoint's own layers for drafts (multi-token prediction).
+OWN_LAYERS = "mtp"
 #: Small networks on the model's hidden states.
-HEADS = ("medusa", "mlp_speculator", "eagle", "eagle3")
+HEADS = ("medusa", "mlp_speculator", "eagle", "eagle3", OWN_LAYERS)
 METHODS = ("ngram", "suffix", "draft_model", *HEADS)
-_OF_MODEL = ("draft_model", *HEADS)
+#: vLLM's older names of `OWN_LAYERS`, by family.
+_OLDER = frozenset(
+    f"{family}_mtp"
+    for family in (
+        "deepseek", "ernie", "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_ocr", "longcat_flash",
+        "mimo", "nemotron_h", "pangu_ultra_moe", "qwen3_5", "qwen3_next", "step3p5",
+    )
+)  # fmt: skip
 #: Acceptance by likelihood, beside the exact one.
 TYPICAL = "typical_acceptance_sampler"
 ACCEPTANCE = ("rejection_sampler", TYPICAL)
-#: vLLM's name of a checkpoint's own layers for drafts, and what its names by family end with.
-_OWN_LAYERS = "mtp"
 _PARAM = "speculative_config"
 
 
@@ -31,13 +38,13 @@ class SpeculativeConfig:
             output; "suffix", the same in earlier outputs of the same tenant too; "draft_model",
             what a smaller model with the same vocabulary says; "medusa" and "mlp_speculator", what
             heads on the model's last hidden state say; "eagle" and "eagle3", what a layer over
-            those of all tokens says.
+            those of all tokens says; "mtp", such a layer of the model's own checkpoint.
         num_speculative_tokens: most drafts of a row in a step; in [1, 64].
         prompt_lookup_min, prompt_lookup_max: how many of the newest tokens must stand there, and at
             how many the search begins; in [1, 32].
         suffix_decoding_max_cached_requests: outputs that are kept for "suffix", over all tenants.
         disable_by_batch_size: no drafts in steps of at least so many sequences; 0: as it pays.
-        model: folder or hub id of the draft model, or of the heads.
+        model: folder or hub id of the draft model, or of the heads; with "mtp" "": the model's own.
         quantization: rounds its weights while they load, as the setting of that name.
         max_model_len: sequences longer than this get no drafts from it; 0: its own context.
         draft_tensor_parallel_size: 1.
@@ -61,11 +68,6 @@ class SpeculativeConfig:
     posterior_alpha: float = 0.3
 
     def __post_init__(self) -> None:
-        if str(self.method).endswith(_OWN_LAYERS):
-            raise _refused(
-                f"method={self.method}: the multi-token-prediction layers of a checkpoint aren't "
-                f"run. Take {', '.join(METHODS)}."
-            )
         if self.method not in METHODS:
             raise _refused(f"method must be one of {', '.join(METHODS)}; got {self.method!r}.")
         self._check_model()
@@ -83,12 +85,13 @@ class SpeculativeConfig:
 
     def _check_model(self) -> None:
         """What only means something with a draft model, or heads."""
-        if not isinstance(self.model, str) or bool(self.model) != (self.method in _OF_MODEL):
+        takes, named = self.computes, isinstance(self.model, str) and bool(self.model)
+        if (takes and not (named or self.method == OWN_LAYERS)) or not isinstance(self.model, str):
             raise _refused(
                 f"model must be the folder or hub id of the {self.method.replace('_', ' ')}."
-                if self.method in _OF_MODEL
-                else f"method={self.method} takes no model, got {self.model!r}."
             )
+        if named and not takes:
+            raise _refused(f"method={self.method} takes no model, got {self.model!r}.")
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise _refused(
                 f"quantization must be one of {', '.join(QUANTIZATIONS)}; got "
@@ -96,6 +99,11 @@ class SpeculativeConfig:
             )
         self._check("max_model_len", 0, 1 << 30)
         self._check("draft_tensor_parallel_size", 1, 1)
+
+    @property
+    def computes(self) -> bool:
+        """Whether drafts come from weights, and not from text."""
+        return self.method == "draft_model" or self.method in HEADS
 
     def _check_acceptance(self) -> None:
         if self.acceptance_method not in ACCEPTANCE:
@@ -129,6 +137,8 @@ class SpeculativeConfig:
             "None",
         ):
             values.pop("model", None)
+        if values.get("method") in _OLDER:
+            values["method"] = OWN_LAYERS
         known = {spec.name for spec in dataclasses.fields(cls)}
         for key in values:
             if key not in known:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import torch
@@ -10,13 +12,17 @@ import torch
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 from engine.contract.sampling_params import SamplingParams
-from engine.contract.speculative import SpeculativeConfig
+from engine.contract.speculative import OWN_LAYERS, SpeculativeConfig
 from engine.devices.device import Device
 from engine.executor.draft import draft_config
 from engine.kv_cache.layout import KVLayout
 from engine.model_loader.loader import LoadedModel, resolve_folder
+from engine.model_loader.quantized import quantized
 from engine.models.architectures import read_config
 from engine.models.decoder import NativeDecoder
+from engine.models.overrides import with_overrides
+from engine.models.source import open_weights
+from engine.quantization.scheme import scheme_of
 from engine.sampling.sampler import Sampler
 from engine.sampling.state import SequenceSampling
 from engine.speculative.draft_sampling import draft_sampling
@@ -30,9 +36,12 @@ from engine.speculative.heads.load import (
     load_layer_heads,
     method_of,
 )
+from engine.speculative.heads.mtp import Mtp, OwnLayers
 from engine.worker.batch import RunningBatch
 from engine.worker.head_memory import HeadMemory
 from engine.worker.hidden import HiddenKeeper, HiddenStates
+
+log = logging.getLogger(__name__)
 
 _PARAM = "speculative_config"
 
@@ -73,7 +82,8 @@ class HeadExecutor:
                 f"{', '.join(device.kernels.quantizations)}; got {wanted.quantization!r}.",
                 param=_PARAM,
             )
-        self._config, self._wanted = draft_config(config, wanted), wanted
+        self._config = draft_config(config, wanted) if wanted.model else config
+        self._wanted = wanted
         self._device, self._target, self._size = device, target, config.block_size
         self._heads: Heads | LayerHeads | None = self._load()
         self._batch: RunningBatch | None = None
@@ -89,14 +99,30 @@ class HeadExecutor:
         kept = self._device.kernels, target.dtype, self._wanted.quantization
         try:
             folder = resolve_folder(self._config)
+            whole = Target(cast(NativeDecoder, target.model), target.max_model_len)
+            if method == OWN_LAYERS:
+                return self._load_own(folder, whole)
             if method in LAYER_METHODS:
-                model = cast(NativeDecoder, target.model)
-                whole = Target(model, target.max_model_len)
                 return load_layer_heads(method, folder, whole, *kept)
             sizes = target.spec.hidden_size, target.spec.vocab_size
             return load_heads(method, folder, sizes, *kept)
         except QuireError as error:
             raise type(error)(f"{_PARAM}: {error.message}", param=_PARAM) from error
+
+    def _load_own(self, folder: Path, target: Target) -> Mtp:
+        """The layer for drafts of the model's own checkpoint, rounded as that is, or of another."""
+        config = self._config
+        raw = with_overrides(read_config(folder), config)
+        found = quantized(folder, raw, config)
+        scheme = scheme_of(self._wanted.quantization or found.rounds, config.round_activations)
+        weights = open_weights(folder, config, self._device.kernels.device, found.form)
+        source = OwnLayers(folder, raw, weights, self._target.dtype, scheme)
+        try:
+            heads = Mtp(source, target)
+        finally:
+            weights.close()
+        log.info("%s: a layer of %d MB", OWN_LAYERS, heads.nbytes >> 20)
+        return heads
 
     @property
     def bytes_per_token(self) -> int:

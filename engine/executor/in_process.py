@@ -107,7 +107,7 @@ class InProcessExecutor:
         if config.speculative_config is None or config.plans_ahead(self.overlaps):
             return
         wanted = SpeculativeConfig.from_mapping(config.speculative_config)
-        if not wanted.model or self.loaded.pooler is not None or self.loaded.model.stateful:
+        if not wanted.computes or self.loaded.pooler is not None or self.loaded.model.stateful:
             return
         if not self.device.runs_draft_models:
             raise ConfigError(

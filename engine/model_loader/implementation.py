@@ -27,6 +27,7 @@ from engine.model_loader.refusals import (
 from engine.models.architectures import decoder_spec, is_known, refuse_without_hope
 from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
+from engine.models.draft_layers import without_them
 from engine.models.interface import EngineModel, ModelSpec
 from engine.models.kv_scale_file import read_kv_scale_file
 from engine.models.kv_scales import read_kv_scales
@@ -172,7 +173,10 @@ def _native(order: Order, outside: Any = None) -> Built:
     model.load(weights, order.progress)
     if isinstance(model, NativeDecoder):
         model.kv_scales = [*scales] or read_kv_scales(weights, model.spec)
-    if unread := weights.unread():
+    unread = weights.unread()
+    if outside is None:
+        unread = without_them(unread, spec, raw)  # whoever drafts with them reads them
+    if unread:
         log.warning("%d tensors of the checkpoint weren't used: %s", len(unread), unread[:5])
     weights.close()
     return Built(model, spec, dtype, max_model_len)

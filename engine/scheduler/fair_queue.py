@@ -77,6 +77,10 @@ class FairQueue(WaitingQueue):
         self._served_tokens += 1
         self._charge(sequence, OUTPUT_COST)
 
+    def charge_drafts(self, sequence: Sequence, num_tokens: int) -> None:
+        """A step computed drafts in vain: as much work as for tokens of a prompt."""
+        self._charge(sequence, PROMPT_COST * num_tokens)
+
     def _charge(self, sequence: Sequence, cost: float) -> None:
         message = sequence.request.message
         tenant = message.tenant

@@ -118,6 +118,9 @@ class WaitingQueue(ABC):
     def charge_output(self, sequence: Sequence) -> None:  # noqa: B027
         """A sequence got one output token. Fair policies count it."""
 
+    def charge_drafts(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027
+        """A step computed drafts of a sequence that didn't hold. Fair policies count them."""
+
     # -- coming and going ---------------------------------------------------------------------
 
     def push(self, sequence: Sequence, num_cached_tokens: int = 0) -> None:

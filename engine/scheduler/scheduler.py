@@ -172,6 +172,7 @@ class Scheduler:
             sequence.num_computed_tokens -= len(drafts) - accepted
             sequence.flight.num_draft_tokens += len(drafts)
             sequence.flight.num_accepted_tokens += accepted
+            self.waiting.charge_drafts(sequence, len(drafts) - accepted)
             if self.drafts is not None:
                 self.drafts.note(sequence, len(drafts), accepted)
 

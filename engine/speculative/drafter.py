@@ -80,7 +80,7 @@ class Drafter:
         """
         self._forget_those_that_left()
         width = len(decoding)
-        most = min(room, max(4 * self._config.num_speculative_tokens, self.costs.widest))
+        most = min(room, self.costs.most - width)
         off = 0 < self._config.disable_by_batch_size <= width
         if off or most < 1 or not self._may_pay(width, most):
             return {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 
 #: The weight of a new step in its average.
@@ -13,6 +13,9 @@ _KNOWN = 3
 _FIRST = 4
 #: A step counts as at most so many times slower or faster than the average.
 _OUTLIER = 2.0
+#: Steps are at most so much wider than the widest known one, or than it by an eighth: what trying
+#: costs is little, even where each token more takes its time.
+_WIDER = 4
 #: After so many steps of other widths it isn't known any more: the machine may be another by then.
 _OLD = 5000
 
@@ -30,8 +33,8 @@ class StepCosts:
     """Seconds of steps in which all rows decode, by how many tokens they compute.
 
     Widths are kept apart up to 16, then by sixteenths of a power of two. Between two that are known
-    it is as a line goes, beyond the widest as if the rest were free: so wider steps are tried, and
-    from then on known.
+    it is as a line goes. Beyond the widest it goes on as from the known one of half that width; as
+    if the rest were free, where there is none: so wider steps are tried, and from then on known.
     """
 
     def __init__(self, unknown: float = 1.0) -> None:
@@ -66,13 +69,18 @@ class StepCosts:
         """Of the widths that are known; 0: none."""
         return self._known[-1] if self._known else 0
 
+    @property
+    def most(self) -> int:
+        """The widest step that is worth a trial."""
+        return self.widest + max(_WIDER, self.widest // 8)
+
     def seconds(self, width: int) -> float:
         """What a step of `width` tokens takes."""
         if not self._known:
             return self._unknown
         at = bisect_left(self._known, width)
         if at == len(self._known):
-            return self._widths[self._known[-1]].seconds
+            return self._beyond(width)
         above = self._known[at]
         high = self._widths[above].seconds
         if above == width or at == 0:
@@ -80,6 +88,15 @@ class StepCosts:
         below = self._known[at - 1]
         low = self._widths[below].seconds
         return low + (high - low) * (width - below) / (above - below)
+
+    def _beyond(self, width: int) -> float:
+        widest = self._known[-1]
+        high, at = self._widths[widest].seconds, bisect_right(self._known, widest // 2)
+        if at == 0:
+            return high
+        half = self._known[at - 1]
+        slope = max(0.0, high - self._widths[half].seconds) / (widest - half)
+        return high + slope * (width - widest)
 
     def _forget_old(self) -> None:
         old = self._num_steps - _OLD

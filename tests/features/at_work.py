@@ -44,4 +44,5 @@ AT_WORK: dict[str, Callable[[Run], object]] = {
     "several replicas": _both_worked,
     "speculation": _drafts_held,
     "draft model": _drafts_held,
+    "heads": _drafts_held,
 }

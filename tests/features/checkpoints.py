@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from engine.contract.adapters import CONFIG_FILE, WEIGHTS_FILE, AdapterRef, adap
 from engine.survey.bridged import STATEFUL
 from engine.survey.tiny import make_checkpoint
 from tests.engine.models import make_model, make_tokenizer
+from tests.features.heads import trained_head
 
 RANK, ALPHA = 8, 12
 TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
@@ -22,7 +24,8 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 class Checkpoints:
     """Folders by what a model is: "llama", "qwen2-window" (every second layer has a window) or
     "lfm2" (every second one keeps a state); `adapter` gives one that changes what is said,
-    `merged` the model that has it inside, and `draft` nearly the model itself: mostly right.
+    `merged` the model that has it inside, `draft` nearly the model itself: mostly right, and `head`
+    an EAGLE head that learnt some texts.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -31,6 +34,7 @@ class Checkpoints:
         self.adapter = functools.cache(self._adapter)
         self.merged = functools.cache(self._merged)
         self.draft = functools.cache(self._draft)
+        self.head = functools.cache(self._head)
 
     def _plain(self, kind: str) -> Path:
         folder = self._folder / kind
@@ -67,6 +71,12 @@ class Checkpoints:
         }
         save_file(weights, folder / "model.safetensors", {"format": "pt"})
         return folder
+
+    def _head(self, kind: str, texts_of: Callable[[str], list[list[int]]]) -> Path:
+        """Only these architectures are run with heads."""
+        if kind in STATEFUL:
+            return self._folder / "none"
+        return trained_head(self._folder / f"{kind}-head", self.plain(kind), texts_of(kind))
 
     def _merged(self, kind: str) -> Path:
         folder = self._folder / f"{kind}-merged"

@@ -115,12 +115,27 @@ class Lab:
         if "draft model" in features:
             draft = str(self.checkpoints.draft(self.kind(features)))
             settings |= {"speculative_config": {"model": draft, "num_speculative_tokens": 4}}
+        if "heads" in features:
+            head = str(self.checkpoints.head(self.kind(features), self._plain_texts))
+            config = {"method": "eagle", "model": head, "num_speculative_tokens": 4}
+            settings |= {"speculative_config": config}
         settings |= changes
         key = json.dumps([settings, number], sort_keys=True)
         if key not in self._cores:
             self._cores[key] = EngineCore(EngineConfig(**settings))
             gc.freeze()  # an engine that sleeps collects what it can, again and again
         return self._cores[key]
+
+    def _plain_texts(self, kind: str) -> list[list[int]]:
+        """What a checkpoint's model says without any other feature, behind the prompts."""
+        features: Features = frozenset({"windows"} if kind == "qwen2-window" else ())
+        prompts = {
+            int(each.request_id.rpartition("-")[2]): each for each in self.requests(features)
+        }
+        return [
+            [*prompts[number].prompt_token_ids, *output.tokens]
+            for (number, _), output in self.result(features).outputs.items()
+        ]
 
     # -- runs ---------------------------------------------------------------------------------
 

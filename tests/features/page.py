@@ -22,8 +22,8 @@ Six requests (prompts of 18 to 60 tokens, two greedy, four drawn with seeds, eve
 for the feature) go through engines over tiny random models. A ✓ means:
 
 - Features that only change how a result comes about (prefix cache, chunks, preemption, failover,
-  sleep, async scheduling, several replicas, speculation, draft model) were seen at work, and
-  tokens, log probabilities, vectors and finish reasons are those of a run without them, *to the
+  sleep, async scheduling, several replicas, speculation, draft model, heads) were seen at work,
+  and tokens, log probabilities, vectors and finish reasons are those of a run without them, *to the
   bit*; where a model keeps a state, in words.
 - Of the others the law in [laws.py](../tests/features/laws.py) holds: answers follow their schema;
   calls are the same from deltas as from the whole text; reasoning is closed by its budget; log
@@ -39,7 +39,8 @@ Failover and several replicas are engines in one process here, one of which is l
 streams; `manage.py chaos --kills 40` kills processes. Quantised weights and narrow caches are
 int8, windows stand in every second layer, states are LFM2's, the bridge runs Llama, pooling makes
 vectors of Llama. Speculation's drafts are those of a source that mostly knows what comes; the draft
-model is the model itself with slightly other weights.
+model is the model itself with slightly other weights, and heads are EAGLE's, trained on what the
+requests get.
 
 """
 

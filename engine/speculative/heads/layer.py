@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor
 
 from engine.layers.rotary import cos_sin_table
 from engine.models.spec import DecoderSpec
 from engine.speculative.heads.source import HeadSource
+from kernels import KernelSet
 from kernels.activations import gated_activation
 from kernels.interface import ActivationSpec, AttentionArgs
 
 
-class HeadLayer:
-    """Attention and an MLP behind it, each added to the residual.
+class PagedLayer(ABC):
+    """A layer and its cache.
 
     Keys and values of a token come from what the layer takes, and from nothing else: so those of
     tokens that nobody asks about need no attention.
     """
 
-    def __init__(
-        self, source: HeadSource, spec: DecoderSpec, at: str, columns: int, max_model_len: int
-    ) -> None:
-        """Read the weights. `at`: prefix of their names; `columns`: what attention takes."""
-        self._ops, self._spec = source.ops, spec
-        hidden, inner = spec.hidden_size, spec.intermediate_size
-        kv = [(f"{at}self_attn.{part}_proj", spec.kv_size) for part in ("k", "v")]
-        self._q = source.stacked([(f"{at}self_attn.q_proj", spec.q_size)], columns)
-        self._kv = source.stacked(kv, columns)
-        self._o = source.stacked([(f"{at}self_attn.o_proj", hidden)], spec.q_size)
-        up = [(f"{at}mlp.{part}_proj", inner) for part in ("gate", "up")]
-        self._up = source.stacked(up, hidden)
-        self._down = source.stacked([(f"{at}mlp.down_proj", hidden)], inner)
-        self._norm = source.vector(f"{at}post_attention_layernorm.weight", hidden)
-        self._q_norm, self._k_norm = (
-            source.vector(name, spec.head_dim) if name in source.weights else None
-            for name in (f"{at}self_attn.{part}_norm.weight" for part in ("q", "k"))
-        )
-        self._activation = gated_activation(self._ops, ActivationSpec(spec.activation))
-        rope = spec.rope
-        self._cos_sin = None if rope is None else cos_sin_table(rope, max_model_len)
+    def __init__(self, ops: KernelSet, spec: DecoderSpec) -> None:
+        """`spec`: of the layer's attention."""
+        self._ops, self._spec = ops, spec
         self._keys = self._values = torch.empty(0)
 
     @property
@@ -57,11 +42,11 @@ class HeadLayer:
         for cache in (self._keys, self._values):
             cache[target[0], :, target[1]] = cache[source[0], :, source[1]]
 
+    @abstractmethod
     def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
         """Keys and values alone, of x [n, columns]; positions and slots int64 [n]."""
-        k, v = self._keys_values(x)
-        self._write(torch.empty(k.shape), k, v, positions, slots)
 
+    @abstractmethod
     def __call__(
         self,
         x: Tensor,
@@ -74,12 +59,54 @@ class HeadLayer:
         """[n, hidden]: the residual behind the layer, of one token of each of n sequences.
 
         Args:
-            x: [n, columns].
-            residual: [n, hidden], which isn't changed.
+            x: [n, columns], what attention takes.
+            residual: [n, hidden].
             positions, slots: int64 [n]: by which keys are rotated, and where they go.
             tables: int32 [n, blocks].
             lengths: int32 [n], tokens of each that are seen, this one included.
         """
+
+
+class HeadLayer(PagedLayer):
+    """Attention and an MLP behind it, each added to the residual."""
+
+    def __init__(
+        self, source: HeadSource, spec: DecoderSpec, at: str, columns: int, max_model_len: int
+    ) -> None:
+        """Read the weights. `at`: prefix of their names; `columns`: what attention takes."""
+        super().__init__(source.ops, spec)
+        hidden, inner = spec.hidden_size, spec.intermediate_size
+        kv = [(f"{at}self_attn.{part}_proj", spec.kv_size) for part in ("k", "v")]
+        self._q = source.stacked([(f"{at}self_attn.q_proj", spec.q_size)], columns)
+        self._kv = source.stacked(kv, columns)
+        self._o = source.stacked([(f"{at}self_attn.o_proj", hidden)], spec.q_size)
+        up = [(f"{at}mlp.{part}_proj", inner) for part in ("gate", "up")]
+        self._up = source.stacked(up, hidden)
+        self._down = source.stacked([(f"{at}mlp.down_proj", hidden)], inner)
+        self._norm = source.vector(f"{at}post_attention_layernorm.weight", hidden)
+        self._q_norm, self._k_norm = (
+            source.vector(name, spec.head_dim) if name in source.weights else None
+            for name in (f"{at}self_attn.{part}_norm.weight" for part in ("q", "k"))
+        )
+        self._activation = gated_activation(self._ops, ActivationSpec(spec.activation))
+        rope = spec.rope
+        self._cos_sin = None if rope is None else cos_sin_table(rope, max_model_len)
+
+    def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """See the base."""
+        k, v = self._keys_values(x)
+        self._write(torch.empty(k.shape), k, v, positions, slots)
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        tables: Tensor,
+        lengths: Tensor,
+    ) -> Tensor:
+        """See the base."""
         spec, ops = self._spec, self._ops
         q = self._q(x).unflatten(-1, (spec.num_heads, spec.head_dim))
         k, v = self._keys_values(x)

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.models.architectures import decoder_spec
 from engine.models.decoder import NativeDecoder
 from engine.models.spec import DecoderSpec
-from engine.speculative.heads.layer import HeadLayer
+from engine.speculative.heads.layer import PagedLayer
 from engine.speculative.heads.source import HeadSource
 
 
@@ -48,7 +48,7 @@ class LayerHeads(ABC):
     nbytes: int
     taps: tuple[int, ...] = ()
     width: int
-    layer: HeadLayer
+    layer: PagedLayer
 
     @abstractmethod
     def states(self, hidden: Tensor) -> Tensor:

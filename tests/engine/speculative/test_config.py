@@ -82,8 +82,8 @@ def test_the_manuals_acceptance_becomes_keys() -> None:
         ({"method": "ngram", "posterior_threshold": 0}, "posterior_threshold must be a number"),
         ({"method": "ngram", "posterior_alpha": "0.3"}, "posterior_alpha must be a number"),
         ({"method": "ngram", "posterior_alpha": float("nan")}, "posterior_alpha must be a number"),
-        ({"method": "mtp"}, "multi-token-prediction layers"),
-        ({"method": "deepseek_mtp", "model": "m"}, "multi-token-prediction layers"),
+        ({"method": "magic_mtp"}, "must be one of ngram, suffix"),
+        ({"method": "mtp", "model": 3}, "model must be the folder or hub id of the mtp"),
         ({"method": "draft_model"}, "model must be the folder or hub id"),
         ({"method": "suffix", "model": "org/draft"}, "suffix takes no model"),
         ({"model": "org/draft", "quantization": "int3"}, "quantization must be one of"),
@@ -101,6 +101,14 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, Any], says: str) -> 
     with pytest.raises(ConfigError, match=says) as caught:
         EngineConfig(model="m", speculative_config=given)
     assert caught.value.param == "speculative_config"
+
+
+@pytest.mark.parametrize("name", ["mtp", "deepseek_mtp", "glm4_moe_mtp", "qwen3_next_mtp"])
+def test_layers_of_the_models_own_need_no_model_and_have_older_names(name: str) -> None:
+    config = SpeculativeConfig.from_mapping({"method": name})
+    assert (config.method, config.model, config.computes) == ("mtp", "", True)
+    other = SpeculativeConfig.from_mapping({"method": name, "model": "org/layers"})
+    assert (other.method, other.model) == ("mtp", "org/layers")
 
 
 def test_a_low_maximum_lowers_the_minimum() -> None:

@@ -43,6 +43,14 @@ def test_the_step_is_as_wide_as_pays() -> None:
     assert made.propose([repeating()], 100) == {0: [5]}
 
 
+def test_a_full_batch_tries_a_wider_step_with_few_drafts_and_not_at_all_where_it_knows() -> None:
+    """What a try costs all wait for."""
+    rows = [repeating(seq_id) for seq_id in range(8)]
+    assert sum(map(len, drafter((8, 1.0)).propose(rows, 400).values())) == 4
+    assert drafter((4, 0.5), (8, 1.0)).propose(rows, 400) == {}
+    assert drafter((4, 1.0)).propose(rows, 400) == {}  # first their own step
+
+
 def test_drafts_that_fail_become_fewer_and_are_tried_again_later() -> None:
     made = drafter((1, 1.0), (2, 1.2), (3, 1.4), (4, 1.6), (5, 1.8))
     own = repeating()

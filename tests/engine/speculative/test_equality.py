@@ -122,6 +122,23 @@ def test_every_way_of_choosing_gives_the_same_with_drafts(
     assert by_place == sorted(by_place, reverse=True)
 
 
+def test_drafts_in_vain_are_taken_from_their_tenants_share_of_the_steps(
+    model_folder: Folder,
+) -> None:
+    """Each as a prompt's token, though nobody pays for them."""
+    served = {}
+    for method in (None, {"method": "ngram", "num_speculative_tokens": 5}):
+        llm = make(model_folder("llama"), speculative_config=method)
+        (output,) = llm.generate([[5, 6, 7]], MIXED["greedy"], use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 30
+        stats, counters = llm.core.stats, llm.core.scheduler.waiting.counters  # type: ignore[attr-defined]
+        drafts = stats.spec_decode_num_draft_tokens_total
+        in_vain = drafts - stats.spec_decode_num_accepted_tokens_total
+        assert (in_vain > 20) == (method is not None)
+        served[method is None] = sum(counters.values()) - in_vain
+    assert served[True] == served[False]
+
+
 @pytest.mark.usefixtures("compiler")
 def test_steps_with_drafts_run_in_one_call(
     model_folder: Folder, monkeypatch: pytest.MonkeyPatch

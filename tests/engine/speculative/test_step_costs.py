@@ -16,14 +16,18 @@ def measured(*steps: tuple[int, float]) -> StepCosts:
     return costs
 
 
-def test_between_two_widths_it_is_as_a_line_goes_and_beyond_them_it_is_free() -> None:
+def test_between_two_widths_it_is_as_a_line_goes_and_so_it_goes_on() -> None:
     assert StepCosts().seconds(7) == 1.0
     assert StepCosts(unknown=0.0).seconds(7) == 0.0
     costs = measured((1, 0.010), (5, 0.018))
     assert costs.seconds(1) == 0.010
     assert costs.seconds(3) == pytest.approx(0.014)
-    assert costs.seconds(5) == costs.seconds(50) == 0.018
-    assert costs.widest == 5
+    assert costs.seconds(5) == 0.018
+    assert costs.seconds(9) == pytest.approx(0.026)
+    assert (costs.widest, costs.most) == (5, 9)
+    assert measured((7, 0.010), (8, 0.020)).seconds(9) == 0.020  # too near to tell
+    assert measured((4, 0.020), (8, 0.010)).seconds(9) == 0.010
+    assert measured((64, 0.1)).most == 72
 
 
 def test_one_slow_step_moves_an_average_by_little() -> None:

@@ -1,0 +1,181 @@
+"""`Mtp`: the layer for drafts that a model's own checkpoint has.
+
+DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", 2.2; GLM-4.5's is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.contract.errors import ModelLoadError
+from engine.models.cache import LayerCache
+from engine.models.context import AttentionContext
+from engine.models.describe import describe_layer
+from engine.models.description import (
+    LinearDescription,
+    LinearPart,
+    NormDescription,
+    TableDescription,
+)
+from engine.models.draft_layers import COUNT, FAMILIES, count_of, with_one
+from engine.models.experts import Weights
+from engine.models.layer_loader import LayerLoader
+from engine.models.layer_weights import LayerWeights
+from engine.models.norms import norm_of
+from engine.models.plain_layers import plain_layer
+from engine.models.spec import DecoderSpec
+from engine.models.weights import WeightReader
+from engine.quantization.scheme import Scheme
+from engine.speculative.heads.layer import PagedLayer
+from engine.speculative.heads.layer_heads import LayerHeads, Target
+from kernels import KernelSet
+from kernels.interface import NO_NORM
+
+
+@dataclass(frozen=True, slots=True)
+class OwnLayers:
+    """Where such layers are read from, and how they are kept.
+
+    Attributes:
+        folder, config: the checkpoint's, with its config.json.
+        weights: its tensors.
+        dtype, scheme: how linear weights are kept.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    weights: Weights
+    dtype: torch.dtype
+    scheme: Scheme
+
+    def wrong(self, why: str) -> ModelLoadError:
+        """What is raised for a checkpoint that can't be used."""
+        return ModelLoadError(f"{self.folder}: {why}.", param="model")
+
+
+class ModelLayer(PagedLayer):
+    """A layer of the model's own kind."""
+
+    def __init__(self, ops: KernelSet, spec: DecoderSpec, weights: LayerWeights) -> None:
+        super().__init__(ops, spec)
+        self._layer = plain_layer(spec, ops, weights, NO_NORM)
+
+    def write(self, x: Tensor, positions: Tensor, slots: Tensor) -> None:
+        """See the base."""
+        attention, heads = self._layer.attention, (-1, self._spec.head_dim)
+        q, k, v = (
+            part.unflatten(-1, heads)
+            for part in attention.project(x).split(attention.sizes, dim=-1)
+        )
+        self._ops.rope_and_cache(
+            q, k, v, positions, attention.cos_sin, self._keys, self._values, slots,
+            q_norm_weight=attention.q_norm, k_norm_weight=attention.k_norm, eps=attention.eps,
+            neox=attention.neox,
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        tables: Tensor,
+        lengths: Tensor,
+    ) -> Tensor:
+        """See the base; the residual is its memory from here on."""
+        starts = torch.arange(len(x) + 1, dtype=torch.int32)
+        context = AttentionContext(positions, slots, tables, lengths, starts)
+        cache = LayerCache(self._keys, self._values)
+        _, residual = self._layer(x, residual, context, cache, None)
+        return residual
+
+
+class Mtp(LayerHeads):
+    """Residual j = P [norm of the embedding of token j + 1, norm of state j]; the layer gives
+    state j + 1, whose norm the output layer takes.
+
+    Embedding and output layer are the model's own, unless the checkpoint has others beside.
+    """
+
+    def __init__(self, source: OwnLayers, target: Target) -> None:
+        """Read the checkpoint. Raises `ModelLoadError` for one without such a layer."""
+        model = target.model
+        _check(source, model.spec)
+        spec, at = with_one(model.spec), model.spec.names.layer.format(model.spec.num_layers)
+        loader = LayerLoader(
+            spec, model.ops, source.dtype, target.max_model_len, source.weights, source.scheme
+        )
+        if f"{at}eh_proj.weight" not in source.weights and not loader.has_packed(f"{at}eh_proj"):
+            raise source.wrong(
+                f"config.json's {COUNT} is {count_of(source.config)}, but the checkpoint has no "
+                f"'{at}eh_proj.weight': its layers for drafts were left out"
+            )
+        width = self.width = spec.hidden_size
+
+        def norm(name: str) -> Callable[[Tensor], Tensor]:
+            weights = loader.norm(NormDescription(at + name, width))
+            return norm_of(model.ops, weights, width, spec.norm_eps)
+
+        self._token_norm, self._state_norm = norm("enorm"), norm("hnorm")
+        self._norm = norm("shared_head.norm")
+        part = (LinearPart(f"{at}eh_proj", width),)
+        self._fusion = loader.linear(LinearDescription(parts=part, columns=2 * width))
+        weights = loader.layer(describe_layer(spec, model.spec.num_layers))
+        self._input_norm = norm_of(model.ops, weights.input_norm, width, spec.norm_eps)
+        self.layer = ModelLayer(model.ops, spec, weights)
+        self.nbytes = self._fusion.nbytes + weights.nbytes
+        self._model, self._embedding, self._head = model, model.embedding, None
+        names = spec.names
+        own = names.embedding if spec.tie_embeddings else names.lm_head
+        table = spec.vocab_size, width
+        if not _is_copy(source.weights, f"{at}embed_tokens", names.embedding, table):
+            self._embedding = loader.table(TableDescription(f"{at}embed_tokens"))
+            self.nbytes += self._embedding.nbytes
+        if not _is_copy(source.weights, f"{at}shared_head.head", own, table):
+            self._head = loader.table(TableDescription(f"{at}shared_head.head"))
+            self.nbytes += self._head.nbytes
+
+    def states(self, hidden: Tensor) -> Tensor:
+        """See the base."""
+        return hidden
+
+    def mixed(self, tokens: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base."""
+        embedded = self._token_norm(self._embedding.rows(tokens))
+        residual = self._fusion(torch.cat((embedded, self._state_norm(states)), dim=-1))
+        return self._input_norm(residual), residual
+
+    def logits(self, states: Tensor) -> Tensor:
+        """See the base."""
+        x = self._norm(states)
+        return self._model.logits(x) if self._head is None else self._head(x).float()
+
+
+def _check(source: OwnLayers, spec: DecoderSpec) -> None:
+    """Raise `ModelLoadError` unless the checkpoint says that it has one such layer."""
+    if spec.architecture not in FAMILIES:
+        raise source.wrong(
+            f"no layers for drafts are known of {spec.architecture}; of {', '.join(FAMILIES)} they "
+            "are"
+        )
+    if (count := count_of(source.config)) != 1:
+        had = f"{count} layers for drafts" if count else "no layers for drafts"
+        raise source.wrong(f"the checkpoint has {had} ({COUNT} in config.json); one is run")
+
+
+def _is_copy(weights: Weights, name: str, original: str, shape: tuple[int, int]) -> bool:
+    """Whether a table isn't there, or is another one once more."""
+    found = [f"{each}.weight" for each in (name, original)]
+    if not isinstance(weights, WeightReader) or found[0] not in weights:
+        return True
+    if found[1] not in weights:
+        return False
+    same = torch.equal(*(weights.get(each, shape) for each in found))
+    weights.release()
+    return same
