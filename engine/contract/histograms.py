@@ -44,6 +44,7 @@ ITERATION_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
 REQUEST_TOKENS = buckets_1_2_5(1_000_000)
 NUM_PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
 SMALL_NUMBERS = (1.0, 2.0, 5.0, 10.0, 20.0)
+ACCEPTED_LENGTH = (1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 20.0)
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,10 @@ ENGINE_HISTOGRAMS = {
     "request_prefill_kv_computed_tokens": HistogramDef(
         "Prompt tokens computed for a request; those found in the prefix cache aren't among them.",
         REQUEST_TOKENS,
+    ),
+    "request_spec_decode_accepted_length": HistogramDef(
+        "Tokens that a step with drafts gave a request on average; of requests that had any.",
+        ACCEPTED_LENGTH,
     ),
     "iteration_tokens_total": HistogramDef("Tokens computed in a step.", ITERATION_TOKENS),
     "kv_block_lifetime_seconds": HistogramDef(

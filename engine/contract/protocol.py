@@ -248,8 +248,8 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
         prefill_chunks: steps in which prompt tokens were computed.
         num_cached_tokens: prompt tokens found in the prefix cache at the first start.
         num_preemptions, num_steps: how often its blocks were taken; steps that it was part of.
-        num_draft_tokens, num_accepted_tokens: guesses at its tokens that were checked, and those
-            that held; see `SpeculativeConfig`.
+        num_drafts, num_draft_tokens, num_accepted_tokens: steps that checked guesses at its tokens,
+            the guesses, and those that held; see `SpeculativeConfig`.
         cold_reason: why none was found, "" if some were: "no_shared_prefix",
             "shorter_than_a_block", "evicted", "caching_off" or "all_tokens_needed". It follows
             from what its own namespace has sent alone.
@@ -273,11 +273,17 @@ class FlightRecord(msgspec.Struct, omit_defaults=True, kw_only=True):
     numerics_changed: bool = False
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_drafts: int = 0
     chunks: list[tuple[int, int]] = msgspec.field(default_factory=list)
     preempted_at: list[int] = msgspec.field(default_factory=list)
     num_ahead: int = 0
     num_ahead_own: int = 0
     behind: list[str] = msgspec.field(default_factory=list)
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """Tokens that a step with drafts gave on average, its own included; 0.0: none had any."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0
 
 
 class TokenDelta(msgspec.Struct, omit_defaults=True, kw_only=True):

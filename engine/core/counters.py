@@ -16,6 +16,7 @@ _OF_REQUESTS_AND_STEPS = (
     "request_inference_time_seconds",
     "request_num_preemptions",
     "request_prefill_kv_computed_tokens",
+    "request_spec_decode_accepted_length",
     "iteration_tokens_total",
 )
 
@@ -61,6 +62,8 @@ class EngineCounters:
         observe("request_num_preemptions", flight.num_preemptions)
         computed = sequence.num_prompt_tokens - sequence.num_cached_tokens
         observe("request_prefill_kv_computed_tokens", max(0, computed))
+        if flight.num_drafts:
+            observe("request_spec_decode_accepted_length", flight.mean_accepted_length)
 
     def note_prompts(self, plan: StepPlan, scheduled: list[Sequence]) -> None:
         """Count the prompt tokens that a step has computed.

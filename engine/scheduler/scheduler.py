@@ -170,6 +170,7 @@ class Scheduler:
                 continue
             accepted = max(0, len(found) - 1)
             sequence.num_computed_tokens -= len(drafts) - accepted
+            sequence.flight.num_drafts += 1
             sequence.flight.num_draft_tokens += len(drafts)
             sequence.flight.num_accepted_tokens += accepted
             self.waiting.charge_drafts(sequence, len(drafts) - accepted)

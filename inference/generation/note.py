@@ -133,6 +133,7 @@ def _output(flight: Flight, index: int, record: FlightRecord, reason: str) -> Ou
         steps=record.num_steps,
         drafts=record.num_draft_tokens,
         accepted=record.num_accepted_tokens,
+        drafted=round(record.mean_accepted_length, 2),
         ahead=record.num_ahead,
         ahead_own=record.num_ahead_own,
         behind=record.behind,

@@ -136,6 +136,8 @@ def _of_output(output: dict[str, Any], placed: float, name: str) -> list[Event]:
         events.append(Event(placed + at, "Preempted", text, "wait"))
     if output["drafts"]:
         text = f"{name}{output['accepted']} of {output['drafts']} guessed tokens held"
+        if output["drafted"]:
+            text += f", {output['drafted']:g} tokens a step with guesses"
         events.append(Event(started + output["prefill_ms"], "Drafts", text))
     return events
 

@@ -44,6 +44,7 @@ NOTE = RequestNote(
             steps=45,
             drafts=30,
             accepted=20,
+            drafted=3.5,
             ahead=5,
             ahead_own=2,
             behind=["chatcmpl-before"],
@@ -159,7 +160,7 @@ def test_the_story_names_what_happened_and_of_others_only_that_there_was_work(
         "2 chunks: 512 + 90 tokens",
         "r1: its replica died",
         "computes other bits",
-        "20 of 30 guessed tokens held",
+        "20 of 30 guessed tokens held, 3.5 tokens a step with guesses",
         "Preempted",
         "2 in, 1 cached, 4 out",
     ):

@@ -18,7 +18,7 @@ class OutputNote(msgspec.Struct, omit_defaults=True, kw_only=True):
     """One output's way through the engine; see `engine.contract.protocol.FlightRecord`.
 
     Times are milliseconds; `chunks` and `preempted_at` count from the request's arrival at the
-    replica. `chunks`: [when, tokens].
+    replica. `chunks`: [when, tokens]. `drafted`: tokens of a step with drafts, on average.
     """
 
     number: int = 0
@@ -37,6 +37,7 @@ class OutputNote(msgspec.Struct, omit_defaults=True, kw_only=True):
     steps: int = 0
     drafts: int = 0
     accepted: int = 0
+    drafted: float = 0.0
     ahead: int = 0
     ahead_own: int = 0
     behind: list[str] = msgspec.field(default_factory=list)

@@ -133,6 +133,13 @@ def test_drafts_in_vain_are_taken_from_their_tenants_share_of_the_steps(
         assert len(output.outputs[0].token_ids) == 30
         stats, counters = llm.core.stats, llm.core.scheduler.waiting.counters  # type: ignore[attr-defined]
         drafts = stats.spec_decode_num_draft_tokens_total
+        flight = output.flights[0]
+        assert flight.num_draft_tokens == drafts
+        lengths = llm.core.snapshot().histograms["request_spec_decode_accepted_length"]
+        assert (sum(lengths.counts), lengths.total) == (
+            int(method is not None),
+            flight.mean_accepted_length,
+        )
         in_vain = drafts - stats.spec_decode_num_accepted_tokens_total
         assert (in_vain > 20) == (method is not None)
         served[method is None] = sum(counters.values()) - in_vain
