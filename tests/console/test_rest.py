@@ -368,6 +368,9 @@ def test_the_document_names_every_route(callers: dict[str, Caller], capfd: Any) 
     assert "/api/tenants/{tenant}/members/{id}/" in found["paths"]
     assert "/api/users/{id}/password/" in found["paths"]
     assert set(found["paths"]["/api/audit/"]) == {"get"}
+    assert found["info"]["title"] == "Quire: management"
+    assert found["components"]["securitySchemes"]["key"]["scheme"] == "bearer"
+    assert capfd.readouterr().err == ""  # nothing that the generator couldn't make out
 
 
 @pytest.mark.parametrize(

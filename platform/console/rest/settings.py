@@ -7,6 +7,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from catalog.models import ServedModel
 from config.in_force import in_force
 from console.rest.views import ManagementViewSet
 from tenants.actors import require_operator
@@ -27,6 +28,7 @@ class SettingSerializer(serializers.Serializer):
 class Settings(ManagementViewSet):
     """Every setting of the gateway that answers. For operators."""
 
+    queryset = ServedModel.objects.none()  # it has no rows
     serializer_class = SettingSerializer
     pagination_class = None
 

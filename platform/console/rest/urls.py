@@ -1,9 +1,6 @@
 """Routes below `/api/`."""
 
-from django.urls import include, path
-from drf_spectacular.views import SpectacularJSONAPIView
-from rest_framework.authentication import SessionAuthentication
-from rest_framework.permissions import IsAuthenticated
+from django.urls import path
 from rest_framework.routers import SimpleRouter
 
 from console.rest import (
@@ -19,7 +16,7 @@ from console.rest import (
     views,
     webhooks,
 )
-from console.rest.authentication import ManagementKeyAuthentication
+from console.rest.document import Document
 
 TENANT = r"tenants/(?P<tenant>[a-z0-9-]{1,63})"
 
@@ -52,14 +49,5 @@ router.register(f"{TENANT}/requests", adapters.Requests, "api-requests")
 
 urlpatterns = [
     *router.urls,
-    path(
-        "openapi.json",
-        SpectacularJSONAPIView.as_view(
-            authentication_classes=(ManagementKeyAuthentication, SessionAuthentication),
-            permission_classes=(IsAuthenticated,),
-            patterns=[path("api/", include(router.urls))],
-            custom_settings={"TITLE": "Quire: management"},
-        ),
-        name="api-document",
-    ),
+    path("openapi.json", Document.as_view(), name="api-document"),
 ]
