@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from django.core.management.base import CommandError
 from config.chaos import faults
 from config.chaos.answer import Answer
 from config.chaos.client import Lost, Reader
+from config.chaos.clock import Clock
 from config.chaos.kills import Kills
 from config.chaos.kinds import KINDS, STREAM, asked_of, stopping
 from config.chaos.ledger import Difference, Row, compare
@@ -33,11 +37,10 @@ def names_of(seed: int, names: list[str]) -> list[tuple[str, float, float]]:
 
 
 def test_a_seed_makes_the_plan_and_each_round_has_every_fault() -> None:
-    names = faults.possible("")
+    names = list(faults.FAULTS)
     assert names_of(3, names) == names_of(3, names)
     assert names_of(3, names) != names_of(4, names)
     assert {name for name, *_ in names_of(3, names)[: len(names)]} == set(faults.FAULTS)
-    assert faults.DISK not in faults.possible("no root")
 
 
 def read(*parts: str) -> Answer:
@@ -70,7 +73,7 @@ def answer(name: str, tokens: int, **fields: object) -> Answer:
 
 
 def row(name: str, tokens: int, endpoint: str = "chat.completions") -> Row:
-    return Row(name, endpoint, tokens, 200)
+    return Row(name, endpoint, 0, tokens, 200)
 
 
 def test_the_ledger_is_compared_answer_by_answer() -> None:
@@ -79,6 +82,9 @@ def test_the_ledger_is_compared_answer_by_answer() -> None:
     assert compare(rows, answers).tokens == 0
     # One too much and one too little don't make up for each other.
     assert compare([*rows[1:3], row("b", 2), rows[3]], answers).tokens == 4
+    # Nor does what was billed as a prompt's make up for what wasn't as an answer's.
+    swapped = Row("b", "chat.completions", 7, 0, 200)
+    assert compare([*rows[:2], swapped, rows[3]], answers).tokens == 14
     nobody = compare([*rows, row("z", 9)], answers)
     assert (nobody.tokens, nobody.found) == (9, ["z (nobody's): billed 9, received 0"])
 
@@ -149,6 +155,8 @@ WRONG = [
     ["--kills", "0"],
     ["--kills", "x"],
     ["--kills", "3", "--minutes", "1"],
+    ["--kills", "3", "--fault", "disk full"],
+    ["--fault", "rain"],
 ]
 
 
@@ -156,6 +164,22 @@ WRONG = [
 def test_wrong_options_are_refused_before_anything_starts(flags: list[str]) -> None:
     with pytest.raises(CommandError):
         call_command("chaos", *flags)
+
+
+def test_processes_have_the_hour_that_their_clock_says(tmp_path: Path) -> None:
+    clock = Clock(tmp_path)
+    assert not clock.why_not
+    clock.shift(-7200)
+    clock.shift(3600)
+    program = "import time, datetime; print(time.time(), datetime.datetime.now().timestamp())"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | clock.environment,
+        capture_output=True,
+        check=True,
+    )
+    for told in done.stdout.split():
+        assert -3700 < float(told) - time.time() < -3500
 
 
 async def test_a_cut_wire_holds_back_and_brings_all_when_it_is_mended(short_tmp: Path) -> None:

@@ -13,8 +13,10 @@ class Choice:
     text: str = ""
     reasoning: str = ""
     calls: dict[int, list[str]] = field(default_factory=dict)
-    logprobs: list[tuple[str, float]] = field(default_factory=list)
+    logprobs: list[tuple[Any, ...]] = field(default_factory=list)
+    roles: int = 0
     finish_reason: str | None = None
+    stop_reason: Any = None
 
 
 @dataclass
@@ -66,7 +68,7 @@ class Answer:
         for part in chunk["choices"]:
             choice = self.choices.setdefault(part["index"], Choice())
             _add(choice, part["delta"], part.get("logprobs"))
-            choice.finish_reason = part["finish_reason"] or choice.finish_reason
+            _end(choice, part)
 
     def take_chat(self, body: dict[str, Any]) -> None:
         """A chat's whole answer."""
@@ -75,7 +77,7 @@ class Answer:
         for part in body["choices"]:
             choice = self.choices.setdefault(part["index"], Choice())
             _add(choice, part["message"], part.get("logprobs"))
-            choice.finish_reason = part["finish_reason"]
+            _end(choice, part)
 
     @property
     def same(self) -> Any:
@@ -88,7 +90,13 @@ class Answer:
         )
 
 
+def _end(choice: Choice, part: dict[str, Any]) -> None:
+    if part["finish_reason"]:
+        choice.finish_reason, choice.stop_reason = part["finish_reason"], part.get("stop_reason")
+
+
 def _add(choice: Choice, part: dict[str, Any], logprobs: dict[str, Any] | None) -> None:
+    choice.roles += "role" in part
     choice.text += part.get("content") or ""
     choice.reasoning += part.get("reasoning") or ""
     for call in part.get("tool_calls") or ():
@@ -96,4 +104,5 @@ def _add(choice: Choice, part: dict[str, Any], logprobs: dict[str, Any] | None) 
         known[0] += call["function"].get("name") or ""
         known[1] += call["function"].get("arguments") or ""
     for entry in (logprobs or {}).get("content") or ():
-        choice.logprobs.append((entry["token"], entry["logprob"]))
+        top = [(one["token"], one["logprob"]) for one in entry.get("top_logprobs") or ()]
+        choice.logprobs.append((entry["token"], entry["logprob"], top))

@@ -14,8 +14,10 @@ from config.redis_urls import socket_url
 from engine.contract.redis_clients import sync_client
 
 Harm = Callable[[Instance, random.Random], Awaitable[None]]
-#: How long a wire is cut, Redis stands still or is read-only, a disk is full.
-CUT_S, STILL_S, FULL_S = 5.0, 3.0, 6.0
+#: How long a wire is cut, Redis stands still or is read-only, a disk is full, a database away.
+CUT_S, STILL_S, FULL_S, AWAY_S = 5.0, 3.0, 6.0, 5.0
+#: How far the clock is set back, and how long nothing else is done then.
+BACK_S, USED_TO_S = 3600, 5.0
 #: What must be found and ended by whoever looks after it, within so long.
 FOUND_WITHIN_S = 15.0
 #: A drained process ends its streams first.
@@ -119,6 +121,19 @@ async def fill_disk(instance: Instance, rng: random.Random) -> None:
     await asyncio.to_thread(instance.disk.empty)
 
 
+async def stop_database_for_a_while(instance: Instance, rng: random.Random) -> None:
+    """PostgreSQL is gone, and comes back with what it had committed."""
+    await asyncio.to_thread(instance.database.stop)
+    await asyncio.sleep(AWAY_S)
+    await asyncio.to_thread(instance.database.start)
+
+
+async def set_clock_back(instance: Instance, rng: random.Random) -> None:
+    """It's an hour earlier for all processes at once, and stays so."""
+    instance.clock.shift(-BACK_S)
+    await asyncio.sleep(USED_TO_S)
+
+
 FAULTS: dict[str, Harm] = {
     "replica killed": _signal("replica", signal.SIGKILL),
     "replica frozen": _signal("replica", signal.SIGSTOP),
@@ -136,9 +151,11 @@ FAULTS: dict[str, Harm] = {
     "Redis stands still": stop_redis_for_a_while,
     "Redis read-only": refuse_writes,
     "connections to Redis cut": cut_connections,
+    "database away": stop_database_for_a_while,
+    "clock an hour back": set_clock_back,
     "disk full": fill_disk,
 }
-DISK = "disk full"
+DISK, CLOCK, DATABASE = "disk full", "clock an hour back", "database away"
 
 
 @dataclass(frozen=True)
@@ -159,6 +176,8 @@ def plan(seed: int, names: list[str]) -> Iterator[Planned]:
             yield Planned(name, rng.uniform(0.5, 2.5), victim)
 
 
-def possible(why_no_disk: str) -> list[str]:
-    """The faults that can be done here."""
-    return [name for name in FAULTS if name != DISK or not why_no_disk]
+def impossible(instance: Instance) -> dict[str, str]:
+    """The faults that can't be done here, and why."""
+    found = {DISK: instance.disk.why_not, CLOCK: instance.clock.why_not}
+    found[DATABASE] = instance.database.why_not
+    return {name: why for name, why in found.items() if why}

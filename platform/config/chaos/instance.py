@@ -11,8 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from django.conf import settings
 
 from catalog.processes import die_with_parent
 from config.chaos import behind_relay
+from config.chaos.clock import Clock
+from config.chaos.database import Database, File, NoDatabase, PostgreSQL
 from config.chaos.disk import Disk
 from config.chaos.kinds import ADAPTER, POOLING_MODEL
 from config.chaos.relay import Relay
@@ -56,6 +58,8 @@ class Instance:
     model: str
     data_dir: Path
     disk: Disk
+    clock: Clock
+    database: Database
     relay: Relay
     log: Path
     process: subprocess.Popen[bytes]
@@ -97,7 +101,7 @@ class Instance:
         done = subprocess.run(
             [sys.executable, "manage.py", *arguments],
             cwd=settings.BASE_DIR,
-            env=environment(self.data_dir),
+            env=environment(self.data_dir, **self.database.environment),
             capture_output=True,
             text=True,
             check=False,
@@ -138,22 +142,38 @@ def command_line(pid: int) -> bytes:
 
 
 @asynccontextmanager
-async def running(log: Path | None = None) -> AsyncIterator[Instance]:
+async def running(
+    log: Path | None = None, *, postgresql: bool = False, clock: bool = False
+) -> AsyncIterator[Instance]:
     """An instance with two replicas, gateways and workers, and a model for pooling.
 
-    `log`: where its log stays; None: nowhere. Raises: `StartFailed`.
+    `log`: where its log stays; None: nowhere. `postgresql`: instead of SQLite. `clock`: one that
+    can be set. Raises: `StartFailed`.
     """
     folder = Path(tempfile.mkdtemp(prefix="quire-chaos-"))
-    disk = Disk(folder / "data")
+    disk, wall = Disk(folder / "data"), Clock(folder, wanted=clock)
     try:
-        async with (
-            _relay(folder, disk) as relay,
-            _started(folder, disk, relay, log or folder / "up.log") as found,
-        ):
-            yield found
+        with _database(disk, postgresql=postgresql) as database:
+            async with (
+                _relay(folder, disk) as relay,
+                _started(folder, disk, wall, database, relay, log or folder / "up.log") as found,
+            ):
+                yield found
     finally:
         disk.close()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _database(disk: Disk, *, postgresql: bool) -> Iterator[Database]:
+    try:
+        database = PostgreSQL() if postgresql else File(disk.folder)
+    except NoDatabase as error:
+        raise StartFailed(str(error)) from error
+    try:
+        yield database
+    finally:
+        database.close()
 
 
 @asynccontextmanager
@@ -167,9 +187,11 @@ async def _relay(folder: Path, disk: Disk) -> AsyncIterator[Relay]:
 
 
 @asynccontextmanager
-async def _started(folder: Path, disk: Disk, relay: Relay, log: Path) -> AsyncIterator[Instance]:
+async def _started(
+    folder: Path, disk: Disk, clock: Clock, database: Database, relay: Relay, log: Path
+) -> AsyncIterator[Instance]:
     ready = folder / "ready.json"
-    process = _up(disk, relay, ready, log)
+    process = _up(disk, clock.environment | database.environment, relay, ready, log)
     try:
         told = await _await_ready(process, ready, log)
         names = ("url", "api_key", "model")
@@ -177,6 +199,8 @@ async def _started(folder: Path, disk: Disk, relay: Relay, log: Path) -> AsyncIt
             **{name: told[name] for name in names},
             data_dir=disk.folder,
             disk=disk,
+            clock=clock,
+            database=database,
             relay=relay,
             log=log,
             process=process,
@@ -202,11 +226,13 @@ def _told(ready: Path, log: Path) -> dict[str, Any]:
     return found
 
 
-def _up(disk: Disk, relay: Relay, ready: Path, log: Path) -> subprocess.Popen[bytes]:
+def _up(
+    disk: Disk, more: dict[str, str], relay: Relay, ready: Path, log: Path
+) -> subprocess.Popen[bytes]:
     """The process of the whole instance."""
     flags = ["--replicas", str(REPLICAS), "--workers", str(GATEWAYS), "--reasoning-parser", "qwen3"]
     command = ",".join([sys.executable, behind_relay.__file__])
-    more = {behind_relay.NAME: f"unix://{relay.path}", "QUIRE_ENGINE_COMMAND": command}
+    more |= {behind_relay.NAME: f"unix://{relay.path}", "QUIRE_ENGINE_COMMAND": command}
     with log.open("wb") as output:
         return subprocess.Popen(
             [

@@ -15,6 +15,7 @@ from config.chaos.client import Client
 from config.chaos.instance import Instance, command_line, holds
 from config.chaos.kinds import KINDS, STREAM
 from config.chaos.run import HEALED_WITHIN_S, Run, Turn, Window
+from engine.contract.protocol import Heartbeat
 
 #: Seconds between two kills, at the mean: they come at any moment, some right after the other.
 MEAN_S = 2.0
@@ -50,25 +51,28 @@ class Kills(Run):
             await asyncio.sleep(rng.expovariate(1 / MEAN_S))
             await holds(lambda: bool(_victims(instance)), HEALED_WITHIN_S, every_s=0.02)
             victims = await asyncio.to_thread(_victims, instance)
-            if victims and _kill(rng.choice(victims)):
-                now = time.monotonic()
-                self._outcome.windows.append(Window(FAULT, now, now))
-                self._note(f"kill {len(self._outcome.windows)}, {len(self._open)} open streams")
+            busy = [beat for beat in victims if beat.stats.num_requests_running]
+            if victims and _kill((victim := rng.choice(busy or victims)).pid):
+                now, running = time.monotonic(), victim.stats.num_requests_running
+                self._outcome.windows.append(Window(FAULT, now, now, running))
+                self._note(f"kill {len(self._outcome.windows)}, which had {running} sequences")
 
     async def _compare(self, instance: Instance, before: set[str]) -> None:
         await super()._compare(instance, before)
+        if not any(window.running for window in self._outcome.windows):
+            self._problem("no replica had anything to do when it was killed")
         broken = sum(request.answer.breaks for request in self._outcome.requests)
         if broken:
             self._problem(f"{broken} connections broke, though no gateway was harmed")
 
 
-def _victims(instance: Instance) -> list[int]:
-    """Processes of the replicas that streams are at; none while no other one serves or loads: what
-    has not even begun to load may need longer than streams wait.
+def _victims(instance: Instance) -> list[Heartbeat]:
+    """The replicas that streams are at; none while no other one serves or loads: what has not even
+    begun to load may need longer than streams wait.
     """
     mine = [beat for beat in instance.heartbeats() if beat.model.name == instance.model]
     alive = [beat for beat in mine if command_line(beat.pid)]
-    return [beat.pid for beat in alive if beat.state == "ready"] if len(alive) > 1 else []
+    return [beat for beat in alive if beat.state == "ready"] if len(alive) > 1 else []
 
 
 def _kill(pid: int) -> bool:

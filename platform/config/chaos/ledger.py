@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from config.chaos.answer import Answer
+from config.chaos.database import Database
 
 #: Rows of answers that the client knows under other ids: they are compared as a sum.
 SUMMED = "responses"
+#: Of a prompt, and of its answer.
+Tokens = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,8 @@ class Row:
 
     request_id: str
     endpoint: str
-    tokens: int
+    prompt: int
+    completion: int
     status: int
 
 
@@ -35,46 +36,47 @@ class Difference:
     tokens: int = 0
     found: list[str] = field(default_factory=list)
 
-    def add(self, what: str, billed: int, received: int) -> None:
-        """Note one sum against another."""
-        self.tokens += abs(billed - received)
+    def add(self, what: str, billed: Tokens, received: Tokens) -> None:
+        """Note one sum against another: too many of a prompt don't make up for too few else."""
+        self.received += sum(received)
+        self.tokens += sum(abs(b - r) for b, r in zip(billed, received, strict=True))
         if billed != received:
-            self.found.append(f"{what}: billed {billed}, received {received}")
+            self.found.append(f"{what}: billed {sum(billed)}, received {sum(received)}")
 
 
-def read(data_dir: Path) -> dict[str, Row]:
+def read(database: Database) -> dict[str, Row]:
     """All rows, by their whole ids."""
-    address = f"file:{data_dir / 'quire.sqlite3'}?mode=ro"
-    with closing(sqlite3.connect(address, uri=True, timeout=30)) as database:
-        rows = database.execute(
-            "SELECT request_id, endpoint, prompt_tokens + completion_tokens, status "
-            "FROM metering_usageentry"
-        )
-        return {name: Row(name.partition(".")[0], *rest) for name, *rest in rows}
+    rows = database.rows(
+        "SELECT request_id, endpoint, prompt_tokens, completion_tokens, status "
+        "FROM metering_usageentry"
+    )
+    return {name: Row(name.partition(".")[0], *rest) for name, *rest in rows}
 
 
 def compare(rows: Iterable[Row], answers: Iterable[Answer]) -> Difference:
     """Answers that were lost count as such, and not here."""
-    found, billed, summed = Difference(), defaultdict[str, int](int), 0
-    rows = list(rows)
+    rows, found = list(rows), Difference()
+    billed = defaultdict[str, Tokens](lambda: (0, 0))
     for row in rows:
-        if row.endpoint == SUMMED:
-            summed += row.tokens
-        else:
-            billed[row.request_id] += row.tokens
-    received_summed = 0
+        name = SUMMED if row.endpoint == SUMMED else row.request_id
+        billed[name] = _sum(billed[name], (row.prompt, row.completion))
+    summed: Tokens = (0, 0)
     for answer in answers:
-        received = answer.prompt_tokens + answer.completion_tokens
+        received = answer.prompt_tokens, answer.completion_tokens
         if any(name.startswith("resp_") for name in answer.ids):
-            received_summed += received
+            summed = _sum(summed, received)
             continue
-        mine = sum(billed.pop(name, 0) for name in answer.ids)
+        mine: Tokens = (0, 0)
+        for name in answer.ids:
+            mine = _sum(mine, billed.pop(name, (0, 0)))
         if not answer.lost:
-            found.received += received
             found.add(" ".join(sorted(answer.ids)), mine, received)
-    found.add("responses", summed, received_summed)
+    found.add(SUMMED, billed.pop(SUMMED, (0, 0)), summed)
     for name, tokens in billed.items():
-        found.add(f"{name} (nobody's)", tokens, 0)
-    found.rows, found.billed = len(rows), sum(row.tokens for row in rows)
-    found.received += received_summed
+        found.add(f"{name} (nobody's)", tokens, (0, 0))
+    found.rows, found.billed = len(rows), sum(row.prompt + row.completion for row in rows)
     return found
+
+
+def _sum(one: Tokens, other: Tokens) -> Tokens:
+    return one[0] + other[0], one[1] + other[1]

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,11 +37,16 @@ class Request:
 
 @dataclass
 class Window:
-    """One fault: from its beginning until all was whole again."""
+    """One fault: from its beginning until all was whole again.
+
+    Attributes:
+        running: sequences that a killed replica had, as it last told.
+    """
 
     fault: str
     began: float
     ended: float = 0.0
+    running: int = 0
 
 
 @dataclass
@@ -72,13 +77,18 @@ class Run(ABC):
     """One run: what is asked, and what is done meanwhile, say those that derive from it.
 
     Args:
-        note: told of what happens. log: where the instance's log stays.
+        note: told of what happens. log: where the instance's log stays. postgresql: its rows lie
+            there instead of in SQLite. clock: its processes have one that can be set.
     """
 
     max_tokens: int
 
-    def __init__(self, seed: int, note: Callable[[str], None], log: Path | None = None) -> None:
+    def __init__(
+        self, seed: int, note: Callable[[str], None], log: Path | None = None, *,
+        postgresql: bool = False, clock: bool = False,
+    ) -> None:  # fmt: skip
         self._log, self._seed, self._note = log, seed, note
+        self._made = {"postgresql": postgresql, "clock": clock}
         self._outcome = Outcome()
         self._stopping = asyncio.Event()
         self._open: set[int] = set()
@@ -95,7 +105,7 @@ class Run(ABC):
         """Start an instance, harm it, end it. Raises `StartFailed`."""
         self._note("Starting an instance ...")
         async with (
-            running(self._log) as instance,
+            running(self._log, **self._made) as instance,
             clients(instance.url, instance.api_key) as client,
         ):
             return await self.run_on(instance, client)
@@ -103,7 +113,7 @@ class Run(ABC):
     async def run_on(self, instance: Instance, client: Client) -> Outcome:
         """Harm an instance that runs."""
         await self._undisturbed(instance, client)
-        before = await asyncio.to_thread(ledger.read, instance.data_dir)
+        before = await asyncio.to_thread(ledger.read, instance.database)
         load = [asyncio.create_task(self._load(client, turn)) for turn in self._turns()]
         try:
             await self._harm(instance, client)
@@ -152,7 +162,7 @@ class Run(ABC):
         answers = [request.answer for request in self._outcome.requests]
         deadline = time.monotonic() + SETTLED_WITHIN_S
         while True:
-            rows = await asyncio.to_thread(ledger.read, instance.data_dir)
+            rows = await asyncio.to_thread(ledger.read, instance.database)
             new = [row for name, row in rows.items() if name not in before]
             self._outcome.difference = ledger.compare(new, answers)
             if not self._outcome.difference.tokens or time.monotonic() > deadline:
@@ -166,10 +176,12 @@ class Faults(Run):
     max_tokens = 120
 
     def __init__(
-        self, minutes: float, seed: int, note: Callable[[str], None], log: Path | None = None
-    ) -> None:
-        super().__init__(seed, note, log)
-        self._seconds = minutes * 60
+        self, minutes: float, seed: int, note: Callable[[str], None], log: Path | None = None,
+        names: Collection[str] = faults.FAULTS.keys(), *, postgresql: bool = False,
+    ) -> None:  # fmt: skip
+        clock = faults.CLOCK in names
+        super().__init__(seed, note, log, postgresql=postgresql, clock=clock)
+        self._seconds, self._names = minutes * 60, set(names)
 
     def _turns(self) -> list[Turn]:
         asked = [kind for kind in KINDS if kind not in UNDER_KILLS]
@@ -177,9 +189,12 @@ class Faults(Run):
 
     async def _harm(self, instance: Instance, client: Client) -> None:
         """One fault after another, until the time is over."""
-        names = faults.possible(instance.disk.why_not)
-        if instance.disk.why_not:
-            self._outcome.skipped[faults.DISK] = instance.disk.why_not
+        impossible = faults.impossible(instance)
+        self._outcome.skipped = {name: impossible[name] for name in self._names & impossible.keys()}
+        names = [name for name in faults.FAULTS if name in self._names - impossible.keys()]
+        if not names:
+            self._problem("none of the faults can be done here")
+            return
         end = time.monotonic() + self._seconds
         for planned in faults.plan(self._seed, names):
             await asyncio.sleep(planned.after_s)

@@ -13,6 +13,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from config.chaos.faults import FAULTS
 from config.chaos.instance import StartFailed
 from config.chaos.kills import Kills
 from config.chaos.report import passed, summary, table
@@ -27,10 +28,10 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
     help = (
         "Start an instance of its own in a temporary folder, ask it for answers of every kind, and "
-        "meanwhile kill, freeze, drain and cut off its processes, restart its Redis and fill its "
-        "disk. Prints what became of each kind of request beside each fault, and the ledger "
-        "against what clients received. Fails unless nothing was lost, doubled, changed or billed "
-        "wrongly. Filling the disk takes root, and is skipped without."
+        "meanwhile kill, freeze, drain and cut off its processes, restart its Redis, fill its disk "
+        "and set its clock back. Prints what became of each kind of request beside each fault, and "
+        "the ledger against what clients received. Fails unless nothing was lost, doubled, changed "
+        "or billed wrongly. Filling the disk takes root, and is skipped without."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -45,6 +46,18 @@ class Command(BaseCommand):
             metavar="N",
             help="instead of all that: kill replicas so often, at random moments, under streams of "
             "every kind, which must be the same to the last token and log probability",
+        )
+        parser.add_argument(
+            "--fault",
+            action="append",
+            choices=list(FAULTS),
+            metavar="NAME",
+            help="do this one alone; may be given again. All: " + ", ".join(FAULTS),
+        )
+        parser.add_argument(
+            "--postgresql",
+            action="store_true",
+            help="keep its rows in a PostgreSQL of its own, and have that away too",
         )
         parser.add_argument(
             "--streams",
@@ -93,8 +106,11 @@ class Command(BaseCommand):
     def _run(self, options: dict[str, Any]) -> Run:
         end = options["seed"], self._note, options["log"]
         if options["kills"]:
+            if options["fault"] or options["postgresql"]:
+                raise CommandError("--kills goes with neither --fault nor --postgresql.")
             return Kills(options["kills"], options["streams"], options["tokens"], *end)
-        return Faults(options["minutes"], *end)
+        server = options["postgresql"]
+        return Faults(options["minutes"], *end, options["fault"] or FAULTS, postgresql=server)
 
     def _note(self, text: str) -> None:
         self.stderr.write(text)

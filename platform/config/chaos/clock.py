@@ -1,0 +1,99 @@
+"""The clock of the instance's processes, which can be set back while they run."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+#: Where its processes find what to add to the clock.
+NAME = "QUIRE_CHAOS_CLOCK"
+_BYTES = 8
+#: Stands before the C library's own functions: they add the first eight bytes of a file.
+_SOURCE = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static const volatile long *shift;
+
+__attribute__((constructor)) static void begin(void) {
+    const char *path = getenv("QUIRE_CHAOS_CLOCK");
+    int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    if (file < 0) return;
+    void *at = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
+    if (at != MAP_FAILED) shift = at;
+    close(file);
+}
+
+int clock_gettime(clockid_t id, struct timespec *found) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int failed = real ? real(id, found) : (int)syscall(SYS_clock_gettime, id, found);
+    if (!failed && shift && (id == CLOCK_REALTIME || id == CLOCK_REALTIME_COARSE))
+        found->tv_sec += *shift;
+    return failed;
+}
+
+int gettimeofday(struct timeval *found, void *zone) {
+    struct timespec now;
+    (void)zone;
+    if (clock_gettime(CLOCK_REALTIME, &now)) return -1;
+    found->tv_sec = now.tv_sec;
+    found->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+
+time_t time(time_t *found) {
+    struct timespec now;
+    if (clock_gettime(CLOCK_REALTIME, &now)) return (time_t)-1;
+    if (found) *found = now.tv_sec;
+    return now.tv_sec;
+}
+"""
+
+
+class Clock:
+    """What the processes read, each of them at once.
+
+    Args:
+        folder: where it may write. Without a C compiler the clock can't be set: `why_not` says so.
+        wanted: else the processes have the machine's clock.
+    """
+
+    def __init__(self, folder: Path, *, wanted: bool = True) -> None:
+        self._file, self._library = folder / "clock", folder / "clock.so"
+        self._file.write_bytes(bytes(_BYTES))
+        self.why_not = _compiled(self._library) if wanted else "nobody asked for it"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For the instance's processes."""
+        if self.why_not:
+            return {}
+        loaded = ":".join(filter(None, (str(self._library), os.environ.get("LD_PRELOAD", ""))))
+        return {"LD_PRELOAD": loaded, NAME: str(self._file)}
+
+    def shift(self, seconds: int) -> None:
+        """From now on it is so much later; of less than 0, earlier."""
+        with self._file.open("r+b") as file, mmap.mmap(file.fileno(), _BYTES) as held:
+            before = int.from_bytes(held[:], "little", signed=True)
+            held[:] = (before + seconds).to_bytes(_BYTES, "little", signed=True)
+
+
+def _compiled(library: Path) -> str:
+    """Why there's no library, or ""."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return "setting the processes' clock takes a C compiler"
+    command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", library, "-ldl"]
+    done = subprocess.run(command, input=_SOURCE, capture_output=True, text=True, check=False)
+    return done.stderr.strip()[:500] if done.returncode else ""

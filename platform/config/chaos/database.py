@@ -1,0 +1,149 @@
+"""The instance's database: a file, or a PostgreSQL server of its own that can go away."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from catalog.processes import ManagedProcess, spawn
+
+#: Where Debian's packages have the programs, by version.
+PROGRAMS = "/usr/lib/postgresql"
+START_TIMEOUT_S = 60.0
+Rows = list[tuple[Any, ...]]
+
+
+class NoDatabase(RuntimeError):
+    """PostgreSQL isn't here, or doesn't start: the message says so."""
+
+
+class Database(ABC):
+    """What the instance keeps its rows in. `why_not`: it can't be away; "" where it can."""
+
+    why_not = ""
+    environment: dict[str, str]
+
+    @abstractmethod
+    def rows(self, query: str) -> Rows:
+        """What a query finds."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Have it away at once, as if its machine was."""
+
+    @abstractmethod
+    def start(self) -> None:
+        """Have it answer again."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it, and leave nothing."""
+
+
+class File(Database):
+    """SQLite in the data folder, as `manage.py up` makes it."""
+
+    why_not = "the database is a file here; with --postgresql it's a server"
+
+    def __init__(self, data_dir: Path) -> None:
+        self.environment = {}
+        self._address = f"file:{data_dir / 'quire.sqlite3'}?mode=ro"
+
+    def rows(self, query: str) -> Rows:
+        with closing(sqlite3.connect(self._address, uri=True, timeout=30)) as database:
+            return list(database.execute(query))
+
+    def stop(self) -> None:
+        raise NoDatabase(self.why_not)
+
+    def start(self) -> None:
+        raise NoDatabase(self.why_not)
+
+    def close(self) -> None:
+        """Its folder is the instance's."""
+
+
+class PostgreSQL(Database):
+    """A cluster in a folder of its own, on a Unix socket alone.
+
+    It refuses to run as root; then it runs as the `postgres` user. Raises `NoDatabase`.
+    """
+
+    def __init__(self) -> None:
+        found = sorted(Path(PROGRAMS).glob("*/bin/initdb"))
+        if not found:
+            raise NoDatabase(f"PostgreSQL's programs aren't in {PROGRAMS}.")
+        self._programs = found[-1].parent
+        self._user = "postgres" if os.geteuid() == 0 else None
+        self._folder = Path(tempfile.mkdtemp(prefix="quire-chaos-db-"))
+        self._server: ManagedProcess | None = None
+        try:
+            self._make()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        self.url = f"postgres://quire@{str(self._folder).replace('/', '%2F')}/postgres"
+        self.environment = {"DATABASE_URL": self.url}
+
+    def _make(self) -> None:
+        if self._user:
+            shutil.chown(self._folder, self._user)
+        command = [self._programs / "initdb", "-D", self._data, "-U", "quire", "-A", "trust"]
+        made = subprocess.run(
+            [*command, "-E", "UTF8"],
+            capture_output=True,
+            text=True,
+            check=False,
+            user=self._user,
+            cwd="/",
+        )
+        if made.returncode:
+            raise NoDatabase(f"initdb: {made.stderr.strip()}")
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    def start(self) -> None:
+        as_user = ["setpriv", f"--reuid={self._user}", f"--regid={self._user}", "--init-groups"]
+        self._server = spawn(
+            [
+                *(as_user if self._user else []),
+                *(str(self._programs / "postgres"), "-D", str(self._data)),
+                *("-k", str(self._folder), "-c", "listen_addresses="),
+            ],
+            name="postgresql",
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        ready = [self._programs / "pg_isready", "-q", "-h", self._folder, "-U", "quire"]
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while subprocess.run([*ready, "-d", "postgres"], check=False).returncode:
+            if self._server.poll() is not None or time.monotonic() > deadline:
+                raise NoDatabase(f"PostgreSQL doesn't answer after {START_TIMEOUT_S:.0f} s.")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.kill()
+            (self._data / "postmaster.pid").unlink(missing_ok=True)
+
+    def rows(self, query: str) -> Rows:
+        import psycopg
+
+        with psycopg.connect(self.url) as database:
+            return database.execute(query).fetchall()  # type: ignore[call-overload,no-any-return]
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.stop(grace=10)
+        shutil.rmtree(self._folder, ignore_errors=True)

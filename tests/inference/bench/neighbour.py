@@ -1,0 +1,129 @@
+"""One tenant's first tokens, alone and beside another one that floods the same replica.
+
+python -m tests.inference.bench.neighbour [--at-once 250] [--seconds 60] [--per-second 1]
+
+A keeps `at-once` requests open: long prompts, long answers or both. B sends a short request so many
+times a second. Shown is B's time to first token alone and beside each flood, the replica's steps
+meanwhile, and what B may take: its own time (p99 alone) and two steps (p99 beside).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import time
+from dataclasses import dataclass, field
+
+import redis.asyncio as redis
+
+from engine.contract import protocol
+from tests.inference.bench.two_tenants import Pair, ask, pair, prompt, redis_url, share
+
+#: What A sends: tokens of a prompt and of an answer.
+FLOODS = {"prompts": (1650, 1), "decodes": (16, 200), "both": (1650, 200)}
+SHORT, ANSWER = 16, 8
+#: Until a flood has reached every queue; a heartbeat tells of a step twice a second.
+SETTLE_S, LOOK_S = 5.0, 0.25
+
+
+@dataclass
+class Found:
+    """B's times to first token, and the lengths of steps, in seconds."""
+
+    first: list[float] = field(default_factory=list)
+    steps: list[float] = field(default_factory=list)
+    refused: int = 0
+    answered: int = 0
+    told_later: int = 0
+
+
+async def flood(of: Pair, kind: str, found: Found, rng: random.Random) -> None:
+    """One of A's clients: asks again and again, and comes back when it's told to."""
+    tokens, output = FLOODS[kind]
+    while True:
+        seen = await ask(of.product, of.a, prompt(rng, tokens), output)
+        found.answered += seen.status == 200
+        if seen.status != 200:
+            found.told_later += 1
+            await asyncio.sleep(seen.retry_after)
+
+
+async def steps(of: Pair, found: Found) -> None:
+    """How long the replica's steps take, as its heartbeats tell."""
+    async with redis.Redis.from_url(redis_url(of)) as client:
+        while True:
+            for name in await client.smembers(protocol.replicas_key()):
+                data = await client.get(protocol.replica_key(name.decode()))
+                if data is not None:
+                    beat = protocol.decode_heartbeat(data)
+                    found.steps.append(beat.stats.last_step_ms / 1000)
+            await asyncio.sleep(LOOK_S)
+
+
+async def beside(of: Pair, kind: str | None, args: argparse.Namespace) -> Found:
+    """B's requests, evenly over the time, and A's meanwhile."""
+    found, rng = Found(), random.Random(f"{args.seed} {kind}")
+    busy = [asyncio.create_task(steps(of, found))]
+    if kind is not None:
+        seeds = [random.Random(rng.getrandbits(64)) for _ in range(args.at_once)]
+        busy += [asyncio.create_task(flood(of, kind, found, each)) for each in seeds]
+        await asyncio.sleep(SETTLE_S)
+        found.steps.clear()
+
+    async def short(after: float) -> None:
+        await asyncio.sleep(after)
+        seen = await ask(of.product, of.b, prompt(rng, SHORT), ANSWER)
+        if seen.status == 200:
+            found.first.append(seen.first)
+        else:
+            found.refused += 1
+
+    began = time.monotonic()
+    count = int(args.seconds * args.per_second)
+    await asyncio.gather(*(short(number / args.per_second) for number in range(count)))
+    took = time.monotonic() - began
+    for task in busy:
+        task.cancel()
+    for task in busy:
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    if took > 2 * args.seconds:
+        print(f"# B's last answer came {took - args.seconds:.0f} s after its last request")
+    return found
+
+
+async def measure(of: Pair, args: argparse.Namespace) -> None:
+    """One line of JSON a flood."""
+    alone = 0.0
+    for kind in (None, *FLOODS):
+        found = await beside(of, kind, args)
+        own = share(found.first, 0.99)
+        row: dict[str, object] = {"beside": kind or "nothing", "requests": len(found.first)}
+        row |= {"refused": found.refused, "ttft_ms_p50": share(found.first, 0.5)}
+        row |= {"ttft_ms_p99": own, "ttft_ms_most": share(found.first, 1.0)}
+        row |= {"step_ms_p50": share(found.steps, 0.5), "step_ms_p99": share(found.steps, 0.99)}
+        if kind is None:
+            alone = own
+        else:
+            row["allowed_ms"] = round(alone + 2 * share(found.steps, 0.99), 1)
+            row |= {"flood_answered": found.answered, "flood_told_later": found.told_later}
+        print(json.dumps(row), flush=True)
+        await asyncio.sleep(SETTLE_S)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--at-once", type=int, default=250)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--per-second", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    with pair() as of:
+        asyncio.run(measure(of, args))
+
+
+if __name__ == "__main__":
+    main()
