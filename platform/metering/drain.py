@@ -2,7 +2,8 @@
 
 The drainers share a consumer group. An entry is acknowledged and deleted only once its row is
 there, and a row with the same request id is there only once, so nothing is lost or doubled whenever
-a drainer dies. What a dead one had taken is claimed by another after `CLAIM_AFTER_MS`.
+a drainer dies. What a dead one had taken is claimed by another after `CLAIM_AFTER_MS`; what one had
+taken when its connection broke, it writes itself on the next.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -43,6 +45,26 @@ DEAD_LETTERS_MAX = 10_000
 Entries = list[tuple[bytes, dict[bytes, bytes] | None]]
 
 
+class Watch:
+    """How long entries have been with one consumer, by this process's own clock: after Redis's was
+    set back, its own times say for as long that they were taken just now.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since: dict[tuple[bytes, bytes, int], float] = {}
+
+    def idle_ms(self, pending: Sequence[Mapping[str, Any]]) -> dict[bytes, float]:
+        """By id, of all that are pending now; what isn't any more is forgotten."""
+        now = self._clock()
+        keys = {
+            one["message_id"]: (one["message_id"], one["consumer"], one["times_delivered"])
+            for one in pending
+        }
+        self._since = {key: self._since.get(key, now) for key in keys.values()}
+        return {name: (now - self._since[key]) * 1000 for name, key in keys.items()}
+
+
 class Spool:
     """The stream, as one consumer of its group sees it."""
 
@@ -65,10 +87,29 @@ class Spool:
         )
         return _entries(found)
 
-    def claim(self, idle_ms: int) -> Entries:
-        """Take over what dead consumers left."""
-        reply = self.client.xautoclaim(self.key, GROUP, self.consumer, idle_ms, "0-0", count=BATCH)
-        return list(reply[1])
+    def mine(self) -> Entries:
+        """What this consumer took and did not finish; what was trimmed has no fields."""
+        return _entries(self.client.xreadgroup(GROUP, self.consumer, {self.key: "0"}, count=BATCH))
+
+    def claim(self, idle_ms: int, watch: Watch | None = None) -> Entries:
+        """Take over what dead consumers left: by Redis's clock, or by the watch's."""
+        found = self.client.xpending_range(self.key, GROUP, "-", "+", BATCH)
+        others = [one for one in found if one["consumer"].decode() != self.consumer]
+        watched = watch.idle_ms(others) if watch is not None else {}
+        left = [
+            one["message_id"]
+            for one in others
+            if max(one["time_since_delivered"], watched.get(one["message_id"], 0)) >= idle_ms
+        ]
+        # Nothing is asked of their idleness again: a row is there once, however many write it.
+        return self._take(left) if left else []
+
+    def _take(self, ids: list[bytes]) -> Entries:
+        reply = self.client.xclaim(self.key, GROUP, self.consumer, 0, ids)
+        taken = [(name, fields) for name, fields in reply if fields]
+        if trimmed := set(ids) - {name for name, _ in taken}:
+            self.done(list(trimmed))
+        return taken
 
     def done(self, ids: Sequence[bytes]) -> None:
         """Acknowledge and delete."""
@@ -104,7 +145,7 @@ def write(spool: Spool, entries: Entries) -> int:
     records: list[UsageRecord] = []
     ids: list[bytes] = []
     for entry_id, fields in entries:
-        if fields is None:  # trimmed from the stream while it was pending
+        if not fields:  # trimmed from the stream while it was pending
             spool.done([entry_id])
             continue
         try:
@@ -154,6 +195,7 @@ class Drainer(threading.Thread):
         super().__init__(name="quire-usage", daemon=True)
         self._stopping = threading.Event()
         self._claim_idle_ms = claim_idle_ms
+        self._watch = Watch()
 
     def stop(self, timeout: float = 10.0) -> None:
         """Finish the batch at hand and end."""
@@ -161,11 +203,13 @@ class Drainer(threading.Thread):
         self.join(timeout)
 
     def run(self) -> None:
-        pause = 0.0
+        pause, consumer = 0.0, ""
         while not self._stopping.wait(pause):
             client = sync_client(block_s=BLOCK_MS / 1000)
+            spool = Spool(client, consumer)
+            consumer = spool.consumer
             try:
-                self._drain(Spool(client))
+                self._drain(spool)
             except (DatabaseError, InterfaceError, redis.RedisError, OSError) as error:
                 pause = min(MAX_PAUSE_S, max(0.5, pause * 2))
                 logger.warning("usage waits in the spool, next try in %.1f s: %s", pause, error)
@@ -178,11 +222,13 @@ class Drainer(threading.Thread):
     def _drain(self, spool: Spool) -> None:
         """Work until something fails or the end is asked for."""
         spool.ensure_group()
+        while not self._stopping.is_set() and (mine := spool.mine()):
+            self._write(spool, mine)
         rounds = 0
         while not self._stopping.is_set():
             write_waiting()
             if rounds % 10 == 0:
-                if claimed := spool.claim(self._claim_idle_ms):
+                if claimed := spool.claim(self._claim_idle_ms, self._watch):
                     write(spool, claimed)
                 spool.sweep()
             rounds += 1

@@ -309,6 +309,16 @@ def test_days_before_counting_began_are_left_out(world: World, client: redis.Red
     assert (found.lines, found.exact) == ([], True)
 
 
+def test_fault_35_a_gateway_that_died_before_the_clock_was_set_back_is_found(
+    client: redis.Redis,
+) -> None:
+    client.zadd(gateways_key(), {"dead": time.time() + 3600})
+    beat(client, "g", dead_after_s=0.1)
+    time.sleep(0.2)
+    beat(client, "g", dead_after_s=0.1)
+    assert client.zrange(gateways_key(), 0, -1) == [b"g"]
+
+
 def test_sums_that_no_comparison_reads_are_forgotten(world: World, client: redis.Redis) -> None:
     old = f"{datetime.now(UTC) - timedelta(days=60):%Y-%m-%d}"
     today = f"{datetime.now(UTC):%Y-%m-%d}"

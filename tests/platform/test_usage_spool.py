@@ -139,6 +139,69 @@ def test_fault_28_a_drainer_that_dies_before_the_insert_loses_nothing(
     assert UsageEntry.objects.count() == 1
 
 
+@database
+def test_fault_35_what_a_dead_drainer_took_is_claimed_though_redis_has_its_clock_set_back(
+    world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(settle(record(world)))
+    dead, alive = Spool(client, "dead"), Spool(client, "alive")
+    dead.ensure_group()
+    dead.read(block_ms=None)
+    pending = client.xpending_range
+
+    def taken_in_the_future(*args: Any, **kwargs: Any) -> list[dict[str, Any]]:
+        return [{**one, "time_since_delivered": 0} for one in pending(*args, **kwargs)]
+
+    monkeypatch.setattr(client, "xpending_range", taken_in_the_future)
+    now = [100.0]
+    watch = drain.Watch(lambda: now[0])
+    assert alive.claim(30_000, watch) == []
+    now[0] += 29
+    assert alive.claim(30_000, watch) == []
+    now[0] += 1
+    assert write(alive, alive.claim(30_000, watch)) == 1
+    assert UsageEntry.objects.count() == 1
+    assert client.xpending(spool_key(), drain.GROUP)["pending"] == 0
+
+
+@database
+def test_what_was_trimmed_while_a_dead_drainer_had_it_is_forgotten(
+    world: World, client: redis.Redis
+) -> None:
+    asyncio.run(settle(record(world)))
+    dead = Spool(client, "dead")
+    dead.ensure_group()
+    ((name, _),) = dead.read(block_ms=None)
+    client.xdel(spool_key(), name)
+    assert drain_once(client, claim_idle_ms=0) == 0
+    assert client.xpending(spool_key(), drain.GROUP)["pending"] == 0
+    assert client.xlen(key("usage:dead")) == 0
+
+
+@database
+def test_a_drainer_whose_connection_broke_writes_what_it_had_taken(
+    world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asyncio.run(settle(record(world)))
+    read, broken = Spool.read, threading.Event()
+
+    def break_after_the_first(spool: Spool, *, block_ms: int | None) -> Any:
+        entries = read(spool, block_ms=block_ms)
+        if entries and not broken.is_set():
+            broken.set()
+            raise redis.exceptions.ReadOnlyError("READONLY You can't write against a replica.")
+        return entries
+
+    monkeypatch.setattr(Spool, "read", break_after_the_first)
+    drainer = Drainer()  # nothing is claimed within this test's time
+    drainer.start()
+    try:
+        wait_until(UsageEntry.objects.exists, "the row is there")
+    finally:
+        drainer.stop()
+    assert broken.is_set()
+
+
 def test_fault_29_with_the_database_down_usage_waits_and_is_then_written(
     world: World, client: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,5 +3,9 @@
 -- Returns the dead ones.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
+-- After the clock was set back, what a gateway said last lies ahead: its silence begins now.
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. now, '+inf')) do
+    redis.call('ZADD', KEYS[1], now, name)
+end
 redis.call('ZADD', KEYS[1], now, ARGV[1])
 return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now - ARGV[2])
