@@ -196,6 +196,8 @@ class EngineClient:
         beat = replica.heartbeat
         message = flight.place(beat)
         self._flights[flight.engine_id] = flight
+        if flight.stream:
+            self.journal.placed(flight.stream, flight.number, flight.bits)
         replica.submitted += 1
         attempt = flight.attempt
         self._inbox.post(beat.replica_id, message, lambda _: self._unsent(flight, attempt))

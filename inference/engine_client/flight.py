@@ -17,6 +17,7 @@ from engine.contract.protocol import (
     OutboxBatch,
     TokenDelta,
 )
+from inference.engine_client.journal import Bits
 from inference.engine_client.mailbox import Mailbox, Piece, piece_of
 
 #: Of one flight: changes of replica that are remembered.
@@ -97,11 +98,19 @@ class Flight:
             return f"{base}~{self.epoch}.{self.attempt}"
         return base if self.attempt <= 1 else f"{base}~{self.attempt}"
 
-    def take_up(self, tokens: Sequence[list[int]], finished: Sequence[bool], epoch: int) -> None:
+    def take_up(
+        self, tokens: Sequence[list[int]], finished: Sequence[bool], bits: Bits, epoch: int
+    ) -> None:
         """Go on with what another gateway had."""
+        self.numerics, self.numerics_changed = bits
         self.tokens = [list(known) for known in tokens]
         self.finished, self.epoch = list(finished), epoch
         self.ran = self.prompt_logprobs_seen = self.began
+
+    @property
+    def bits(self) -> Bits:
+        """What another gateway must know of the replicas that made its tokens."""
+        return self.numerics, self.numerics_changed
 
     @property
     def placed(self) -> bool:

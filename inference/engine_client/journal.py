@@ -15,6 +15,7 @@ import msgspec
 from redis.exceptions import RedisError
 
 from engine.contract import protocol
+from engine.contract.numerics import Numerics
 from engine.contract.redis_link import RedisLink
 from inference.engine_client.mailbox import Piece
 
@@ -22,8 +23,11 @@ from inference.engine_client.mailbox import Piece
 KEEP_S, KEEP_ENDED_S = 300, 60
 
 Entry = tuple[int, Piece]
+#: Of the replica that made the latest tokens, and whether others had made earlier ones.
+Bits = tuple[Numerics | None, bool]
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Entry)
+_bits_decoder = msgspec.msgpack.Decoder(Bits)
 
 
 class OpenStream(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -67,6 +71,16 @@ def decode_entry(data: bytes) -> Entry:
     return _decoder.decode(data)
 
 
+def bits_field(number: int) -> str:
+    """Of a stream's hash: the `Bits` of its request `number`."""
+    return f"numerics:{number}"
+
+
+def decode_bits(data: bytes | None) -> Bits:
+    """Raises msgspec.DecodeError or ValidationError."""
+    return _bits_decoder.decode(data) if data is not None else (None, False)
+
+
 class Journal:
     """This gateway's open streams. What is noted is kept at the next `save`."""
 
@@ -78,6 +92,12 @@ class Journal:
         """A stream was opened, or taken over. What Redis doesn't take can't be gone on with."""
         name = protocol.stream_key(stream, self._prefix)
         self._link.send("HSET", name, "open", msgspec.msgpack.encode(about))
+        self._link.send("EXPIRE", name, KEEP_S)
+
+    def placed(self, stream: str, number: int, bits: Bits) -> None:
+        """A replica was given one of the stream's requests."""
+        name = protocol.stream_key(stream, self._prefix)
+        self._link.send("HSET", name, bits_field(number), _encoder.encode(bits))
         self._link.send("EXPIRE", name, KEEP_S)
 
     def note(self, stream: str, start: int, piece: Piece) -> None:

@@ -16,7 +16,10 @@ from engine.contract.errors import InvalidRequest
 from engine.contract.protocol import OutboxBatch, TokenDelta
 from inference.engine_client import EngineClient, Piece
 from inference.engine_client.journal import (
+    Bits,
     OpenStream,
+    bits_field,
+    decode_bits,
     decode_entry,
     journal_key,
 )
@@ -54,7 +57,7 @@ class Taken:
 
     Attributes:
         position: where its client is. about: what its first gateway wrote down.
-        known: [prompt][output]; all that is known of each, as one piece.
+        known: [prompt][output]; all that is known of each, as one piece. bits: [prompt].
         epoch: how often it was taken over.
         ledger_id: under which the ledger has what this gateway settles.
         billed: what is settled of it already; None: nothing, and it is all ours to settle.
@@ -63,6 +66,7 @@ class Taken:
     position: Position
     about: OpenStream
     known: list[list[Piece]]
+    bits: list[Bits]
     epoch: int
     ledger_id: str
     billed: Usage | None = None
@@ -96,6 +100,7 @@ class Taken:
                 [bool(piece.finish_reason) or self.ended(n, i) for i, piece in enumerate(outputs)]
                 for n, outputs in enumerate(self.known)
             ],
+            self.bits,
             self.epoch,
         )
 
@@ -267,7 +272,9 @@ async def _take(client: EngineClient, job: Job, position: Position, fingerprint:
     for delta in left:
         number = about.requests.index(protocol.first_attempt(delta.request_id))
         _extend(known[number][delta.index], delta.start, piece_of(delta, number, 0))
-    taken = Taken(position, about, known, epoch, about.ledger_id or position.stream)
+    fields = [bits_field(number) for number in range(len(known))]
+    bits = [decode_bits(data) for data in await redis.hmget(name, fields)]  # type: ignore[misc]
+    taken = Taken(position, about, known, bits, epoch, about.ledger_id or position.stream)
     taken.check()
     client.spawn(_sweep_again(client, about))
     return taken

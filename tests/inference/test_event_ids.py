@@ -35,7 +35,7 @@ def taken(position: Position, outputs: list[tuple[int, str | None]]) -> Taken:
         Piece(0, index, list(range(count)), finish_reason=reason)
         for index, (count, reason) in enumerate(outputs)
     ]
-    return Taken(position, about, [known], 1, STREAM)
+    return Taken(position, about, [known], [(None, False)], 1, STREAM)
 
 
 @settings(max_examples=150, deadline=None)

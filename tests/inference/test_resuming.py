@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 from collections.abc import AsyncIterator
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engine.contract.numerics import Numerics
 from engine.text import Tokenizer
 from inference.engine_client import get_engine_client
 from inference.resuming.position import Position
@@ -149,34 +151,87 @@ async def test_fault_49_a_stream_goes_on_from_any_of_its_events(
         assert told(both) == told(every), (place, every[place])
 
 
+async def half(gateway: Gateway) -> tuple[bytes, str]:
+    """A chat's first events, and the id of the last one: then its client left."""
+    path, body = REQUESTS["chat"]
+    exchange = gateway.client.open("POST", path, body | {"stream": True})
+    seen = b""
+    await exchange.head()
+    async for chunk in exchange.chunks():
+        seen += chunk
+        if seen.count(b"\n\n") >= 9:
+            break
+    await exchange.leave()
+    await gateway.usage()
+    await get_engine_client().journal.save()
+    had = seen[: seen.rfind(b"\n\n") + 2]
+    return had, re.findall(r"^id: (.*)$", had.decode(), re.MULTILINE)[-1]
+
+
+def content(stream: bytes) -> str:
+    pieces = re.findall(r'"content":"((?:[^"\\]|\\.)*)"', stream.decode())
+    return "".join(json.loads(f'"{piece}"') for piece in pieces)
+
+
 async def test_fault_49_a_stream_whose_client_left_goes_on_and_is_billed_once(
     gateway: Gateway, tokenizer: Tokenizer
 ) -> None:
     script = says(tokenizer, TEXT)
     tokens = len(tokenizer.encode(TEXT, add_special_tokens=False)) + 1
     async with gateway.serving(gateway.scripted(script, token_delay=0.02)):
-        path, body = REQUESTS["chat"]
-        exchange = gateway.client.open("POST", path, body | {"stream": True})
-        seen = b""
-        await exchange.head()
-        async for chunk in exchange.chunks():
-            seen += chunk
-            if seen.count(b"\n\n") >= 9:
-                break
-        await exchange.leave()
-        await gateway.usage()
-        await get_engine_client().journal.save()
-        had = seen[: seen.rfind(b"\n\n") + 2]
-        last = re.findall(r"^id: (.*)$", had.decode(), re.MULTILINE)[-1]
+        had, last = await half(gateway)
         rest = await ask(gateway, "chat", after=last)
         assert rest.status == 200, rest.body
-        text = (had + rest.body).decode()
-        pieces = re.findall(r'"content":"((?:[^"\\]|\\.)*)"', text)
-        assert "".join(json.loads(f'"{piece}"') for piece in pieces) == TEXT
+        assert content(had + rest.body) == TEXT
         rows = await gateway.usage()
     assert sum(row.completion_tokens for row in rows) == tokens
     assert sum(row.prompt_tokens for row in rows) == rows[0].prompt_tokens
     assert len({row.request_id for row in rows}) == len(rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("others", "chosen", "changed"),
+    [
+        (("w avx512", "w avx2", "v avx2"), "w avx2", False),
+        (("v avx2", "w avx512"), "w avx512", True),
+    ],
+)
+async def test_fault_60_a_stream_that_another_gateway_goes_on_with_keeps_its_bits_where_it_can(
+    gateway: Gateway, tokenizer: Tokenizer, others: tuple[str, ...], chosen: str, changed: bool
+) -> None:
+    script = says(tokenizer, TEXT)
+    async with gateway.scripted(script, token_delay=0.02, numerics=numerics("w avx2")):
+        await gateway.look()
+        had, last = await half(gateway)
+    async with contextlib.AsyncExitStack() as stack:
+        there = {
+            name: await stack.enter_async_context(gateway.scripted(script, numerics=numerics(name)))
+            for name in others
+        }
+        await gateway.look()
+        rest = await ask(gateway, "chat", after=last)
+        assert content(had + rest.body) == TEXT
+        assert [name for name, replica in there.items() if replica.received] == [chosen]
+    assert (b'"numerics_changed":true' in rest.body) is changed
+
+
+async def test_fault_60_other_weights_never_go_on_with_a_stream_of_another_gateway(
+    gateway: Gateway, tokenizer: Tokenizer, settings: Any
+) -> None:
+    settings.QUIRE = {**settings.QUIRE, "FAILOVER_WAIT_S": 0.3}
+    script = says(tokenizer, TEXT)
+    async with gateway.scripted(script, token_delay=0.02, numerics=numerics("w avx2")):
+        await gateway.look()
+        _, last = await half(gateway)
+    async with gateway.serving(gateway.scripted(script, numerics=numerics("v avx2"))) as other:
+        rest = await ask(gateway, "chat", after=last)
+        assert b'"model_replaced"' in rest.body
+        assert other.received == []
+
+
+def numerics(text: str) -> Numerics:
+    weights, isa = text.split()
+    return Numerics(weights=weights, isa=isa)
 
 
 async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway, rows: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +89,44 @@ class Answer:
             *(self.prompt_tokens, self.completion_tokens, self.reasoning_tokens),
             *(len(self.cached) > 1, self.numerics_changed, self.ended),
         )
+
+    def differs(self, other: Answer) -> str:
+        """What is another in `other`, with both; "" where nothing is."""
+        if self.same == other.same:
+            return ""
+        found = [*_differing(self, other, AMONG_CHOICES)]
+        for index in sorted(self.choices.keys() | other.choices.keys()):
+            mine, theirs = self.choices.get(index), other.choices.get(index)
+            if mine is None or theirs is None:
+                found.append(f"choice {index} is there once only")
+            else:
+                differing = _differing(mine, theirs, vars(mine))
+                found += [f"choice {index}: {one}" for one in differing]
+        return "; ".join(found) or "cached tokens from event to event"
+
+
+AMONG_CHOICES = (
+    *("content", "prompt_tokens", "completion_tokens", "reasoning_tokens"),
+    *("numerics_changed", "ended"),
+)
+
+
+def _differing(mine: object, theirs: object, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        one, other = getattr(mine, name), getattr(theirs, name)
+        if one != other:
+            at = _first_difference(one, other)
+            yield f"{name} {str(one[at:] if at is not None else one)[:60]!r} and " + (
+                f"{str(other[at:] if at is not None else other)[:60]!r}"
+            )
+
+
+def _first_difference(one: Any, other: Any) -> int | None:
+    """From where two texts or lists differ; None: they are neither."""
+    if not isinstance(one, str | list) or type(one) is not type(other):
+        return None
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def _end(choice: Choice, part: dict[str, Any]) -> None:

@@ -114,6 +114,6 @@ def _cell(outcome: Outcome, requests: Iterable[Request]) -> Cell:
         cell.count += 1
         cell.lost += bool(request.answer.lost)
         cell.doubled += bool(request.answer.doubled)
-        cell.changed += outcome.changed(request)
+        cell.changed += bool(outcome.changed(request))
         cell.pause = max(cell.pause, outcome.pause(request))
     return cell

@@ -60,10 +60,10 @@ class Outcome:
     skipped: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
-    def changed(self, request: Request) -> bool:
-        """Whether it has another answer than without faults."""
+    def changed(self, request: Request) -> str:
+        """What is another in its answer than without faults; "": nothing."""
         calm = self.expected[request.asked.kind, request.asked.number]
-        return not request.answer.lost and request.answer.same != calm.answer.same
+        return "" if request.answer.lost else calm.answer.differs(request.answer)
 
     def pause(self, request: Request) -> float:
         """Seconds for which its client got nothing; for what comes at once: more than usual."""
@@ -150,8 +150,8 @@ class Run(ABC):
                 self._outcome.requests.append(request)
             if request.answer.lost:
                 self._note(f"  lost: {kind}: {request.answer.lost}")
-            elif self._outcome.changed(request):
-                self._note(f"  changed: {kind} {number}")
+            elif differs := self._outcome.changed(request):
+                self._note(f"  changed: {kind} {number}: {differs}")
 
     def _problem(self, text: str) -> None:
         self._outcome.problems.append(text)
