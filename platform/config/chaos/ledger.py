@@ -72,8 +72,9 @@ def compare(rows: Iterable[Row], answers: Iterable[Answer]) -> Difference:
         if not answer.lost:
             found.add(" ".join(sorted(answer.ids)), mine, received)
     found.add(SUMMED, billed.pop(SUMMED, (0, 0)), summed)
+    status = {row.request_id: row.status for row in rows}
     for name, tokens in billed.items():
-        found.add(f"{name} (nobody's)", tokens, (0, 0))
+        found.add(f"{name} (nobody's, status {status[name]})", tokens, (0, 0))
     found.rows, found.billed = len(rows), sum(row.prompt + row.completion for row in rows)
     return found
 
