@@ -123,9 +123,10 @@ def asked_of(kind: str, number: int, model: str, max_tokens: int) -> Asked:
 
 
 def stopping(asked: Asked, text: str, size: int = 16) -> Asked:
-    """The same, ended at a piece of `text`, its answer: one that stands there once, behind the
-    first half if there is such a one.
+    """The same, ended at a piece of `text`, its answer, where that stands first: behind the first
+    half if there is such a one, else as late as can be.
     """
-    places = [*range(len(text) // 2, len(text) - size), *range(len(text) // 2)]
+    half = len(text) // 2
+    places = [*range(half, len(text) - size), *reversed(range(1, half)), 0]
     piece = next(text[at : at + size] for at in places if text.find(text[at : at + size]) == at)
     return replace(asked, body={**asked.body, "stop": ["zqx zqx", piece]})
