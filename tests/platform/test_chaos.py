@@ -15,7 +15,7 @@ from django.core.management import call_command
 from django.core.management.base import CommandError
 
 from config.chaos import faults
-from config.chaos.answer import Answer
+from config.chaos.answer import Answer, Choice
 from config.chaos.client import Lost, Reader
 from config.chaos.clock import Clock
 from config.chaos.kills import Kills
@@ -86,7 +86,7 @@ def test_the_ledger_is_compared_answer_by_answer() -> None:
     swapped = Row("b", "chat.completions", 7, 0, 200)
     assert compare([*rows[:2], swapped, rows[3]], answers).tokens == 14
     nobody = compare([*rows, row("z", 9)], answers)
-    assert (nobody.tokens, nobody.found) == (9, ["z (nobody's): billed 9, received 0"])
+    assert (nobody.tokens, nobody.found) == (9, ["z (nobody's, status 200): billed 9, received 0"])
 
 
 def outcome(*answers: Answer) -> Outcome:
@@ -136,6 +136,25 @@ def test_a_stop_string_stands_once_in_the_text_and_late() -> None:
     asked = stopping(asked_of("stop", 0, "m", 9), "one two " * 3 + "three four five six seven")
     (_, piece) = asked.body["stop"]
     assert ("one two " * 3 + "three four five six seven").count(piece) == 1
+
+
+def test_a_text_that_repeats_itself_is_stopped_behind_its_beginning() -> None:
+    text = "a tale of two cities, " * 20
+    (_, piece) = stopping(asked_of("stop", 0, "m", 9), text).body["stop"]
+    assert text.find(piece) == len("a tale of two cities, ") - 1
+
+
+def test_a_changed_answer_says_what_is_another() -> None:
+    calm, other = Answer(content=["same"]), Answer(content=["same"])
+    calm.choices[0], other.choices[0] = Choice(text="a fox met a crow"), Choice(text="a fox met her")
+    assert calm.differs(calm) == ""
+    assert calm.differs(other) == "choice 0: text 'a crow' and 'her'"
+    other.choices[1], other.prompt_tokens = Choice(), 3
+    told = calm.differs(other)
+    assert told.startswith("prompt_tokens '0' and '3'; ")
+    assert told.endswith("; choice 1 is there once only")
+    cached = Answer(content=["same"], choices=calm.choices, cached={0, 3})
+    assert calm.differs(cached) == "cached tokens from event to event"
 
 
 def test_what_must_be_the_same() -> None:
