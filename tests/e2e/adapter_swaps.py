@@ -132,7 +132,7 @@ async def _harm(
         await asyncio.to_thread(_unload, instance, digests)
         await asyncio.sleep(rng.uniform(0.5, 1.5))
         victims = await asyncio.to_thread(_victims, instance)
-        found.kills += bool(victims) and _kill(rng.choice(victims))
+        found.kills += bool(victims) and _kill(rng.choice(victims).pid)
 
 
 def _unload(instance: Instance, digests: set[str]) -> None:

@@ -146,7 +146,8 @@ def test_a_text_that_repeats_itself_is_stopped_behind_its_beginning() -> None:
 
 def test_a_changed_answer_says_what_is_another() -> None:
     calm, other = Answer(content=["same"]), Answer(content=["same"])
-    calm.choices[0], other.choices[0] = Choice(text="a fox met a crow"), Choice(text="a fox met her")
+    calm.choices[0] = Choice(text="a fox met a crow")
+    other.choices[0] = Choice(text="a fox met her")
     assert calm.differs(calm) == ""
     assert calm.differs(other) == "choice 0: text 'a crow' and 'her'"
     other.choices[1], other.prompt_tokens = Choice(), 3

@@ -23,7 +23,7 @@ from config.chaos.kinds import BACKGROUND, BATCH, EMBEDDINGS, LINES, STREAM, Ask
 LATER = frozenset({409, 429, 503})
 #: After a broken connection, and between two looks at what is made in the background.
 AGAIN_S, LOOK_S = 0.1, 0.25
-#: An answer that isn't there after so long is lost.
+#: An answer that isn't there after so long is lost, and a stream that is silent for so long.
 PATIENCE_S = 180.0
 FINAL = frozenset({"completed", "failed", "incomplete", "cancelled", "expired"})
 
@@ -57,7 +57,7 @@ class Client:
         answer, how = Answer(), asked.about.how
         ask = {STREAM: self._stream, BATCH: self._batch, BACKGROUND: self._background}
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(None if how == STREAM else PATIENCE_S):
                 await ask.get(how, self._whole)(asked, answer)
             answer.ended = True
         except TimeoutError:
@@ -73,7 +73,12 @@ class Client:
     # -- streams ------------------------------------------------------------------------------
 
     async def _stream(self, asked: Asked, answer: Answer) -> None:
-        reader = Reader(answer)
+        async with asyncio.timeout(PATIENCE_S) as patience:
+            await self._read(asked, answer, Reader(answer), patience)
+
+    async def _read(
+        self, asked: Asked, answer: Answer, reader: Reader, patience: asyncio.Timeout
+    ) -> None:
         while not reader.done:
             headers = {"last-event-id": reader.last_id} if reader.last_id else {}
             try:
@@ -84,6 +89,7 @@ class Client:
                         reader.connected()
                         async for line in response.aiter_lines():
                             reader.line(line)
+                            patience.reschedule(asyncio.get_running_loop().time() + PATIENCE_S)
                     else:
                         await response.aread()
                         await _later(response, answer)
