@@ -1,0 +1,5 @@
+"""Kernels run in Triton's interpreter here."""
+
+from tests.interpreter import quicken
+
+quicken()
