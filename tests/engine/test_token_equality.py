@@ -13,12 +13,12 @@ import torch
 from engine import LLM, SamplingParams
 from tests.engine.models import FAMILIES, VOCAB, Oracle
 
-OUTPUT = 12
+OUTPUT = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 Folder = Callable[[str], Path]
 
 
-def mixed_prompts(count: int = 32, seed: int = 5) -> list[list[int]]:
+def mixed_prompts(count: int = 18, seed: int = 5) -> list[list[int]]:
     """Prompts of 1 to 90 tokens; some share a prefix."""
     rng = random.Random(seed)
     stem = [rng.randrange(4, VOCAB) for _ in range(40)]
@@ -62,7 +62,7 @@ def test_together_alone_and_with_a_warm_cache(
     assert run(llm, mixed_prompts()) == expected(family)
     warm = llm.generate(mixed_prompts(), GREEDY, use_tqdm=False)
     assert [output.outputs[0].token_ids for output in warm] == expected(family)
-    assert sum(output.num_cached_tokens for output in warm) > 500
+    assert sum(output.num_cached_tokens for output in warm) > 250
     llm.core.reset_prefix_cache()
     alone = [run(llm, [prompt])[0] for prompt in mixed_prompts()[:8]]
     assert alone == expected(family)[:8]
@@ -89,10 +89,10 @@ def test_with_so_few_blocks_that_sequences_are_preempted(
         max_num_batched_tokens=64,
     )
     assert run(llm, mixed_prompts()) == expected(family)
-    assert llm.core.scheduler.num_preemptions > 5
+    assert llm.core.scheduler.num_preemptions > 2
 
 
-@pytest.mark.parametrize("block_size", [4, 8, 32, 128])
+@pytest.mark.parametrize("block_size", [4, 32, 128])
 def test_with_every_block_size(
     block_size: int, model_folder: Folder, expected: Callable[[str], list[list[int]]]
 ) -> None:
@@ -154,7 +154,7 @@ def test_bfloat16_weights_stay_close_to_float32(
     llm = LLM(
         str(model_folder("llama")), dtype="bfloat16", num_gpu_blocks_override=64, max_model_len=256
     )
-    prompt = mixed_prompts()[20]
+    prompt = mixed_prompts()[16]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     result = llm.generate([prompt], params, use_tqdm=False)[0]
     reference = torch.log_softmax(oracle("llama").logits(prompt), dim=-1)

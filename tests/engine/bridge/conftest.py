@@ -16,7 +16,7 @@ from engine.survey.recipes import RECIPES
 from engine.survey.tiny import Oracle, make_checkpoint, prompts
 
 OUTPUT = 6
-LENGTHS = (1, 47, 16, 64, 33, 90)
+LENGTHS = (1, 47, 16, 64, 90)
 GREEDY = SamplingParams(temperature=0, max_tokens=OUTPUT, ignore_eos=True)
 ALL = {**RECIPES, **REFUSED, **BRIDGED, **STATEFUL}
 

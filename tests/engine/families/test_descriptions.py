@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from safetensors import safe_open
@@ -10,12 +11,14 @@ from safetensors import safe_open
 from engine.models.architectures import decoder_spec, read_config
 from engine.models.describe import describe
 from engine.models.description import ExpertsDescription, LinearDescription, NormDescription
-from tests.engine.families.conftest import NATIVE, Case
+from tests.engine.families.conftest import NATIVE
 
 
 @pytest.mark.parametrize("name", list(NATIVE))
-def test_all_that_is_described_is_in_the_checkpoint(name: str, case: Callable[[str], Case]) -> None:
-    folder = case(name).folder
+def test_all_that_is_described_is_in_the_checkpoint(
+    name: str, checkpoint: Callable[[str], Path]
+) -> None:
+    folder = checkpoint(name)
     spec = decoder_spec(read_config(folder))
     shapes: dict[str, list[int]] = {}
     for file in folder.glob("*.safetensors"):
@@ -45,10 +48,10 @@ def test_all_that_is_described_is_in_the_checkpoint(name: str, case: Callable[[s
             assert shapes[f"{table.name}.weight"] == [spec.vocab_size, spec.hidden_size]
 
 
-def test_ranks_could_share_it_by_the_description(case: Callable[[str], Case]) -> None:
+def test_ranks_could_share_it_by_the_description(checkpoint: Callable[[str], Path]) -> None:
     """What feeds a product that is split by columns is split by rows; routers are whole."""
     for name in ("llama", "mixtral"):
-        spec = decoder_spec(read_config(case(name).folder))
+        spec = decoder_spec(read_config(checkpoint(name)))
         for layer in describe(spec).layers:
             assert (layer.attention.qkv.split, layer.attention.o.split) == ("rows", "columns")
             if isinstance(layer.mlp, ExpertsDescription):

@@ -1,4 +1,7 @@
-"""PEFT as the oracle: it makes a random adapter, saves it, and says what comes of it."""
+"""PEFT as the oracle: it makes a random adapter, saves it, and says what comes of it.
+
+It is imported where it's used: that takes seconds, in each process that collects tests.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from engine.survey.recipes import RECIPES
@@ -32,6 +34,8 @@ def prompts(count: int) -> list[list[int]]:
 
 def make_adapter(model: Path, folder: Path, seed: int = 0, **options: Any) -> Path:
     """A random adapter as PEFT saves it; its matrices are large enough to change what is said."""
+    from peft import LoraConfig, get_peft_model
+
     torch.manual_seed(seed)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     options = {"r": 8, "lora_alpha": 12, "init_lora_weights": False, **options}
@@ -77,6 +81,8 @@ class PeftOracle:
         return [found[index] for index in range(len(wanted))]
 
     def _load(self, adapter: str | None) -> Any:
+        from peft import PeftModel
+
         base: Any = AutoModelForCausalLM.from_pretrained(self._model, dtype=torch.float32)
         if adapter is not None:
             with warnings.catch_warnings():

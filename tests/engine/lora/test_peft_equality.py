@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from .peft_oracle import PeftOracle, checkpoint, make_adapter, prompts
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
 ALL = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 COUNT = 16
+FEW = 8
 
 #: name -> (recipe of the model, PEFT's options).
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -75,30 +77,40 @@ def serve(model: Path, **options: Any) -> LLM:
     return LLM(str(model), dtype="float32", skip_tokenizer_init=True, max_num_seqs=8, **options)
 
 
-def generate(llm: LLM, wanted: list[tuple[list[int], LoRARequest | None]]) -> list[list[int]]:
+def generate(
+    llm: LLM, wanted: list[tuple[list[int], LoRARequest | None]], count: int = COUNT
+) -> list[list[int]]:
     results = llm.generate(
         [{"prompt_token_ids": prompt} for prompt, _ in wanted],
-        SamplingParams(temperature=0, max_tokens=COUNT, ignore_eos=True, detokenize=False),
+        SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False),
         use_tqdm=False,
         lora_request=[adapter for _, adapter in wanted],
     )
     return [result.outputs[0].token_ids for result in results]
 
 
+MIXED = [(prompt, "a" if index % 3 else None) for index, prompt in enumerate(prompts(4))]
+
+
+@cache
+def answers(model: Path, adapter: Path) -> list[list[int]]:
+    """What PEFT says to `MIXED`."""
+    expected = PeftOracle(model, {"a": adapter}).greedy_all(MIXED, FEW)
+    alone = PeftOracle(model, {}).greedy_all([(MIXED[1][0], None)], FEW)
+    assert expected[1:2] != alone  # the adapter does something
+    return expected
+
+
 def check(model: Path, adapter: Path, **options: Any) -> None:
     """Rows of the base and of the adapter in one batch, compiled and layer by layer."""
-    oracle = PeftOracle(model, {"a": adapter})
     request = LoRARequest("a", 1, str(adapter))
-    mixed = [(prompt, "a" if index % 3 else None) for index, prompt in enumerate(prompts(6))]
-    expected = oracle.greedy_all(mixed, COUNT)
-    asked = [(prompt, None if own is None else request) for prompt, own in mixed]
+    expected = answers(model, adapter)
+    asked = [(prompt, None if own is None else request) for prompt, own in MIXED]
     llm = serve(model, **options)
-    assert generate(llm, asked) == expected
-    assert generate(llm, asked[1:2]) == expected[1:2]  # alone, and from the cache
+    assert generate(llm, asked, FEW) == expected
+    assert generate(llm, asked[1:2], FEW) == expected[1:2]  # alone, and from the cache
     del llm
     gc.collect()
-    alone = PeftOracle(model, {}).greedy_all([(prompt, None) for prompt, _ in mixed[1:2]], COUNT)
-    assert expected[1:2] != alone  # the adapter does something
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

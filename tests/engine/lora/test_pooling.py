@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from engine import LLM, LoRARequest, PoolingParams
@@ -19,6 +18,8 @@ from .test_peft_equality import ALL
 
 
 def test_vectors_are_those_of_peft(tmp_path: Path) -> None:
+    from peft import PeftModel  # takes seconds, in each process that collects tests
+
     folder = checkpoint("qwen2", tmp_path / "model")
     adapter = make_adapter(folder, tmp_path / "adapter", target_modules=ALL)
     llm = LLM(str(folder), dtype="float32", runner="pooling", convert="embed", max_num_seqs=4)
@@ -60,6 +61,8 @@ TARGETS = {
 
 def adapt(model: Path, folder: Path, auto: Any, targets: list[str], **options: Any) -> Path:
     """A random adapter as PEFT saves it."""
+    from peft import LoraConfig, get_peft_model
+
     torch.manual_seed(1)
     config = LoraConfig(target_modules=targets, init_lora_weights=False, r=4, **options)
     adapted = get_peft_model(auto.from_pretrained(model, dtype=torch.float32), config)
@@ -73,6 +76,8 @@ def adapt(model: Path, folder: Path, auto: Any, targets: list[str], **options: A
 
 def compare(model: Path, adapter: Path, auto: Any, pick: Any, **asked: Any) -> None:
     """Base and adapter in one batch, and the adapter alone, beside PEFT."""
+    from peft import PeftModel
+
     request, given = LoRARequest("a", 1, str(adapter)), [*TEXTS, TEXTS[0]]
     who = [None, request, request, None, request]
     llm = LLM(str(model), max_num_seqs=8)

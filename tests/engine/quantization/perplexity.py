@@ -19,10 +19,10 @@ TEXT = Path(__file__).with_name("held_out.jsonl")
 SCORED = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
 
 
-def perplexity(llm: LLM) -> float:
-    """exp of the mean negative log probability of the answers' tokens."""
+def perplexity(llm: LLM, count: int | None = None) -> float:
+    """exp of the mean negative log probability of the answers' tokens; of so many answers."""
     tokenizer = llm.get_tokenizer()
-    rows = [json.loads(line) for line in TEXT.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in TEXT.read_text(encoding="utf-8").splitlines()][:count]
     questions = [tokenizer.encode(question) for question, _ in rows]
     answers = [tokenizer.encode(answer, add_special_tokens=False) for _, answer in rows]
     prompts = [question + answer for question, answer in zip(questions, answers, strict=True)]
