@@ -19,6 +19,7 @@ from inference.generation.background import spawn
 from inference.generation.discarded import is_unbilled_unless_finished
 from inference.generation.field_names import renamed
 from inference.generation.job import Job
+from inference.generation.keeping import keeping
 from inference.generation.note import Pace, content_of, note_of
 from inference.generation.output import Increment, OutputState
 from inference.generation.usage import Usage
@@ -96,6 +97,9 @@ class Generation:
         self._error: QuireError | None = None
         self._discarded = is_unbilled_unless_finished()
         self._settled = False
+        self._keeping = None if job.stream else keeping.get()
+        if self._keeping is not None:
+            self._keeping.requests.append(job.request_id)
         self._loop = asyncio.get_running_loop()
         self._key_checked_at = time.monotonic()
         self._span = generation_span(job)
@@ -417,6 +421,8 @@ class Generation:
             adapter_digest=used.digest if used is not None else "",
             in_place_of=job.served.in_place_of,
         )
+        if self._keeping is not None:
+            await self._keeping.done.wait()
         await settle(record, self.admission, self._account())
         await self._keep_record(record)
 

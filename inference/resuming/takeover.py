@@ -273,7 +273,8 @@ async def _take(client: EngineClient, job: Job, position: Position, fingerprint:
         number = about.requests.index(protocol.first_attempt(delta.request_id))
         _extend(known[number][delta.index], delta.start, piece_of(delta, number, 0))
     fields = [bits_field(number) for number in range(len(known))]
-    bits = [decode_bits(data) for data in await redis.hmget(name, fields)]  # type: ignore[misc]
+    found: Any = await redis.hmget(name, fields)  # type: ignore[misc]
+    bits = list(map(decode_bits, found))
     taken = Taken(position, about, known, bits, epoch, about.ledger_id or position.stream)
     taken.check()
     client.spawn(_sweep_again(client, about))

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
@@ -25,8 +25,10 @@ from redis.exceptions import RedisError
 from engine.contract.errors import InvalidRequest
 from inference.engine_client import get_engine_client
 from inference.errors import Overloaded
+from inference.generation.keeping import Keeping, keeping
 from inference.settings import gateway_settings
 from inference.web.streaming import EventStreamResponse
+from metering.access import ANSWERED_S, answered_key
 from tenants.errors import Conflict
 
 _KEY = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,254}")
@@ -43,7 +45,7 @@ _EXTEND = _HELD + "return redis.call('expire', KEYS[1], ARGV[2])"
 ENTRY_BYTES = 400
 #: KEYS: the entry, the tenant's index (`digest size` by the time it was kept), the index's sum.
 #: ARGV: what is held, seconds to keep, the entry, its digest, its size, the tenant's most bytes,
-#: what names of entries begin with.
+#: what names of entries begin with, seconds to keep the marks. Further KEYS: marks that say so.
 _STORE = (
     _HELD
     + """
@@ -67,6 +69,7 @@ redis.call('set', KEYS[1], ARGV[3], 'EX', ARGV[2])
 redis.call('zadd', KEYS[2], now, ARGV[4] .. ' ' .. ARGV[5])
 redis.call('expire', KEYS[2], ARGV[2])
 redis.call('set', KEYS[3], math.max(0, sum) + size, 'EX', ARGV[2])
+for i = 4, #KEYS do redis.call('set', KEYS[i], 1, 'EX', ARGV[8]) end
 return 1
 """
 )
@@ -135,17 +138,22 @@ class IdempotencyKey:
         if kept is not None:
             return kept
         self._keeper = asyncio.create_task(self._keep())
+        answer = Keeping()
+        keeping.set(answer)
         try:
             response = await work()
+            if isinstance(response, EventStreamResponse):
+                return self._recorded(response)
+            if isinstance(response, HttpResponse) and response.status_code == 200:
+                names = map(answered_key, answer.requests)
+                await self._store(response["Content-Type"], response.content, names)
+            else:
+                await self._release()
         except BaseException:
             await self._release()
             raise
-        if isinstance(response, EventStreamResponse):
-            return self._recorded(response)
-        if isinstance(response, HttpResponse) and response.status_code == 200:
-            await self._store(response["Content-Type"], response.content)
-        else:
-            await self._release()
+        finally:
+            answer.done.set()
         return response
 
     async def _claim(self) -> HttpResponseBase | None:
@@ -174,7 +182,7 @@ class IdempotencyKey:
             with contextlib.suppress(RedisError):  # the next round tries again, in time
                 await self._if_held(_EXTEND, HOLD_S)
 
-    async def _store(self, content_type: str, body: bytes) -> None:
+    async def _store(self, content_type: str, body: bytes, marks: Iterable[str] = ()) -> None:
         if len(body) > MAX_BYTES:
             await self._release()
             return
@@ -182,8 +190,9 @@ class IdempotencyKey:
         data = msgspec.msgpack.encode(self._entry)
         self._stop_keeping()
         size, most = len(data) + ENTRY_BYTES, gateway_settings().tenant_idempotency_bytes
-        names = [self._name, f"{self._prefix}index", f"{self._prefix}sum"]
+        names = [self._name, f"{self._prefix}index", f"{self._prefix}sum", *marks]
         values: list[Any] = [self._held, KEEP_S, data, self._digest, size, most, self._prefix]
+        values.append(ANSWERED_S)
         with contextlib.suppress(RedisError):  # the client has its answer; the hold expires
             await self._redis.eval(_STORE, len(names), *names, *values)  # type: ignore[misc]
 

@@ -10,7 +10,7 @@ from metering.admission import (
     take_over,
 )
 from metering.errors import BudgetSpent, RateLimited
-from metering.gateways import GATEWAY
+from metering.gateways import ANSWERED_S, GATEWAY, answered_key
 from metering.records import UsageRecord
 from metering.report_pages import first_page
 from metering.reports import WIDTHS, Question, Sums, access_report_tenants, report
@@ -28,6 +28,7 @@ from metering.settlement import settle
 from metering.usage import UsageSum, access_all_usage, access_usage, access_usage_entries
 
 __all__ = [
+    "ANSWERED_S",
     "GATEWAY",
     "MOST_HOPS",
     "MOST_OUTPUTS",
@@ -52,6 +53,7 @@ __all__ = [
     "access_usage",
     "access_usage_entries",
     "admit",
+    "answered_key",
     "first_page",
     "keep_content",
     "keep_refusal",

@@ -13,6 +13,8 @@ from metering.redis_clients import key
 
 #: A reservation of a budget holds until it's settled, by its gateway or by another when that died.
 HELD_TTL_S = 7 * 86400
+#: A gateway that dies is missed within seconds.
+ANSWERED_S = 600
 #: This process, as the others know it.
 GATEWAY = uuid.uuid4().hex
 
@@ -30,6 +32,11 @@ def gateways_key() -> str:
 def reservation_key(request_id: str) -> str:
     """Where Redis keeps what a running request has reserved."""
     return key(f"reservation:{request_id}")
+
+
+def answered_key(request_id: str) -> str:
+    """There when a request's answer in one piece is kept for its client, who may ask again."""
+    return key(f"answered:{request_id}")
 
 
 class OpenRequest(msgspec.Struct, kw_only=True):
@@ -85,17 +92,19 @@ class OpenRequest(msgspec.Struct, kw_only=True):
             return [self.whole_id]
         return [f"{self.whole_id}-{number}" for number in range(len(self.prompts))]
 
-    def record(self, counts: Mapping[str, int], now: float) -> UsageRecord:
+    def record(
+        self, counts: Mapping[str, int], now: float, *, answered: bool = False
+    ) -> UsageRecord:
         """Its usage. `counts`: "engine's id/output" -> output tokens; without one it didn't begin.
 
-        An answer in one piece never left its gateway: nothing of it is billed, and who asks again
-        pays once.
+        An answer in one piece never left its gateway, unless it was `answered`: nothing of it is
+        billed, and who asks again pays once.
         """
         prompt = completion = 0
         for tokens, name in zip(self.prompts, self.names(), strict=True):
             fields = [f"{name}/{index}" for index in range(self.outputs)]
             ran = [max(counts.get(f, -1), self.known.get(f, -1)) for f in fields]
-            if self.stream and max(ran) >= 0:
+            if (self.stream or answered) and max(ran) >= 0:
                 prompt += tokens
                 completion += sum(max(0, count) for count in ran)
         completion = max(0, completion - self.billed[1])

@@ -17,7 +17,7 @@ from django.conf import settings
 
 from engine.contract import protocol
 from metering.accounts import Account, since_key
-from metering.gateways import GATEWAY, OpenRequest, gateways_key, open_key
+from metering.gateways import GATEWAY, OpenRequest, answered_key, gateways_key, open_key
 from metering.records import UsageRecord, encode_record
 from metering.redis_clients import key, sync_client
 from metering.requests.note import RequestNote
@@ -97,7 +97,8 @@ def bury(client: redis.Redis, gateway: str) -> int:
             continue
         if request.outbox not in counts:
             counts[request.outbox] = outputs_of(client, request.outbox)
-        record = request.record(counts[request.outbox], time.time())
+        answered = bool(client.exists(answered_key(request.request_id)))
+        record = request.record(counts[request.outbox], time.time(), answered=answered)
         prompt, output = request.billed
         account = Account(
             request.names(), request.outputs, billed_prompt=prompt, billed_output=output

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from inference.web import idempotency
+from inference.web.idempotency import IdempotencyKey
 from tests.inference.asgi_client import Reply, chat_body
 from tests.inference.conftest import Gateway, until
 from tests.inference.forms import HEADERS, form
@@ -39,6 +41,38 @@ async def test_a_stream_is_replayed_as_it_was(gateway: Gateway) -> None:
     assert first.body == second.body
     assert second.headers["content-type"].startswith("text/event-stream")
     assert first.events[-1] == "[DONE]"
+
+
+async def test_fault_49_an_answer_is_kept_before_it_is_billed(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a gateway killed in between would have billed what its client pays for again."""
+    billed: list[int] = []
+    store = IdempotencyKey._store
+
+    async def look_first(self: IdempotencyKey, *args: Any) -> None:
+        await asyncio.sleep(0.2)  # whatever settles by then
+        billed.append(await gateway.redis.xlen(f"{gateway.prefix}:usage"))
+        await store(self, *args)
+
+    monkeypatch.setattr(IdempotencyKey, "_store", look_first)
+    async with gateway.serving(gateway.fake(eos_after=5)):
+        answer = (await ask(gateway)).json()
+    assert billed == [0]
+    (row,) = await gateway.usage()
+    assert row.request_id == answer["id"]
+    # Whoever settles what a killed gateway left finds that the client can have this one.
+    assert await gateway.redis.exists(f"{gateway.prefix}:answered:{row.request_id}")
+
+
+async def test_what_is_not_kept_is_billed_too(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idempotency, "MAX_BYTES", 10)
+    async with gateway.serving(gateway.fake(eos_after=5)):
+        assert (await ask(gateway)).status == 200
+    (row,) = await gateway.usage()
+    assert not await gateway.redis.exists(f"{gateway.prefix}:answered:{row.request_id}")
 
 
 async def test_another_request_with_the_key_is_refused(served: Gateway) -> None:

@@ -19,7 +19,7 @@ from metering.access import Account, Asking, UsageRecord, admit, settle, take_ov
 from metering.accounts import name_of, since_key, sums_key
 from metering.admission import taken_key
 from metering.drain import drain_once
-from metering.gateways import GATEWAY, gateways_key, open_key
+from metering.gateways import GATEWAY, answered_key, gateways_key, open_key
 from metering.keeper import beat, bury
 from metering.models import UsageEntry
 from metering.reconciliation import Findings, reconcile, tidy
@@ -262,6 +262,33 @@ async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
     found = await in_db_thread(look, client)
     assert found.lines[0].ledger == [10, 7 + more]
     assert found.exact
+
+
+@pytest.mark.parametrize("answered", [False, True])
+async def test_fault_49_an_answer_in_one_piece_is_billed_where_its_client_can_have_it(
+    world: World, client: redis.Redis, answered: bool
+) -> None:
+    asking = Asking(
+        request_id="r",
+        endpoint="chat",
+        model="m",
+        prompt_tokens=10,
+        max_output_tokens=50,
+        prompts=[10],
+        outbox="gone",
+    )
+    await in_db_thread(budget, world, tokens=1000)
+    await admit(caller(world), asking)
+    await close_redis_link()
+    client.rename(open_key(GATEWAY), open_key("dead"))
+    engine_writes(client, "r", 10, 7)
+    client.hset(key("progress:gone"), "r/0", 7)
+    if answered:
+        client.set(answered_key("r"), 1)
+    assert await in_db_thread(bury, client, "dead") == 1
+    await in_db_thread(drain_once, client)
+    row = await in_db_thread(UsageEntry.objects.get)
+    assert (row.prompt_tokens, row.completion_tokens) == ((10, 7) if answered else (0, 0))
 
 
 async def test_fault_49_a_gateway_that_dies_before_a_token_bills_what_was_known_when_it_took_over(
