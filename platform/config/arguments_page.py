@@ -16,7 +16,7 @@ Made by `manage.py arguments -o docs/arguments.md`; a test holds it to the code.
 
 `quire serve MODEL` takes vLLM's command line: names with hyphens or underscores, `-tp`, `-pp`,
 `-dp`, `-q`, `-O`, dotted names (`--compilation-config.mode 1`), `true` or `false` behind a switch,
-`--disable-x` for `--no-enable-x`, and `--config FILE`, a YAML file of settings. `manage.py up`,
+`disable-` for `no-enable-`, and `--config FILE`, a YAML file of settings. `manage.py up`,
 `load_model` and `engine`, `LLM(...)` and `EngineArgs(...)` take the same engine arguments. An
 argument is effective, or changes nothing, or becomes a setting of Quire's, or is refused by a
 sentence that says what to do; none is ignored without a word in these tables.
