@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
+from console.kv import hub as kv_hub
 from console.kv.mirror import Mirror
 from console.kv.sight import OperatorSight, TenantSight
 from engine.contract import protocol
-from engine.contract.block_map import BlockFrame, frames_key
+from engine.contract.block_map import BlockFrame, frames_key, watch_key
+from engine.contract.redis_clients import async_client
 from engine.serving.block_map import BlockMap, FramePublisher
 from tenants import actions
 from tenants.actors import SYSTEM
@@ -104,21 +108,45 @@ def test_fault_50_a_tenants_map_is_the_same_whether_anothers_guess_is_cached_or_
     assert run(others, warm=True) == run(others, warm=False)
 
 
-def test_a_frame_that_does_not_follow_asks_for_a_whole_one() -> None:
-    def frame(number: int, run: int = 1, *, whole: bool = False) -> BlockFrame:
-        return BlockFrame(
-            replica_id="r",
-            incarnation="r-1",
-            number=number,
-            run=run,
-            at=0.0,
-            num_blocks=4,
-            block_size=16,
-            num_free=4,
-            num_cached=0,
-            whole=whole,
-        )
+def frame(number: int, run: int = 1, *, whole: bool = False) -> BlockFrame:
+    return BlockFrame(
+        replica_id="r",
+        incarnation="r-1",
+        number=number,
+        run=run,
+        at=0.0,
+        num_blocks=4,
+        block_size=16,
+        num_free=4,
+        num_cached=0,
+        whole=whole,
+    )
 
+
+async def test_a_question_that_was_taken_for_an_old_one_is_asked_again(
+    live_redis: str, key_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The count begins at 1 when nobody looked for a while. A replica that saw no pause goes on
+    with the frames of its run 1.
+    """
+    monkeypatch.setattr(kv_hub, "PATIENCE_S", 0.2)
+    client = async_client(live_redis)
+    seen, number = asyncio.Event(), 1
+    kv_hub.hub.join("r", listener := lambda mirror, changed, evicted: seen.set())
+    try:
+        async with asyncio.timeout(10):
+            while not seen.is_set():
+                number += 1
+                asked = int(await client.get(watch_key("r", key_prefix)) or 1)
+                told = frame(number) if asked == 1 else frame(1, asked, whole=True)
+                await client.publish(frames_key("r", key_prefix), msgspec.msgpack.encode(told))
+                await asyncio.sleep(0.02)
+    finally:
+        kv_hub.hub.leave("r", listener)
+        await client.aclose()
+
+
+def test_a_frame_that_does_not_follow_asks_for_a_whole_one() -> None:
     mirror = Mirror()
     assert mirror.take(frame(2)) is None
     assert mirror.take(frame(1, whole=True)) == set()

@@ -30,6 +30,9 @@ logger = logging.getLogger(__name__)
 
 RENEW_S = 2.0
 RETRY_S = 1.0
+#: A whole frame that was asked for comes within a heartbeat. Else the replica took the question for
+#: an old one: the count begins anew when nobody looked for a while.
+PATIENCE_S = 3.0
 
 #: Called with the mirror and what changed; None: everything may have.
 Listener = Callable[[Mirror, set[int] | None, int], None]
@@ -45,6 +48,7 @@ class Watch:
         self.mirror = Mirror()
         self.listeners: set[Listener] = set()
         self.task: asyncio.Task[None] | None = None
+        self._asked_at = 0.0
 
     async def run(self) -> None:
         """Until it's cancelled. A Redis that is away is asked again."""
@@ -75,6 +79,8 @@ class Watch:
 
     async def _ask(self, redis: Redis, *, again: bool) -> None:
         """Go on looking. `again`: begin with a whole frame."""
+        if again:
+            self._asked_at = asyncio.get_running_loop().time()
         if again or not await redis.expire(self._key, WATCH_TTL_S):
             async with redis.pipeline(transaction=True) as pipe:
                 pipe.incr(self._key)
@@ -92,7 +98,8 @@ class Watch:
         changed = self.mirror.take(frame)
         if changed is None:
             # Frames of a run that began before we looked: the whole one is on its way.
-            return not began
+            waited = asyncio.get_running_loop().time() - self._asked_at
+            return not began and waited < PATIENCE_S
         for listener in list(self.listeners):
             listener(self.mirror, None if frame.whole else changed, frame.evicted)
         return True

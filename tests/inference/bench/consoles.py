@@ -73,6 +73,7 @@ def _tell(url: str, replica_id: str, ended: threading.Event) -> None:
     while not ended.wait(FRAME_S):
         now = client.get(watch_key(replica_id))
         if now is None:
+            asked = None
             continue
         whole = now != asked
         asked, number, run = now, 1 if whole else number + 1, run + whole
