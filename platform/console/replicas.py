@@ -108,5 +108,8 @@ def replica_figures(beat: Heartbeat, *, operator: bool) -> dict[str, Any]:
             "num_cached_blocks": stats.num_cached_blocks,
             "prefix_queries": stats.prefix_cache_queries_total,
             "prefix_hits": stats.prefix_cache_hits_total,
+            "drafts": stats.spec_decode_num_drafts_total,
+            "draft_tokens": stats.spec_decode_num_draft_tokens_total,
+            "accepted_tokens": stats.spec_decode_num_accepted_tokens_total,
         }
     return figures

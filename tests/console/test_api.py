@@ -158,11 +158,17 @@ def test_load_is_told_as_the_heartbeat_has_it(login: Login, beat: Beat) -> None:
 def test_fault_50_what_a_shared_cache_holds_and_finds_is_for_operators(
     login: Login, beat: Beat
 ) -> None:
-    stats = {"num_cached_blocks": 7, "prefix_cache_hits_total": 160}
+    stats = {
+        "num_cached_blocks": 7, "prefix_cache_hits_total": 160, "spec_decode_num_drafts_total": 4,
+        "spec_decode_num_draft_tokens_total": 9, "spec_decode_num_accepted_tokens_total": 5,
+    }  # fmt: skip
     beat(heartbeat("q-0", stats=stats))
     told = {"num_free_blocks", "num_cached_blocks", "prefix_hits", "prefix_queries"}
+    told |= {"drafts", "draft_tokens", "accepted_tokens"}
     assert not told & overview(login("ada"))["replicas"][0].keys()
-    assert told <= overview(login("root"))["replicas"][0].keys()
+    seen = overview(login("root"))["replicas"][0]
+    assert told <= seen.keys()
+    assert (seen["drafts"], seen["draft_tokens"], seen["accepted_tokens"]) == (4, 9, 5)
     pools = {who: login(who).get("/console/api/history").json()["pools"] for who in ("ada", "root")}
     assert "active_blocks" in pools["ada"]
     assert "cached_blocks" not in pools["ada"]

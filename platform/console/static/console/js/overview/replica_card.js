@@ -22,6 +22,7 @@ export class ReplicaCard {
       running: figure("running"),
       waiting: figure("waiting"),
       hits: figure("prefix hits"),
+      drafts: figure("drafts held"),
     };
     const figures = Object.values(this.figures).map((each) => each.element);
     this.load = el("div", {}, el("dl", { class: "replica-figures" }, ...figures), this.line.element);
@@ -60,6 +61,8 @@ export class ReplicaCard {
     this.figures.running.show(count(replica.running));
     this.figures.waiting.show(count(replica.waiting));
     this.figures.hits.show(percent(hits));
+    this.figures.drafts.element.hidden = !replica.draft_tokens;
+    this.figures.drafts.show(percent(replica.accepted_tokens / replica.draft_tokens));
     this.line.show(this.rates.history);
   }
 
@@ -93,11 +96,16 @@ function kvText({ kv_usage: usage, num_blocks: blocks, num_cached_blocks: cached
   return cached === undefined ? used : `${used}, ${count(cached)} hold a findable prefix`;
 }
 
-function smallPrint({ host, pid, preemptions, steps, last_step_ms: step }) {
+function smallPrint(replica) {
+  const { host, pid, preemptions, steps, last_step_ms: step, drafts } = replica;
   const parts = [];
   if (host) parts.push(`${host}, pid ${pid}`);
   if (steps) parts.push(plural(steps, "step"));
   if (step >= 0.05) parts.push(`last ${step.toFixed(1)} ms`);
+  if (drafts) {
+    const length = 1 + replica.accepted_tokens / drafts;
+    parts.push(`${length.toFixed(1)} tokens a step with drafts`);
+  }
   if (preemptions) parts.push(plural(preemptions, "preemption"));
   return parts.join(" · ");
 }
