@@ -47,7 +47,8 @@ class Drafter:
     A draft j of a row whose drafts hold with chance p brings p^j tokens; a step that is one token
     wider takes longer by what `StepCosts` knows, and what a `DraftMaker` takes comes before it.
     Drafts are added, the likeliest first, up to where tokens per second are highest. In a full
-    batch, where a wider step takes as much longer, none are, and none are looked for.
+    batch, where a wider step takes as much longer, none are, and none are looked for: nor where
+    the best that is to be expected wouldn't pay.
     """
 
     def __init__(
@@ -67,6 +68,9 @@ class Drafter:
         self._proposer: Proposer | None = None
         if model is None:
             self._proposer = PROPOSERS[config.method](config)
+        #: What `Guess.matched` may be; a model's drafts match nothing.
+        lengths = range(config.prompt_lookup_min, config.prompt_lookup_max + 1)
+        self._matches = tuple(lengths) if model is None else (0,)
         self._chances: dict[int, _Chance] = {}
         self._usual = UsualChances()
         self.costs = StepCosts()
@@ -82,7 +86,11 @@ class Drafter:
         width = len(decoding)
         most = min(room, self.costs.most - width)
         off = 0 < self._config.disable_by_batch_size <= width
-        if off or most < 1 or not self._may_pay(width, most):
+        if off or most < 1:
+            return {}
+        if not self._may_pay(width, most, max(map(self._hope, decoding))):
+            for sequence in decoding:
+                self._grow_old(sequence)
             return {}
         if self.model is not None:
             return self._drawn(self.model, decoding, most)
@@ -168,13 +176,30 @@ class Drafter:
         left = min(left, self._max_model_len - sequence.num_tokens)
         return min(self._config.num_speculative_tokens, left - 1) if takes_drafts(sequence) else 0
 
-    def _may_pay(self, width: int, most: int) -> bool:
-        """Whether drafts could pay if each of them held."""
+    def _hope(self, sequence: Sequence) -> float:
+        """How likely a sequence's next draft holds at best, before anybody looks for one."""
+        known = self._chances.get(sequence.seq_id)
+        if known is not None:
+            return known.value
+        tenant = _tenant(sequence)
+        return max(self._usual.of(tenant, matched) for matched in self._matches)
+
+    def _grow_old(self, sequence: Sequence) -> None:
+        """A row got no drafts: what was found out of it and its like grows old."""
+        tenant, known = _tenant(sequence), self._chances.get(sequence.seq_id)
+        for matched in self._matches if known is None else (known.matched,):
+            self._usual.drift(tenant, matched)
+        if known is not None:
+            known.value += _DRIFT * (self._usual.of(tenant, known.matched) - known.value)
+
+    def _may_pay(self, width: int, most: int, hope: float) -> bool:
+        """Whether drafts could pay if each of them held so likely."""
         seconds, count = self.costs.seconds, min(most, width * self._config.num_speculative_tokens)
         now = _WORTH * width / seconds(width)
         deepest = -(-count // max(1, width))
         return any(
-            (width + more) / (seconds(width + more) + self._drawing(depth, min(more, width))) > now
+            (width + hope * more) / (seconds(width + more) + self._drawing(depth, min(more, width)))
+            > now
             for more, depth in ((1, 1), (count, deepest))
         )
 
@@ -205,10 +230,7 @@ class Drafter:
         for _, _, seq_id in promised[:taken]:
             counts[seq_id] = counts.get(seq_id, 0) + 1
         for seq_id in possible.keys() - counts.keys():
-            unused = self._chances[seq_id]
-            usual = _tenant(unused.sequence), unused.matched
-            self._usual.drift(*usual)
-            unused.value += _DRIFT * (self._usual.of(*usual) - unused.value)
+            self._grow_old(self._chances[seq_id].sequence)
         return counts
 
     def _forget_those_that_left(self) -> None:

@@ -37,6 +37,17 @@ def test_where_a_wider_step_costs_as_much_more_none_are_looked_for() -> None:
     assert not made._proposer._lookups  # type: ignore[attr-defined]
 
 
+def test_where_what_is_to_be_expected_cannot_pay_nothing_is_looked_for_until_it_may() -> None:
+    """Half of a tenant's first drafts would hold: too few for this step, and most do later."""
+    made = drafter((1, 1.0), (4, 3.1), (8, 5.9))
+    rows = [repeating(seq_id) for seq_id in range(4)]
+    assert made.propose(rows, 400) == {}
+    assert not made._proposer._lookups  # type: ignore[attr-defined]
+    for _ in range(20):
+        made.note(rows[2], 4, 4)
+    assert list(made.propose(rows, 400)) == [2]
+
+
 def test_the_step_is_as_wide_as_pays() -> None:
     """Half of the first drafts hold, a quarter of the second: these don't pay."""
     made = drafter((1, 1.0), (2, 1.3), (3, 1.7), (4, 2.1), (5, 2.5))
