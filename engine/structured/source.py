@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.contract.json_schema import close_objects
 from engine.contract.structured_outputs import JSON_WHITESPACE, StructuredOutputsParams
+from engine.structured.pattern_keys import settle_patterns
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -62,6 +63,7 @@ def grammar_text(data: bytes, tokenizer: LLTokenizer) -> str:
     if kind == "json":
         if options["disable_additional_properties"]:
             close_objects(source)
+        settle_patterns(source, tokenizer)
         return LLMatcher.grammar_from_json_schema(source, overrides=_json_options(options))
     if kind == "regex":
         return LLMatcher.grammar_from_regex(source)
@@ -87,6 +89,7 @@ def _tag_grammar(tag: dict[str, Any], options: dict[str, Any], tokenizer: LLToke
     for structure in tag["structures"]:
         if options["disable_additional_properties"]:
             close_objects(structure["schema"])
+        settle_patterns(structure["schema"], tokenizer)
         begin, schema = structure["begin"], structure["schema"]
         trigger = next(text for text in tag["triggers"] if begin.startswith(text))
         tags.append(
