@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,22 @@ _OPERATIONS = {
 }
 
 
+#: `service.name` of this process's spans.
+_service = ["quire-gateway"]
+
+
+def trace_as(service: str) -> None:
+    """Name this process's service, before its first span."""
+    _service[0] = service
+
+
 @lru_cache(maxsize=1)
 def tracing() -> Tracing | None:
     """What sends this process's spans; None where no endpoint is set. Raises `ConfigError`."""
     endpoint = gateway_settings().otlp_traces_endpoint
     if not endpoint:
         return None
-    return Tracing(endpoint, "quire-gateway", f"{socket.gethostname()}-{os.getpid()}")
+    return Tracing(endpoint, _service[0], f"{socket.gethostname()}-{os.getpid()}")
 
 
 def close_tracing() -> None:
@@ -64,8 +74,14 @@ class RequestSpan:
         self._span = current.tracer.start_span(
             scope["method"], context=context_of(headers), kind=trace.SpanKind.SERVER
         )
+        client = scope.get("client") or ("",)
         self._span.set_attributes(
-            {"http.request.method": scope["method"], "url.path": scope["path"]}
+            {
+                "http.request.method": scope["method"],
+                "url.path": scope["path"],
+                "url.scheme": scope.get("scheme", "http"),
+                "client.address": client[0],
+            }
         )
         self._context = context
         self._token = context.attach(trace.set_span_in_context(self._span))
@@ -75,11 +91,24 @@ class RequestSpan:
         """`traceresponse`: tells a client where its request is in the traces."""
         return b"traceresponse", headers_of(self._span)["traceparent"].encode()
 
-    def end(self, handler: str, status: int, tenant: str) -> None:
-        """The response has ended. `handler`: the path's pattern, "" if there's none."""
+    @property
+    def trace_id(self) -> str:
+        """For the line of the log."""
+        return f"{self._span.get_span_context().trace_id:032x}"
+
+    def end(self, handler: str, status: int, tenant: str, request_id: str, error: str) -> None:
+        """The response has ended.
+
+        Args:
+            handler: the path's pattern, "" if there's none.
+            request_id: what `x-request-id` says. error: the code that the client was told, or "".
+        """
         from opentelemetry.trace import StatusCode
 
         self._span.set_attribute("http.response.status_code", status)
+        self._span.set_attribute("quire.request_id", request_id)
+        if error:
+            self._span.set_attribute("error.type", error)
         if handler:
             self._span.update_name(f"{self._span.name} {handler}")  # type: ignore[attr-defined]
             self._span.set_attribute("http.route", handler)
@@ -109,6 +138,7 @@ class GenerationSpan:
             "gen_ai.request.frequency_penalty": params.frequency_penalty,
             "gen_ai.request.presence_penalty": params.presence_penalty,
             "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.top_k": params.top_k if params.top_k > 0 else None,
         }
         known = {name: value for name, value in wanted.items() if value is not None}
         self._span: Span = current.tracer.start_span(f"{operation} {model}", attributes=known)
@@ -138,6 +168,37 @@ class GenerationSpan:
             self._span.set_attribute("error.type", error)
             self._span.set_status(StatusCode.ERROR)
         self._span.end()
+
+
+@contextmanager
+def work_span(name: str, **attributes: str) -> Iterator[Span | None]:
+    """A span of work that nobody waits for: a line of a batch, a background response.
+
+    What runs within is below it. An exception that leaves it is its error.
+    """
+    current = tracing()
+    if current is None:
+        yield None
+        return
+    from opentelemetry.trace import SpanKind
+
+    named = {f"quire.{key}": value for key, value in attributes.items()}
+    with current.tracer.start_as_current_span(
+        name, kind=SpanKind.CONSUMER, attributes=named, record_exception=False
+    ) as span:
+        yield span
+
+
+def note_outcome(span: Span | None, status: int, request_id: str, error: str) -> None:
+    """How a line of a batch was answered. `error`: the code that the line is told, or ""."""
+    if span is None:
+        return
+    from opentelemetry.trace import StatusCode
+
+    span.set_attributes({"http.response.status_code": status, "quire.request_id": request_id})
+    if error:
+        span.set_attribute("error.type", error)
+        span.set_status(StatusCode.ERROR)
 
 
 def request_span(scope: Scope) -> RequestSpan | None:

@@ -39,6 +39,8 @@ from engine.contract.sampling_params import SamplingParams
 T = TypeVar("T")
 
 KEY_PREFIX = "quire"
+#: Id of the requests that an engine sends itself before it serves.
+WARM_UP = "warm-up"
 CONSUMER_GROUP = "engine"
 FIELD = b"m"
 HEARTBEAT_INTERVAL_S = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from engine.contract.protocol import EngineRequest
+from engine.contract.protocol import WARM_UP, EngineRequest
 from engine.contract.tracing import Tracing, context_of
 from engine.scheduler import Request
 
@@ -19,8 +19,11 @@ class RequestSpans:
         self._tracing, self._model = tracing, model
 
     def ended(self, request: Request) -> None:
-        """The request's last output has ended now."""
-        from opentelemetry.trace import SpanKind
+        """The request's last output has ended now. The engine's own warm-up is nobody's."""
+        from opentelemetry.trace import SpanKind, StatusCode
+
+        if request.message.request_id == WARM_UP:
+            return
 
         now = time.time()
         span = self._tracing.tracer.start_span(
@@ -30,6 +33,8 @@ class RequestSpans:
             start_time=int(request.arrived_at * _NS),
             attributes=_asked(request.message, self._model) | _happened(request, now),
         )
+        if any(each.finish_reason == "error" for each in request.sequences):
+            span.set_status(StatusCode.ERROR)
         span.end(int(now * _NS))
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from engine.contract.pooling_params import GENERATE, PoolingParams
-from engine.contract.protocol import EngineRequest
+from engine.contract.protocol import WARM_UP, EngineRequest
 from engine.contract.sampling_params import SamplingParams
 from engine.core.engine_core import EngineCore
 from engine.scheduler.prefill_pace import PrefillPace
@@ -107,7 +107,7 @@ def _run(
     tasks = core.facts.tasks
     core.add_request(
         EngineRequest(
-            request_id="warm-up",
+            request_id=WARM_UP,
             gateway_id="",
             prompt_token_ids=[index % core.facts.vocab_size for index in range(prompt)],
             sampling=sampling,

@@ -10,6 +10,7 @@ import io
 import json
 import time
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, cast
 
 from django.core.handlers.asgi import ASGIRequest
@@ -34,6 +35,12 @@ class Outcome:
     request_id: str
     body: dict[str, Any]
     retry_after: float | None = None
+
+    @property
+    def error(self) -> str:
+        """The code, or else the type, of the error that it is; "" for an answer."""
+        told = self.body.get("error") if self.status >= HTTPStatus.BAD_REQUEST else None
+        return str(told.get("code") or told.get("type")) if isinstance(told, dict) else ""
 
 
 def view_of(path: str) -> GatewayView:

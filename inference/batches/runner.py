@@ -23,6 +23,7 @@ from inference.batches.lines import Line, index_lines, read_body
 from inference.batches.tally import Tally
 from inference.errors import is_about_storage
 from inference.settings import gateway_settings
+from inference.tracing import note_outcome, work_span
 from inference.web.request_ids import new_id
 from inference.work.lease import Lease, lease_seconds
 from storage.access import Batch, BatchStatus, blob_path
@@ -173,13 +174,21 @@ class BatchRun:
         """The answer to one request; asks again while the answer is "later"."""
         faults = 0
         while True:
-            outcome = await call_endpoint(self._row.endpoint, body, await self._caller())
+            outcome = await self._ask_once(body)
             if outcome.status not in AGAIN:
                 return outcome
             faults += outcome.status != 429
             if faults >= MAX_FAULTS:
                 return outcome
             await asyncio.sleep(min(MAX_PAUSE_S, max(0.05, outcome.retry_after or 1.0)))
+
+    async def _ask_once(self, body: dict[str, Any]) -> Outcome:
+        row, caller = self._row, await self._caller()
+        name = f"batch POST {row.endpoint}"
+        with work_span(name, batch_id=row.public_id, tenant=caller.tenant) as span:
+            outcome = await call_endpoint(row.endpoint, body, caller)
+            note_outcome(span, outcome.status, outcome.request_id, outcome.error)
+        return outcome
 
     async def _caller(self) -> Caller:
         """Who made the batch, with the rights of today. Raises `Stop` when they have none."""

@@ -18,6 +18,7 @@ from inference.responses.output import Event
 from inference.responses.resume import StreamLost
 from inference.responses.schemas import ResponsesRequest
 from inference.responses.views import parse_request, start_turn
+from inference.tracing import work_span
 from inference.web.asked import Asked, asked
 from inference.work.lease import Lease, lease_seconds
 from storage.access import StoredResponse
@@ -47,7 +48,8 @@ async def run_response(public_id: str, owner: str) -> None:
         return
     asked.set(Asked("", "responses", answer_id=row.public_id))
     async with Lease(row, owner):
-        await _Run(row, owner).run()
+        with work_span("background POST /v1/responses", response_id=row.public_id):
+            await _Run(row, owner).run()
 
 
 class _Run:

@@ -22,7 +22,7 @@ _QUIET = frozenset({"/health", "/ping", "/metrics", "/load"})
 CLIENT_LEFT = 499
 #: Where in the scope views leave what they learn of a request.
 HANDLER, RECEIVED = "quire.handler", "quire.received"
-TENANT, KEY = "quire.tenant", "quire.key"
+TENANT, KEY, ERROR = "quire.tenant", "quire.key", "quire.error"
 
 
 class Exchange:
@@ -78,7 +78,13 @@ class Exchange:
                 sent=self._sent,
             )
         if self._span is not None:
-            self._span.end(scope.get(HANDLER, ""), status, scope.get(TENANT, ""))
+            self._span.end(
+                scope.get(HANDLER, ""),
+                status,
+                scope.get(TENANT, ""),
+                self._request_id.decode("latin1"),
+                scope.get(ERROR, ""),
+            )
         level = logging.DEBUG if scope["path"] in _QUIET else logging.INFO
         if access_log.isEnabledFor(level):
             self._log(level, status, seconds)
@@ -98,6 +104,9 @@ class Exchange:
             "client_request_id": harmless(theirs.decode("latin1")),
             "tenant": scope.get(TENANT, ""),
             "key": scope.get(KEY, ""),
+            "error": scope.get(ERROR, ""),
         }
+        if self._span is not None:
+            fields["trace_id"] = self._span.trace_id
         text = "%(client)s %(method)s %(path)s %(status)d %(duration_ms).1f ms %(request_id)s"
         access_log.log(level, text, fields, extra={"access": fields})

@@ -20,14 +20,14 @@ from rest_framework.renderers import BaseRenderer
 from rest_framework.views import APIView
 
 from inference.engine_client.patience import note_patience
-from inference.errors import PayloadTooLarge, UnsupportedField, error_response
+from inference.errors import PayloadTooLarge, UnsupportedField, as_quire_error, error_response
 from inference.rendering.pool import beside, large_body, rendering_for
 from inference.resuming.position import ask_from
 from inference.settings import gateway_settings
 from inference.web.asked import Asked, asked, endpoint_of, note_body, note_refusal
 from inference.web.authentication import ApiKeyAuthentication, HasScope
 from inference.web.body import BODY
-from inference.web.exchange import KEY, TENANT
+from inference.web.exchange import ERROR, KEY, TENANT
 from inference.web.idempotency import IdempotencyKey, fingerprint
 from inference.web.json_body import LARGE_BYTES, parse_object
 from inference.web.negotiation import (
@@ -100,6 +100,7 @@ class GatewayView(APIView):
             response = await self._run(handler, gateway_request, *args, **kwargs)
         except Exception as error:
             note_refusal(error)
+            gateway_request.scope[ERROR] = as_quire_error(error).code
             response = self.render_error(error, gateway_request.request_id)
             if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 response["Allow"] = ", ".join(self.allowed_methods)

@@ -111,6 +111,41 @@ def test_each_request_leaves_a_line_of_json_with_the_clients_id(
     assert line["tenant"]
 
 
+def test_a_refusal_says_why_in_its_span_and_its_line(watched: Watched) -> None:
+    trace = "5" * 32
+    headers = {"Authorization": f"Bearer {watched.product.api_key}"}
+    reply = httpx.post(
+        f"{watched.product.base_url}/chat/completions",
+        json={"model": "nobody", "messages": [{"role": "user", "content": SECRET}]},
+        headers={**headers, "traceparent": f"00-{trace}-{PARENT}-01"},
+    )
+    assert reply.status_code == 404
+    mine = watched.collector.wait(lambda spans: any(span.trace_id == trace for span in spans))
+    (span,) = [span for span in mine if span.trace_id == trace]
+    assert span.attributes["error.type"] == "model_not_found"
+    entries = [json.loads(line) for line in watched.log.read_text().splitlines() if "{" in line[:1]]
+    (line,) = [each for each in entries if each.get("trace_id") == trace]
+    assert line["error"] == "model_not_found"
+    assert line["request_id"] == span.attributes["quire.request_id"]
+
+
+def test_work_in_the_background_is_below_a_span_of_the_workers(watched: Watched) -> None:
+    with openai.OpenAI(base_url=watched.product.base_url, api_key=watched.product.api_key) as sdk:
+        kept = sdk.responses.create(
+            model=watched.product.model, input=SECRET, max_output_tokens=3, background=True
+        )
+
+    def made(spans: list[Span]) -> list[Span]:
+        return [span for span in spans if span.attributes.get("quire.response_id") == kept.id]
+
+    spans = watched.collector.wait(lambda spans: bool(made(spans)))
+    (work,) = made(spans)
+    assert (work.service, work.name) == ("quire-worker", "background POST /v1/responses")
+    below = {span.name for span in spans if span.parent_id == work.span_id}
+    assert f"chat {watched.product.model}" in below
+    assert "warm-up" not in {span.attributes.get("gen_ai.request.id") for span in spans}
+
+
 #: Series that vLLM's own three boards ask for.
 VLLM_BOARDS = (
     "e2e_request_latency_seconds_bucket",

@@ -14,6 +14,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from config.celery import app
 from config.up.stack import StartFailed, check_redis
+from inference.tracing import trace_as
 from tenants.commands import QuireCommand
 from tenants.work import hint
 
@@ -41,6 +42,7 @@ class Command(QuireCommand):
             check_redis(settings.REDIS_URL)
         except StartFailed as error:
             raise CommandError(str(error)) from error
+        trace_as("quire-worker")
         if not options["no_beat"]:
             # Its own schedule file would be a pickle; nothing of it needs to outlive the process.
             beat = EmbeddedService(app, thread=True, scheduler_cls=SCHEDULER)
