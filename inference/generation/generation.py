@@ -381,6 +381,7 @@ class Generation:
             self._submission.replica_id,
             reason,
             finished=self.finished,
+            refused=self._error is not None and status < HTTPStatus.INTERNAL_SERVER_ERROR,
             duration_s=duration_ms / 1000,
             decode_s=None if first_at is None else self._last_token_at - first_at,
             longest=max(output.num_tokens for outputs in self.outputs for output in outputs),

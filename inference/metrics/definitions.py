@@ -74,7 +74,7 @@ _VLLM = {
         "counter", "Requests that came to their end, by why.", (*_MODEL, "finished_reason")
     ),
     "request_failure": Family(
-        "counter", "Requests that ended early: aborted or failed.", (*_MODEL, "reason")
+        "counter", "Requests that ended early: aborted, refused or failed.", (*_MODEL, "reason")
     ),
     "tool_call_parser_invocations": Family(
         "counter",

@@ -87,19 +87,21 @@ class Recorder:
         reason: str,
         *,
         finished: bool,
+        refused: bool,
         duration_s: float,
         decode_s: float | None,
         longest: int,
     ) -> None:
         """All that is known once a request is over.
 
-        `decode_s`: from its first token to its end, None without a token; `longest`: the tokens of
-        its longest output.
+        `refused`: it failed by its client's fault. `decode_s`: from its first token to its end,
+        None without a token; `longest`: the tokens of its longest output.
         """
         model, params = job.served.base, job.sampling
         labels = (model, engine)
         ended = "vllm:request_success" if finished else "vllm:request_failure"
-        self.count(ended, (*labels, reason))
+        # What a client asked wrongly shall wake nobody: alerts look at "error".
+        self.count(ended, (*labels, "refused" if refused else reason))
         self.observe("vllm:e2e_request_latency_seconds", labels, duration_s)
         self.observe("vllm:request_prompt_tokens", labels, usage.prompt_tokens)
         self.observe("vllm:request_generation_tokens", labels, usage.completion_tokens)

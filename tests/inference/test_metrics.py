@@ -141,6 +141,28 @@ async def test_an_aborted_request_counts_as_such(gateway: Gateway, insider: Asgi
     assert values(text, "vllm:request_failure_total", model_name="fake", reason="abort") == [1]
 
 
+async def test_what_the_engine_refuses_is_told_apart_from_what_fails(
+    gateway: Gateway, insider: AsgiClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = gateway.fake()
+
+    async def refuse(entry_id: bytes, request: protocol.EngineRequest) -> None:
+        error = protocol.ErrorInfo(message="No.", status=400, code="invalid_grammar")
+        delta = protocol.TokenDelta(
+            request_id=request.request_id, finish_reason="error", error=error
+        )
+        await replica._write(request.gateway_id, [delta])
+        await replica._done(entry_id)
+
+    monkeypatch.setattr(replica, "_start", refuse)
+    async with gateway.serving(replica):
+        reply = await gateway.client.post("/v1/completions", {"model": "fake", "prompt": "x"})
+        await gateway.usage()
+        text = await scraped(insider)
+    assert reply.status == 400
+    assert values(text, "vllm:request_failure_total", model_name="fake", reason="refused") == [1]
+
+
 @pytest.fixture
 def client(served: Gateway) -> AsgiClient:
     """Of the application that a server runs: the API beside Django's pages."""
