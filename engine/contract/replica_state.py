@@ -125,6 +125,9 @@ class EngineStats(msgspec.Struct, omit_defaults=True, kw_only=True):
     #: That were computed; those that a prefix hit saved aren't among them.
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
+    #: Tokens a second over ten seconds.
+    avg_prompt_throughput_toks_per_s: float = 0.0
+    avg_generation_throughput_toks_per_s: float = 0.0
     prefix_cache_queries_total: int = 0
     prefix_cache_hits_total: int = 0
     prefix_cold_total: dict[str, int] = msgspec.field(default_factory=dict)

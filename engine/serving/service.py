@@ -53,6 +53,7 @@ from engine.serving.process_stats import process_stats
 from engine.serving.profiling import Profiler
 from engine.serving.refusal import refusal
 from engine.serving.stat_loggers import StatLoggers
+from engine.serving.throughput import Throughput
 
 log = logging.getLogger("engine.serving")
 
@@ -100,6 +101,7 @@ class EngineService:
         self._sleep_level = 0
         self._adapters = AdapterControls()
         self._profiler = Profiler()
+        self._throughput = Throughput()
         self._stats_log = StatsLog(enabled=not config.disable_log_stats)
         self._stat_loggers: StatLoggers | None = None
 
@@ -342,7 +344,7 @@ class EngineService:
             host=socket.gethostname(),
             detail=self.detail,
             load_progress=self.progress,
-            stats=core.snapshot() if core else protocol.EngineStats(),
+            stats=self._throughput.told(core.snapshot()) if core else protocol.EngineStats(),
             paused=bool(self._pause),
             process=process_stats(),
             sleep_level=self._sleep_level if self.state == "sleeping" else 0,

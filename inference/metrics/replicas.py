@@ -43,6 +43,14 @@ GAUGES: dict[str, tuple[str, Value]] = {
         "KV-cache usage. 1 means 100 percent usage.",
         lambda s: s.kv_cache_usage_perc,
     ),
+    "avg_prompt_throughput_toks_per_s": (
+        "Prompt tokens a second, over ten seconds.",
+        lambda s: s.avg_prompt_throughput_toks_per_s,
+    ),
+    "avg_generation_throughput_toks_per_s": (
+        "Generated tokens a second, over ten seconds.",
+        lambda s: s.avg_generation_throughput_toks_per_s,
+    ),
     "cpu_cache_usage_perc": ("CPU swap space usage. 1 means 100 percent usage.", lambda s: 0),
     "spec_decode_draft_acceptance_rate": (
         "Accepted draft tokens to draft tokens.",
@@ -68,6 +76,10 @@ TOTALS: dict[str, tuple[str, Value]] = {
     "generation_tokens": (
         "Number of generation tokens processed.",
         lambda s: s.generation_tokens_total,
+    ),
+    "tokens": (
+        "Number of prefill tokens and generation tokens processed.",
+        lambda s: s.prompt_tokens_total + s.generation_tokens_total,
     ),
     "prefix_cache_queries": (
         "Prefix cache queries, in tokens.",
@@ -99,6 +111,8 @@ TOTALS: dict[str, tuple[str, Value]] = {
         lambda s: s.spec_decode_num_accepted_tokens_total + s.spec_decode_num_drafts_total,
     ),
 }
+#: Older names of histograms.
+_OLDER = {"time_in_queue_requests": "request_queue_time_seconds"}
 _SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 
 
@@ -175,10 +189,12 @@ def _by_reason(beats: list[Heartbeat]) -> Iterator[Metric]:
 
 
 def _histograms(beats: list[Heartbeat]) -> Iterator[Metric]:
-    for name, definition in ENGINE_HISTOGRAMS.items():
+    names = {name: name for name in ENGINE_HISTOGRAMS} | _OLDER
+    for name, today in names.items():
+        definition = ENGINE_HISTOGRAMS[today]
         family = HistogramMetricFamily(PREFIX + name, definition.help, labels=ENGINE_LABELS)
         for beat in beats:
-            seen = beat.stats.histograms.get(name)
+            seen = beat.stats.histograms.get(today)
             if seen is not None and len(seen.counts) == len(definition.buckets) + 1:
                 buckets = cumulative(definition.buckets, seen.counts)
                 family.add_metric(_labels(beat), buckets, seen.total)

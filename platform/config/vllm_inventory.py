@@ -148,10 +148,6 @@ METRICS = {
 
 #: Of each metric that isn't here: what to look at.
 OTHER_METRICS = {
-    "vllm:avg_prompt_throughput_toks_per_s": "`rate(vllm:prompt_tokens_total[1m])`",
-    "vllm:avg_generation_throughput_toks_per_s": "`rate(vllm:generation_tokens_total[1m])`",
-    "vllm:tokens_total": "`vllm:prompt_tokens_total` and `vllm:generation_tokens_total`",
-    "vllm:time_in_queue_requests": "`vllm:request_queue_time_seconds`",
     "vllm:model_forward_time_milliseconds": "`vllm:request_inference_time_seconds`",
     "vllm:model_execute_time_milliseconds": "`vllm:request_inference_time_seconds`",
 }

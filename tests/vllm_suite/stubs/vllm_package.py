@@ -20,7 +20,9 @@ import pytest
 
 MODEL = os.environ["QUIRE_SUITE_MODEL"]
 #: What vLLM brings along. It's stood in for where it isn't installed.
-BROUGHT = ("fastapi", "mcp", "openai_harmony", "starlette", "mistral_common", "cachetools")
+BROUGHT = ("fastapi", "mcp", "openai_harmony", "starlette", "mistral_common", "cachetools", "PIL")
+#: Of vLLM's tests: what runs a model beside the server, and lists of models.
+OF_TESTS = ("tests.conftest", "tests.ci_envs", "tests.models.registry")
 
 
 class Missing:
@@ -144,13 +146,13 @@ class _Module(ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Any module below these packages is there."""
+    """Any module below these packages is there, and these very modules."""
 
     def __init__(self, *roots: str) -> None:
         self._roots = roots
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> Any:
-        if name.partition(".")[0] not in self._roots or name == "vllm":
+        if not {name, name.partition(".")[0]} & set(self._roots) or name == "vllm":
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
@@ -163,7 +165,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.insert(0, _Finder("vllm"))
-sys.meta_path.append(_Finder(*BROUGHT))
+sys.meta_path.append(_Finder(*BROUGHT, *OF_TESTS))
 try:
     importlib.import_module("pybase64")
 except ModuleNotFoundError:
