@@ -109,6 +109,8 @@ def test_each_request_leaves_a_line_of_json_with_the_clients_id(
     assert (line["logger"], line["status"]) == ("quire.access", 200)
     assert line["path"] == "/v1/chat/completions"
     assert line["tenant"]
+    notes = [each["message"] for each in entries if each["logger"] == "quire.up"]
+    assert any(note.startswith("Loading ") for note in notes)
 
 
 def test_a_refusal_says_why_in_its_span_and_its_line(watched: Watched) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from config.up.workers import kept_workers
 from engine.contract.config import add_cli_args
 from metering.drain import Drainer
 from tenants.commands import QuireCommand
+
+logger = logging.getLogger("quire.up")
 
 
 class Command(QuireCommand):
@@ -163,6 +166,13 @@ class Command(QuireCommand):
         finally:
             instance.unlink(missing_ok=True)
         self.note("Stopping ...")
+
+    def note(self, text: str) -> None:
+        """Tell the person; a collector of JSON lines gets a record like any other."""
+        if settings.LOG_STYLE == "json":
+            logger.info("%s", text)
+        else:
+            super().note(text)
 
     def _listen(self, options: dict[str, Any]) -> Any:
         try:
