@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from engine.contract.errors import ConfigError
-from engine.contract.load_formats import LOAD_FORMATS, OTHER_FORMATS, check_load_format
+from engine.contract.load_formats import LOAD_FORMATS, OTHER_FORMATS, SAME_FORMATS, checked_format
 from engine.contract.options import Settings, add_flag, add_foreign_flag, checked, option
 from engine.contract.plugins import check_device
 from engine.contract.quantization import QUANTIZATIONS, REFUSED_METHODS
@@ -73,6 +73,7 @@ class EngineConfig(Settings):
         "how weights are read; auto: safetensors or GGUF; see docs/load-formats.md",
         choices=LOAD_FORMATS,
         refused=OTHER_FORMATS,
+        same=SAME_FORMATS,
     )
     model_loader_extra_config: dict[str, Any] | None = option(  # noqa: RUF009
         None,
@@ -291,7 +292,7 @@ class EngineConfig(Settings):
     def __post_init__(self) -> None:
         self._set_defaults()
         self.otlp_traces_endpoint = self.otlp_traces_endpoint or os.environ.get(VARIABLE) or None
-        check_load_format(self.load_format, self.model_loader_extra_config)
+        self.load_format = checked_format(self.load_format, self.model_loader_extra_config)
         self._check_quantization()
         for spec in dataclasses.fields(self):
             setattr(self, spec.name, checked(spec, getattr(self, spec.name)))

@@ -7,16 +7,22 @@ from typing import Any
 from engine.contract.errors import ConfigError
 
 LOAD_FORMATS = ("auto", "safetensors", "pt", "npcache", "sharded_state", "tensorizer", "dummy")
+#: vLLM's names for other readers of the same files.
+SAME_FORMATS = {
+    "hf": "auto",
+    "fastsafetensors": "safetensors",
+    "instanttensor": "safetensors",
+    "runai_streamer": "safetensors",
+}
 #: Formats of vLLM's that are something else here.
 OTHER_FORMATS = {
-    "hf": "leave it out: that is how a folder from the hub is read",
     "gguf": "leave it out: a GGUF file is known by its name",
     "bitsandbytes": "leave it out: config.json tells of such a checkpoint; --quantization "
     "int8 or int4 rounds any other while it loads",
     "mistral": "take the folder in the hub's format, with config.json",
-    "runai_streamer": "mount the bucket and give a folder",
     "runai_streamer_sharded": "mount the bucket and give a folder",
-    "fastsafetensors": "use safetensors",
+    "modelexpress": "mount the weights and give a folder",
+    "ipc_cache": "put the model to sleep instead of ending it, for fast starts",
     "npccache": "the word is npcache",
 }
 #: Of `model_loader_extra_config`, by load_format.
@@ -32,12 +38,14 @@ _LOADER_KEYS: dict[str, dict[str, type]] = {
 }
 
 
-def check_load_format(name: Any, extra: Any) -> None:
-    """Raise `ConfigError` for a format that is another one here, and for keys that it lacks.
+def checked_format(name: Any, extra: Any) -> Any:
+    """The format by our name. Raises `ConfigError` for one that can't be had, and for keys that it
+    lacks.
 
     Args:
         extra: `model_loader_extra_config`, as it was given.
     """
+    name = SAME_FORMATS.get(str(name), name)
     other = OTHER_FORMATS.get(str(name))
     if other is not None:
         raise ConfigError(f"load_format={name} can't be used: {other}.", param="load_format")
@@ -52,3 +60,4 @@ def check_load_format(name: Any, extra: Any) -> None:
                 f"{' and '.join(words) or 'no settings'}, not {key}={value!r}.",
                 param="model_loader_extra_config",
             )
+    return name

@@ -132,18 +132,23 @@ def _value_options(spec: dataclasses.Field[Any], kind: type) -> dict[str, Any]:
         return {"type": read, "choices": choices, **shown}
     optional = "None" in str(spec.type)
     if choices is None:
-        return {"type": _word(optional, {}), "metavar": "TEXT"}
-    words = _word(optional, spec.metadata.get("refused") or {})
+        return {"type": _word(optional, {}, {}), "metavar": "TEXT"}
+    meta = spec.metadata
+    words = _word(optional, meta.get("refused") or {}, meta.get("same") or {})
     return {"type": words, "choices": (*choices, None) if optional else choices}
 
 
-def _word(optional: bool, refused: Mapping[str, str]) -> Callable[[str], str | None]:
-    """Reads a text: "None" is none where there may be none; what's refused says what to take."""
+def _word(
+    optional: bool, refused: Mapping[str, str], same: Mapping[str, str]
+) -> Callable[[str], str | None]:
+    """Reads a text: "None" is none where there may be none; what's refused says what to take;
+    `same` are other names.
+    """
 
     def text(given: str) -> str | None:
         if given in refused:
             raise argparse.ArgumentTypeError(f"{given} can't be used: {refused[given]}.")
-        return None if optional and given == "None" else given
+        return None if optional and given == "None" else same.get(given, given)
 
     return text
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pickle
@@ -17,9 +18,9 @@ from safetensors.torch import load_file
 from tensorizer import TensorSerializer
 
 from engine import LLM, SamplingParams
-from engine.contract.config import EngineConfig
+from engine.contract.config import EngineConfig, add_cli_args
 from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
-from engine.contract.load_formats import LOAD_FORMATS
+from engine.contract.load_formats import LOAD_FORMATS, SAME_FORMATS
 from engine.models.formats import read_npcache, read_pt
 
 SMALL: dict[str, Any] = {"num_gpu_blocks_override": 60, "max_model_len": 64}
@@ -237,6 +238,14 @@ def test_what_is_no_format_is_refused(given: dict[str, Any], param: str, words: 
         EngineConfig(**given)
     assert refusal.value.param == param
     assert words in refusal.value.message
+
+
+@pytest.mark.parametrize(("name", "same"), SAME_FORMATS.items())
+def test_other_readers_of_the_same_files_are_the_same(name: str, same: str) -> None:
+    assert EngineConfig(load_format=name).load_format == same
+    parser = argparse.ArgumentParser()
+    add_cli_args(parser)
+    assert parser.parse_args(["--load-format", name]).load_format == same
 
 
 def test_a_bridged_model_says_what_it_reads(source: Path, bare: Path) -> None:
