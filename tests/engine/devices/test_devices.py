@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ PACKAGE = Path(__file__).parent / "package"
 DEMO = ROOT / "demo" / "model"
 
 
-def run(script: str, **environment: str) -> object:
+def run(script: str, **environment: str) -> Any:
     """What a Python process prints last, as JSON; the package is installed in it."""
     path = os.pathsep.join([str(PACKAGE), str(ROOT)])
     done = subprocess.run(
@@ -42,17 +43,24 @@ def told(device):
 """
 
 
-def test_a_device_of_an_installed_package_serves_the_demo_model() -> None:
-    both = run(GENERATE + "print(json.dumps([told('testdevice'), told('cpu')]))")
-    (own, blocks, text), (name, _, expected) = both  # type: ignore[misc]
+@pytest.fixture(scope="module")
+def answers() -> dict[str, Any]:
+    """What a CPU says, what is loaded then, and what the package's device says, in a process."""
+    script = "cpu = told('cpu')\nloaded = sorted(sys.modules)\n"
+    script += "print(json.dumps({'cpu': cpu, 'loaded': loaded, 'own': told('testdevice')}))"
+    return run(GENERATE + script)
+
+
+def test_a_device_of_an_installed_package_serves_the_demo_model(answers: dict[str, Any]) -> None:
+    own, blocks, text = answers["own"]
+    name, _, expected = answers["cpu"]
     assert (own, blocks, name) == ("testdevice", 128, "cpu")
     assert text == expected
     assert "Paris" in text
 
 
-def test_a_replica_on_cpus_loads_nothing_that_a_gpu_needs() -> None:
-    loaded = run(GENERATE + "told('cpu')\nprint(json.dumps(sorted(sys.modules)))")
-    assert isinstance(loaded, list)
+def test_a_replica_on_cpus_loads_nothing_that_a_gpu_needs(answers: dict[str, Any]) -> None:
+    loaded = answers["loaded"]
     assert "engine.devices.cpu" in loaded
     assert not [name for name in loaded if name.startswith("engine.worker.cuda")]
     assert "engine.devices.cuda" not in loaded
@@ -83,14 +91,14 @@ print(json.dumps(found))
 
 def test_what_is_no_device_or_asks_too_much_is_refused_by_a_sentence() -> None:
     found = run(REFUSE)
-    for (name, _, param, words), (named, message) in zip(REFUSED, found, strict=True):  # type: ignore[call-overload]
+    for (name, _, param, words), (named, message) in zip(REFUSED, found, strict=True):
         assert named == param, name
         assert words in message
 
 
 def test_plug_ins_that_the_operator_left_out_are_no_devices() -> None:
     found = run(REFUSE, QUIRE_PLUGINS="other")
-    assert found[-1] == ["device", "device must be one of auto, cpu, cuda; got 'testdevice'."]  # type: ignore[index]
+    assert found[-1] == ["device", "device must be one of auto, cpu, cuda; got 'testdevice'."]
 
 
 def test_a_device_that_nobody_brings_is_refused_before_anything_is_loaded() -> None:

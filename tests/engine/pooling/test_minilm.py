@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 
 from engine import LLM, PoolingParams
 from engine.contract.errors import ContextLengthExceeded
@@ -26,7 +27,10 @@ def llm() -> LLM:
 
 
 @pytest.fixture(scope="module")
-def oracle() -> SentenceTransformer:
+def oracle() -> Any:
+    # Here, for it takes seconds in each process that collects tests.
+    from sentence_transformers import SentenceTransformer
+
     return SentenceTransformer(str(minilm_folder()), device="cpu", local_files_only=True)
 
 
@@ -34,7 +38,7 @@ def vectors(llm: LLM, texts: list[str]) -> np.ndarray:
     return np.array([out.outputs.embedding for out in llm.embed(texts, use_tqdm=False)])
 
 
-def test_vectors_equal_sentence_transformers(llm: LLM, oracle: SentenceTransformer) -> None:
+def test_vectors_equal_sentence_transformers(llm: LLM, oracle: Any) -> None:
     ours, theirs = vectors(llm, TEXTS), oracle.encode(TEXTS)
     assert ours.shape == (len(TEXTS), 384)
     assert np.abs(ours - theirs).max() < 1e-6
@@ -47,7 +51,7 @@ def test_a_batch_gives_what_each_text_gives_alone(llm: LLM) -> None:
     assert np.abs(together - alone).max() < 1e-6
 
 
-def test_truncation_is_the_tokenizers(llm: LLM, oracle: SentenceTransformer) -> None:
+def test_truncation_is_the_tokenizers(llm: LLM, oracle: Any) -> None:
     long = "one two three four five six seven " * 80
     with pytest.raises(ContextLengthExceeded, match="at most 256"):
         llm.embed(long, use_tqdm=False)

@@ -7,11 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from engine import LLM, PoolingParams
 from engine.contract.errors import ConfigError, InvalidRequest, ModelLoadError
 from tests.engine.pooling.models import TEXTS, change_config, make, write, write_sentence_files
+
+
+def st(kind: str, folder: Path, **options: Any) -> Any:
+    """One of sentence-transformers' models; it is imported here, for that takes seconds in each
+    process that collects tests.
+    """
+    import sentence_transformers
+
+    of_kind = getattr(sentence_transformers, kind)
+    return of_kind(str(folder), device="cpu", local_files_only=True, **options)
 
 
 @pytest.fixture
@@ -22,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def both(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """(ours, sentence-transformers') of `TEXTS`."""
     ours = [out.outputs.embedding for out in LLM(str(folder)).embed(TEXTS, use_tqdm=False)]
-    oracle = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    oracle = st("SentenceTransformer", folder)
     return np.array(ours), oracle.encode(TEXTS)
 
 
@@ -60,7 +69,7 @@ def test_the_longest_text_is_theirs(folder: Path) -> None:
 def test_similarity_is_theirs(folder: Path) -> None:
     write_sentence_files(folder, normalize=False, similarity_fn_name="euclidean")
     (ours,) = LLM(str(folder)).score(TEXTS[0], TEXTS[1], use_tqdm=False)
-    oracle = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    oracle = st("SentenceTransformer", folder)
     expected = oracle.similarity(oracle.encode([TEXTS[0]]), oracle.encode([TEXTS[1]]))
     assert ours.outputs.score == pytest.approx(float(expected), abs=1e-4)
 
@@ -78,7 +87,7 @@ def test_cross_encoders(kind: str, changes: dict[str, Any], tmp_path: Path) -> N
     folder = make(kind, tmp_path / "m", "ForSequenceClassification", num_labels=1)
     change_config(folder, **changes)
     found = LLM(str(folder)).score(TEXTS[0], TEXTS[1:], use_tqdm=False)
-    oracle = CrossEncoder(str(folder), device="cpu", local_files_only=True)
+    oracle = st("CrossEncoder", folder)
     expected = oracle.predict([(TEXTS[0], text) for text in TEXTS[1:]])
     np.testing.assert_allclose([out.outputs.score for out in found], expected, atol=1e-5)
 
@@ -88,7 +97,7 @@ def test_a_pair_is_cut_where_it_is_longer(tmp_path: Path) -> None:
     llm = LLM(str(folder), max_model_len=24)
     params = PoolingParams(truncate_prompt_tokens=-1)
     found = llm.score(TEXTS[1], [TEXTS[0], TEXTS[1]], params, use_tqdm=False)
-    oracle = CrossEncoder(str(folder), device="cpu", local_files_only=True, max_length=24)
+    oracle = st("CrossEncoder", folder, max_length=24)
     expected = oracle.predict([(TEXTS[1], TEXTS[0]), (TEXTS[1], TEXTS[1])])
     np.testing.assert_allclose([out.outputs.score for out in found], expected, atol=1e-5)
     assert [len(out.prompt_token_ids) for out in found] == [24, 24]
