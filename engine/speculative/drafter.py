@@ -86,7 +86,7 @@ class Drafter:
         width = len(decoding)
         most = min(room, self.costs.most - width)
         off = 0 < self._config.disable_by_batch_size <= width
-        if off or most < 1:
+        if off or not decoding or most < 1:
             return {}
         if not self._may_pay(width, most, max(map(self._hope, decoding))):
             for sequence in decoding:

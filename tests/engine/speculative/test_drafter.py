@@ -48,6 +48,10 @@ def test_where_what_is_to_be_expected_cannot_pay_nothing_is_looked_for_until_it_
     assert list(made.propose(rows, 400)) == [2]
 
 
+def test_a_step_in_which_no_row_decodes_has_no_drafts() -> None:
+    assert drafter((1, 1.0)).propose([], 100) == {}
+
+
 def test_the_step_is_as_wide_as_pays() -> None:
     """Half of the first drafts hold, a quarter of the second: these don't pay."""
     made = drafter((1, 1.0), (2, 1.3), (3, 1.7), (4, 2.1), (5, 2.5))
