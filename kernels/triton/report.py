@@ -72,7 +72,9 @@ def main() -> int:
     """Print a row a kernel; 1 where one doesn't fit."""
     parser = argparse.ArgumentParser(prog="python -m kernels.triton.report", description=__doc__)
     parser.add_argument("--arch", type=int, nargs="*", choices=sorted(SHARED), default=None)
-    parser.add_argument("--case", default="", help="only cases whose names hold this")
+    parser.add_argument(
+        "--case", nargs="*", default=[""], help="only cases whose names hold one of these"
+    )
     parser.add_argument("--core", action="store_true", help="only so many that each kernel is in")
     parser.add_argument("--most-spilled", type=int, metavar="BYTES", help="a thread")
     parser.add_argument("--json", action="store_true", help="a JSON object a line")
@@ -85,7 +87,8 @@ def main() -> int:
         print("|---" * len(COLUMNS) + "|")
     for arch in options.arch or ARCHITECTURES:
         names = CORE if options.core else CASES
-        for row in compile_all(arch, [name for name in names if options.case in name]):
+        named = [name for name in names if any(part in name for part in options.case)]
+        for row in compile_all(arch, named):
             spilled = options.most_spilled
             good &= row.fits and (spilled is None or row.compiled.local <= spilled)
             print(json.dumps(row.as_json()) if options.json else _line(row), flush=True)

@@ -56,7 +56,7 @@ def test_every_way_of_choosing_gives_the_same(
     folder, asked = model_folder("llama"), prompts(random.Random(5))
     plain = run(make(folder, cpu_kernels=kernels), asked)
     llm = drafting(folder, draft, cpu_kernels=kernels)
-    for turn in range(2):  # cold, then from both prefix caches
+    for turn in range(1 + kernels):  # cold, then from both prefix caches
         drafted = run(llm, asked)
         assert texts(drafted) == texts(plain), turn
         for was, now in zip(plain, drafted, strict=True) if kernels else ():
@@ -64,7 +64,7 @@ def test_every_way_of_choosing_gives_the_same(
                 each.logprobs for each in now.outputs
             ]
     stats = llm.core.stats
-    assert stats.spec_decode_num_accepted_tokens_total > 200
+    assert stats.spec_decode_num_accepted_tokens_total > 100
     assert stats.spec_decode_num_accepted_tokens_total < stats.spec_decode_num_draft_tokens_total
 
 
@@ -119,13 +119,12 @@ def test_a_long_prompt_is_read_in_pieces_beside_others(model_folder: Folder, dra
     llm.core.check_integrity()
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_it_sleeps_with_the_model(level: int, model_folder: Folder, draft: Path) -> None:
+def test_it_sleeps_with_the_model(model_folder: Folder, draft: Path) -> None:
     folder, asked = model_folder("llama"), [[5, 6, 7], [8, 9]]
     params = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
     llm = drafting(folder, draft, enable_sleep_mode=True)
     before = llm.generate(asked, params, use_tqdm=False)
-    for _ in range(2):
+    for level in (1, 2, 1):
         llm.sleep(level)
         assert not llm.core.executor._draft._sleeper._loaded.model.__dict__.get("kv_caches")
         llm.wake_up()
