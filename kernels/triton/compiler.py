@@ -60,9 +60,13 @@ def specialisation(
 
 
 def compile_launch(
-    kernel: Any, args: tuple[Any, ...], options: dict[str, Any], arch: int
+    kernel: Any, args: tuple[Any, ...], options: dict[str, Any], arch: int, disassemble: bool = True
 ) -> Compiled:
-    """Compile `kernel` as a launch with these arguments would, for compute capability arch / 10."""
+    """Compile `kernel` as a launch with these arguments would, for compute capability arch / 10.
+
+    Without `disassemble`, which takes longest of all for a binary from Triton's cache, `code` is
+    empty.
+    """
     backend, bind = _binder(kernel, arch)
     bound, found, _ = bind(*args, **options)
     parsed, signature, constants, attributes = kernel._pack_args(
@@ -71,7 +75,7 @@ def compile_launch(
     source = ASTSource(kernel, signature, constants, attributes)
     target = GPUTarget("cuda", arch, 32)
     built = triton.compile(source, target=target, options=parsed.__dict__)
-    registers, local, code = _figures(built.asm["cubin"])
+    registers, local, code = _figures(built.asm["cubin"], disassemble)
     metadata = built.metadata
     return Compiled(
         kernel.__name__, registers, local, metadata.shared, metadata.num_warps,
@@ -98,20 +102,21 @@ def _waits(ttgir: str) -> int:
     return min(found, default=-1)
 
 
-def _figures(cubin: bytes) -> tuple[int, int, Code]:
+def _figures(cubin: bytes, disassemble: bool) -> tuple[int, int, Code]:
     """Registers and bytes of local memory a thread, and the machine code, as cuobjdump has them."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        usage, text = (
+        options = ("-res-usage", "-sass") if disassemble else ("-res-usage",)
+        usage, *text = (
             subprocess.run(
                 [str(tool), option, file.name], capture_output=True, text=True, check=True
             ).stdout
-            for option in ("-res-usage", "-sass")
+            for option in options
         )
     found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", usage)
     if found is None:
         raise ValueError(f"cuobjdump says nothing of registers: {usage[:200]!r}")
     registers, stack, local = (int(part) for part in found.groups())
-    return registers, max(stack, local), read(text)
+    return registers, max(stack, local), read("".join(text))

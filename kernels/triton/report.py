@@ -53,7 +53,7 @@ class Row:
         return {**case, **row, **code}
 
 
-def compile_all(arch: int, names: Iterable[str]) -> Iterator[Row]:
+def compile_all(arch: int, names: Iterable[str], disassemble: bool = True) -> Iterator[Row]:
     """The rows of the named cases."""
     launches: list[tuple[Any, int, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -65,7 +65,8 @@ def compile_all(arch: int, names: Iterable[str]) -> Iterator[Row]:
         with watch(note, Target(arch, PROCESSORS[arch], SHARED[arch])):
             CASES[name]()
         for kernel, launched, args, options in launches:
-            yield Row(name, arch, compile_launch(kernel, args, options, arch), launched)
+            made = compile_launch(kernel, args, options, arch, disassemble)
+            yield Row(name, arch, made, launched)
 
 
 def main() -> int:
@@ -77,6 +78,7 @@ def main() -> int:
     )
     parser.add_argument("--core", action="store_true", help="only so many that each kernel is in")
     parser.add_argument("--most-spilled", type=int, metavar="BYTES", help="a thread")
+    parser.add_argument("--no-code", action="store_true", help="don't read the machine code")
     parser.add_argument("--json", action="store_true", help="a JSON object a line")
     options = parser.parse_args()
     if INTERPRETED:
@@ -88,7 +90,7 @@ def main() -> int:
     for arch in options.arch or ARCHITECTURES:
         names = CORE if options.core else CASES
         named = [name for name in names if any(part in name for part in options.case)]
-        for row in compile_all(arch, named):
+        for row in compile_all(arch, named, not options.no_code):
             spilled = options.most_spilled
             good &= row.fits and (spilled is None or row.compiled.local <= spilled)
             print(json.dumps(row.as_json()) if options.json else _line(row), flush=True)

@@ -57,8 +57,9 @@ def core() -> list[dict]:
     """What has no matrix product is compiled alike for all, and here for one."""
     others = [str(arch) for arch in ARCHITECTURES if arch != 90]
     return [
-        *report("--core", "--arch", "90"),
-        *report("--core", "--arch", *others, "--case", *PRODUCTS),
+        *report("--core", "--arch", "90", "--no-code"),
+        *report("--core", "--arch", *others, "--no-code", "--case", *PRODUCTS),
+        *report("--core", "--arch", "80", "--case", "norms"),
     ]
 
 
