@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from config.chaos.kinds import KINDS, STREAM, asked_of, stopping
 from config.chaos.ledger import Difference, Row, compare
 from config.chaos.relay import Relay
 from config.chaos.report import passed, summary, table
-from config.chaos.run import Outcome, Request, Window
+from config.chaos.run import Faults, Outcome, Request, Window
 
 CHUNK = (
     '{"id": "chatcmpl-1", "usage": null, "choices": '
@@ -166,6 +167,23 @@ def test_what_must_be_the_same() -> None:
             one.take_usage({**usage, "prompt_tokens_details": {"cached_tokens": count}})
     other.take_usage({**usage, "numerics_changed": True})
     assert len({str(one.same) for one in (calm, cached, other)}) == 3
+
+
+async def told(calm: Outcome) -> Outcome:
+    return calm
+
+
+@pytest.mark.parametrize("lost", ["", "gone"])
+def test_the_command_tells_what_became_of_each_and_fails_if_anybody_was_hurt(
+    lost: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = outcome(answer("a", 5, longest=1.25), *[Answer(lost=lost)] * bool(lost))
+    monkeypatch.setattr(Faults, "run", lambda self: told(found))
+    with pytest.raises(CommandError, match="hurt") if lost else nullcontext():
+        call_command("chaos", "--minutes", "1")
+    said = capsys.readouterr().out
+    assert f"{1 if lost else 0} lost, 0 doubled, 0 changed." in said
+    assert "| gateway killed | 1 |" in said
 
 
 WRONG = [
