@@ -25,6 +25,8 @@ WORDS = (
     *("ship", "river", "garden", "letter", "morning", "captain", "window", "forest", "story"),
     *("lantern", "market", "bridge", "silver", "winter", "kitchen", "mountain", "doctor", "paper"),
 )
+#: With its space before it, by the demo's tokenizer.
+TOKENS_A_WORD = 1.76
 
 
 @dataclass
@@ -57,7 +59,7 @@ def redis_url(of: Pair) -> str:
 
 def prompt(rng: random.Random, tokens: int) -> str:
     """About so many tokens, which nobody has sent before."""
-    return " ".join(rng.choice(WORDS) for _ in range(tokens))
+    return " ".join(rng.choice(WORDS) for _ in range(round(tokens / TOKENS_A_WORD)))
 
 
 @dataclass
