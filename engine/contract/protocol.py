@@ -128,7 +128,8 @@ def stream_key(stream: str, prefix: str = KEY_PREFIX) -> str:
     """Key of an open stream of a gateway: a hash.
 
     `open` says how to go on with it, `epoch` counts who took it over, `prompt` and `billed` are the
-    tokens that were settled when it was given up, `numerics:N` says which bits made its request N.
+    tokens that were settled when it was given up, `numerics:N` says which bits made its request N,
+    `told` is there once tokens went to the client.
     """
     return f"{prefix}:stream:{stream}"
 

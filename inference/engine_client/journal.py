@@ -100,6 +100,12 @@ class Journal:
         self._link.send("HSET", name, bits_field(number), _encoder.encode(bits))
         self._link.send("EXPIRE", name, KEEP_S)
 
+    def told(self, stream: str) -> None:
+        """The first of its tokens are about to leave for the client: from now on it's billed."""
+        name = protocol.stream_key(stream, self._prefix)
+        self._link.send("HSET", name, "told", 1)
+        self._link.send("EXPIRE", name, KEEP_S)
+
     def note(self, stream: str, start: int, piece: Piece) -> None:
         """Tokens came: `start` of the output were there before."""
         outputs = self._pending.setdefault(stream, {})

@@ -96,7 +96,7 @@ class Generation:
         self._shown = [[0] * job.sampling.num_sequences for _ in job.prompts]
         self._error: QuireError | None = None
         self._discarded = is_unbilled_unless_finished()
-        self._settled = False
+        self._settled = self._has_told = False
         self._keeping = None if job.stream else keeping.get()
         if self._keeping is not None:
             self._keeping.requests.append(job.request_id)
@@ -253,6 +253,10 @@ class Generation:
             self._check_ends()
         for inc in increments:
             self._shown[inc.number][inc.index] = self.outputs[inc.number][inc.index].num_tokens
+        if increments and not self._has_told:
+            self._has_told = True
+            if self._is_kept:
+                get_engine_client().journal.told(self.job.request_id)
         if self.finished:
             self.release()
         return increments

@@ -92,19 +92,17 @@ class OpenRequest(msgspec.Struct, kw_only=True):
             return [self.whole_id]
         return [f"{self.whole_id}-{number}" for number in range(len(self.prompts))]
 
-    def record(
-        self, counts: Mapping[str, int], now: float, *, answered: bool = False
-    ) -> UsageRecord:
+    def record(self, counts: Mapping[str, int], now: float, *, left: bool) -> UsageRecord:
         """Its usage. `counts`: "engine's id/output" -> output tokens; without one it didn't begin.
 
-        An answer in one piece never left its gateway, unless it was `answered`: nothing of it is
+        `left`: whether anything of its answer may have left its gateway. Else nothing of it is
         billed, and who asks again pays once.
         """
         prompt = completion = 0
         for tokens, name in zip(self.prompts, self.names(), strict=True):
             fields = [f"{name}/{index}" for index in range(self.outputs)]
             ran = [max(counts.get(f, -1), self.known.get(f, -1)) for f in fields]
-            if (self.stream or answered) and max(ran) >= 0:
+            if left and max(ran) >= 0:
                 prompt += tokens
                 completion += sum(max(0, count) for count in ran)
         completion = max(0, completion - self.billed[1])

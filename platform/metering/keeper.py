@@ -97,8 +97,8 @@ def bury(client: redis.Redis, gateway: str) -> int:
             continue
         if request.outbox not in counts:
             counts[request.outbox] = outputs_of(client, request.outbox)
-        answered = bool(client.exists(answered_key(request.request_id)))
-        record = request.record(counts[request.outbox], time.time(), answered=answered)
+        left_it = _has_left(client, request)
+        record = request.record(counts[request.outbox], time.time(), left=left_it)
         prompt, output = request.billed
         account = Account(
             request.names(), request.outputs, billed_prompt=prompt, billed_output=output
@@ -111,6 +111,17 @@ def bury(client: redis.Redis, gateway: str) -> int:
     if left:
         logger.warning("Gateway %s is gone; %d requests of it were settled.", gateway, len(left))
     return len(left)
+
+
+def _has_left(client: redis.Redis, request: OpenRequest) -> bool:
+    """Whether its client may have anything of its answer, or can have it: then it's billed."""
+    if not request.stream:
+        return bool(client.exists(answered_key(request.request_id)))
+    if request.stream_id or request.known:  # its client was at another gateway before
+        return True
+    name = protocol.stream_key(request.whole_id, settings.QUIRE["KEY_PREFIX"])
+    is_kept, told = client.hmget(name, "open", "told")
+    return is_kept is None or told is not None
 
 
 def _tell_billed(client: redis.Redis, request: OpenRequest, record: UsageRecord) -> None:

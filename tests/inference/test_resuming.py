@@ -17,7 +17,7 @@ from engine.text import Tokenizer
 from inference.engine_client import get_engine_client
 from inference.resuming.position import Position
 from tests.inference.asgi_client import Reply
-from tests.inference.conftest import Gateway
+from tests.inference.conftest import Gateway, until
 from tests.inference.scripted import says
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "Łódź", "deep": true}}\n</tool_call>'
@@ -232,6 +232,20 @@ async def test_fault_60_other_weights_never_go_on_with_a_stream_of_another_gatew
 def numerics(text: str) -> Numerics:
     weights, isa = text.split()
     return Numerics(weights=weights, isa=isa)
+
+
+async def test_fault_49_what_has_left_the_gateway_is_noted_with_the_first_token(
+    gateway: Gateway,
+) -> None:
+    """Should the gateway be killed, a stream that told its client nothing isn't billed."""
+    path, body = REQUESTS["chat"]
+    async with gateway.serving(gateway.fake(token_delay=0.5, eos_after=2)) as replica:
+        exchange = gateway.client.open("POST", path, body | {"stream": True})
+        await until(lambda: replica.received)
+        (name,) = await gateway.redis.keys(f"{gateway.prefix}:stream:*")
+        assert not await gateway.redis.hexists(name, "told")
+        await exchange.reply()
+        assert await gateway.redis.hexists(name, "told")
 
 
 async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway, rows: Any) -> None:

@@ -232,7 +232,7 @@ async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
         stream=True,
     )
     stream = stream_key("r", settings.QUIRE["KEY_PREFIX"])
-    client.hset(stream, "open", b"")
+    client.hset(stream, mapping={"open": b"", "told": 1})
     await in_db_thread(budget, world, tokens=1000)
     await admit(caller(world), whole)
     await close_redis_link()
@@ -262,6 +262,38 @@ async def test_fault_49_what_two_dead_gateways_left_of_a_stream_is_billed_once(
     found = await in_db_thread(look, client)
     assert found.lines[0].ledger == [10, 7 + more]
     assert found.exact
+
+
+@pytest.mark.parametrize(
+    ("marks", "billed"),
+    [({"open": b""}, (0, 0)), ({"open": b"", "told": 1}, (10, 7)), ({}, (10, 7))],
+)
+async def test_fault_49_a_stream_is_billed_once_any_of_it_has_left_its_gateway(
+    world: World, client: redis.Redis, marks: dict[str, Any], billed: tuple[int, int]
+) -> None:
+    """Its client can't know of a stream that has told it nothing, and asks anew."""
+    asking = Asking(
+        request_id="r",
+        endpoint="chat",
+        model="m",
+        prompt_tokens=10,
+        max_output_tokens=50,
+        prompts=[10],
+        outbox="gone",
+        stream=True,
+    )
+    if marks:
+        client.hset(stream_key("r", settings.QUIRE["KEY_PREFIX"]), mapping=marks)
+    await in_db_thread(budget, world, tokens=1000)
+    await admit(caller(world), asking)
+    await close_redis_link()
+    client.rename(open_key(GATEWAY), open_key("dead"))
+    engine_writes(client, "r", 10, 7)
+    client.hset(key("progress:gone"), "r/0", 7)
+    assert await in_db_thread(bury, client, "dead") == 1
+    await in_db_thread(drain_once, client)
+    row = await in_db_thread(UsageEntry.objects.get)
+    assert (row.prompt_tokens, row.completion_tokens) == billed
 
 
 @pytest.mark.parametrize("answered", [False, True])
