@@ -149,6 +149,10 @@ def name_of(path: str) -> str:
     return "-".join(kept) or ("overview" if "console" in path else "playground")
 
 
+#: What scripts size anew, such as charts, has its new size.
+DRAWN = "new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))"
+
+
 def look(walk: Walk, axe: str) -> None:
     """In each view nothing sticks out, and in two axe finds nothing."""
     page, path = walk.page, walk.here
@@ -157,7 +161,7 @@ def look(walk: Walk, axe: str) -> None:
     for size, theme, whole in VIEWS:
         page.set_viewport_size(size)
         page.emulate_media(color_scheme=theme)
-        page.evaluate("new Promise((drawn) => requestAnimationFrame(() => setTimeout(drawn)))")
+        page.evaluate(DRAWN)
         page.evaluate("document.getAnimations().forEach((each) => each.finish())")
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (path, size)
         if whole:
@@ -165,6 +169,7 @@ def look(walk: Walk, axe: str) -> None:
             picture(walk, f"{name_of(path)}-{'desk' if size == DESKTOP else 'phone'}")
     for width in (320, 768):
         page.set_viewport_size({"width": width, "height": 800})
+        page.evaluate(DRAWN)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), (path, width)
     page.set_viewport_size(DESKTOP)
     page.emulate_media(color_scheme="light")
