@@ -100,7 +100,8 @@ class GatewayView(APIView):
             response = await self._run(handler, gateway_request, *args, **kwargs)
         except Exception as error:
             note_refusal(error)
-            gateway_request.scope[ERROR] = as_quire_error(error).code
+            if (scope := getattr(request, "scope", None)) is not None:  # for the access log
+                scope[ERROR] = as_quire_error(error).code
             response = self.render_error(error, gateway_request.request_id)
             if response.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
                 response["Allow"] = ", ".join(self.allowed_methods)

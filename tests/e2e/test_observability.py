@@ -59,8 +59,9 @@ def answered(watched: Watched) -> Any:
         return sdk.chat.completions.with_raw_response.create(
             model=watched.product.model,
             messages=[{"role": "user", "content": f"Say {SECRET}."}],
-            max_tokens=5,
+            max_tokens=60,  # on a busy machine a few would come as one, with no time between them
             temperature=0.5,
+            extra_body={"ignore_eos": True},
             extra_headers={
                 "traceparent": f"00-{TRACE}-{PARENT}-01",
                 "X-Request-Id": "of-the-client",

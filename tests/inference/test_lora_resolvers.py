@@ -16,6 +16,7 @@ from adapters.events import version_waits
 from adapters.models import Adapter, AdapterVersion
 from adapters.resolvers import lora_resolvers
 from catalog.models import ServedModel
+from engine.contract import plugins
 from engine.contract.adapters import adapter_digest
 from engine.contract.errors import ConfigError
 from engine.contract.lora_resolver import LoRAResolver, LoRAResolverRegistry
@@ -269,10 +270,12 @@ def test_a_function_may_register_one_and_what_is_wrong_is_refused(
     assert list(found) == ["lora_filesystem_resolver", "Mine"]
     assert isinstance(found["Mine"], LoRAResolver)
     points.write_text("[quire.lora_resolvers]\nwrong = json:JSONDecoder\n")
+    plugins._installed.cache_clear()  # as in another process
     resolving.forget()
     with pytest.raises(ConfigError, match=r"wrong .* is no subclass of engine.contract.lora_res"):
         lora_resolvers()
     points.write_text("")
+    plugins._installed.cache_clear()
     shutil.rmtree(folder)
     resolving.forget()
     with pytest.raises(ConfigError, match="QUIRE_LORA_RESOLVER_CACHE_DIR must be a folder"):
