@@ -8,15 +8,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
-#: Where its processes find what to add to the clock.
-NAME = "QUIRE_CHAOS_CLOCK"
 _BYTES = 8
-#: Stands before the C library's own functions: they add the first eight bytes of a file.
+#: Stands before the C library's own functions: they add the first eight bytes of the file `CLOCK`.
 _SOURCE = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
@@ -26,8 +23,7 @@ _SOURCE = r"""
 static const volatile long *shift;
 
 __attribute__((constructor)) static void begin(void) {
-    const char *path = getenv("QUIRE_CHAOS_CLOCK");
-    int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+    int file = open(CLOCK, O_RDONLY | O_CLOEXEC);
     if (file < 0) return;
     void *at = mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
     if (at != MAP_FAILED) shift = at;
@@ -72,7 +68,7 @@ class Clock:
     def __init__(self, folder: Path, *, wanted: bool = True) -> None:
         self._file, self._library = folder / "clock", folder / "clock.so"
         self._file.write_bytes(bytes(_BYTES))
-        self.why_not = _compiled(self._library) if wanted else "nobody asked for it"
+        self.why_not = _compiled(self._library, self._file) if wanted else "nobody asked for it"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -80,7 +76,7 @@ class Clock:
         if self.why_not:
             return {}
         loaded = ":".join(filter(None, (str(self._library), os.environ.get("LD_PRELOAD", ""))))
-        return {"LD_PRELOAD": loaded, NAME: str(self._file)}
+        return {"LD_PRELOAD": loaded}
 
     def shift(self, seconds: int) -> None:
         """From now on it is so much later; of less than 0, earlier."""
@@ -89,11 +85,12 @@ class Clock:
             held[:] = (before + seconds).to_bytes(_BYTES, "little", signed=True)
 
 
-def _compiled(library: Path) -> str:
-    """Why there's no library, or ""."""
+def _compiled(library: Path, clock: Path) -> str:
+    """Why there's no library that reads this file, or ""."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
         return "setting the processes' clock takes a C compiler"
-    command = [compiler, "-O2", "-shared", "-fPIC", "-x", "c", "-", "-o", library, "-ldl"]
+    command = [compiler, "-O2", "-shared", "-fPIC", f'-DCLOCK="{clock}"', "-x", "c", "-"]
+    command += ["-o", str(library), "-ldl"]
     done = subprocess.run(command, input=_SOURCE, capture_output=True, text=True, check=False)
     return done.stderr.strip()[:500] if done.returncode else ""
