@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import connection
 
 from adapters.models import Adapter, AdapterAlias
@@ -147,3 +148,16 @@ def test_a_models_other_name_gets_neither_budget_nor_price(world: World) -> None
     # A tenant isn't told of models that it may not use.
     budget(world, model="swift", tokens=5)
     budget(world, model="quill", tokens=5)
+
+
+def test_commands_warn_of_what_is_not_there(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ServedModel.objects.create(name="quill", source="demo/model", public=True)
+    for name, told in (("quil", True), ("quill", False)):
+        for words in (
+            ("set_budget", "--tenant", "acme", "--per", "day", "--tokens", "9", "--model", name),
+            ("set_price", name, "--input", "1", "--output", "2"),
+        ):
+            call_command(*words)
+            assert (f"is called {name} today" in capsys.readouterr().err) == told, words

@@ -452,18 +452,6 @@ def test_prices_are_set_and_listed_with_their_history() -> None:
         run("set_price", "small", "--input", "cheap", "--output", "1")
 
 
-def test_budgets_and_prices_of_what_is_not_there_warn(
-    world: World, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ServedModel.objects.create(name="quill", source="demo/model", public=True)
-    for name, told in (("quil", True), ("quill", False)):
-        budget = ("set_budget", "--tenant", "acme", "--per", "day", "--tokens", "9")
-        price = ("set_price", name, "--input", "1", "--output", "2")
-        for words in ((*budget, "--model", name), price):
-            assert name in run(*words)
-            assert (f"is called {name} today" in capsys.readouterr().err) == told, words
-
-
 def test_budgets_are_set_listed_with_what_is_spent_and_lifted(
     world: World, live_redis: str
 ) -> None:
