@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from django.db import transaction
+from django.db.models import ProtectedError
 from django.utils import timezone
 
 from catalog.control import send_control
@@ -137,7 +138,10 @@ def share_model(
 
 @transaction.atomic
 def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
-    """Take a model out of the catalogue. Raises `Conflict` while it's loaded or drains."""
+    """Take a model out of the catalogue.
+
+    Raises `Conflict` while it's loaded or drains, stands in for another, or has adapters.
+    """
     actor = as_actor(actor)
     require_operator(actor)
     model = ServedModel.objects.select_for_update().get(pk=model.pk)
@@ -149,7 +153,14 @@ def delete_model(*, actor: Actor | User, model: ServedModel) -> None:
             raise Conflict(f"{model.name} answers in the place of {other.name}: change that first.")
     record(actor=actor, action="model.delete", target=model, source=model.source)
     transaction.on_commit(partial(served_model_changed.send, ServedModel, served_model=model))
-    model.delete()
+    try:
+        model.delete()
+    except ProtectedError as error:
+        # Adapters may be a tenant's own work: they never go unasked.
+        names = sorted({row.name for row in error.protected_objects})
+        raise Conflict(
+            f"{model.name} has adapters ({', '.join(names)}): delete them first."
+        ) from error
 
 
 def drain_replica(*, actor: Actor | User, replica: Replica) -> None:

@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.test import Client
+from django.urls import reverse
 from django.utils import timezone
 
 from adapters import access, actions, store, work
 from adapters.errors import AdapterInvalid, AdapterTooLarge
 from adapters.models import Adapter, AdapterVersion, VersionState
+from catalog.actions import delete_model
+from catalog.models import DesiredState, ServedModel
 from engine.contract.adapters import adapter_digest
 from engine.contract.errors import InvalidRequest
 from tenants.actors import SYSTEM
@@ -326,3 +330,23 @@ def test_without_the_hub_a_version_says_so(world: World, monkeypatch: pytest.Mon
             name="tone",
             repository="../../etc",
         )
+
+
+def test_a_model_with_adapters_is_deleted_after_them(world: World, client: Client) -> None:
+    model = served()
+    version = checked(world.owner, world.acme, model, promote=True)
+    model.desired_state = DesiredState.UNLOADED
+    model.save()
+    with pytest.raises(Conflict, match=r"^base has adapters \(tone\): delete them first\.$"):
+        delete_model(actor=SYSTEM, model=model)
+    client.force_login(world.operator)
+    page = reverse("admin:catalog_servedmodel_delete", args=[model.pk])
+    told = client.post(page, {"post": "yes"}).content.decode()
+    assert "would require deleting the following protected" in told
+    assert "Adapter:" in told
+    assert "Alias:" not in told
+
+    actions.take_offline(actor=world.owner, adapter=version.adapter)
+    actions.delete_adapter(actor=world.owner, adapter=version.adapter)
+    assert client.post(page, {"post": "yes"}).status_code == 302
+    assert not ServedModel.objects.exists()

@@ -241,7 +241,7 @@ class Migration(migrations.Migration):
                 (
                     "served_model",
                     models.ForeignKey(
-                        on_delete=django.db.models.deletion.PROTECT,
+                        on_delete=django.db.models.deletion.CASCADE,
                         related_name="+",
                         to="catalog.servedmodel",
                     ),

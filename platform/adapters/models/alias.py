@@ -17,7 +17,7 @@ class AdapterAlias(models.Model):
 
     adapter = models.ForeignKey(Adapter, models.CASCADE, related_name="aliases")
     tenant = models.ForeignKey(Tenant, models.PROTECT, null=True, blank=True, related_name="+")
-    served_model = models.ForeignKey(ServedModel, models.PROTECT, related_name="+")
+    served_model = models.ForeignKey(ServedModel, models.CASCADE, related_name="+")
     name = models.CharField(max_length=100, validators=[check_name])
     version = models.ForeignKey(
         AdapterVersion, models.PROTECT, null=True, blank=True, related_name="live_as"
