@@ -23,12 +23,14 @@ def encode_parts(
     second: str | None,
     limit: int | None,
     add_special_tokens: bool,
+    side: str = "right",
 ) -> Parts:
     """Token ids of a text, or of two with what the model puts between and around them.
 
     Args:
         limit: most tokens in all; the texts lose their ends (of two the longer one first, as in
             the tokenizers library's `longest_first`), special tokens stay. None: no limit.
+        side: where texts are cut, at the "right" or, their beginnings, at the "left".
 
     Raises `InvalidRequest` when the special tokens alone are over the limit.
     """
@@ -36,19 +38,23 @@ def encode_parts(
     two = None if second is None else encode(backend, second, add_special_tokens=False)
     if limit is not None:
         special = backend.num_special_tokens_to_add(two is not None) if add_special_tokens else 0
-        room = limit - special
-        if room < 1:
-            raise InvalidRequest(
-                f"truncate_prompt_tokens must be over {special}: so many special tokens are added.",
-                param="truncate_prompt_tokens",
-            )
-        kept = _kept(len(one.ids), 0 if two is None else len(two.ids), room)
-        one.truncate(kept[0])
+        kept = _kept(len(one.ids), 0 if two is None else len(two.ids), room_for(limit, special))
+        one.truncate(kept[0], direction=side)
         if two is not None:
-            two.truncate(kept[1])
+            two.truncate(kept[1], direction=side)
     whole = backend.post_process(one, two, add_special_tokens)
     types: list[int] = whole.type_ids
     return Parts(whole.ids, types.index(1) if 1 in types else 0)
+
+
+def room_for(limit: int, special: int) -> int:
+    """How many tokens stay beside the special ones. Raises `InvalidRequest` for none."""
+    if limit <= special:
+        raise InvalidRequest(
+            f"truncate_prompt_tokens must be over {special}: so many special tokens are added.",
+            param="truncate_prompt_tokens",
+        )
+    return limit - special
 
 
 def shortened_text(backend: tokenizers.Tokenizer, text: str, limit: int) -> str:

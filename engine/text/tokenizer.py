@@ -104,7 +104,7 @@ class Tokenizer:
         if parse_special:
             return encode(self._backend, text, add_special_tokens=add_special_tokens).ids
         ids = self.encode_plain(text)
-        return self._wrap(ids) if add_special_tokens else ids
+        return self.wrapped(ids) if add_special_tokens else ids
 
     def encode_parts(
         self,
@@ -113,10 +113,11 @@ class Tokenizer:
         *,
         limit: int | None = None,
         add_special_tokens: bool = True,
+        side: str = "right",
     ) -> Parts:
         """A text, or a pair of texts, within a limit; see `engine.text.parts`."""
         texts = without_surrogates(first), None if second is None else without_surrogates(second)
-        return encode_parts(self._backend, *texts, limit, add_special_tokens)
+        return encode_parts(self._backend, *texts, limit, add_special_tokens, side)
 
     def shortened(self, text: str, limit: int) -> str:
         """The beginning of `text` with at most `limit` (>= 1) tokens; see `engine.text.parts`."""
@@ -157,7 +158,7 @@ class Tokenizer:
         unknown = self._token_id(self.settings.named_tokens.get("unk_token"))
         return self.special_token_ids - {unknown}
 
-    def _wrap(self, ids: list[int]) -> list[int]:
+    def wrapped(self, ids: list[int]) -> list[int]:
         """`ids` between the special tokens that the model expects around a text."""
         probe = encode(self._backend, "a", add_special_tokens=True)
         mask = probe.special_tokens_mask

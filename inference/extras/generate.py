@@ -116,9 +116,13 @@ class InvocationsView(GatewayView):
     async def _chosen(
         self, view: type[GatewayView], request: GatewayRequest, body: dict[str, Any]
     ) -> type[GatewayView]:
-        if view is not EmbeddingsView:
+        if view not in (EmbeddingsView, StoredCompletionsView):
             return view
         model = body.get("model")
         name = model if isinstance(model, str) else None
         served = await find_served(request.caller, name, task=None)
+        if served.info.pooling is None:
+            return view
+        if "task" in body:
+            return PoolingView
         return ClassifyView if CLASSIFY in served.info.tasks else EmbeddingsView

@@ -15,7 +15,8 @@ from engine.contract.protocol import ModelInfo
 from inference.errors import Internal
 from inference.pooling.inputs import item_entries
 from inference.pooling.run import Call
-from inference.pooling.schemas import Item, PoolingRequest
+from inference.pooling.schemas import PoolingRequest
+from inference.pooling.texts import Item
 from inference.rendering.pool import render_pool
 
 #: Ours to run, of unknown cost: never on the event loop.

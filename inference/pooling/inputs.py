@@ -10,9 +10,11 @@ import msgspec
 from engine.contract.errors import InvalidRequest
 from engine.contract.pooling_params import PoolingParams, check_length
 from inference.generation import Served
-from inference.pooling.schemas import Item
+from inference.openai.schemas import ChatRequest
+from inference.pooling.chats import chat_prompts
+from inference.pooling.texts import Item
 from inference.rendering.pool import render_pool
-from inference.rendering.prompts import check_vocabulary
+from inference.rendering.prompts import check_vocabulary, truncated
 from inference.settings import gateway_settings
 
 T = TypeVar("T")
@@ -31,8 +33,9 @@ async def item_entries(
     params: PoolingParams,
     *,
     add_special_tokens: bool = True,
+    side: str = "right",
 ) -> list[Entry]:
-    """An entry for each text or list of token ids.
+    """An entry for each text or list of token ids. What is too long is cut at `side`.
 
     Raises: `InvalidRequest` about `prompt`; `ContextLengthExceeded` for one that is too long.
     """
@@ -44,15 +47,25 @@ async def item_entries(
         for item in items:
             if isinstance(item, str):
                 parts = served.tokenizer.encode_parts(
-                    prefix + item, limit=limit, add_special_tokens=add_special_tokens
+                    prefix + item, limit=limit, add_special_tokens=add_special_tokens, side=side
                 )
                 found.append(parts.token_ids)
             else:
-                found.append(item if limit is None else item[:limit])
+                found.append(truncated(item, limit, side))
         return found
 
     texts = [prefix + item for item in items if isinstance(item, str)]
-    prompts = await _rendered(texts, encode_all)
+    return _entries(await _rendered(texts, encode_all), served, params)
+
+
+async def chat_entries(
+    served: Served, chats: list[ChatRequest], params: PoolingParams, side: str = "right"
+) -> list[Entry]:
+    """An entry for each chat. Raises as `item_entries` and the chat's template do."""
+    return _entries(await chat_prompts(served, chats, params, side), served, params)
+
+
+def _entries(prompts: list[list[int]], served: Served, params: PoolingParams) -> list[Entry]:
     for prompt in prompts:
         check_vocabulary(prompt, served.info)
         check_length(len(prompt), served.info.max_model_len)
@@ -68,7 +81,7 @@ async def shortened_texts(served: Served, texts: list[str], limit: int) -> list[
 
 
 async def pair_entries(
-    served: Served, pairs: list[tuple[str, str]], params: PoolingParams
+    served: Served, pairs: list[tuple[str, str]], params: PoolingParams, side: str = "right"
 ) -> list[Entry]:
     """An entry for each pair of texts, for a cross-encoder. Raises as `item_entries` does."""
     limit = params.prompt_limit(served.info.max_model_len)
@@ -77,7 +90,7 @@ async def pair_entries(
     def encode_all() -> list[Entry]:
         found = []
         for first, second in pairs:
-            parts = served.tokenizer.encode_parts(first, second, limit=limit)
+            parts = served.tokenizer.encode_parts(first, second, limit=limit, side=side)
             segment = parts.second_segment if typed else 0
             found.append(
                 Entry(parts.token_ids, msgspec.structs.replace(params, second_segment=segment))

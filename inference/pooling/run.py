@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponse, HttpResponseBase
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.pooling_params import check_task
@@ -24,6 +24,7 @@ from inference.web.request_ids import new_id
 from inference.web.views import GatewayRequest, json_response
 
 Make = Callable[[list[Vectors]], dict[str, Any]]
+Pack = Callable[[list[Vectors], dict[str, Any]], HttpResponse]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -50,8 +51,11 @@ class Call:
         except InvalidRequest as error:
             raise renamed(error, {"prompt": self.param}) from None
 
-    async def answer(self, entries: list[Entry], make: Make) -> HttpResponseBase:
-        """Run the entries and answer with `make(results)`, beside id, model and usage.
+    async def answer(
+        self, entries: list[Entry], make: Make, pack: Pack | None = None
+    ) -> HttpResponseBase:
+        """Run the entries and answer with `make(results)`, beside id, model and usage; or with
+        `pack(results, these)` as it is.
 
         A result is float32 [size], or [num_tokens, size] for tasks by token.
 
@@ -80,17 +84,19 @@ class Call:
         rows = [len(e.token_ids) if e.params.by_token else None for e in entries]
         results = list(map(from_bytes, raw, rows))
 
-        def encoded() -> bytes:
+        def response_of() -> HttpResponse:
             common = {
                 "id": job.request_id,
                 "created": int(job.started_at),
                 "model": self.served.name,
                 "usage": run.usage.as_openai(),
             }
-            return _encode(common | make(results))
+            if pack is not None:
+                return pack(results, common)
+            return json_response(_encode(common | make(results)))
 
         # Floats as decimals are long: of many vectors they'd keep the event loop.
-        response = json_response(await render_pool().run(sum(map(len, raw)), encoded))
+        response = await render_pool().run(sum(map(len, raw)), response_of)
         add_headers(response, run, ignored)
         return response
 

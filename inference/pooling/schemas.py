@@ -8,22 +8,22 @@ from pydantic import AliasChoices, Field, model_validator
 
 from engine.contract.errors import InvalidRequest
 from engine.contract.pooling_params import PoolingParams
+from engine.contract.vector_formats import EmbedDtype, Endianness
 from inference.errors import UnsupportedField
+from inference.openai.schemas import ChatRequest
 from inference.openai.schemas.base import GenerateRequest, Refused
-from inference.settings import gateway_settings
+from inference.pooling.chats import RENDERING, is_chat, parsed_chats
+from inference.pooling.formats import check_format
+from inference.pooling.texts import Item, split_input, texts_of
 
 #: Fields that the endpoints' families know and that Quire doesn't support, with the values that
 #: change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "chat_template": (),
-    "chat_template_kwargs": (),
-    "embed_dtype": ("float32",),
     "embedding_types": (["float"],),
-    "endianness": ("native", "little"),
     "images": ([],),
     "input_type": (),
     "max_chunks_per_doc": (),
-    "messages": (),
+    "padding": ("do_not_pad",),
     "rank_fields": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -31,13 +31,12 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "stream_options": (),
 }
 
-Item = str | list[int]
-
 
 class PoolingBody(GenerateRequest):
     """What all of them share."""
 
     truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
     use_activation: bool | None = Field(
         default=None, validation_alias=AliasChoices("use_activation", "activation", "normalize")
     )
@@ -60,6 +59,11 @@ class PoolingBody(GenerateRequest):
             raise Refused(error) from None
         return self
 
+    @property
+    def side(self) -> str:
+        """Where what is too long is cut."""
+        return self.truncation_side or "right"
+
     def check_fields(self) -> None:
         """Raise `InvalidRequest` for what pydantic can't see."""
 
@@ -77,28 +81,67 @@ class PoolingBody(GenerateRequest):
 
 
 class InputBody(PoolingBody):
-    """Texts or token ids, each for itself. `items` is what `input` was, as a list."""
+    """Texts or token ids, each for itself; or chats, as `messages` or in the place of texts.
+
+    `items` is what `input` was, as a list. `add_special_tokens` is true for a text and false for
+    a chat, whose template has its own.
+    """
 
     input: Any = None
-    add_special_tokens: bool | None = True
+    messages: Any = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = False
+    continue_final_message: bool | None = False
+    chat_template: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     _items: list[Item] = []
+    _chats: list[ChatRequest] = []
 
     def check_fields(self) -> None:
         """See `PoolingBody`."""
-        self._items = split_input(self.input)
+        messages = self.messages
+        if messages is None and is_chat(self.input):
+            messages = self.input
+        elif messages is not None and self.input is not None:
+            raise InvalidRequest("Either messages or input is needed, not both.", param="messages")
+        if messages is None:
+            for name in ("chat_template", "chat_template_kwargs"):
+                if getattr(self, name):
+                    raise InvalidRequest(f"{name} is for messages alone.", param=name)
+            self._items = split_input(self.input)
+        else:
+            given = self.model_dump(include=set(RENDERING), exclude_none=True, exclude_unset=True)
+            self._chats = parsed_chats(messages, given)
 
     @property
     def items(self) -> list[Item]:
-        """Each a text or a list of (unchecked) token ids."""
+        """Each a text or a list of (unchecked) token ids; empty where it's chats."""
         return self._items
+
+    @property
+    def param(self) -> str:
+        """The field that the prompts are of."""
+        return "input" if self.messages is None else "messages"
+
+    @property
+    def chats(self) -> list[ChatRequest]:
+        """In the place of `items`."""
+        return self._chats
 
 
 class EmbeddingRequest(InputBody):
     """The body of `POST /v1/embeddings`."""
 
-    encoding_format: Literal["float", "base64"] | None = "float"
+    encoding_format: Literal["float", "base64", "bytes", "bytes_only"] | None = "float"
+    embed_dtype: EmbedDtype | None = "float32"
+    endianness: Endianness | None = "native"
     dimensions: int | None = None
+
+    def check_fields(self) -> None:
+        """See `PoolingBody`."""
+        super().check_fields()
+        check_format(self.encoding_format, len(self.items) or len(self.chats))
 
     def params(self, task: str) -> PoolingParams:
         """See `PoolingBody`."""
@@ -119,7 +162,7 @@ class PoolingRequest(EmbeddingRequest):
     def check_fields(self) -> None:
         """See `PoolingBody`."""
         if self.data is not None:
-            if self.input is not None:
+            if self.input is not None or self.messages is not None:
                 raise InvalidRequest("Either data or input is needed, not both.", param="data")
             return
         super().check_fields()
@@ -206,56 +249,6 @@ class RerankV2Request(RerankRequest):
     shows_documents = False
 
 
-def split_input(value: Any) -> list[Item]:
-    """A text, texts, token ids or lists of token ids, as a list of items.
-
-    Raises `InvalidRequest` for something else, nothing, or too many.
-    """
-    if isinstance(value, list) and value and not isinstance(value[0], str | list):
-        value = [value]
-    if isinstance(value, list) and value and isinstance(value[0], list):
-        _check_count(value, "input")
-        if not all(isinstance(item, list) for item in value):
-            raise _wrong_type("input", "a string, strings, token ids or lists of token ids")
-        return value
-    return list(texts_of(value, "input"))
-
-
-def texts_of(value: Any, param: str) -> list[str]:
-    """One text or several, as a list. Raises `InvalidRequest` as `split_input` does."""
-    if value is None:
-        raise InvalidRequest(
-            f"Missing required parameter: '{param}'.",
-            param=param,
-            code="missing_required_parameter",
-        )
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list):
-        raise _wrong_type(param, "a string or a list of strings")
-    _check_count(texts, param)
-    for place, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise _wrong_type(f"{param}[{place}]", "a string")
-        if not text:
-            name = param if isinstance(value, str) else f"{param}[{place}]"
-            raise InvalidRequest(f"{name} must not be empty.", param=name)
-    return texts
-
-
-def _check_count(items: list[Any], param: str) -> None:
-    limit = gateway_settings().max_prompts
-    if not items:
-        raise InvalidRequest(f"{param} must not be empty.", param=param)
-    if len(items) > limit:
-        raise InvalidRequest(
-            f"{param} holds {len(items)} entries; at most {limit} may be sent at once.", param=param
-        )
-
-
 def _document_text(document: Any) -> Any:
     """Jina's and Cohere's `{"text": ...}` as its text."""
     return document.get("text") if isinstance(document, dict) else document
-
-
-def _wrong_type(param: str, wanted: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} must be {wanted}.", param=param, code="invalid_type")

@@ -34,7 +34,7 @@ async def answer_with_scores(
         return await _by_likeness(call, first, second, pairs, make)
     texts = [(first[a], second[b]) for a, b in pairs]
     params = call.body.params("score")
-    entries = await call.entries(pair_entries(call.served, texts, params))
+    entries = await call.entries(pair_entries(call.served, texts, params, call.body.side))
     return await call.answer(entries, lambda results: make([float(row[0]) for row in results]))
 
 
@@ -43,7 +43,8 @@ async def _by_likeness(
 ) -> HttpResponseBase:
     """Each text is embedded once."""
     params = call.body.params("embed")
-    entries = await call.entries(item_entries(call.served, [*first, *second], params))
+    made = item_entries(call.served, [*first, *second], params, side=call.body.side)
+    entries = await call.entries(made)
     facts = call.served.info.pooling
     kind = facts.similarity if facts is not None else "cosine"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from typing import Any, ClassVar
 
 from django.http.response import HttpResponseBase
@@ -11,8 +10,9 @@ from engine.contract.pooling_params import default_task
 from engine.contract.similarity import Vectors, pair_up
 from inference.openai.serving import parse_beside
 from inference.pooling.data import answer_data
-from inference.pooling.inputs import item_entries
-from inference.pooling.run import Call, Make, begin
+from inference.pooling.formats import Form
+from inference.pooling.inputs import chat_entries, item_entries
+from inference.pooling.run import Call, Make, Pack, begin
 from inference.pooling.schemas import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -32,7 +32,7 @@ class EmbeddingsView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"object": "embedding", "embedding", "index"}], ...}`."""
         body = await parse_beside(EmbeddingRequest, self.read_json(request))
-        call = await begin(request, body, "embeddings", "input", "embed")
+        call = await begin(request, body, "embeddings", body.param, "embed")
         return await _answer(call, body, "embed", "embedding", "embedding")
 
 
@@ -44,7 +44,7 @@ class PoolingView(GatewayView):
         body = await parse_beside(PoolingRequest, self.read_json(request))
         if body.data is not None:
             return await answer_data(await begin(request, body, "pooling", "data", ""), body)
-        call = await begin(request, body, "pooling", "input", body.task or "")
+        call = await begin(request, body, "pooling", body.param, body.task or "")
         task = body.task or default_task(call.served.info.tasks)
         return await _answer(call, body, task, "pooling", "data")
 
@@ -55,7 +55,7 @@ class ClassifyView(GatewayView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`{"object": "list", "data": [{"index", "label", "probs", "num_classes"}], ...}`."""
         body = await parse_beside(ClassifyRequest, self.read_json(request))
-        call = await begin(request, body, "classify", "input", "classify")
+        call = await begin(request, body, "classify", body.param, "classify")
         facts = call.served.info.pooling
         labels = facts.labels if facts is not None else []
 
@@ -130,32 +130,31 @@ class RerankV2View(RerankView):
         return {"meta": {"api_version": {"version": "2"}, "billed_units": units}}
 
 
-async def _run(call: Call, body: InputBody, task: str, make: Make) -> HttpResponseBase:
+async def _run(
+    call: Call, body: InputBody, task: str, make: Make, pack: Pack | None = None
+) -> HttpResponseBase:
     """Answer for each input by itself."""
-    made = item_entries(
-        call.served,
-        body.items,
-        body.params(task),
-        add_special_tokens=body.add_special_tokens is not False,
-    )
-    return await call.answer(await call.entries(made), make)
+    params, served = body.params(task), call.served
+    if body.chats:
+        made = chat_entries(served, body.chats, params, body.side)
+    else:
+        special = body.add_special_tokens is not False
+        made = item_entries(served, body.items, params, add_special_tokens=special, side=body.side)
+    return await call.answer(await call.entries(made), make, pack)
 
 
 async def _answer(
     call: Call, body: EmbeddingRequest, task: str, kind: str, field: str
 ) -> HttpResponseBase:
-    """Answer with vectors, as lists of floats or as base64 of little-endian float32."""
-    encoded = body.encoding_format == "base64"
+    """Answer with vectors, in the format that the request asks for."""
+    dtype, endianness = body.embed_dtype or "float32", body.endianness or "native"
+    form = Form(body.encoding_format or "float", dtype, endianness)
 
     def make(results: list[Vectors]) -> dict[str, Any]:
         data = [
-            {
-                "object": kind,
-                "index": index,
-                field: base64.b64encode(row.tobytes()).decode() if encoded else row.tolist(),
-            }
+            {"object": kind, "index": index, field: form.in_json(row)}
             for index, row in enumerate(results)
         ]
         return {"object": "list", "data": data}
 
-    return await _run(call, body, task, make)
+    return await _run(call, body, task, make, form.response if form.is_raw else None)

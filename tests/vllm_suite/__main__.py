@@ -103,6 +103,7 @@ def suite_environment(product: Product, source: Path) -> dict[str, str]:
         "QUIRE_SUITE_URL": product.url,
         "QUIRE_SUITE_KEY": key[0],
         "QUIRE_SUITE_ROOT": str(ROOT),
+        "QUIRE_SUITE_SOURCE": str(source),
         "QUIRE_SUITE_VERSION": version[1] if version else "",
         "QUIRE_DATA_DIR": str(product.data_dir),
         "PYTHONPATH": "",

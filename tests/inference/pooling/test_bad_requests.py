@@ -126,7 +126,10 @@ async def test_fault_04_a_query_is_counted_beside_each_document(
         ("stream", True),
         ("return_token_ids", True),
         ("messages", [{"role": "user", "content": "x"}]),
-        ("embed_dtype", "float16"),
+        ("embed_dtype", "float64"),
+        ("endianness", "middle"),
+        ("padding", "max_length"),
+        ("truncation_side", "middle"),
         ("chat_template", "{{ 1 }}"),
     ],
 )

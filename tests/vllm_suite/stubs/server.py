@@ -30,9 +30,12 @@ PASSED_ON = (
     "--max-cpu-loras",
     "--pooler-config",
 )
+#: Those of encoders alone: the demo model keeps its own.
+PASSED_ON_POOLING = ("--chat-template",)
 SWITCHES = ("--enable-sleep-mode", "--enable-lora")
 #: Tokens of context of the models that stand in.
-CONTEXT = 512 if os.environ.get("QUIRE_SUITE_POOLING") else 2048
+POOLING = bool(os.environ.get("QUIRE_SUITE_POOLING"))
+CONTEXT = 512 if POOLING else 2048
 ROCM_EXTRA_ARGS: list[str] = []
 ROCM_ENV_OVERRIDES: dict[str, str] = {}
 VLLM_PATH = ROOT
@@ -93,8 +96,9 @@ def _manage(*arguments: str) -> None:
 def _flags(given: list[str]) -> list[str]:
     words = [part for word in map(str, given) for part in word.split("=", 1)]
     flags = [word for word in words if word in SWITCHES]
+    passed_on = PASSED_ON + (PASSED_ON_POOLING if POOLING else ())
     for place, word in enumerate(words[:-1]):
-        if word in PASSED_ON:
+        if word in passed_on:
             flags += [word, words[place + 1]]
     # The model that is served, and the product, have no more.
     for flag, most in (("--max-model-len", CONTEXT), ("--max-logprobs", 1000)):
@@ -120,6 +124,8 @@ def _load_adapter(word: str, model: str) -> None:
     if word.startswith("{"):
         described = json.loads(word)
         name, path = described["name"], described["path"]
+    if not os.path.isdir(path):  # a repository of the hub
+        path = os.path.join(ROOT, "demo", "adapters", "pirate")
     body = {"lora_name": name, "lora_path": path, "model": model}
     reply = requests.post(f"{URL}/v1/load_lora_adapter", json=body, timeout=120)
     if reply.status_code != 200:
@@ -136,18 +142,32 @@ class RemoteOpenAIServer:
         self.uds = None
         self.host, _, port = URL.removeprefix("http://").partition(":")
         self.port = int(port)
-        self._loaded = _words_of("--served-model-name", given) or [model]
-        for name in self._loaded:
-            source = os.environ["QUIRE_SUITE_MODEL"]
-            _manage("load_model", source, "--name", name, "--wait", *_flags(given))
+        names = _words_of("--served-model-name", given) or [model]
+        self._loaded: list[str] = []
+        try:
+            for name in names:
+                source = os.environ["QUIRE_SUITE_MODEL"]
+                _manage("load_model", source, "--name", name, "--wait", *_flags(given))
+                self._loaded.append(name)
+            for word in _words_of("--lora-modules", given):
+                _load_adapter(word, names[0])
+        except BaseException:
+            self.__exit__()
+            raise
         _own_keys[:] = _words_of("--api-key", given)
-        for word in _words_of("--lora-modules", given):
-            _load_adapter(word, self._loaded[0])
 
     def __enter__(self) -> RemoteOpenAIServer:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """A server that ends takes its adapters along; the product keeps them."""
+        _own_keys.clear()
+        listed = requests.get(f"{URL}/v1/models", timeout=120).json()["data"]
+        for entry in listed:
+            if entry.get("parent") in self._loaded:
+                requests.post(
+                    f"{URL}/v1/unload_lora_adapter", json={"lora_name": entry["id"]}, timeout=120
+                )
         for name in self._loaded:
             _manage("unload_model", name, "--wait")
 
