@@ -45,12 +45,14 @@ class ResetOtherCacheView(OperatorView):
 
 
 async def replicas_of(request: GatewayRequest) -> list[Replica]:
-    """The live replicas of the model that is asked for (`?model=`), or of all.
+    """The live replicas of the model that is asked for (`?model=`), or of all, as they are now:
+    who has just told one something sees that it's done.
 
     Raises: `NotFound` when none serves it.
     """
     client = get_engine_client()
     await client.start()
+    await client.watchman.tick()
     model = request.GET.get("model")
     if model is None:
         return list(client.fleet)
@@ -91,9 +93,9 @@ class LoadView(OperatorView):
 
     async def get(self, request: GatewayRequest) -> HttpResponseBase:
         """`server_load`: requests that run or wait, over all replicas as last heard."""
-        client = get_engine_client()
-        await client.start()
-        replicas = {replica.heartbeat.replica_id: _load(replica) for replica in client.fleet}
+        replicas = {
+            replica.heartbeat.replica_id: _load(replica) for replica in await replicas_of(request)
+        }
         total = sum(load["running"] + load["waiting"] for load in replicas.values())
         return json_response(_encode({"server_load": total, "replicas": replicas}))
 

@@ -56,9 +56,10 @@ class _Choices:
         return [
             {
                 **_scored(entry.logprobs, 0),
+                # Without alternatives it's the token itself, as vLLM has it.
                 "top_logprobs": [
                     _scored(entry.logprobs, place)
-                    for place in range(1, len(entry.logprobs.token_ids))
+                    for place in range(1, len(entry.logprobs.token_ids)) or (0,)
                 ],
             }
             for entry in entries

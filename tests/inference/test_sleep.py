@@ -75,10 +75,8 @@ async def test_replicas_sleep_and_wake_up(operator: Gateway, told: list[Control]
         await operator.look()
         slept = await operator.client.post("/sleep?level=2&model=fake")
         assert (slept.status, slept.json()["ok"]) == (200, True)
-        await operator.look()
         asleep = (await operator.client.get("/is_sleeping")).json()
         woken = await operator.client.post("/wake_up?tags=weights&tags=kv_cache")
-        await operator.look()
         awake = (await operator.client.get("/is_sleeping?model=fake")).json()
     assert asleep == {"is_sleeping": True, "replicas": {"a": True, "b": True}}
     assert woken.json()["ok"] is True

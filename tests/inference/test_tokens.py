@@ -56,6 +56,10 @@ async def test_what_else_may_come_with_the_ids(served: Gateway, tokenizer: Token
     assert first["token_id"] == choice["token_ids"][0]
     assert {"logprob", "rank"} <= first.keys()
     assert len(first["top_logprobs"]) == 2
+    body["sampling_params"]["logprobs"] = 0
+    (choice,) = (await served.client.post(URL, body)).json()["choices"]
+    alone = choice["logprobs"]["content"][0]["top_logprobs"]
+    assert [top["token_id"] for top in alone] == choice["token_ids"][:1]
     options = {"include_usage": True}
     stream = await served.client.post(URL, body | {"stream": True, "stream_options": options})
     assert stream.events[0]["prompt_token_ids"] == [50, 60]
@@ -79,6 +83,10 @@ async def test_without_a_limit_the_context_is_one(gateway: Gateway) -> None:
         ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
         ({"sampling_params": {"logprobs": 21}}, "sampling_params.logprobs"),  # fault 8
+        (
+            {"output_mode": "text", "sampling_params": {"detokenize": False}},
+            "sampling_params.detokenize",
+        ),
         ({"sampling_params": {"stop": [""]}}, "sampling_params.stop"),  # fault 11
         ({"sampling_params": {"thinking": {}}}, "sampling_params.thinking"),
         ({"sampling_params": {"cache_salt": "x"}}, "sampling_params.cache_salt"),

@@ -2,8 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from typing import Any
+
 import pytest
-import vllm  # noqa: F401
+import vllm
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tokenizers_of_the_served_model() -> None:
+    """What a test takes from transformers by its model's name is the served model's."""
+    if "transformers" not in sys.modules:
+        return
+    from transformers import AutoTokenizer
+
+    plain = AutoTokenizer.from_pretrained
+
+    def from_pretrained(name: str, *args: Any, **options: Any) -> Any:
+        return plain(name if os.path.isdir(name) else vllm.MODEL, *args, **options)
+
+    AutoTokenizer.from_pretrained = from_pretrained
 
 
 @pytest.fixture(scope="session")
