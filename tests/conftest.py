@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.order import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 from tests.services import running_redis
 
 # Products that tests start are compiled once, and not at each start.

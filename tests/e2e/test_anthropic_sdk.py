@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import pytest
 
 from tests.e2e.product import Product
+
+if TYPE_CHECKING:
+    import anthropic
 
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 #: The SDK's own methods don't know the field any more; the API does.
@@ -26,6 +28,8 @@ TOOL: Any = {
 
 @pytest.fixture
 def client(product: Product) -> Iterator[anthropic.Anthropic]:
+    import anthropic
+
     with anthropic.Anthropic(
         base_url=product.url, api_key=product.api_key, max_retries=0, timeout=60
     ) as found:
@@ -95,6 +99,8 @@ def test_tokens_are_counted(client: anthropic.Anthropic, product: Product) -> No
 
 
 async def test_the_async_client_streams(product: Product) -> None:
+    import anthropic
+
     async with (
         anthropic.AsyncAnthropic(base_url=product.url, api_key=product.api_key) as client,
         client.messages.stream(
@@ -105,6 +111,8 @@ async def test_the_async_client_streams(product: Product) -> None:
 
 
 def test_errors_are_the_sdks(client: anthropic.Anthropic, product: Product) -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.messages.create(model="nobody", max_tokens=5, messages=ASK)
     assert missing.value.type == "not_found_error"

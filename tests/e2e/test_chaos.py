@@ -1,27 +1,124 @@
-"""A minute of `manage.py chaos`, as a person runs it."""
+"""Two replicas and two gateways, as a user starts them, and harmed in every way: nobody notices.
+
+`manage.py chaos --minutes 10` and `--kills 40` are the long forms.
+"""
 
 from __future__ import annotations
 
-import subprocess
+import asyncio
+import random
 import sys
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
-from config.chaos.faults import CLOCK, FAULTS
+import pytest
+import pytest_asyncio
+
+from config.chaos import faults, run
+from config.chaos.client import Client, clients
+from config.chaos.instance import Instance, running, until
+from config.chaos.kills import STREAMED, Kills
+from config.chaos.report import passed, summary
+from config.chaos.run import Faults, Request
+from tests.e2e.adapter_swaps import swapped_under_kills
 from tests.e2e.product import ROOT, clean_environment
 
-#: Processes whose clock can be set read it a little more slowly.
-DONE = [part for name in FAULTS if name != CLOCK for part in ("--fault", name)]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+KILLS, TOKENS = 2, 80
+#: One of each kind of process, and what they share. The others have tests of their own.
+HARM = ("gateway frozen", "worker killed", "settings changed", "Redis killed", "disk full")
+#: Between two requests of a client: what is harmed needs the processor more.
+REST_S = 1.0
 
 
-def test_a_minute_of_faults_hurts_nobody() -> None:
-    done = subprocess.run(
-        [sys.executable, "manage.py", "chaos", "--minutes", "1", "--seed", "1", *DONE],
+@dataclass
+class Harmed:
+    """An instance, and what asks it."""
+
+    instance: Instance
+    client: Client
+
+    async def whole(self) -> None:
+        """All is as it was before the harm."""
+        await until(self.instance.whole, 60, "not whole again", self.instance.log)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def harmed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Harmed]:
+    log = tmp_path_factory.mktemp("chaos") / "up.log"
+    async with (
+        running(log) as instance,
+        clients(instance.url, instance.api_key) as client,
+    ):
+        yield Harmed(instance, client)
+
+
+async def test_fault_27_streams_of_every_kind_are_the_same_through_kills(harmed: Harmed) -> None:
+    await harmed.whole()
+    kills = Kills(KILLS, 2 * len(STREAMED), TOKENS, 1, print)
+    outcome = await kills.run_on(harmed.instance, harmed.client)
+    assert passed(outcome), summary(outcome)
+    assert len(outcome.windows) == KILLS
+    assert {asked.kind for asked in (r.asked for r in outcome.requests)} == set(STREAMED)
+
+
+async def test_an_adapter_that_is_exchanged_under_kills_never_answers_with_the_others_words(
+    harmed: Harmed,
+) -> None:
+    """Fault 59: it's replaced, taken offline and unloaded, and each answer is its digest's own."""
+    await harmed.whole()
+    swapped = await swapped_under_kills(harmed.instance, 2, 1)
+    assert swapped.wrong() == []
+    assert len({digest for digest, _ in swapped.expected}) == 2
+    assert {digest for digest, *_ in swapped.answers} == {digest for digest, _ in swapped.expected}
+    assert len(swapped.answers) > 12
+    assert swapped.kills == 2
+    assert set(swapped.refused) <= {(404, "model_not_found")}
+
+
+async def test_faults_of_every_process_hurt_nobody(
+    harmed: Harmed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of every kind meanwhile; new settings reach every replica."""
+    fulfil = run._fulfil
+
+    async def rested(client: Client, request: Request) -> None:
+        await fulfil(client, request)
+        await asyncio.sleep(REST_S)
+
+    def plan(seed: int, names: list[str]) -> Iterator[faults.Planned]:
+        rng = random.Random(seed)
+        for name in HARM:
+            if name in names:
+                yield faults.Planned(name, rng.uniform(0.5, 1.5), random.Random(seed))
+
+    monkeypatch.setattr(faults, "plan", plan)
+    monkeypatch.setattr(run, "_fulfil", rested)
+    monkeypatch.setattr(run, "VARIANTS", 1)
+    monkeypatch.setattr(Faults, "max_tokens", 40)
+    await harmed.whole()
+    outcome = await Faults(10, 1, print, None, HARM).run_on(harmed.instance, harmed.client)
+    assert passed(outcome), summary(outcome)
+    done = {window.fault for window in outcome.windows} | set(outcome.skipped)
+    assert done == set(HARM)
+    assert "0 lost, 0 doubled, 0 changed." in summary(outcome)
+    assert "Difference: 0." in summary(outcome)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+async def test_a_minute_of_faults_hurts_nobody(tmp_path: Path) -> None:
+    """The command."""
+    program = [sys.executable, "manage.py", "chaos", "--minutes=1", "--seed=1"]
+    child = await asyncio.create_subprocess_exec(
+        *program,
+        f"--log={tmp_path / 'up.log'}",
         cwd=ROOT,
         env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
+        stdout=asyncio.subprocess.PIPE,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 lost, 0 doubled, 0 changed." in done.stdout
-    assert "Difference: 0." in done.stdout
+    said, _ = await child.communicate()
+    assert child.returncode == 0, said
+    assert b"0 lost, 0 doubled, 0 changed." in said

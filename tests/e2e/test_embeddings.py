@@ -6,7 +6,6 @@ import math
 
 import openai
 import pytest
-from sentence_transformers import SentenceTransformer
 
 from tests.e2e.product import Product
 from tests.engine.pooling.minilm import minilm_folder
@@ -28,6 +27,8 @@ def cosine(a: list[float], b: list[float]) -> float:
 
 
 def test_vectors_are_sentence_transformers_own(client: openai.OpenAI, minilm: str) -> None:
+    from sentence_transformers import SentenceTransformer  # takes seconds
+
     oracle = SentenceTransformer(str(minilm_folder()), device="cpu", local_files_only=True)
     expected = oracle.encode(TEXTS)
     # The SDK asks for base64 when no format is named, and decodes it.

@@ -6,7 +6,6 @@ import re
 import time
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -88,6 +87,8 @@ def test_custom_tools(client: openai.OpenAI, product: Product) -> None:
 
 
 def test_a_batch_of_messages(product: Product) -> None:
+    import anthropic
+
     client = anthropic.Anthropic(base_url=product.url, api_key=product.api_key, max_retries=0)
     params: Any = {
         "model": product.model,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from typing import Any
 
 import pytest
-from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from engine.text import Tokenizer
@@ -16,7 +16,6 @@ from tests.inference.conftest import Gateway
 from tests.inference.scripted import says
 
 URL = "/v1/messages"
-EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 TOOL = {
     "name": "get_weather",
     "description": "The weather.",
@@ -25,15 +24,24 @@ TOOL = {
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 
 
+@cache
+def event_type() -> TypeAdapter[Any]:
+    import anthropic
+
+    return TypeAdapter(anthropic.types.RawMessageStreamEvent)
+
+
 async def ask(gateway: Gateway, content: Any = "hello", **fields: Any) -> Reply:
     body = {"model": "fake", "max_tokens": 300, "messages": [{"role": "user", "content": content}]}
     return await gateway.client.post(URL, body | fields)
 
 
 async def test_a_message_in_one_body(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    import anthropic
+
     async with gateway.serving(gateway.scripted(says(tokenizer, "a fox"))):
         reply = await ask(gateway, metadata={"user_id": "me"})
-    message = Message.model_validate(reply.json())
+    message = anthropic.types.Message.model_validate(reply.json())
     assert [block.text for block in message.content] == ["a fox"]
     assert (message.stop_reason, message.stop_sequence, message.role) == (
         "end_turn",
@@ -116,8 +124,10 @@ async def test_documents_of_text_are_read_and_others_refused(
 
 
 async def test_a_message_is_never_without_a_block(gateway: Gateway, tokenizer: Tokenizer) -> None:
+    import anthropic
+
     async with gateway.serving(gateway.scripted(says(tokenizer, ""))):
-        whole = Message.model_validate((await ask(gateway)).json())
+        whole = anthropic.types.Message.model_validate((await ask(gateway)).json())
         stream = await ask(gateway, stream=True)
     assert [block.text for block in whole.content] == [""]
     kinds = [event["type"] for event in parse_events(stream.body) if event["type"] != "ping"]
@@ -215,9 +225,11 @@ async def test_the_betas_name_for_the_answers_form_is_taken(
 
 
 async def test_models_are_listed_as_the_sdk_reads_them(served: Gateway) -> None:
+    import anthropic
+
     headers = {"anthropic-version": "2023-06-01"}
     page = (await served.client.get("/v1/models", headers=headers)).json()
-    (model,) = [ModelInfo.model_validate(item) for item in page["data"]]
+    (model,) = [anthropic.types.ModelInfo.model_validate(item) for item in page["data"]]
     assert (model.id, model.type, page["has_more"]) == ("fake", "model", False)
     one = (await served.client.get("/v1/models/fake", headers=headers)).json()
     assert one == page["data"][0]
@@ -256,7 +268,7 @@ async def test_the_streams_events_are_the_sdks_and_tell_the_same(
     assert names[-2:] == ["message_delta", "message_stop"]
     for event in raw:
         if event["type"] != "ping":
-            EVENT.validate_python(event)
+            event_type().validate_python(event)
     blocks: list[dict[str, Any]] = []
     for event in raw:
         if event["type"] == "content_block_start":

@@ -6,9 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import anthropic._streaming
-import openai._streaming
-
 from engine.text import Tokenizer, render_chat
 from tests.inference.asgi_client import chat_body, parse_events
 from tests.inference.conftest import Gateway, made_tokens, until
@@ -60,6 +57,9 @@ async def test_a_silent_engine_is_bridged_by_heartbeats(gateway: Gateway, settin
     assert response.body.count(b": keep-alive\n") >= 2
     assert message.body.count(b"event: ping\n") >= 3
     assert chat.events[-1] == "[DONE]"
+    import anthropic._streaming
+    import openai._streaming
+
     # The SDKs find an event with data in all that they take for one.
     read = openai._streaming.SSEDecoder().iter_bytes
     answer = [event.data for event in read(iter([chat.body]))]

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from tests.engine.checkpoints.writers import Writer, Written
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from bitsandbytes import functional as bnb
-    from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
-    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
-    from torchao.quantization.granularity import PerGroup
+if TYPE_CHECKING:
+    from compressed_tensors.quantization import QuantizationArgs
 
 
 def scheme(**weights: Any) -> dict[str, Any]:
@@ -34,6 +27,9 @@ def compressed(kind: str, **weights: Any) -> Writer:
     """By compressed-tensors' own compressor."""
 
     def write(weight: Tensor) -> Written:
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
         args = QuantizationArgs(**weights)
         made = QuantizationScheme(targets=["Linear"], weights=args)
         scales, zeros = _scales(weight, args)
@@ -71,6 +67,8 @@ def bitsandbytes4(kind: str, nested: bool) -> Writer:
     """By bitsandbytes' own functions; it dequantises wrongly where widths aren't whole blocks."""
 
     def write(weight: Tensor) -> Written:
+        from bitsandbytes import functional as bnb
+
         packed, state = bnb.quantize_4bit(
             weight, quant_type=kind, blocksize=64, compress_statistics=nested
         )
@@ -90,6 +88,10 @@ def bitsandbytes4(kind: str, nested: bool) -> Writer:
 
 def torchao8(group: int | None) -> tuple[Writer, dict[str, str]]:
     """By torchao's own functions, and the words of the header that it writes."""
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import Int8WeightOnlyConfig, IntxWeightOnlyConfig, quantize_
+    from torchao.quantization.granularity import PerGroup
+
     config = (
         Int8WeightOnlyConfig()
         if group is None

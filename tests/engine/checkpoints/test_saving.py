@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor
-from compressed_tensors.quantization import QuantizationConfig
 
 from engine import LLM
 from engine.contract.errors import InvalidRequest
@@ -58,6 +56,9 @@ def test_what_is_written_is_what_was_run(
 def test_the_formats_own_package_reads_the_same(
     quantization: str, source: Path, tmp_path: Path
 ) -> None:
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationConfig
+
     llm = LLM(str(source), quantization=quantization, cpu_kernels=False, **SMALL)
     llm.save_quantized(tmp_path / "saved")
     raw = json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]

@@ -8,7 +8,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from anthropic.types.messages import MessageBatch, MessageBatchIndividualResponse
 from django.utils import timezone
 
 from inference.batches.runner import run_batch
@@ -42,20 +41,24 @@ async def made(gateway: Gateway, requests: list[Any]) -> dict[str, Any]:
 
 
 async def get(gateway: Gateway, batch: dict[str, Any]) -> dict[str, Any]:
+    import anthropic
+
     found = (await gateway.client.get(f"{URL}/{batch['id']}")).json()
-    counts = MessageBatch.model_validate(found).request_counts
+    counts = anthropic.types.messages.MessageBatch.model_validate(found).request_counts
     assert sum(counts.model_dump().values()) == 3
     return found
 
 
 async def results(gateway: Gateway, batch: dict[str, Any]) -> dict[str, Any]:
+    import anthropic
+
     reply = await gateway.client.get(
         f"{URL}/{batch['id']}/results", headers={"accept": "application/binary"}
     )
     assert reply.status == 200, reply.body
     lines = [json.loads(line) for line in reply.body.splitlines()]
     for line in lines:
-        MessageBatchIndividualResponse.model_validate(line)
+        anthropic.types.messages.MessageBatchIndividualResponse.model_validate(line)
     return {line["custom_id"]: line["result"] for line in lines}
 
 

@@ -1,0 +1,51 @@
+"""Which worker runs what, and what begins first: a run takes as long as its longest worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+#: Folders whose files share a browser or a running product, which one worker starts.
+TOGETHER = ("tests/console/browser/", "tests/e2e/")
+#: Files in them that have a product of their own.
+ALONE = ("tests/e2e/test_chaos.py", "tests/e2e/test_observability.py")
+#: What takes a minute and more; all else follows as it was collected. A worker is given two groups
+#: at the start, so something short comes behind the first three.
+FIRST = (
+    *("tests/console/browser/", "tests/e2e/", "tests/engine/gguf/test_running.py", "tests/docs/"),
+    *(*ALONE, "tests/kernels/triton/"),
+)
+
+
+def group_of(path: str) -> str:
+    """The folder or file that a file's tests are shared out with."""
+    if path in ALONE:
+        return path
+    return next((folder for folder in TOGETHER if path.startswith(folder)), path)
+
+
+def place_of(path: str) -> int:
+    """How early a file begins."""
+    group = group_of(path)
+    places = [place for place, name in enumerate(FIRST) if group.startswith(name)]
+    return max(places, default=len(FIRST))
+
+
+class Together(LoadFileScheduling):
+    """File by file, but folders that share something whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group_of(super()._split_scope(nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    """In place of `--dist loadfile`."""
+    return Together(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long groups first: nobody waits for one that began last."""
+    items.sort(key=lambda item: place_of(item.nodeid.split("::", 1)[0]))
