@@ -2,8 +2,9 @@
 
 For each call of a function within a kernel it looks through all of `triton.language` for what to
 patch, though the launch has patched it; it works out for each sum of integers whether it
-overflows, though only a debug mode that is off would say so; it lists all types to find one; and
-for each result it builds its shape, its type and a name for that anew, of which there are few.
+overflows, though only a debug mode that is off would say so; it lists all types to find one; for
+each result it builds its shape, its type and a name for that anew, of which there are few; and it
+sorts by Triton's network, whose steps are many small operations.
 """
 
 from __future__ import annotations
@@ -146,12 +147,22 @@ def _constant(kind: type, value: float, dtype: str) -> tl.tensor:
     return interpreter.interpreter_semantic.scalar_constant(value, tl.dtype(dtype))
 
 
+def _sort(x: tl.tensor, dim: Any = None, descending: Any = False) -> tl.tensor:
+    """`tl.sort` of the last dimension."""
+    data = np.sort(x.handle.data, axis=-1)
+    if descending:
+        data = np.ascontiguousarray(data[..., ::-1])
+    return tl.tensor(interpreter.TensorHandle(data, x.handle.dtype), x.type)
+
+
 def quicken() -> None:
     """For this process."""
     if tl.block_type.__init__ is _block:
         return
     tl.block_type.__init__, tl.tensor.__init__ = _block, _tensor
     TritonSemantic.binary_op_type_checking_impl = _check
+
+    tl.sort = _sort
     interpreter._get_np_dtype = _np_dtype
     interpreter._patch_lang = lambda fn: _Scope()
     builder = interpreter.interpreter_builder

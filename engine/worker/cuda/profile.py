@@ -20,7 +20,7 @@ from engine.worker.cuda.setup import DeviceModel, slots_of
 log = logging.getLogger(__name__)
 
 SAMPLING_COPIES = 4
-"""Of the logits: raw ones for log probabilities, their softmax, grammar masks, and a spare."""
+"""Of the logits: raw ones for log probabilities, their softmax or sorted pieces, masks, a spare."""
 PROFILED_GRAPHS = 2
 
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from kernels.triton.sampling.chunks import LOG2E, SETTLED, lowest_key, row_sums
-from kernels.triton.sampling.passes import floats_of, ordered_keys, weigh
+from kernels.triton.sampling.keys import floats_of, ordered_keys, weigh
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def choose_kernel(
 ):  # fmt: skip
     """Grid (rows,): the token of rows whose filters leave nothing but what was collected.
 
-    Others keep their threshold: `sample_kernel` searches them.
+    Others keep their threshold: `search_kernel` sees to them.
     """
     index = tl.program_id(0).to(tl.int64)
     floats += index * (CHUNKS * (2 + GROUPS))

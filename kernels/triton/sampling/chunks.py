@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.triton.sampling.passes import ordered_keys, weigh
+from kernels.triton.sampling.keys import ordered_keys, weigh
 
 #: In the place of a threshold: the row's token is chosen.
 SETTLED = tl.constexpr(2147483647)
@@ -24,6 +24,7 @@ def scan_kernel(
 
     Writes of each chunk its top (NaN where one of its logits is), the weight of all of it beside
     that, the lowest id of the top, and the top of each of GROUPS interleaved groups of its logits.
+    Without temperatures, where the greatest is all that is wanted, neither weight nor groups.
     """
     chunk = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
@@ -33,16 +34,34 @@ def scan_kernel(
     x = tl.where(x != x, float("-inf"), x)
     top = tl.max(x, 0)
     first = tl.min(tl.where(x == top, at, VOCAB), 0)
-    heat = tl.load(temperature + row)
-    inverse = LOG2E / tl.where(heat > 0, heat, 1.0)
-    # Above -inf, so that a chunk of nothing but that weighs nothing.
-    mass = tl.sum(weigh(x, tl.maximum(top, -3.0e38), inverse), 0)
     floats += row * (CHUNKS * (2 + GROUPS))
     tl.store(floats + chunk, tl.where(broken, float("nan"), top))
-    tl.store(floats + CHUNKS + chunk, mass)
-    tops = tl.max(tl.reshape(x, (CHUNK // GROUPS, GROUPS)), 0)
-    tl.store(floats + (2 * CHUNKS + chunk * GROUPS) + tl.arange(0, GROUPS), tops)
     tl.store(ints + row * (CHUNKS + 2) + chunk, first)
+    if temperature is not None:
+        heat = tl.load(temperature + row)
+        inverse = LOG2E / tl.where(heat > 0, heat, 1.0)
+        # Above -inf, so that a chunk of nothing but that weighs nothing.
+        mass = tl.sum(weigh(x, tl.maximum(top, -3.0e38), inverse), 0)
+        tl.store(floats + CHUNKS + chunk, mass)
+        tops = tl.max(tl.reshape(x, (CHUNK // GROUPS, GROUPS)), 0)
+        tl.store(floats + (2 * CHUNKS + chunk * GROUPS) + tl.arange(0, GROUPS), tops)
+
+
+@triton.jit
+def first_kernel(
+    out, floats, ints, VOCAB: tl.constexpr, CHUNKS: tl.constexpr, GROUPS: tl.constexpr,
+    PADDED: tl.constexpr,
+):  # fmt: skip
+    """Grid (rows,): the lowest id of a row's top; -1 where one of its logits is broken."""
+    index = tl.program_id(0).to(tl.int64)
+    chunk = tl.arange(0, PADDED)
+    floats += index * (CHUNKS * (2 + GROUPS))
+    tops = tl.load(floats + chunk, mask=chunk < CHUNKS, other=float("-inf"))
+    firsts = tl.load(ints + index * (CHUNKS + 2) + chunk, mask=chunk < CHUNKS, other=VOCAB)
+    whole = tl.sum((tops != tops).to(tl.int32), 0) == 0
+    top = tl.max(tl.where(tops != tops, float("-inf"), tops), 0)
+    token = tl.min(tl.where(tops == top, firsts, VOCAB), 0)
+    tl.store(out + index, tl.where(whole & (tl.abs(top) < float("inf")), token, -1).to(tl.int64))
 
 
 @triton.jit
@@ -96,10 +115,14 @@ def lowest_key(top, heat, least):
 
 @triton.jit
 def draw_in_chunks(
-    row, weights, top, inverse, uniform, VOCAB: tl.constexpr, CHUNK: tl.constexpr,
+    row, key, ties, weights, top, inverse, uniform, VOCAB: tl.constexpr, CHUNK: tl.constexpr,
     PADDED: tl.constexpr,
 ):  # fmt: skip
-    """A token by the weights of all: the chunk by its weight, then the token within that."""
+    """A token by the weights of those that are kept: the chunk by its weight, then one within that.
+
+    Kept are the logits above `key`, and the first on it by id: `ties` [PADDED] of each chunk. Of
+    them each chunk has float64 `weights` [PADDED].
+    """
     chunk = tl.arange(0, PADDED)
     sums = tl.cumsum(weights, 0)
     target = tl.sum(weights, 0) * uniform
@@ -110,7 +133,11 @@ def draw_in_chunks(
     before = tl.sum(tl.where(chunk < found, weights, 0.0), 0)
     at = found * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(row + at, mask=at < VOCAB, other=float("-inf"))
-    each = weigh(x, top, inverse)
+    keys = ordered_keys(x)
+    on = keys == key
+    rank = tl.cumsum(on.to(tl.int32), 0)
+    kept = (keys > key) | (on & (rank <= tl.sum(tl.where(chunk == found, ties, 0), 0)))
+    each = tl.where(kept, weigh(x, top, inverse), 0.0)
     summed = before + tl.cumsum(each.to(tl.float64), 0)
     # Rounding may leave the target beyond all of them: then the last with a weight is taken.
     final = tl.max(tl.where(each > 0, at, 0), 0)
@@ -145,9 +172,10 @@ def settle_kernel(
     token = tl.min(tl.where(tops == top, firsts, VOCAB), 0)
     if good & (heat > 0):
         if (most >= VOCAB) & (share >= 1.0) & (least <= 0):
+            everything = tl.full((), -2147483648, tl.int32)
             token = draw_in_chunks(
-                logits + index * VOCAB, weights, top, inverse, tl.load(uniforms + index),
-                VOCAB, CHUNK, PADDED,
+                logits + index * VOCAB, everything, firsts * 0, weights, top, inverse,
+                tl.load(uniforms + index), VOCAB, CHUNK, PADDED,
             )  # fmt: skip
         else:
             bound = lowest_key(top, heat, least)

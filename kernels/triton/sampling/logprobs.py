@@ -9,9 +9,11 @@ from torch import Tensor
 
 from kernels.checks import check_logits, check_vector
 from kernels.triton.launch import launch
-from kernels.triton.sampling.passes import AHEAD
 
 BLOCK = 2048
+#: Blocks of a row that are on their way while one is looked at: a processor has one row, and one
+#: block alone would leave most of the memory's bandwidth unused.
+AHEAD = tl.constexpr(8)
 
 
 @triton.jit

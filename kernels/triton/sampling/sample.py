@@ -1,18 +1,16 @@
-"""Sampling without a sort of the row: by several programs a row, and where these can't tell, by
-one."""
+"""Sampling by several programs a row: mostly without a sort, else with one of each piece."""
 
 from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
 from kernels.checks import check_logits, check_vector
 from kernels.triton.launch import INTERPRETED, launch
 from kernels.triton.sampling.candidates import choose_kernel, gather_kernel
-from kernels.triton.sampling.chunks import LOG2E, SETTLED, UNDERFLOW, scan_kernel, settle_kernel
-from kernels.triton.sampling.passes import border, count_and_mass, draw, ordered_keys, row_range
+from kernels.triton.sampling.chunks import first_kernel, scan_kernel, settle_kernel
+from kernels.triton.sampling.flat import search_kernel, sort_kernel
 
 CHUNK = 64 if INTERPRETED else 2048
 """Logits of a row that a program reads."""
@@ -20,72 +18,36 @@ GROUPS = 8 if INTERPRETED else 32
 """Groups of a chunk, of which the largest logits are known."""
 ENOUGH = 8 if INTERPRETED else 512
 """So many of a row's largest logits are looked at, where fewer aren't known to do."""
-BLOCK = 64 if INTERPRETED else 1024
 MOST = 16 if INTERPRETED else 1024
-"""Logits that an interval of keys is narrowed down to, which are then sorted."""
-
-
-@triton.jit
-def argmax_kernel(out, logits, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """Grid (rows,)."""
-    index = tl.program_id(0).to(tl.int64)
-    top, first, _, broken = row_range(logits + index * VOCAB, VOCAB, BLOCK)
-    good = (broken == 0) & (tl.abs(top) < float("inf"))
-    tl.store(out + index, tl.where(good, first, -1).to(tl.int64))
-
-
-@triton.jit
-def sample_kernel(
-    out, logits, scratch, ints, temperature, top_k, top_p, min_p, uniforms,
-    VOCAB: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, MOST: tl.constexpr,
-):  # fmt: skip
-    """Grid (rows,): rows that aren't settled yet, each by the passes that its own settings need."""
-    index = tl.program_id(0).to(tl.int64)
-    if tl.load(ints + index * (CHUNKS + 2) + CHUNKS) == SETTLED:
-        return
-    row = logits + index * VOCAB
-    scratch += index * MOST
-    top, first, bottom, broken = row_range(row, VOCAB, BLOCK)
-    heat = tl.load(temperature + index)
-    token = first
-    good = (broken == 0) & (tl.abs(top) < float("inf"))
-    if good & (heat > 0):
-        inverse = LOG2E / heat
-        least = tl.load(min_p + index)
-        share = tl.load(top_p + index)
-        most = tl.load(top_k + index)
-        floor = tl.maximum(bottom, top - heat * UNDERFLOW)
-        if least > 0:
-            # min-p in logits: within temperature * log(1 / min_p) of the top.
-            floor = tl.maximum(floor, (top + heat * tl.log(least)).to(tl.float32))
-        key = ordered_keys(floor)
-        count, mass = count_and_mass(row, key, top, inverse, VOCAB, BLOCK)
-        ties = count
-        if most < count:
-            key, ties, mass = border(
-                row, scratch, key, count, most, top, inverse, VOCAB, BLOCK, MOST, False
-            )
-            count = most.to(tl.int32)
-        if share < 1.0:
-            # From `key` on there may be more ties than top-k left: they come last in the order.
-            inside, _ = count_and_mass(row, key, top, inverse, VOCAB, BLOCK)
-            key, ties, mass = border(
-                row, scratch, key, inside, mass * share, top, inverse, VOCAB, BLOCK, MOST, True
-            )
-        token = draw(row, key, ties, mass, top, inverse, tl.load(uniforms + index), VOCAB, BLOCK)
-    tl.store(out + index, tl.where(good, token, -1).to(tl.int64))
-
-
-def _block(vocab: int) -> int:
-    return min(BLOCK, triton.next_power_of_2(vocab))
+"""Logits of a row that are collected and sorted at most, where few decide."""
+RUN = 8 if INTERPRETED else 32
+"""Neighbours in a sorted piece that are known by their last and their weight."""
 
 
 def argmax(logits: Tensor) -> Tensor:
     """See `KernelSet.argmax`."""
     rows, vocab = check_logits(logits)
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    launch(argmax_kernel, (rows,), out, logits, VOCAB=vocab, BLOCK=_block(vocab), num_warps=8)
+    out, floats, ints, cut = _scratch(rows, vocab, logits.device)
+    chunks = cut["CHUNKS"]
+    launch(scan_kernel, (chunks, rows), floats, ints, logits, None, **cut, num_warps=4)
+    launch(
+        first_kernel, (rows,), out, floats, ints, VOCAB=vocab, CHUNKS=chunks, GROUPS=GROUPS,
+        PADDED=triton.next_power_of_2(chunks), num_warps=1,
+    )  # fmt: skip
     return out
+
+
+def _scratch(
+    rows: int, vocab: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, dict[str, int]]:
+    """Tokens, what a pass says of each row as floats and ints, and how rows are cut."""
+    chunks = triton.cdiv(vocab, CHUNK)
+    return (
+        torch.empty(rows, dtype=torch.int64, device=device),
+        torch.empty((rows, chunks * (2 + GROUPS)), dtype=torch.float32, device=device),
+        torch.empty((rows, chunks + 2), dtype=torch.int32, device=device),
+        {"VOCAB": vocab, "CHUNK": CHUNK, "CHUNKS": chunks, "GROUPS": GROUPS},
+    )
 
 
 def sample(
@@ -98,12 +60,11 @@ def sample(
 ) -> Tensor:
     """See `KernelSet.sample`.
 
-    Weights are float32, their sums float64. One pass finds the largest logits of small groups; that
-    is all for rows without filters. For the others it gives a threshold at or above which top-k's
-    or top-p's border lies, so that only the few logits there are collected and sorted. In rows that
-    are too flat for that a border is searched among the values, an eighth of the interval a pass,
-    until few enough logits are left to sort those: after "Dual-pivot rejection sampling" in
-    FlashInfer (Ye et al. 2025), but exact.
+    Weights are float32, their sums float64 where a border depends on them. One pass finds the
+    largest logits of small groups; that is all for rows without filters. For the others it gives a
+    threshold at or above which top-k's or top-p's border lies, so that only the few logits there
+    are collected and sorted. Rows that are too flat for that are sorted piece by piece, and their
+    borders searched in all pieces at once, bit by bit of a logit.
     """
     rows, vocab = check_logits(logits)
     check_vector("temperature", temperature, rows, torch.float32)
@@ -111,15 +72,11 @@ def sample(
     check_vector("top_p", top_p, rows, torch.float64)
     check_vector("min_p", min_p, rows, torch.float64)
     check_vector("uniforms", uniforms, rows, torch.float64)
-    device = logits.device
-    chunks = triton.cdiv(vocab, CHUNK)
-    cut = {"VOCAB": vocab, "CHUNK": CHUNK, "CHUNKS": chunks, "GROUPS": GROUPS}
+    out, floats, ints, cut = _scratch(rows, vocab, logits.device)
+    chunks = cut["CHUNKS"]
     padded = triton.next_power_of_2(chunks)
     settings = (temperature, top_k, top_p, min_p, uniforms)
-    out = torch.empty(rows, dtype=torch.int64, device=device)
-    floats = torch.empty((rows, chunks * (2 + GROUPS)), dtype=torch.float32, device=device)
-    ints = torch.empty((rows, chunks + 2), dtype=torch.int32, device=device)
-    found = torch.empty((rows, MOST), dtype=torch.int64, device=device)
+    found = torch.empty((rows, MOST), dtype=torch.int64, device=logits.device)
     launch(scan_kernel, (chunks, rows), floats, ints, logits, temperature, **cut, num_warps=4)
     launch(
         settle_kernel, (rows,), out, floats, ints, logits, *settings, **cut, PADDED=padded,
@@ -132,9 +89,33 @@ def sample(
         choose_kernel, (rows,), out, found, floats, ints, *settings, VOCAB=vocab, CHUNKS=chunks,
         GROUPS=GROUPS, PADDED=padded, MOST=MOST, num_warps=8,
     )  # fmt: skip
-    # What was collected of rows that it didn't settle is of no use any more.
+    sorted_rows = _sort_the_rest(rows, floats, ints, logits, temperature, cut, padded)
     launch(
-        sample_kernel, (rows,), out, logits, found.view(torch.int32), ints, *settings,
-        VOCAB=vocab, CHUNKS=chunks, BLOCK=_block(vocab), MOST=MOST, num_warps=8,
+        search_kernel, (rows,), out, *sorted_rows, floats, ints, logits, *settings, **cut,
+        PADDED=padded, RUN=RUN, num_warps=8,
     )  # fmt: skip
     return out
+
+
+def _sort_the_rest(
+    rows: int,
+    floats: Tensor,
+    ints: Tensor,
+    logits: Tensor,
+    temperature: Tensor,
+    cut: dict[str, int],
+    padded: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The keys of the rows that aren't settled, sorted by pieces; see `sort_kernel`.
+
+    There is room for all rows, since the host knows of none whether it's settled.
+    """
+    chunks, device = cut["CHUNKS"], logits.device
+    ordered = torch.empty((rows, chunks * CHUNK), dtype=torch.int32, device=device)
+    lasts = torch.empty((rows, chunks * (CHUNK // RUN)), dtype=torch.int32, device=device)
+    sums = torch.empty(lasts.shape, dtype=torch.float64, device=device)
+    launch(
+        sort_kernel, (chunks, rows), ordered, lasts, sums, floats, ints, logits, temperature,
+        **cut, PADDED=padded, RUN=RUN, num_warps=4,
+    )  # fmt: skip
+    return ordered, lasts, sums

@@ -133,6 +133,7 @@ def test_choosing_never_waits_for_the_device():
             assert choice.token_ids.device.type == "meta"
     kinds = {
         "place_edit_kernel", "bitmask_kernel", "record_kernel", "penalise_kernel", "scan_kernel",
-        "settle_kernel", "gather_kernel", "choose_kernel", "sample_kernel", "logprobs_kernel",
+        "settle_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
+        "logprobs_kernel",
     }  # fmt: skip
     assert set(launched) == kinds
