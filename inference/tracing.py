@@ -170,21 +170,36 @@ class GenerationSpan:
         self._span.end()
 
 
+def current_parent() -> str:
+    """The `traceparent` of the span that's current here; "" where there's none."""
+    if tracing() is None:
+        return ""
+    from opentelemetry.trace import get_current_span
+
+    return headers_of(get_current_span()).get("traceparent", "")
+
+
 @contextmanager
-def work_span(name: str, **attributes: str) -> Iterator[Span | None]:
+def work_span(name: str, origin: str = "", **attributes: str) -> Iterator[Span | None]:
     """A span of work that nobody waits for: a line of a batch, a background response.
 
-    What runs within is below it. An exception that leaves it is its error.
+    It begins a trace of its own, with a link to the span of `origin`, a `traceparent`: the request
+    that asked for it. What runs within is below it. An exception that leaves it is its error.
     """
     current = tracing()
     if current is None:
         yield None
         return
-    from opentelemetry.trace import SpanKind
+    from opentelemetry.trace import Link, SpanKind, get_current_span
 
     named = {f"quire.{key}": value for key, value in attributes.items()}
+    asked = get_current_span(context_of({"traceparent": origin})).get_span_context()
     with current.tracer.start_as_current_span(
-        name, kind=SpanKind.CONSUMER, attributes=named, record_exception=False
+        name,
+        kind=SpanKind.CONSUMER,
+        attributes=named,
+        links=[Link(asked)] if asked.is_valid else [],
+        record_exception=False,
     ) as span:
         yield span
 

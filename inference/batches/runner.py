@@ -22,6 +22,7 @@ from inference.batches.journal import Journal, JournalInUse
 from inference.batches.lines import Line, index_lines, read_body
 from inference.batches.tally import Tally
 from inference.errors import is_about_storage
+from inference.origins import origin_of
 from inference.settings import gateway_settings
 from inference.tracing import note_outcome, work_span
 from inference.web.request_ids import new_id
@@ -66,7 +67,8 @@ async def run_batch(public_id: str, owner: str) -> None:
                 await in_db_thread(fail_batch, row=row, errors=errors)
                 return
             started = await in_db_thread(start_batch, row=row, total=len(lines))
-            await BatchRun(started, source, lines).run()
+            origin = await origin_of(public_id)
+            await BatchRun(started, source, lines, origin).run()
         except JournalInUse:
             logger.warning("batch %s is still being written by a worker that lost it", public_id)
 
@@ -80,10 +82,14 @@ def _index(source: Path, endpoint: str) -> tuple[list[Line], list[dict[str, Any]
 
 
 class BatchRun:
-    """One worker's run of a batch that it holds the lease of."""
+    """One worker's run of a batch that it holds the lease of.
 
-    def __init__(self, row: Batch, source: Path, lines: list[Line]) -> None:
+    `origin`: the `traceparent` of the request that made it, "" where it isn't known.
+    """
+
+    def __init__(self, row: Batch, source: Path, lines: list[Line], origin: str = "") -> None:
         self._row, self._source, self._lines = row, source, lines
+        self._origin = origin
         self._tally = Tally()
         self._output_path, self._errors_path = journal_paths(row)
 
@@ -185,7 +191,7 @@ class BatchRun:
     async def _ask_once(self, body: dict[str, Any]) -> Outcome:
         row, caller = self._row, await self._caller()
         name = f"batch POST {row.endpoint}"
-        with work_span(name, batch_id=row.public_id, tenant=caller.tenant) as span:
+        with work_span(name, self._origin, batch_id=row.public_id, tenant=caller.tenant) as span:
             outcome = await call_endpoint(row.endpoint, body, caller)
             note_outcome(span, outcome.status, outcome.request_id, outcome.error)
         return outcome

@@ -32,8 +32,8 @@ INVOCATIONS: tuple[tuple[tuple[str, ...], type[GatewayView]], ...] = (
     (("input", "task"), PoolingView),
     (("input",), EmbeddingsView),
 )
-#: Models that have no embeddings but classes.
-CLASSIFY = "classify"
+#: What tells a pooling model's endpoint: what has neither is asked by `/pooling`.
+CLASSIFY, EMBED = "classify", "embed"
 
 
 class _Texts:
@@ -123,6 +123,7 @@ class InvocationsView(GatewayView):
         served = await find_served(request.caller, name, task=None)
         if served.info.pooling is None:
             return view
-        if "task" in body:
-            return PoolingView
-        return ClassifyView if CLASSIFY in served.info.tasks else EmbeddingsView
+        if CLASSIFY in served.info.tasks and "task" not in body:
+            return ClassifyView
+        embeds = EMBED in served.info.tasks and "task" not in body
+        return EmbeddingsView if embeds else PoolingView

@@ -26,7 +26,7 @@ class StartProfileView(OperatorView):
     async def post(self, request: GatewayRequest) -> HttpResponseBase:
         """`?model=` for one model's replicas alone."""
         replicas = await replicas_of(request)
-        return await tell(get_engine_client(), replicas, "start_profile", ANSWER_WITHIN_S)
+        return await tell(get_engine_client(), replicas, "start_profile", PROFILE_WITHIN_S)
 
 
 class StopProfileView(OperatorView):
@@ -56,7 +56,8 @@ class CollectiveRpcView(OperatorView):
         """What each replica said."""
         body = RpcBody.model_validate(self.read_json(request))
         replicas = await replicas_of(request)
-        limit_s = body.timeout or ANSWER_WITHIN_S
+        usual = PROFILE_WITHIN_S if body.method.endswith("_profile") else ANSWER_WITHIN_S
+        limit_s = body.timeout or usual
         return await tell(get_engine_client(), replicas, body.method, limit_s)
 
 

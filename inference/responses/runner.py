@@ -12,6 +12,7 @@ from typing import Any
 from engine.contract.errors import QuireError
 from inference.chat import ChatTurn
 from inference.errors import as_quire_error, is_about_storage, report
+from inference.origins import origin_of
 from inference.responses.answer import ResponseAnswer, failed_response
 from inference.responses.kept import KeptEvents, NotTheWriter
 from inference.responses.output import Event
@@ -48,7 +49,8 @@ async def run_response(public_id: str, owner: str) -> None:
         return
     asked.set(Asked("", "responses", answer_id=row.public_id))
     async with Lease(row, owner):
-        with work_span("background POST /v1/responses", response_id=row.public_id):
+        origin = await origin_of(public_id)
+        with work_span("background POST /v1/responses", origin, response_id=row.public_id):
             await _Run(row, owner).run()
 
 

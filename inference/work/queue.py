@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from inference.origins import keep_origin
 from tenants.work import NO_BROKER, send_task
 
 logger = logging.getLogger(__name__)
@@ -14,6 +15,7 @@ RUN = "inference.run"
 
 async def enqueue(kind: str, public_id: str) -> None:
     """Tell workers of a batch or a response. Without Redis they find it by themselves, later."""
+    await keep_origin(public_id)
     try:
         await asyncio.to_thread(send, kind, public_id)
     except NO_BROKER as error:

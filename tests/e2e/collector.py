@@ -17,7 +17,7 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Span:
-    """One span. Ids are hexadecimal, "" for no parent."""
+    """One span. Ids are hexadecimal, "" for no parent. `links`: trace and span of each."""
 
     service: str
     name: str
@@ -25,6 +25,7 @@ class Span:
     span_id: str
     parent_id: str
     attributes: dict[str, Any]
+    links: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -66,7 +67,8 @@ def _values(attributes: Any) -> dict[str, Any]:
 
 def _span(service: str, span: Any) -> Span:
     ids = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
-    return Span(service, span.name, *ids, _values(span.attributes))
+    links = tuple((link.trace_id.hex(), link.span_id.hex()) for link in span.links)
+    return Span(service, span.name, *ids, _values(span.attributes), links)
 
 
 @contextmanager

@@ -133,20 +133,62 @@ def test_a_refusal_says_why_in_its_span_and_its_line(watched: Watched) -> None:
 
 
 def test_work_in_the_background_is_below_a_span_of_the_workers(watched: Watched) -> None:
+    asked = "5b8aa5a2d2c872e8321cf37308d69df2"
+    headers = {"traceparent": f"00-{asked}-00f067aa0ba902b7-01"}
     with openai.OpenAI(base_url=watched.product.base_url, api_key=watched.product.api_key) as sdk:
         kept = sdk.responses.create(
-            model=watched.product.model, input=SECRET, max_output_tokens=3, background=True
+            model=watched.product.model,
+            input=SECRET,
+            max_output_tokens=3,
+            background=True,
+            extra_headers=headers,
         )
 
     def made(spans: list[Span]) -> list[Span]:
         return [span for span in spans if span.attributes.get("quire.response_id") == kept.id]
 
-    spans = watched.collector.wait(lambda spans: bool(made(spans)))
+    def all_there(spans: list[Span]) -> bool:
+        return bool(made(spans)) and any(span.trace_id == asked for span in spans)
+
+    spans = watched.collector.wait(all_there)
     (work,) = made(spans)
     assert (work.service, work.name) == ("quire-worker", "background POST /v1/responses")
+    (post,) = [span for span in spans if span.trace_id == asked]
+    assert work.links == ((asked, post.span_id),)
     below = {span.name for span in spans if span.parent_id == work.span_id}
     assert f"chat {watched.product.model}" in below
     assert "warm-up" not in {span.attributes.get("gen_ai.request.id") for span in spans}
+
+
+def test_a_batchs_lines_are_linked_to_the_request_that_made_it(watched: Watched) -> None:
+    asked = "6c8aa5a2d2c872e8321cf37308d69df3"
+    headers = {"traceparent": f"00-{asked}-00f067aa0ba902b7-01"}
+    body = {"model": watched.product.model, "prompt": SECRET, "max_tokens": 2}
+    lines = [
+        {"custom_id": f"{n}", "method": "POST", "url": "/v1/completions", "body": body}
+        for n in range(2)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    with openai.OpenAI(base_url=watched.product.base_url, api_key=watched.product.api_key) as sdk:
+        file = sdk.files.create(file=("lines.jsonl", content), purpose="batch")
+        batch = sdk.batches.create(
+            input_file_id=file.id,
+            endpoint="/v1/completions",
+            completion_window="24h",
+            extra_headers=headers,
+        )
+
+    def made(spans: list[Span]) -> list[Span]:
+        return [span for span in spans if span.attributes.get("quire.batch_id") == batch.id]
+
+    def all_there(spans: list[Span]) -> bool:
+        return len(made(spans)) == 2 and any(span.trace_id == asked for span in spans)
+
+    spans = watched.collector.wait(all_there)
+    (post,) = [span for span in spans if span.trace_id == asked]
+    assert post.name == "POST /v1/batches"
+    assert [span.links for span in made(spans)] == [((asked, post.span_id),)] * 2
+    assert len({span.trace_id for span in made(spans)} - {asked}) == 2
 
 
 #: Series that vLLM's own three boards ask for.

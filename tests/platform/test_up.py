@@ -193,10 +193,11 @@ def test_another_gateway_may_join_and_speak_tls(
     instance: Instance, client: httpx.Client, tmp_path: Path
 ) -> None:
     cert, key = certificate(tmp_path)
-    command = [sys.executable, "manage.py", "gateway", "--port", "0"]
+    cert, key = os.path.relpath(cert, tmp_path), os.path.relpath(key, tmp_path)
+    command = [sys.executable, str(ROOT / "manage.py"), "gateway", "--port", "0"]
     joined = subprocess.Popen(
         [*command, "--ssl-certfile", cert, "--ssl-keyfile", key, "--root-path", "/q"],
-        cwd=ROOT,
+        cwd=tmp_path,
         env=environment(instance.data_dir),
         stderr=subprocess.PIPE,
         text=True,

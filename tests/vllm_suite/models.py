@@ -29,7 +29,7 @@ class Models:
         head = next((head for part, head in HEADS if part in file), None)
         if head is None:
             return {"QUIRE_SUITE_MODEL": str(ROOT / "demo" / "model")}
-        labels = 1 if "scoring" in file else 2
+        labels = 1 if "scoring" in file or "reward" in file else 2
         target = self._folder / f"{head}-{labels}"
         if not target.exists():
             changes = {} if head == "Model" else {"num_labels": labels}

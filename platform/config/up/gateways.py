@@ -28,6 +28,10 @@ def listen(host: str, port: int) -> socket.socket:
     return server
 
 
+#: Options that name files.
+FILES = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")
+
+
 def url_of(host: str, port: int, *, tls: bool) -> str:
     """What to type into a browser on this machine."""
     everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - nothing is bound here
@@ -56,12 +60,15 @@ class Gateways(KeptProcesses):
     """Keeps `count` gateway processes running.
 
     They share the listening socket, so a connection waits for the next one when a process dies, and
-    none is refused while they start. `options` are `config.serve`'s.
+    none is refused while they start. `options` are `config.serve`'s; files are relative to here,
+    for the processes have a folder of their own.
     """
 
     def __init__(self, listener: socket.socket, count: int, options: dict[str, Any]) -> None:
         self._listener = listener
         number = listener.fileno()
+        files = {name: os.path.abspath(options[name]) for name in FILES if options.get(name)}
+        options = options | files
         command = ["-m", "config.serve", json.dumps(options), str(number)]
         super().__init__("gateway", command, count, [number])
 

@@ -90,6 +90,14 @@ def get_tokenizer(*_: Any, **__: Any) -> Any:
     return AutoTokenizer.from_pretrained(MODEL)
 
 
+class _Object(SimpleNamespace):
+    """An object of an answer."""
+
+    def model_dump(self, *, exclude: Any = (), **_: Any) -> dict[str, Any]:
+        """Its fields."""
+        return {name: value for name, value in vars(self).items() if name not in exclude}
+
+
 class Answer:
     """What a server answers, by attributes: stands in for vLLM's models of its responses."""
 
@@ -101,7 +109,7 @@ class Answer:
         if not isinstance(value, dict):
             return value
         made_of = {name: cls.model_validate(each) for name, each in value.items()}
-        return SimpleNamespace(**made_of)
+        return _Object(**made_of)
 
 
 class _Hub:
