@@ -27,8 +27,11 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
     from config import asgi
     from config.bounded_connections import BoundedConnectionsProtocol
 
+    application = _wrapped(asgi.application, options)
+    if root := options.get("root_path", ""):
+        application = _below(root, application)
     config = uvicorn.Config(
-        _wrapped(asgi.application, options),
+        application,
         http=BoundedConnectionsProtocol,
         lifespan="on",
         log_config=None,  # Django's logging is set up, and holds for uvicorn's loggers too
@@ -44,7 +47,7 @@ def serve_uvicorn(listener: socket.socket, options: dict[str, Any]) -> None:
         ssl_ca_certs=options.get("ssl_ca_certs"),
         ssl_cert_reqs=options.get("ssl_cert_reqs", ssl.CERT_NONE),
         ssl_ciphers=options.get("ssl_ciphers", "TLSv1"),
-        root_path=options.get("root_path", ""),
+        root_path=root,
     )
     uvicorn.Server(config).run(sockets=[listener])
 
@@ -73,6 +76,22 @@ def _wrapped(application: Any, options: dict[str, Any]) -> Any:
     for path in reversed(options.get("middleware", [])):
         application = import_string(path)(application)
     return application
+
+
+def _below(root: str, application: Any) -> Any:
+    """The application for a proxy that takes `root` away, as uvicorn expects, and for requests that
+    come with it: vLLM's servers answer both.
+    """
+    twice = f"{root}{root}/"
+
+    async def mounted(scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path", "").startswith(twice):
+            scope = dict(scope, path=scope["path"].removeprefix(root))
+            if raw := scope.get("raw_path"):
+                scope["raw_path"] = raw.removeprefix(root.encode())
+        await application(scope, receive, send)
+
+    return mounted
 
 
 def _behind_proxy() -> bool:

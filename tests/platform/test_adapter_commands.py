@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from adapters.models import Adapter, AdapterVersion
-from config.up.adapters import Module, ensure_adapters, given_modules
+from adapters.models import Adapter, AdapterVersion, VersionState
+from config.up.adapters import Module, ensure_adapters, given_modules, still_checked
+from config.up.stack import StartFailed
 from tests.adapter_files import adapter_folder
 from tests.platform.adapters import ready, served
 from tests.platform.conftest import World
@@ -75,6 +76,20 @@ def test_lora_modules_as_vllm_has_them(world: World, tmp_path: Path) -> None:
     adapter_folder(folder, seed=3)
     ensure_adapters(model, [f"a={folder}"])
     assert AdapterVersion.objects.filter(adapter__name="a").count() == 2
+
+
+def test_the_start_waits_for_its_modules_and_ends_with_a_refused_one(
+    world: World, tmp_path: Path
+) -> None:
+    folder = adapter_folder(tmp_path / "m")
+    given = ensure_adapters(served(), [f"a={folder}"])
+    assert still_checked(given)
+    rows = AdapterVersion.objects.filter(pk=given[0].pk)
+    rows.update(state=VersionState.LIVE)
+    assert not still_checked(given)
+    rows.update(state=VersionState.FAILED, report={"error": {"message": "It's too wide."}})
+    with pytest.raises(StartFailed, match="--lora-modules a: It's too wide"):
+        still_checked(given)
 
 
 @pytest.mark.parametrize(

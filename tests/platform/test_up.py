@@ -208,6 +208,10 @@ def test_another_gateway_may_join_and_speak_tls(
         assert found
         with httpx.Client(base_url=found[1], headers=client.headers, verify=False) as secure:
             wait_until(lambda: served(secure), "served over TLS")
+            # Whether a proxy takes the root away, or there is none that does.
+            listed = [secure.get(f"{root}/v1/models").json() for root in ("", "/q")]
+            assert listed[0] == listed[1]
+            assert secure.get("/q/login/").status_code == 200
             to_login = secure.get("/console/")
             assert to_login.headers["location"] == "/q/login/?next=/q/console/"
     finally:

@@ -11,8 +11,9 @@ from django.conf import settings
 from django.core.management.base import CommandError
 
 from adapters import actions
-from adapters.models import Adapter, AdapterVersion
+from adapters.models import WORKING, Adapter, AdapterVersion, VersionState
 from catalog.models import ServedModel
+from config.up.stack import StartFailed
 from engine.contract.adapters import CONFIG_FILE, adapter_digest
 from engine.contract.errors import QuireError
 from tenants.actors import COMMAND_LINE
@@ -67,24 +68,37 @@ def _module(word: str) -> Module:
         ) from error
 
 
-def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> None:
-    """Have them in the store, to be checked by a worker and then live.
+def ensure_adapters(model: ServedModel, words: Sequence[str] | None) -> list[AdapterVersion]:
+    """Have them in the store, to be checked by a worker and then live; those of `--lora-modules`.
 
-    Raises `CommandError` for one of `--lora-modules` that can't be taken.
+    Raises `CommandError` for one of these that can't be taken.
     """
+    given = []
     for module in given_modules(words):
         if module.base not in ("", model.name, *model.aliases):
             raise CommandError(
                 f"--lora-modules {module.name} is for {module.base}, but {model.name} is served."
             )
         try:
-            _ensure(model, module.name, Path(module.path).expanduser().resolve())
+            path = Path(module.path).expanduser().resolve()
+            given.append(_ensure(model, module.name, path))
         except QuireError as error:
             raise CommandError(f"--lora-modules {module.name}: {error.message}") from error
     if Path(model.source) == Path(settings.QUIRE["DEMO_MODEL"]):
         for folder in sorted(Path(settings.QUIRE["DEMO_ADAPTERS"]).glob("*/")):
             if (folder / CONFIG_FILE).is_file():
                 _ensure_demo(model, folder)
+    return given
+
+
+def still_checked(given: Sequence[AdapterVersion]) -> bool:
+    """Whether a worker has one of them in hand yet. Raises `StartFailed` for one that is refused:
+    who names an adapter at the start wants no server without it.
+    """
+    rows = AdapterVersion.objects.filter(pk__in=[version.pk for version in given])
+    for version in rows.filter(state=VersionState.FAILED).select_related("adapter"):
+        raise StartFailed(f"--lora-modules {version.adapter.name}: {version.problem}")
+    return rows.filter(state__in=WORKING).exists()
 
 
 def _ensure_demo(model: ServedModel, folder: Path) -> None:
@@ -96,7 +110,7 @@ def _ensure_demo(model: ServedModel, folder: Path) -> None:
         _ensure(model, folder.name, folder)
 
 
-def _ensure(model: ServedModel, name: str, path: Path) -> None:
+def _ensure(model: ServedModel, name: str, path: Path) -> AdapterVersion:
     """A version of this content; the one that is there is left as it is."""
     known = AdapterVersion.objects.filter(
         adapter__tenant=None,
@@ -104,8 +118,9 @@ def _ensure(model: ServedModel, name: str, path: Path) -> None:
         adapter__name=name,
         digest=adapter_digest(path),
     )
-    if not known.exists():
-        actions.add_from_folder(
+    found = known.first()
+    if found is None:
+        found = actions.add_from_folder(
             actor=COMMAND_LINE,
             tenant=None,
             served_model=model,
@@ -114,3 +129,4 @@ def _ensure(model: ServedModel, name: str, path: Path) -> None:
             description=DEMO_WORDS.get(name, ""),
             promote=True,
         )
+    return found

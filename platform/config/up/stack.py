@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -117,6 +118,12 @@ class Stack:
                 time.sleep(TICK_S)
         finally:
             probe.stop()
+
+    def run_while(self, waits: Callable[[], bool]) -> None:
+        """As long as that waits for something. Raises what `waits` and `tick` do."""
+        while waits():
+            self.tick()
+            time.sleep(TICK_S)
 
     def run(self) -> None:
         """Until Ctrl-C or SIGTERM."""

@@ -14,7 +14,7 @@ from catalog.engine_options import NAMED, given_settings
 from catalog.supervisor import Supervisor
 from config.datadir import make_private
 from config.embedded_redis import EmbeddedRedisError
-from config.up.adapters import ensure_adapters
+from config.up.adapters import ensure_adapters, still_checked
 from config.up.banner import INSTANCE_FILE, banner, write_ready_file
 from config.up.credentials import ensure_credentials
 from config.up.first_token import FirstToken
@@ -128,7 +128,7 @@ class Command(QuireCommand):
             num_spares=options["spares"],
         )
         model = wanted.model
-        ensure_adapters(model, options["lora_modules"])
+        modules = ensure_adapters(model, options["lora_modules"])
         stack.gateways = Gateways(
             listener,
             options["workers"],
@@ -154,6 +154,7 @@ class Command(QuireCommand):
             # A start takes seconds. Who has several of the others wants none of them missed.
             several = options["workers"] > 1 or model.num_replicas > 1
             stack.worker = kept_workers(2 if several else 1)
+            stack.run_while(lambda: still_checked(modules))
         instance = data_dir / INSTANCE_FILE
         write_ready_file(instance, url, model.name, credentials)
         try:
