@@ -15,7 +15,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from console.api import json_view
-from console.overview.history import range_of, scope, scope_of, stretch_of
+from console.overview.history import NoTenant, range_of, scope, scope_of, stretch_of
 from console.tenancy import tenant_context
 from engine.contract.errors import QuireError
 from history.read import Wanted, grouped, known_until, points
@@ -62,6 +62,9 @@ def fairness(request: HttpRequest) -> HttpResponse:
     user: Any = request.user
     try:
         tenant, stretch = scope(request), range_of(request)
+    except NoTenant:
+        context = {**tenant_context(user, None), "none": True}
+        return render(request, "console/fairness.html", context)
     except QuireError as error:
         context = {**tenant_context(user, None), "error": error}
         status = error.status if request.GET else 200

@@ -13,7 +13,7 @@ from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
-from adapters.names import priced_names, warning
+from adapters.names import access_prices_of, priced_names, warning
 from console.deeds import text_of
 from console.identity.recent import recent_authentication_required
 from engine.contract.errors import InvalidRequest, QuireError
@@ -30,14 +30,15 @@ MOST = 300
 @never_cache
 @login_required
 def prices(request: HttpRequest) -> HttpResponse:
-    """All prices, each model's newest first."""
+    """Prices of what one may use, each model's newest first."""
     return show(request)
 
 
 def show(request: HttpRequest, error: QuireError | None = None) -> HttpResponse:
     """The page, with what was refused."""
+    user: Any = request.user
     now = timezone.now()
-    found = list(access_prices()[:MOST])
+    found = list(access_prices_of(user)[:MOST])
     context = {
         "prices": [(price, _state(price, found, now)) for price in found],
         "operator": as_actor(request.user).is_operator,

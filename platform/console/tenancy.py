@@ -57,7 +57,8 @@ def first_tenant(user: Reader) -> Tenant | None:
 def tenant_context(user: User, tenant: Tenant | None) -> dict[str, Any]:
     """For the choice of a tenant at the top of a page."""
     found = access_tenants(user).filter(active=True).order_by("name")
-    return {"tenant": tenant, "tenants": found[:MOST_TENANTS]}
+    shown = list(found[:MOST_TENANTS])
+    return {"tenant": tenant, "tenants": shown, "more_tenants": len(shown) > 1}
 
 
 def opened(request: HttpRequest, show: Show) -> HttpResponse:

@@ -92,7 +92,7 @@ def access_delivery(user: Actor | User, tenant: Tenant, pk: int) -> WebhookDeliv
 
 
 def access_prices() -> QuerySet[Price]:
-    """All prices with their history: no secret to anybody who may log in."""
+    """All prices with their history, of all models and tenants: for operators and for billing."""
     return Price.objects.all()
 
 

@@ -219,8 +219,8 @@ def test_a_budget_or_price_of_what_is_not_there_is_told(login: Login, acme: Tena
     assert "is called quil today" in text_of(root, "/console/prices/")
 
 
-def test_prices_are_seen_by_all_and_set_by_operators(login: Login, acme: Tenant) -> None:
-    form = {"model": "m", "input": "0.15", "output": "0.6", "valid_from": ""}
+def test_prices_are_seen_by_members_and_set_by_operators(login: Login, acme: Tenant) -> None:
+    form = {"model": "acme-private", "input": "0.15", "output": "0.6", "valid_from": ""}
     assert login("ada").post("/console/prices/set/", form).status_code == 403
     client = login("root")
     assert client.post("/console/prices/set/", form).status_code == 302
@@ -233,6 +233,10 @@ def test_prices_are_seen_by_all_and_set_by_operators(login: Login, acme: Tenant)
     assert "2999-01-01 10:30" in text
     assert "0.15" in text
     assert "Set a price" not in text
+    for name in ("olga", "nobody"):  # of a model that isn't theirs
+        text = text_of(login(name), "/console/prices/")
+        assert "acme-private" not in text
+        assert "Nothing that you may use has a price" in text
     begun, coming = Price.objects.order_by("valid_from")
     assert login("ada").post(f"/console/prices/{coming.pk}/delete/").status_code == 403
     assert client.post(f"/console/prices/{begun.pk}/delete/").status_code == 409

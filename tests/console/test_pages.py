@@ -170,3 +170,28 @@ def test_a_user_changes_their_password(login: Login) -> None:
 @pytest.mark.parametrize("path", ["/", "/console/"])
 def test_pages_are_read_only(login: Login, path: str) -> None:
     assert login("ada").post(path).status_code == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("", "requests/", "fairness/", "adapters/", "batches/", "files/", "usage/", "budgets/"),
+        *("members/", "keys/", "audit/", "webhook/", "data/"),
+    ],
+)
+def test_who_belongs_to_no_tenant_is_told_so_and_nothing_is_called_a_mistake(
+    login: Login, path: str
+) -> None:
+    page = login("nobody").get(f"/console/{path}")
+    text = page.content.decode()
+    assert page.status_code == 200
+    assert "<h3>You belong to no tenant yet</h3>" in text
+    assert 'class="notice error"' not in text
+    assert "?all=yes" not in text
+
+
+def test_a_wrong_range_is_no_lack_of_a_tenant(login: Login) -> None:
+    page = login("ada").get("/console/?range=never")
+    assert page.status_code == 400
+    assert "range must be one of" in page.content.decode()
+    assert "You belong to no tenant" not in page.content.decode()

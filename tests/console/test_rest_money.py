@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from adapters.models import Adapter, AdapterAlias
 from catalog.models import ServedModel
 from metering import actions as money
 from metering.models import Budget, Price
@@ -89,6 +90,24 @@ def test_people_see_the_budgets_of_their_tenant_and_their_keys(
     if status == 200:  # the key is the member's
         assert reply.json()["count"] == {"member": 2, "viewer": 1}[who]
     assert client.get(PRICES).status_code == 200
+
+
+def test_prices_name_nothing_that_is_another_tenants(world: World) -> None:
+    model = ServedModel.objects.create(name="shared", source="demo/model", public=True)
+    secret_model = ServedModel.objects.create(name="acmes-own", source="demo/model", public=False)
+    secret_model.tenants.add(world.acme)
+    whose: dict[str, Any] = {"tenant": world.acme, "served_model": model, "name": "tone"}
+    AdapterAlias.objects.create(adapter=Adapter.objects.create(**whose), **whose)
+    names = {"shared", "acmes-own", "shared:tone#acme"}
+    for name in names:
+        money.set_price(actor=SYSTEM, **{**PRICE, "model": name})
+
+    def seen(who: str) -> set[str]:
+        found = call("GET", PRICES, secret_of(world, who)).json()["results"]
+        return {each["model"] for each in found}
+
+    assert seen("operator") == seen("admin") == names
+    assert seen("outsider") == {"shared"}
 
 
 def test_nobody_and_plain_keys_get_nothing(world: World) -> None:

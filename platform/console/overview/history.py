@@ -73,6 +73,13 @@ def history_of(reader: Reader, asked: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
+class NoTenant(NotFound):
+    """The reader belongs to no tenant: a page says so instead of calling it a mistake."""
+
+    def __init__(self) -> None:
+        super().__init__("You belong to no tenant.")
+
+
 def scope(request: HttpRequest) -> Tenant | None:
     """The tenant that a page is about; None: all of them, for operators. Raises `NotFound`."""
     user: Any = request.user
@@ -87,7 +94,7 @@ def scope_of(reader: Reader, asked: Mapping[str, str]) -> Tenant | None:
         return None
     tenant = first_tenant(reader)
     if tenant is None:
-        raise NotFound("You belong to no tenant.")
+        raise NoTenant
     return tenant
 
 

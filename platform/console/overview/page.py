@@ -13,7 +13,7 @@ from django.views.decorators.http import require_safe
 from adapters.models import Adapter
 from catalog.access import access_served_models
 from catalog.models import ServedModel
-from console.overview.history import BY, range_of, scope
+from console.overview.history import BY, NoTenant, range_of, scope
 from console.tenancy import tenant_context
 from engine.contract.errors import QuireError
 from history.widths import RANGES
@@ -32,9 +32,12 @@ def overview(request: HttpRequest) -> HttpResponse:
     base = {"base_url": request.build_absolute_uri("/v1"), "operator": operator}
     try:
         tenant, stretch = scope(request), range_of(request)
+    except NoTenant:
+        context = {**base, **tenant_context(user, None), "none": True}
+        return render(request, "console/overview.html", context)
     except QuireError as error:
-        context = {**base, **tenant_context(user, None), "error": error, "none": True}
-        return render(request, "console/overview.html", context, status=_status(request, error))
+        context = {**base, **tenant_context(user, None), "error": error}
+        return render(request, "console/overview.html", context, status=error.status)
     served = ServedModel.objects.all() if tenant is None else access_served_models(tenant)
     adapters = Adapter.objects.all() if tenant is None else Adapter.objects.filter(tenant=tenant)
     context = {
@@ -48,8 +51,3 @@ def overview(request: HttpRequest) -> HttpResponse:
         **{name: request.GET.get(name, "") for name in ("model", "adapter", "by")},
     }
     return render(request, "console/overview.html", context)
-
-
-def _status(request: HttpRequest, error: QuireError) -> int:
-    """Who belongs to no tenant yet has an overview with nothing in it."""
-    return error.status if request.GET else 200

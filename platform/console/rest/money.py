@@ -10,13 +10,13 @@ from rest_framework import mixins, serializers, status
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from adapters.names import names_for, priced_names, warning
+from adapters.names import access_prices_of, names_for, priced_names, warning
 from console.rest.filters import BudgetFilter
 from console.rest.views import ManagementViewSet, TenantMixin
 from metering import actions
 from metering.models import Budget, Period, Price
 from metering.money import amount_text
-from metering.spending import access_budgets, access_prices, states_of
+from metering.spending import access_budgets, states_of
 from tenants.access import access_key
 
 
@@ -95,14 +95,14 @@ class NewBudgetSerializer(serializers.Serializer):
 
 
 class Prices(mixins.ListModelMixin, mixins.RetrieveModelMixin, ManagementViewSet):
-    """All prices, each model's newest first. Operators set them."""
+    """Prices of what one may use, each model's newest first. Operators see and set all."""
 
     queryset = Price.objects.all()
     serializer_class = PriceSerializer
     filterset_fields = ("model",)
 
     def rows(self) -> QuerySet[Price]:
-        return access_prices()
+        return access_prices_of(self.actor)
 
     @extend_schema(request=NewPriceSerializer, responses={201: PriceSerializer})
     def create(self, request: Request) -> Response:
