@@ -101,7 +101,7 @@ class Journal:
         self._link.send("EXPIRE", name, KEEP_S)
 
     def told(self, stream: str) -> None:
-        """The first of its tokens are about to leave for the client: from now on it's billed."""
+        """The first of its tokens have left for the client: from now on it's billed."""
         name = protocol.stream_key(stream, self._prefix)
         self._link.send("HSET", name, "told", 1)
         self._link.send("EXPIRE", name, KEEP_S)

@@ -96,7 +96,7 @@ class Generation:
         self._shown = [[0] * job.sampling.num_sequences for _ in job.prompts]
         self._error: QuireError | None = None
         self._discarded = is_unbilled_unless_finished()
-        self._settled = self._has_told = False
+        self._settled = self._given = self._has_told = False
         self._keeping = None if job.stream else keeping.get()
         if self._keeping is not None:
             self._keeping.requests.append(job.request_id)
@@ -229,6 +229,8 @@ class Generation:
 
         Raises: what the engine or the gateway refuses or fails with. The generation is released.
         """
+        if self._given:  # who asks for more has written what it got to its client
+            self._note_told()
         try:
             self._replaying = bool(self._replay)
             if self._replaying:
@@ -253,13 +255,17 @@ class Generation:
             self._check_ends()
         for inc in increments:
             self._shown[inc.number][inc.index] = self.outputs[inc.number][inc.index].num_tokens
-        if increments and not self._has_told:
-            self._has_told = True
-            if self._is_kept:
-                get_engine_client().journal.told(self.job.request_id)
+        self._given = self._given or bool(increments)
         if self.finished:
+            self._note_told()
             self.release()
         return increments
+
+    def _note_told(self) -> None:
+        """From now on the stream is billed, should this gateway die."""
+        if not self._has_told and self._is_kept:
+            get_engine_client().journal.told(self.job.request_id)
+        self._has_told = True
 
     def _check_ends(self) -> None:
         """Raise `StreamGone` where the client says that an output has ended and it hasn't: nothing

@@ -234,18 +234,23 @@ def numerics(text: str) -> Numerics:
     return Numerics(weights=weights, isa=isa)
 
 
-async def test_fault_49_what_has_left_the_gateway_is_noted_with_the_first_token(
+async def test_fault_49_a_stream_is_noted_as_told_once_its_first_tokens_have_been_written(
     gateway: Gateway,
 ) -> None:
-    """Should the gateway be killed, a stream that told its client nothing isn't billed."""
+    """Should the gateway be killed, a stream of which its client has nothing isn't billed."""
     path, body = REQUESTS["chat"]
     async with gateway.serving(gateway.fake(token_delay=0.5, eos_after=2)) as replica:
         exchange = gateway.client.open("POST", path, body | {"stream": True})
         await until(lambda: replica.received)
         (name,) = await gateway.redis.keys(f"{gateway.prefix}:stream:*")
+        await exchange.head()
+        exchange.accept.clear()  # the tokens come, and stand before the client's connection
+        await asyncio.sleep(0.6)
         assert not await gateway.redis.hexists(name, "told")
-        await exchange.reply()
+        exchange.accept.set()
+        assert [chunk async for chunk in exchange.chunks()]
         assert await gateway.redis.hexists(name, "told")
+        await exchange.leave()
 
 
 async def test_a_stream_is_its_keys_and_its_requests_alone(storyteller: Gateway, rows: Any) -> None:

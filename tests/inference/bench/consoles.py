@@ -1,9 +1,10 @@
-"""What open consoles cost the requests beside them: with and without them, in turns.
+"""What the gateway adds to the time to the first token, without and with open consoles, in turns.
 
 python -m tests.inference.bench.consoles [--rate 200] [--consoles 1] [--rounds 3] [--tokens 1]
 
 A console is an operator's overview and KV map (10,000 blocks, of which 200 change ten times a
-second), over their two sockets.
+second), over their two sockets. Both ways are told beside a client that asks the replica through
+Redis itself at the same rate ("raw"): what the gateway adds is the difference.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from engine.contract.block_map import (  # noqa: E402
 )
 from tests.inference import live  # noqa: E402
 from tests.inference.bench.__main__ import cpu_seconds  # noqa: E402
-from tests.inference.bench.load import Target, percentile, run_level  # noqa: E402
+from tests.inference.bench.load import Target, Timings, percentile, run_level  # noqa: E402
+from tests.inference.bench.raw_client import run_raw_level  # noqa: E402
 
 BLOCKS, CHANGES, FRAME_S = 10_000, 200, 0.1
 SESSION = """
@@ -137,7 +139,7 @@ async def measure(
     }
     target = Target("127.0.0.1", port, of.key, body)
     level, pause_s = args.connections, 2 * args.connections / args.rate
-    firsts: dict[str, list[float]] = {"alone": [], "consoles": []}
+    firsts: dict[str, list[float]] = {"raw": [], "alone": [], "consoles": []}
     await run_level(target, level, 1.0, pause_s)
     for _ in range(args.rounds):
         for way, found in firsts.items():
@@ -146,17 +148,24 @@ async def measure(
                 if count:
                     await asyncio.sleep(1.0)  # whole frames first
                 before = cpu_seconds(pid)
-                timings = await run_level(target, level, args.seconds, pause_s)
+                timings: Timings
+                if way == "raw":
+                    timings = await run_raw_level(
+                        of.redis_url, replica_id, level, args.seconds, args.tokens, pause_s
+                    )
+                else:
+                    timings = await run_level(target, level, args.seconds, pause_s)
                 core = (cpu_seconds(pid) - before) / timings.wall
             found += timings.first
             row = {"way": way, "core": round(core, 3), "frames": got} | timings.summary()
             print(json.dumps(row), flush=True)
-    row = {
-        f"{way}_p{percent}_ms": percentile(found, percent)
-        for way, found in firsts.items()
-        for percent in (50, 90, 99)
-    }
-    print(json.dumps({"way": "all"} | row), flush=True)
+    for way, found in firsts.items():
+        row = {"way": f"{way}, all", "requests": len(found)}
+        for percent in (50, 90, 99):
+            row[f"p{percent}_ms"] = percentile(found, percent)
+            raw = percentile(firsts["raw"], percent)
+            row[f"added_p{percent}_ms"] = round(percentile(found, percent) - raw, 2)
+        print(json.dumps(row), flush=True)
 
 
 def main() -> None:
