@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -29,6 +30,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "database: runs on SQLite and, through test_postgresql.py, on PostgreSQL"
     )
+
+
+def pytest_collection() -> None:
+    """What is imported and collected stays: it's looked through for garbage neither meanwhile,"""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """nor each time that a test or an engine collects what it left: it's a million objects."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(5000, 10, 10)
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

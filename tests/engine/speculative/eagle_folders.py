@@ -62,18 +62,37 @@ def eagle_parts(layout: str = "authors") -> tuple[dict[str, Any], dict[str, Tens
     return shape(), tensors
 
 
+class Round:
+    """The entries of drafts that follow one another: each is found once."""
+
+    def __init__(self) -> None:
+        self._states, self._entries = torch.empty(0), torch.empty(0)
+
+    def entries(self, states: Tensor, first: Callable[[], Tensor]) -> Tensor:
+        """Of the model's states, and of the drafts behind them so far."""
+        if self._states is not states:
+            self._states, self._entries = states, first()
+        return self._entries
+
+    def add(self, hidden: Tensor) -> Tensor:
+        """A draft's; returns all."""
+        self._entries = torch.cat((self._entries, hidden[None]))
+        return self._entries
+
+
 def eagle_equation(tensors: dict[str, Tensor], embedding: Tensor, head: Tensor) -> Equation:
     at = "transformer." if "fusion_fc.weight" in tensors else "layers.0."
     fusion = "fusion_fc" if at == "transformer." else "fc"
+    embedding, head, rounds = embedding.double(), head.double(), Round()
 
     def logits(states: Tensor, tokens: list[int]) -> Tensor:
-        entries, hidden = states.double(), torch.empty(0)
+        entries, hidden = rounds.entries(states, lambda: states.double()), torch.empty(0)
         while len(entries) < len(tokens):
-            behind = embedding.double()[tokens[1 : len(entries) + 1]]
+            behind = embedding[tokens[1 : len(entries) + 1]]
             x = linear(tensors, fusion, torch.cat((behind, entries), dim=-1))
             hidden = layer(tensors, at, x, x)[-1]
-            entries = torch.cat((entries, hidden[None]))
-        return head.double() @ hidden
+            entries = rounds.add(hidden)
+        return head @ hidden
 
     return logits
 
@@ -148,14 +167,17 @@ def eagle3_equation(tensors: dict[str, Tensor], embedding: Tensor) -> Equation:
     head = tensors["lm_head.weight"].double()
     tokens_of = torch.arange(len(head)) + tensors.get("d2t", torch.zeros(len(head)).long())
 
+    rounds = Round()
+
     def logits(states: Tensor, tokens: list[int]) -> Tensor:
-        entries, hidden = linear(tensors, "fc", states.double()), torch.empty(0)
+        entries = rounds.entries(states, lambda: linear(tensors, "fc", states.double()))
+        hidden = torch.empty(0)
         while len(entries) < len(tokens):
             behind = embedding[tokens[1 : len(entries) + 1]]
             read = normed(entries, tensors[f"{at}hidden_norm.weight"])
             x = torch.cat((normed(behind, tensors[f"{at}input_layernorm.weight"]), read), dim=-1)
             hidden = layer(tensors, at, x, entries if at == "midlayer." else read)[-1]
-            entries = torch.cat((entries, hidden[None]))
+            entries = rounds.add(hidden)
         found = torch.full((VOCAB,), -math.inf).double()
         found[tokens_of] = head @ normed(hidden, tensors["norm.weight"])
         return found
