@@ -49,6 +49,23 @@ class LoraWeights:
     shift: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingWeights:
+    """What an adapter does to an embedding's rows: replaces them, then adds scale * inner b^T.
+
+    Attributes:
+        table: [vocabulary, hidden]; None: the model's own.
+        tokens: ids, int64 ascending, and their rows [ids, hidden] in the place of the table's.
+        inner, b: [vocabulary, rank] and [hidden, rank]; None: nothing is added.
+    """
+
+    table: Tensor | None = None
+    tokens: tuple[Tensor, Tensor] | None = None
+    inner: Tensor | None = None
+    b: Tensor | None = None
+    scale: float = 1.0
+
+
 def check_lora(lora: LoraWeights) -> None:
     """Raise ValueError for what doesn't fit together."""
     rank, n = lora.a.shape[0], lora.out_features

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from kernels.lora import LayerLoras, LoraTable, LoraWeights, PackedLora
+from kernels.lora import EmbeddingWeights, LayerLoras, LoraTable, LoraWeights, PackedLora
 
-#: The number of a layer, and which of its linear layers.
+#: The number of a layer, and which of its linear layers. The layer behind the last one is the
+#: model's two ends: an embedding's low ranks, the rows that it replaces, and the output layer.
 Place = tuple[int, str]
+EMBEDDING, EMBEDDING_ROWS, HEAD = "embedding", "embedding_rows", "head"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,13 @@ class LoraSlots(ABC):
         """
 
     @abstractmethod
+    def pack_embedding(self, given: EmbeddingWeights) -> dict[str, PackedLora]:
+        """What an adapter does to the embedding, by the places of the model's ends.
+
+        Raises ValueError for what doesn't fit together.
+        """
+
+    @abstractmethod
     def put(self, layers: LayerLoras) -> SlotTable:
         """Give an adapter, packed by `pack`, a slot. Any thread may call it.
 
@@ -78,6 +87,13 @@ class LoraSlots(ABC):
     def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraRows) -> None:
         """Change y [T, N], the result of the linear layer at `place` for x [T, K], as
         `KernelSet.add_lora` does; waits for nothing.
+        """
+
+    @abstractmethod
+    def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraRows) -> None:
+        """Change x [T, hidden], the embeddings of token_ids int64 [T]; waits for nothing.
+
+        `layer`: the number that the model's ends have.
         """
 
     def most_tiles(self, rows: int) -> int:

@@ -20,7 +20,8 @@ from engine.models.layer_loader import repeated_rows, ungrouped_rows
 from engine.models.norms import Step
 from engine.pooling.head_maker import HeadMaker
 from kernels import LinearLayer
-from kernels.lora import LoraPart, LoraWeights, PackedLora
+from kernels.lora import EmbeddingWeights, LoraPart, LoraWeights, PackedLora
+from kernels.lora_slots import HEAD
 
 #: Rows of a weight that are looked at together.
 _ROWS = 1024
@@ -45,13 +46,12 @@ def pack_adapter(
     Raises `InvalidRequest` for what is understood, but not done for this model.
     """
     packer = _Packer(adapter, model, dtype, modules or Modules(model.spec))
-    packer.check()
     layers = [dict(packer.layer(index)) for index in range(model.spec.num_layers)]
     embedding, head = packer.embedding(), packer.head()
     return AdapterWeights(
         digest=adapter.digest,
         layers=layers,
-        table=model.lora_table(layers),
+        table=model.lora_table([*layers, packer.ends] if model.lora_slots else layers),
         embedding=embedding,
         head=head,
         classifier=packer.classifier(heads),
@@ -70,6 +70,8 @@ class _Packer:
         self._adapter, self._model, self._dtype = adapter, model, dtype
         self._modules = modules
         self.num_bytes = 0
+        #: What slots have of the embedding and the output layer.
+        self.ends: dict[str, PackedLora] = {}
 
     def layer(self, index: int) -> Iterator[tuple[str, PackedLora]]:
         """What the adapter changes in one layer."""
@@ -116,18 +118,6 @@ class _Packer:
         self.num_bytes += packed.nbytes
         return packed
 
-    def check(self) -> None:
-        """Raise `InvalidRequest` for what slots of adapters have no place for."""
-        adapter = self._adapter
-        if self._model.lora_slots is None:
-            return
-        for kind, delta, name in (
-            ("embedding", adapter.embedding, self._modules.embedding),
-            ("head", adapter.head, self._modules.head),
-        ):
-            if delta is not None or kind in adapter.tables or kind in adapter.tokens:
-                raise InvalidRequest(f"Adapters of {name} aren't supported on a GPU.", param=name)
-
     def classifier(self, heads: HeadMaker | None) -> Step | None:
         """The head that the adapter brings."""
         given, dense = self._adapter.classifier, self._adapter.dense
@@ -142,6 +132,14 @@ class _Packer:
         delta, table = self._adapter.embedding, self._adapter.tables.get("embedding")
         some = self._adapter.tokens.get("embedding")
         if delta is None or (delta.a is None and table is None and some is None):
+            return None
+        if (slots := self._model.lora_slots) is not None:
+            inner = None if delta.a is None else delta.a.T
+            given = EmbeddingWeights(
+                table=table, tokens=some, inner=inner, b=delta.b, scale=delta.scale
+            )
+            self.ends |= (packed := slots.pack_embedding(given))
+            self.num_bytes += sum(one.nbytes for one in packed.values())
             return None
         kept = None if table is None else self._keep(table)
         tokens = None if some is None else (some[0], self._keep(some[1]))
@@ -180,9 +178,11 @@ class _Packer:
             parts = _Parts(model, layer or model.lm_head, model.spec.lm_head_bias)
             parts.add(0, model.spec.vocab_size, delta, None)
             added = self._pack(parts)
+            self.ends[HEAD] = added
         tokens = None
         if (some := self._adapter.tokens.get("head")) is not None:
-            tokens = some[0], self._table(model, some[1], some[0])
+            ids = some[0].to(model.ops.device)
+            tokens = ids, self._table(model, some[1], ids)
         return HeadLora(table=layer, tokens=tokens, added=added)
 
     def _table(self, model: NativeDecoder, rows: Tensor, ids: Tensor | None) -> LinearLayer:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kernels import KernelSet, LinearLayer
 from kernels.interface import MixtureOfExperts
 from kernels.lora import ExpertUse, LoraTable, LoraUse, PackedLora, TableUse
-from kernels.lora_slots import LoraRows, LoraSlots, SlotTable
+from kernels.lora_slots import HEAD, LoraRows, LoraSlots, SlotTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,22 @@ class HeadLora:
 
     def change(self, ops: KernelSet, logits: Tensor, hidden: Tensor, rows: Tensor) -> None:
         """Change rows of float32 logits [R, vocabulary] of hidden [R, hidden]."""
+        self.replace(logits, hidden, rows)
+        if self.added is not None:
+            ops.add_lora(logits, hidden, [(self.added, rows)])
+
+    @property
+    def replaces(self) -> bool:
+        """Whether it has rows of an output layer of its own."""
+        return self.table is not None or self.tokens is not None
+
+    def replace(self, logits: Tensor, hidden: Tensor, rows: Tensor) -> None:
+        """What it does but to add."""
         if self.table is not None:
             logits[rows] = self.table(hidden[rows]).float()
         if self.tokens is not None and len(rows):
             ids, layer = self.tokens
             logits[rows.unsqueeze(1), ids] = layer(hidden[rows]).float()
-        if self.added is not None:
-            ops.add_lora(logits, hidden, [(self.added, rows)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +167,26 @@ class StepAdapters:
         return StepAdapters(
             [(one, own[(own >= start) & (own < end)] - start) for one, own in self.groups]
         )
+
+
+@dataclass(slots=True)
+class DeviceHeads:
+    """What adapters with slots do to rows of logits, all of it on the device.
+
+    Attributes:
+        own: output layers in the place of the model's, and their rows, int64.
+        rows: those that are added to; None: no adapter adds anything.
+    """
+
+    own: Sequence[tuple[HeadLora, Tensor]] = ()
+    rows: LoraRows | None = None
+
+    def change(self, slots: LoraSlots, layer: int, logits: Tensor, hidden: Tensor) -> None:
+        """Change float32 logits [R, vocabulary] of hidden [R, hidden]; `layer`: of the ends."""
+        for head, rows in self.own:
+            head.replace(logits, hidden, rows)
+        if self.rows is not None:
+            slots.add((layer, HEAD), logits, hidden, self.rows)
 
 
 class AdaptedLinear(LinearLayer):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.kv_cache.layout import KVLayout, uniform
 from engine.models.adapted_linears import expert_linears, linears_of
-from engine.models.adapters import CurrentStep, StepAdapters
+from engine.models.adapters import CurrentStep, DeviceHeads, StepAdapters
 from engine.models.cache import KVScales, LayerCache, new_cache
 from engine.models.compiled import compile_decoder
 from engine.models.context import AttentionContext
@@ -281,6 +281,8 @@ class NativeDecoder:
             for adapter, rows in context.adapters.groups:
                 if adapter.embedding is not None:
                     adapter.embedding.change(self.ops, x, token_ids, rows)
+        if self.lora_slots is not None and context.lora_rows is not None:
+            self.lora_slots.embed(self.spec.num_layers, x, token_ids, context.lora_rows)
         if context.embeds is not None:
             places, values = context.embeds
             x[places.to(x.device)] = values.to(x)
@@ -292,12 +294,15 @@ class NativeDecoder:
         return x if self._embedding_norm is None else self._embedding_norm(x)
 
     @torch.inference_mode()
-    def logits(self, hidden: Tensor, adapters: StepAdapters | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, adapters: StepAdapters | DeviceHeads | None = None) -> Tensor:
         """float32 [num_rows, vocab_size] from [num_rows, hidden]; `adapters` name rows of it."""
         spec, logits = self.spec, self.lm_head(hidden).float()
-        for adapter, rows in () if adapters is None else adapters.groups:
-            if adapter.head is not None:
-                adapter.head.change(self.ops, logits, hidden, rows)
+        if isinstance(adapters, StepAdapters):
+            for adapter, rows in adapters.groups:
+                if adapter.head is not None:
+                    adapter.head.change(self.ops, logits, hidden, rows)
+        elif adapters is not None and self.lora_slots is not None:
+            adapters.change(self.lora_slots, spec.num_layers, logits, hidden)
         if spec.logit_scale != 1.0:
             logits.mul_(spec.logit_scale)
         if spec.logit_soft_cap:

@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.attention.args import AttentionArgs
 from kernels.interface import ActivationSpec, ExpertLayers, LinearLayer
 from kernels.logits import PenalisedRows, TokenTable
-from kernels.lora_slots import LoraRows
+from kernels.lora_slots import EMBEDDING, EMBEDDING_ROWS, LoraRows
 from kernels.triton import attention, grouped, norm, rope, sampling
 from kernels.triton.activation import gelu_and_mul, silu_and_mul
 from kernels.triton.invariant import InvariantLinear
@@ -148,12 +148,14 @@ def latent(sequences: int, heads: int) -> None:
 
 
 def adapters(rows: int, dtype: torch.dtype = BF16) -> None:
-    """LoRA of rank 16 of a fused QKV layer [6144, 4096], with 8 adapters."""
+    """LoRA of rank 16 of a fused QKV layer [6144, 4096] and of an embedding, with 8 adapters."""
     place = (0, "qkv")
-    slots = TritonLoraSlots({place: 3}, 8, 16, dtype, torch.device("meta"))
+    places = {place: 3, (1, EMBEDDING): 1, (1, EMBEDDING_ROWS): 0}
+    slots = TritonLoraSlots(places, 8, 16, dtype, torch.device("meta"))
     tiles = slots.most_tiles(rows)
     there = LoraRows(ints(tiles * slots.tile(rows)), ints(tiles), ints(1))
     slots.add(place, empty(rows, 6144, dtype=dtype), empty(rows, 4096, dtype=dtype), there)
+    slots.embed(1, empty(rows, 4096), empty(rows, dtype=torch.int64), there)
 
 
 def product(quantization: str, rows: int, dtype: torch.dtype = BF16) -> None:

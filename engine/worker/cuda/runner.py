@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 
+from engine.models.adapters import StepAdapters
+from engine.models.context import AttentionContext
+from engine.models.decoder import NativeDecoder
 from engine.models.interface import EngineModel
 from engine.sampling.sampler import Choice, Sampler
 from engine.scheduler.plan import StepPlan, StepResult
 from engine.worker.batch import RunningBatch, StepInputs
 from engine.worker.collect import collect, masked_rows
 from engine.worker.cuda.forward import DeviceForward
+from engine.worker.cuda.heads import HeadRows
 from engine.worker.cuda.inputs import Feed
-from engine.worker.cuda.staging import Download, copies
+from engine.worker.cuda.staging import Download, copies, send
 from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.interface import Finished
-from engine.worker.runner import ModelRunner
+from engine.worker.runner import LogitsOf, ModelRunner
+from kernels.lora_slots import LoraSlots
 
 
 @dataclass(slots=True)
@@ -97,7 +104,7 @@ class DeviceRunner(ModelRunner):
     ) -> None:  # fmt: skip
         super().__init__(model, batch, sampler, masks=masks)
         self.forward = self._forward = forward
-        self.copies = copies(device)
+        self.copies, self._device = copies(device), device
         rows = len(batch.num_tokens)
         self._sampled = torch.zeros(rows, dtype=torch.int64, device=device)
         #: Where in its sequence each row's entry of `_sampled` stands; -1: nowhere.
@@ -141,19 +148,47 @@ class DeviceRunner(ModelRunner):
         self._last = pending
         return pending
 
+    @property
+    def _slots(self) -> LoraSlots | None:
+        return getattr(self.model, "lora_slots", None)
+
+    def _logits(
+        self, hidden: torch.Tensor, heads: HeadRows | None, sent: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        if heads is None:
+            return self.model.logits(hidden)
+        model = cast(NativeDecoder, self.model)  # no other takes adapters
+        return model.logits(hidden, heads.there(sent))
+
+    def _logits_of(self, inputs: StepInputs, hidden: torch.Tensor) -> LogitsOf:
+        """See `ModelRunner._logits_of`: each stretch's rows of adapters go over by themselves."""
+        adapters, slots = _heads(inputs.context), self._slots
+        if adapters is None or slots is None:
+            return super()._logits_of(inputs, hidden)
+
+        def logits(start: int, end: int) -> torch.Tensor:
+            heads = HeadRows(adapters.between(start, end), slots, end - start)
+            return self._logits(hidden[start:end], heads, send(heads.arrays, self._device))
+
+        return logits
+
     def _launch(self, plan: StepPlan, inputs: DeviceInputs, before: Pending | None) -> Pending:
         feed = None
         if before is not None and not before.done and (inputs.source >= 0).any():
             feed = Feed(inputs.source, self._sampled)
         rows = inputs.targets[0]
+        adapters, slots = _heads(inputs.context), self._slots
+        count = _num_logits(inputs.context)
+        heads = None if adapters is None or slots is None else HeadRows(adapters, slots, count)
+        more = (rows, *(() if heads is None else heads.arrays))
         key, staged = self._forward.stage(
-            self.batch.token_ids(inputs), inputs.context, feed, more=(rows,)
+            self.batch.token_ids(inputs), inputs.context, feed, more=more
         )
         hidden = self._forward.run(key, staged)
         if not inputs.sampled:
             empty = torch.empty(0, dtype=torch.int64)
             return Pending(self, plan, inputs, Choice(empty), before)
-        logits = self.model.logits(hidden)
+        logits = self._logits(hidden, heads, staged.more[1:])
         waits = plan.awaits_masks or self.sampler.waits(logits, inputs.states)
         if waits and before is not None:
             before.finish()
@@ -162,6 +197,16 @@ class DeviceRunner(ModelRunner):
         # One that is no token fails its sequence; until then the next step has to read something.
         self._sampled.index_copy_(0, staged.more[0], choice.token_ids.clamp(min=0))
         return Pending(self, plan, inputs, choice, before)
+
+
+def _heads(context: AttentionContext) -> StepAdapters | None:
+    """Adapters that change rows of the step's logits."""
+    return None if context.adapters is None else context.adapters.heads(context.logits_rows)
+
+
+def _num_logits(context: AttentionContext) -> int:
+    """Rows of a step's logits."""
+    return len(context.positions if context.logits_rows is None else context.logits_rows)
 
 
 def _step_by_step(inputs: StepInputs) -> bool:

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from engine.contract.config import EngineConfig
+from engine.models.adapters import DeviceHeads
 from engine.models.decoder import NativeDecoder
 from engine.worker.cuda.dispatcher import BatchDescriptor
 from engine.worker.cuda.inputs import StaticInputs
 from engine.worker.cuda.setup import DeviceModel, query_len, slots_of
+from engine.worker.cuda.staging import send
 from kernels import KernelSet
 from kernels.logits import LogitEdits, PenalisedRows, TokenTable
+from kernels.lora_slots import LoraRows, LoraSlots
 
 
 @torch.inference_mode()
@@ -38,7 +41,18 @@ def warm_up_kernels(
         token_ids, context = inputs.rehearse(descriptor)
         # A table leads to the first block alone.
         inputs.seq_lens.fill_(min(config.block_size, descriptor.num_tokens // descriptor.num_reqs))
-        model.logits(model.forward(token_ids, context)[: descriptor.num_reqs])
+        hidden = model.forward(token_ids, context)[: descriptor.num_reqs]
+        model.logits(hidden)
+    if slots is not None:
+        for rows in {1, most}:
+            some = hidden.new_zeros((rows, hidden.shape[1]))
+            model.logits(some, DeviceHeads(rows=_no_rows(slots, rows, some.device)))
+
+
+def _no_rows(slots: LoraSlots, count: int, device: torch.device) -> LoraRows:
+    """Of a step of so many, in which nobody goes through an adapter."""
+    sent = send(slots.sort([], count, padded=True), device)
+    return LoraRows(*sent)
 
 
 def _batches(token_budget: int, most: int, length: int, adapted: bool) -> Iterator[BatchDescriptor]:

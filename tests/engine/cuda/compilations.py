@@ -18,13 +18,14 @@ import torch
 
 from engine.contract.config import EngineConfig
 from engine.models.adapted_linears import make_slots
+from engine.models.adapters import DeviceHeads
 from engine.models.architectures import decoder_spec, read_config
 from engine.models.context import AttentionContext
 from engine.models.decoder import NativeDecoder
 from engine.models.weights import WeightReader
 from engine.worker.cuda.graphs import AttentionBreaks
 from engine.worker.cuda.inputs import stage
-from engine.worker.cuda.warm import _choose, warm_up_kernels
+from engine.worker.cuda.warm import _choose, _no_rows, warm_up_kernels
 from kernels.triton import TritonKernels
 from kernels.triton.compiler import specialisation
 from kernels.triton.launch import Target, watch
@@ -110,7 +111,10 @@ def main(folder: Path, quantization: str | None) -> None:
             rows = slots.sort([(0, np.arange(len(ids)))], len(ids), padded=False)
             staged = stage(ids, context, META, lora=() if number % 3 else rows)
             breaks.batch = staged.context
-            model.logits(model.forward(staged.token_ids, staged.context))
+            hidden = model.forward(staged.token_ids, staged.context)
+            count = len(context.seq_lens)
+            heads = DeviceHeads(rows=_no_rows(slots, count, META))
+            model.logits(hidden, None if number % 3 else heads)
         _choose(ops, model.spec.vocab_size)
     later = [key[0] for key in seen - warm]
     print(json.dumps({"warm": len(warm), "later": sorted(later)}))

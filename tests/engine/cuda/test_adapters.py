@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +11,42 @@ import pytest
 import torch
 from torch import Tensor
 
+import kernels
 from engine import LLM, LoRARequest, SamplingParams
-from engine.contract.errors import InvalidRequest
 from engine.devices.cpu import CpuDevice
-from kernels.lora import LayerLoras, LoraWeights, TorchLora
-from kernels.lora_slots import LoraRows, LoraSlots, Place, SlotTable
+from engine.models.adapters import EmbeddingLora
+from kernels.lora import (
+    EmbeddingWeights,
+    LayerLoras,
+    LoraPart,
+    LoraWeights,
+    PackedLora,
+    TorchLora,
+)
+from kernels.lora_slots import EMBEDDING, LoraRows, LoraSlots, Place, SlotTable
 from tests.engine.cuda.fake_device import FakeDevice, seen
 from tests.engine.lora.peft_oracle import checkpoint, make_adapter, prompts
 
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+OPS = kernels.get("cpu", use_compiled=False)
 PARAMS = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False)
+
+
+class PlainEmbedding(PackedLora):
+    """By what a CPU does."""
+
+    nbytes = 0
+
+    def __init__(self, given: EmbeddingWeights) -> None:
+        outer = None
+        if given.b is not None:
+            rank = given.b.shape[1]
+            parts = [LoraPart(0, given.b, 0, given.scale)]
+            weights = LoraWeights(a=torch.eye(rank), parts=parts, out_features=len(given.b))
+            outer = OPS.pack_lora(weights)
+        self.embedding = EmbeddingLora(
+            table=given.table, tokens=given.tokens, inner=given.inner, outer=outer
+        )
 
 
 class PlainSlots(LoraSlots):
@@ -37,18 +63,29 @@ class PlainSlots(LoraSlots):
     def pack(self, lora: LoraWeights) -> TorchLora:
         return TorchLora(lora, torch.device("cpu"))
 
+    def pack_embedding(self, given: EmbeddingWeights) -> dict[str, PackedLora]:
+        return {EMBEDDING: PlainEmbedding(given)}
+
+    def embed(self, layer: int, x: Tensor, token_ids: Tensor, rows: LoraRows) -> None:
+        for lora, own in self.owned((layer, EMBEDDING), rows):
+            if isinstance(lora, PlainEmbedding):
+                lora.embedding.change(OPS, seen(x), seen(token_ids), own)
+
     def put(self, layers: LayerLoras) -> SlotTable:
         self.layers.append(layers)
         return SlotTable(len(self.layers) - 1, layers)
 
     def add(self, place: Place, y: Tensor, x: Tensor, rows: LoraRows) -> None:
         self.calls += 1
+        for lora, own in self.owned(place, rows):
+            if isinstance(lora, TorchLora):
+                lora.add(seen(y), seen(x), own)
+
+    def owned(self, place: Place, rows: LoraRows) -> Iterator[tuple[PackedLora | None, Tensor]]:
         order, owners = seen(rows.order).view(-1, rows.tile), seen(rows.owners)
         for tile in range(int(seen(rows.count))):
-            lora = self.layers[int(owners[tile])][place[0]].get(place[1])
-            if isinstance(lora, TorchLora):
-                own = order[tile]
-                lora.add(seen(y), seen(x), own[own >= 0].long())
+            own = order[tile]
+            yield self.layers[int(owners[tile])][place[0]].get(place[1]), own[own >= 0].long()
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +138,24 @@ def test_rows_of_adapters_and_of_none_have_the_cpus_tokens(
     assert slots.calls == 0  # steps without adapters launch nothing for them
 
 
-def test_what_slots_have_no_place_for_is_refused_by_name(
+def test_embeddings_and_output_layers_have_the_cpus_tokens(
     model: Path, slots: PlainSlots, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """Low ranks, whole tables and single tokens' rows, beside rows of the base; nothing waits."""
+    ways: list[dict[str, Any]] = [
+        {"target_modules": ["q_proj", "embed_tokens", "lm_head"]},
+        {"target_modules": ["v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
+        {"target_modules": ["o_proj"], "trainable_token_indices": list(range(4, 300))},
+    ]
+    folders = [make_adapter(model, tmp_path / f"{i}", seed=i, **way) for i, way in enumerate(ways)]
+    asked = [None, *(LoRARequest(f"a{i}", i + 1, str(each)) for i, each in enumerate(folders))] * 2
+    with monkeypatch.context() as plain:
+        plain.setattr(CpuDevice, "prepare_adapters", lambda device, loaded: "")
+        expected = answers(LLM(str(model), dtype="float32", **settings()), asked)
+        base = answers(LLM(str(model), dtype="float32", **settings()), [None] * len(asked))
+    assert all(one != other for one, other, own in zip(expected, base, asked, strict=True) if own)
     llm = FakeDevice(monkeypatch).engine(model, **settings())
-    for module in ("embed_tokens", "lm_head"):
-        folder = make_adapter(model, tmp_path / module, target_modules=["q_proj", module])
-        with pytest.raises(InvalidRequest, match=rf"{module}.* aren't supported on a GPU"):
-            answers(llm, [LoRARequest(module, 1, str(folder))])
-    assert slots.layers == []
+    assert answers(llm, asked) == expected
 
 
 def test_rows_are_sorted_for_a_graph_of_more_tokens() -> None:

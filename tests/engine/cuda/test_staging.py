@@ -142,7 +142,7 @@ class Sorted(LoraSlots):
     def pack(self, lora: Any) -> Any:
         raise NotImplementedError
 
-    put = add = pack  # type: ignore[assignment]
+    put = add = pack_embedding = embed = pack  # type: ignore[assignment]
 
 
 def test_rows_of_adapters_go_along_and_into_a_graphs_buffers() -> None:

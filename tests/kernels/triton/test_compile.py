@@ -19,8 +19,8 @@ from kernels.triton.report import ARCHITECTURES, PROCESSORS
 PLAIN = {
     "merge_kernel", "rope_kernel", "rms_norm_kernel", "gate_kernel", "scan_kernel",
     "settle_kernel", "gather_kernel", "choose_kernel", "sort_kernel", "search_kernel",
-    "first_kernel", "penalise_kernel", "logprobs_kernel", "record_kernel", "place_edit_kernel",
-    "bitmask_kernel",
+    "first_kernel", "embed_kernel", "penalise_kernel", "logprobs_kernel", "record_kernel",
+    "place_edit_kernel", "bitmask_kernel",
 }  # fmt: skip
 KERNELS = PLAIN | {
     "attention_kernel", "split_attention_kernel", "reduce_kernel",

@@ -1,0 +1,122 @@
+"""Adapters of an embedding: rows of their own, and what low rank adds to a token's row.
+
+What a linear layer's shrink makes of x, each token has for itself here; it is expanded alike.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.lora import EmbeddingWeights, LoraPart, PackedLora
+from kernels.triton.lora.kernel import RANKS
+from kernels.triton.lora.pack import blocks_of, padded_rank
+
+
+@triton.jit
+def embed_kernel(
+    x, h, ids, ranks_table, rows_table, order, owners, count, x_stride, width, dtype,
+    COLUMNS: tl.constexpr, TILE: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Grid (blocks of columns, programs of tiles): rows of x [T, COLUMNS] that adapters replace,
+    and h float32 [T, width], what a token brings to `expand_kernel`.
+
+    `dtype`: any pointer to numbers of the adapters' kind.
+    """
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    wanted = (column < COLUMNS)[None, :]
+    each = tl.arange(0, RANKS)
+    for tile in tl.range(tl.program_id(1), tl.load(count), tl.num_programs(1)):
+        owner = tl.load(owners + tile).to(tl.int64) * 8
+        row = tl.load(order + tile * TILE + tl.arange(0, TILE)).to(tl.int64)
+        there = row >= 0
+        token = tl.load(ids + row, mask=there, other=0)
+        entry = rows_table + owner
+        to = x + row[:, None] * x_stride + column[None, :]
+        if tl.load(entry) != 0:
+            table = tl.load(entry).to(tl.pointer_type(dtype.dtype.element_ty))
+            inside = there[:, None] & wanted
+            own = tl.load(table + token[:, None] * COLUMNS + column[None, :], mask=inside)
+            tl.store(to, own.to(x.dtype.element_ty), mask=inside)
+        some = tl.load(entry + 3)
+        if some != 0:
+            names = tl.load(entry + 1).to(tl.pointer_type(tl.int64))
+            # How many of the ascending names are below the token, by bits.
+            below = tl.zeros((TILE,), tl.int64)
+            power = tl.load(entry + 4)
+            while power > 0:
+                place = below + power - 1
+                less = tl.load(names + place, mask=place < some, other=9223372036854775807) < token
+                below = tl.where(less, below + power, below)
+                power = power >> 1
+            named = tl.load(names + below, mask=below < some, other=-1) == token
+            inside = (there & named)[:, None] & wanted
+            values = tl.load(entry + 2).to(tl.pointer_type(dtype.dtype.element_ty))
+            own = tl.load(values + below[:, None] * COLUMNS + column[None, :], mask=inside)
+            tl.store(to, own.to(x.dtype.element_ty), mask=inside)
+        entry = ranks_table + owner
+        ranks = tl.load(entry + 4).to(tl.int32)
+        if tl.program_id(0) == 0:
+            inner = tl.load(entry).to(tl.pointer_type(dtype.dtype.element_ty))
+            factors = tl.load(entry + 3).to(tl.pointer_type(tl.float32))
+            for rank in tl.range(0, ranks, RANKS):
+                at = token[:, None] * ranks + rank + each[None, :]
+                own = tl.load(inner + at, mask=there[:, None], other=0.0).to(tl.float32)
+                own *= tl.load(factors + rank + each)[None, :]
+                to_h = h + row[:, None] * width + rank + each[None, :]
+                tl.store(to_h, own, mask=there[:, None])
+
+
+class TritonEmbeddingRanks(PackedLora):
+    """What low rank adds to each token's row."""
+
+    def __init__(
+        self, inner: Tensor, b: Tensor, scale: float, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """`inner` [vocabulary, rank], `b` [hidden, rank]."""
+        vocab, own = inner.shape
+        if b.dim() != 2 or b.shape[1] != own:
+            raise ValueError(f"an embedding's b {list(b.shape)} must be of rank {own}")
+        self.in_features, self.out_features, self.rank = vocab, len(b), padded_rank(own)
+        padded = torch.zeros(vocab, self.rank, dtype=dtype, device=device)
+        padded[:, :own] = inner
+        outer, blocks = blocks_of([LoraPart(0, b, 0, scale)], self.out_features)
+        factors = torch.full((self.rank,), scale, dtype=torch.float32, device=device)
+        self._tensors = (padded, outer.to(dtype).to(device), blocks.to(device), factors)
+        self.nbytes = sum(tensor.nbytes for tensor in self._tensors)
+
+    def entry(self) -> list[int]:
+        """The numbers by which kernels find it."""
+        return [*(tensor.data_ptr() for tensor in self._tensors), self.rank, 0, 0, 1]
+
+
+class TritonEmbeddingRows(PackedLora):
+    """Rows in the place of the embedding's own: all of them, some, or some of all."""
+
+    rank = 0
+
+    def __init__(self, given: EmbeddingWeights, dtype: torch.dtype, device: torch.device) -> None:
+        rows = [given.table] if given.table is not None else []
+        rows += [given.tokens[1]] if given.tokens is not None else []
+        self.in_features, self.out_features = len(rows[0]), rows[0].shape[1]
+        self._table = None if given.table is None else _kept(given.table, dtype, device)
+        self._names = self._values = None
+        if given.tokens is not None:
+            self._names = _kept(given.tokens[0], torch.int64, device)
+            self._values = _kept(given.tokens[1], dtype, device)
+        tensors = (self._table, self._names, self._values)
+        self._addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+        self.nbytes = sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def entry(self) -> list[int]:
+        """The numbers by which kernels find it."""
+        count = 0 if self._names is None else len(self._names)
+        power = 1 << (count.bit_length() - 1) if count else 0
+        return [*self._addresses, count, power, 0, 0, 1]
+
+
+def _kept(tensor: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A copy of its own, so that what the adapter's file is mapped to may go."""
+    return tensor.to(device=device, dtype=dtype, copy=True).contiguous()
