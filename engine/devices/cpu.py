@@ -37,6 +37,7 @@ class CpuDevice(Device):
     times_prompts: ClassVar[bool] = True
     runs_adapters: ClassVar[bool] = True
     runs_draft_models: ClassVar[bool] = True
+    runs_heads: ClassVar[bool] = True
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16", "int8")
 
     def __init__(self, config: EngineConfig) -> None:

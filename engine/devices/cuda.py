@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import ClassVar, cast
 
 import torch
@@ -14,7 +15,7 @@ import kernels
 from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError
 from engine.devices.cpu import kernels_on
-from engine.devices.device import CacheNeed, Device, RunnerParts
+from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
 from engine.devices.held import HostCopy
 from engine.devices.host_memory import GIB, num_cpu_blocks
 from engine.model_loader.loader import LoadedModel
@@ -46,6 +47,7 @@ class CudaDevice(Device):
     name: ClassVar[str] = "cuda"
     overlaps: ClassVar[bool] = True
     runs_adapters: ClassVar[bool] = True
+    runs_draft_models: ClassVar[bool] = True
     keeps_adapters: ClassVar[bool] = False
     token_budget: ClassVar[int] = 8192
     kv_cache_dtypes: ClassVar[tuple[str, ...]] = (
@@ -122,24 +124,30 @@ class CudaDevice(Device):
         config, groups = self.config, len(need.layout.groups)
         if config.num_gpu_blocks_override is not None:
             return num_cpu_blocks(config, need.bytes_per_token, need.blocks_per_sequence, groups)
-        memory = self._profile(need)
+        memory, size = self._profile(need), config.block_size
+        block, kept = need.bytes_per_token * size, self._kept_for_adapters
+        if (draft := need.draft) is not None:
+            memory = replace(memory, peak=max(memory.peak, self._profile(draft, eager=True).peak))
+            own = draft.bytes_per_token * size
+            block += min(block // DRAFT_PART, own)
+            kept += draft.blocks_per_sequence * own
         self._kept_for_graphs = memory.graphs
         return num_gpu_blocks(
             memory,
             config.gpu_memory_utilization,
-            need.bytes_per_token * config.block_size,
+            block,
             config.max_num_seqs * need.blocks_per_sequence,
             groups,
-            self._kept_for_adapters,
+            kept,
         )
 
-    def _profile(self, need: CacheNeed) -> DeviceMemory:
+    def _profile(self, need: CacheNeed, *, eager: bool = False) -> DeviceMemory:
         """What the model takes beside its KV cache."""
         model, config, layout = cast(DeviceModel, need.loaded.model), self.config, need.layout
         budget, longest = need.token_budget, self._max_blocks(need.loaded.max_model_len)
 
         def make_forward() -> DeviceForward | None:
-            if need.loaded.pooler is not None:
+            if need.loaded.pooler is not None or eager:
                 return None
             return device_forward(model, config, budget, longest, len(layout.groups))
 
@@ -180,7 +188,9 @@ class CudaDevice(Device):
         warm_up_kernels(
             model, self.config, parts.token_budget, longest, groups, loaded.model.spec.vocab_size
         )
-        forward = device_forward(model, self.config, parts.token_budget, longest, groups)
+        # No memory is kept for graphs of a draft model.
+        config = replace(self.config, enforce_eager=True) if parts.is_draft else self.config
+        forward = device_forward(model, config, parts.token_budget, longest, groups)
         capture(forward, CudaMeter(device), self._kept_for_graphs)
         batch.decodes_first = is_on("split-batches")
         return DeviceRunner(model, batch, sampler, forward, device, parts.masks)

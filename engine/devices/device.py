@@ -33,6 +33,9 @@ from engine.worker.hidden import HiddenKeeper
 from engine.worker.interface import Runner
 from kernels import KernelSet
 
+#: A draft model's KV cache takes at most such a part of what its model's takes.
+DRAFT_PART = 4
+
 
 @dataclass(frozen=True, slots=True)
 class CacheNeed:
@@ -45,6 +48,7 @@ class CacheNeed:
         bytes_per_token: of the layers that a block holds.
         blocks_per_sequence: that a sequence of full length takes.
         token_budget: of a step.
+        draft: what its draft model asks for beside it; None: it has none.
     """
 
     loaded: LoadedModel
@@ -53,6 +57,7 @@ class CacheNeed:
     bytes_per_token: int
     blocks_per_sequence: int
     token_budget: int
+    draft: CacheNeed | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,7 @@ class RunnerParts:
         masks: where grammars' masks come.
         layout, token_budget: as in `CacheNeed`.
         hidden: keeps what tokens were drawn from, for heads; None: there are none.
+        is_draft: it draws drafts for another model beside it.
     """
 
     loaded: LoadedModel
@@ -73,6 +79,7 @@ class RunnerParts:
     layout: KVLayout
     token_budget: int
     hidden: HiddenKeeper | None = None
+    is_draft: bool = False
 
 
 class Device(ABC):
@@ -95,8 +102,9 @@ class Device(ABC):
     runs_adapters: ClassVar[bool] = False
     #: Whether adapters that leave it are kept as they are, since host memory is where they were.
     keeps_adapters: ClassVar[bool] = True
-    #: Whether drafts may come from a model or from heads; if not, they come from text alone.
+    #: Whether drafts may come from a model, or from heads; if not, they come from text alone.
     runs_draft_models: ClassVar[bool] = False
+    runs_heads: ClassVar[bool] = False
     #: `max_num_batched_tokens` by default.
     token_budget: ClassVar[int] = 512
     #: What `kv_cache_dtype` may be beside "auto".

@@ -8,7 +8,7 @@ from engine.contract.config import EngineConfig
 from engine.contract.errors import ConfigError, QuireError
 from engine.contract.protocol import KV_CACHE
 from engine.contract.speculative import SpeculativeConfig
-from engine.devices.device import Device, RunnerParts
+from engine.devices.device import DRAFT_PART, CacheNeed, Device, RunnerParts
 from engine.executor.sleep import Sleeper
 from engine.kv_cache.layout import KVLayout, make_layout, most_blocks
 from engine.model_loader.loader import LoadedModel, load_model
@@ -20,8 +20,8 @@ from engine.worker.grammar_inbox import GrammarInbox
 from engine.worker.interface import Runner
 
 _PARAM = "speculative_config"
-#: The draft's KV cache takes at most such a part of what the model's takes.
-_PART_OF_CACHE = 4
+#: Tokens that it reads in a step, at most.
+_MOST_TOKENS = 2048
 #: Settings of the model that hold for its draft, too.
 _SHARED = (
     "device", "dtype", "block_size", "max_num_seqs", "num_threads", "cpu_threads_bind",
@@ -64,17 +64,30 @@ class DraftExecutor:
             vocab_size=min(self.loaded.spec.vocab_size, self._target.spec.vocab_size),
             num_blocks=self._num_blocks,
             layout=self._layout(),
-            token_budget=self._device.token_budget,
+            token_budget=self._token_budget,
         )
+
+    @property
+    def need(self) -> CacheNeed:
+        """What it asks for, beside the model."""
+        loaded, size = self.loaded, self._config.block_size
+        one = most_blocks(0, self._max_model_len, self._max_model_len, size)
+        own = loaded.spec.kv_bytes_per_token(loaded.dtype.itemsize)
+        layout = self._layout()
+        return CacheNeed(loaded, loaded.dtype, layout, max(1, own), one, self._token_budget)
+
+    @property
+    def _token_budget(self) -> int:
+        """Of a step: a prompt is read while nobody else is served."""
+        return min(self._device.token_budget, _MOST_TOKENS)
 
     def size_cache(self, num_blocks: int, block_bytes: int) -> None:
         """Take a share beside the model's cache of `num_blocks` blocks, `block_bytes` each: as many
         tokens, in at most a quarter as many bytes, but enough for one sequence.
         """
-        spec, size = self.loaded.spec, self._config.block_size
-        own = max(1, spec.kv_bytes_per_token(self.loaded.dtype.itemsize) * size)
-        one = most_blocks(0, self._max_model_len, self._max_model_len, size)
-        share = max(num_blocks * block_bytes // _PART_OF_CACHE // own, one)
+        need = self.need
+        own, one = need.bytes_per_token * self._config.block_size, need.blocks_per_sequence
+        share = max(num_blocks * block_bytes // DRAFT_PART // own, one)
         self._num_blocks = min(share, num_blocks, one * self._config.max_num_seqs)
 
     def allocate_cache(self) -> None:
@@ -82,8 +95,9 @@ class DraftExecutor:
         layout, size = self._layout(), self._config.block_size
         self.loaded.model.allocate_kv(self._num_blocks, size, self.loaded.dtype, layout)
         batch = RunningBatch(self._config.max_num_seqs, self._max_model_len, size)
-        budget = self._device.token_budget
-        parts = RunnerParts(self.loaded, batch, GrammarInbox(), layout, budget)
+        parts = RunnerParts(
+            self.loaded, batch, GrammarInbox(), layout, self._token_budget, is_draft=True
+        )
         self._runner = self._device.make_runner(parts)
         self._sleeper.asleep.discard(KV_CACHE)
 

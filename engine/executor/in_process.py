@@ -109,17 +109,25 @@ class InProcessExecutor:
         wanted = SpeculativeConfig.from_mapping(config.speculative_config)
         if not wanted.computes or self.loaded.pooler is not None or self.loaded.model.stateful:
             return
-        if not self.device.runs_draft_models:
-            raise ConfigError(
-                "speculative_config: draft models and heads aren't supported on the device "
-                f"{self.device.name}; the methods ngram and suffix are.",
-                param="speculative_config",
-            )
         wanted = with_method(config, wanted)
+        self._check_drafts(wanted.method in HEADS)
         if wanted.method in HEADS:
             self._heads = HeadExecutor(config, wanted, self.device, self.loaded)
         else:
             self._draft = DraftExecutor(config, wanted, self.device, self.loaded)
+
+    def _check_drafts(self, heads: bool) -> None:
+        """Raise `ConfigError` where the device can't draw drafts like that."""
+        device = self.device
+        if device.runs_heads if heads else device.runs_draft_models:
+            return
+        what = "heads" if heads else "draft models"
+        known = "ngram, suffix and draft_model" if device.runs_draft_models else "ngram and suffix"
+        raise ConfigError(
+            f"speculative_config: {what} aren't supported on the device {device.name}; the "
+            f"methods {known} are.",
+            param="speculative_config",
+        )
 
     def size_cache(self) -> Capacity:
         """See `Executor`."""
@@ -394,8 +402,9 @@ class InProcessExecutor:
             token_bytes += self._heads.bytes_per_token
         if token_bytes == 0:
             return num_counted_blocks(config, token_budget)
+        draft = None if self._draft is None else self._draft.need
         return self.device.num_blocks(
-            CacheNeed(self.loaded, self._kv_dtype, layout, token_bytes, most, token_budget)
+            CacheNeed(self.loaded, self._kv_dtype, layout, token_bytes, most, token_budget, draft)
         )
 
     def _token_budget(self) -> int:

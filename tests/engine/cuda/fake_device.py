@@ -123,6 +123,20 @@ class FakeDevice:
                 monkeypatch.setitem(vars(ops), name, kernel(getattr(ops, name)))
         self._patch = monkeypatch
 
+    def runner(self, loaded: Any, batch: Any, masks: Any, *, split: bool = True) -> DeviceRunner:
+        """Runs steps of a model on this device."""
+        model = loaded.model
+        ops = model.ops
+        sampler = Sampler(loaded.eos_token_ids, ops)
+        breaks = AttentionBreaks(ops.paged_attention)
+        self._patch.setitem(vars(ops), "paged_attention", breaks)
+        batch.decodes_first = split
+        slots = getattr(model, "lora_slots", None)
+        forward = DeviceForward(model.forward, CPU, breaks=breaks, slots=slots)
+        runner = DeviceRunner(model, batch, sampler, forward, CPU, masks)
+        runner._sampled = on_device(runner._sampled)
+        return runner
+
     def engine(
         self, folder: Any, *, inline: bool = True, split: bool = True, **settings: Any
     ) -> LLM:
@@ -132,17 +146,7 @@ class FakeDevice:
         """
 
         def make_runner(executor: InProcessExecutor, batch: Any) -> DeviceRunner:
-            model = executor.loaded.model
-            ops = model.ops
-            sampler = Sampler(executor.loaded.eos_token_ids, ops)
-            breaks = AttentionBreaks(ops.paged_attention)
-            self._patch.setitem(vars(ops), "paged_attention", breaks)
-            batch.decodes_first = split
-            slots = getattr(model, "lora_slots", None)
-            forward = DeviceForward(model.forward, CPU, breaks=breaks, slots=slots)
-            runner = DeviceRunner(model, batch, sampler, forward, CPU, executor._masks)
-            runner._sampled = on_device(runner._sampled)
-            return runner
+            return self.runner(executor.loaded, batch, executor._masks, split=split)
 
         self._patch.setattr(InProcessExecutor, "_make_runner", make_runner)
         defaults = {
