@@ -25,6 +25,10 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+#: Most tests are here, and changing Django's settings for each of them adds up.
+WITHOUT_DJANGO = ("tests/kernels/", "tests/engine/")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers of our own."""
     config.addinivalue_line(
@@ -62,14 +66,14 @@ def redis_url(short_tmp: Path) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def _cheap_passwords(settings: Any) -> None:
-    """Users are made by the dozen; a hash that is slow on purpose would cost seconds."""
+def _cheap_and_alone(request: pytest.FixtureRequest) -> None:
+    """Users are made by the dozen; a hash that is slow on purpose would cost seconds. What is
+    counted in the cache, such as wrong passwords, starts at nothing in each test.
+    """
+    if request.node.nodeid.startswith(WITHOUT_DJANGO):
+        return
+    settings = request.getfixturevalue("settings")
     settings.PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
-
-
-@pytest.fixture(autouse=True)
-def _cache_of_its_own(settings: Any) -> None:
-    """What is counted in the cache, such as wrong passwords, starts at nothing in each test."""
     backend = "django.core.cache.backends.locmem.LocMemCache"
     settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": uuid.uuid4().hex}}
 

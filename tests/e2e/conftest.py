@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.product import Product, running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
     """Quire with the bundled demo model, as `make up` starts it."""
     with running(tmp_path_factory.mktemp("product")) as found:
