@@ -41,8 +41,6 @@ Kernel kernel_for(const Packed& w, int dtype) {
       return kernel_bf16(dtype == kBF16 || w.round_inputs);
     case kHalf:
       return kernel_f16();
-    case kFloat8:
-      return kernel_float8(w);
     default:
       return kernel_int(w);
   }
@@ -75,11 +73,19 @@ struct Job {
   }
 };
 
+template <class T>
+void gather_from(float* to, const T* x, const int32_t* order, int64_t count) {
+  for (int64_t i = 0; i < count; i++) to[i] = to_float(x[order[i]]);
+}
+
 // x in the order of sorted weights: `count` values from the `first` on, of a row that begins at
 // `offset`.
 void gather(float* to, const void* x, int64_t offset, const int32_t* order, int64_t first,
             int64_t count, int dtype) {
-  for (int64_t i = 0; i < count; i++) read_row(to + i, x, offset + order[first + i], 1, dtype);
+  order += first;
+  if (dtype == kF32) return gather_from(to, static_cast<const float*>(x) + offset, order, count);
+  if (dtype == kBF16) return gather_from(to, static_cast<const bf16*>(x) + offset, order, count);
+  gather_from(to, static_cast<const f16*>(x) + offset, order, count);
 }
 
 void load_rows(const Job& job, const void* x, int64_t stride, int64_t low, int64_t high) {

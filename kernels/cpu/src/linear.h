@@ -21,7 +21,7 @@ enum Format : int32_t {
   kInt4Zero = 6,  // likewise, with a zero point for each group
   kInt4Float = 7, // likewise, of floats in 4 bits (e2m1), doubled
   kTable4 = 8,    // likewise, numbers of entries in a table of 16
-  kFloat8 = 9,    // step: a group of k;  see linear_float8.h
+  kFloat8 = 9,    // likewise, floats of 8 bits (e4m3)
   kInt8Zero = 10, // see linear_int.h, with a zero point for each group
 };
 
@@ -116,7 +116,6 @@ Kernel kernel_f32();
 Kernel kernel_bf16(bool pairs);
 Kernel kernel_f16();
 Kernel kernel_int(const Packed& w);
-Kernel kernel_float8(const Packed& w);
 
 // out [rows, n] = x W^T + b; both of `dtype`; rows of x have the distance `stride`.
 int linear(const Packed& w, void* out, const void* x, int64_t stride, int64_t rows, int dtype,

@@ -3,12 +3,13 @@
 // A step is one group of a panel: its quads of k, [group / 4][NR] four bytes each (or pairs of k, see
 // kInt8Unit; int4: two quads in the low and the high nibbles, [group / 8][NR]), then NR scales in f16,
 // then, with minima or zero points, NR of those. Floats in 4 bits are looked up as the integers that
-// they are twice of; entries of a table as 16 bits, with scales in float32. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make
-// up for it.
+// they are twice of; entries of a table and floats of 8 bits (e4m3) become 16 bits, with scales in
+// float32. Weights are stored with an offset; the kernel starts each sum at -offset * sum(x) to make up
+// for it.
 #pragma once
 
 #include "linear.h"
-#include "vec_int.h"
+#include "vec_words.h"
 
 namespace quire {
 
@@ -28,16 +29,21 @@ constexpr bool has_second(Format format) { return format == kInt4Min || has_zero
 constexpr int8_t kDoubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 constexpr int kDoubledOffset = 12;
 
-// The byte that holds value i of column j of a group of kTable4: entries are 16 bits, two of which
-// meet two values of x, so each 16 bytes are four columns' pairs of k, and then the next pairs.
-inline int64_t table_byte(int64_t j, int64_t i) {
-  return i / 8 * NR * 4 + j / 4 * 16 + i / 2 % 2 * 8 + j % 4 * 2 + i % 2;
+// Weights that become words of 16 bits, and scales that are float32.
+constexpr bool is_words(Format format) { return format == kTable4 || format == kFloat8; }
+
+// The byte that holds value i of column j of a group of words: two of them meet two values of x, so each
+// 16 bytes are four columns' pairs of k, and then the next pairs.
+inline int64_t word_byte(Format format, int64_t j, int64_t i) {
+  return i / (format == kTable4 ? 8 : 4) * NR * 4 + j / 4 * 16 + i / 2 % 2 * 8 + j % 4 * 2 + i % 2;
+}
+
+inline int64_t bytes_of_values(Format format, int64_t group) {
+  return is_int8(format) || format == kFloat8 ? group * NR : group * NR / 2;
 }
 
 inline int64_t group_bytes(Format format, int64_t group) {
-  const int64_t values = is_int8(format) ? group * NR : group * NR / 2;
-  if (format == kTable4) return values + NR * 4;
-  return values + NR * 2 * (has_second(format) ? 2 : 1);
+  return bytes_of_values(format, group) + NR * (is_words(format) || has_second(format) ? 4 : 2);
 }
 
 inline int offset_of(Format format) {
@@ -52,5 +58,9 @@ Scale quantize_group(Format format, const float* x, int64_t count, int8_t* q);
 
 // Writes column j of group g of a panel. int8 comes signed, int4 in [0, 15].
 void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_t* q, Scale scale);
+
+// The same of kFloat8: `count` codes, the rest of the group is zeros.
+void put_float8(const Packed& w, int64_t panel, int64_t g, int64_t j, const uint8_t* codes,
+                int64_t count, float scale);
 
 }  // namespace quire

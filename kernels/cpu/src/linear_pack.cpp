@@ -1,7 +1,6 @@
 // Brings weights into the order in which the kernels read them.
 #include <memory>
 
-#include "linear_float8.h"
 #include "linear_int.h"
 #include "weights.h"
 
@@ -117,7 +116,6 @@ void set_table(Packed& w, const float* table) {
 }
 
 int64_t bytes_of_step(Format format, int64_t group) {
-  if (format == kFloat8) return float8_bytes(group);
   return format >= kInt8 ? group_bytes(format, group) : NR * (format == kHalf ? 2 : 4);
 }
 

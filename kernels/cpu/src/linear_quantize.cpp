@@ -88,7 +88,7 @@ void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_
   } else if (w.format == kTable4) {
     values = w.group / 2;
     for (int64_t i = 0; i < w.group; i++) {
-      char& byte = step[table_byte(j, i)];
+      char& byte = step[word_byte(w.format, j, i)];
       byte = static_cast<char>(i % 8 < 4 ? q[i] : byte | q[i] << 4);
     }
     const float by = scale.scale * w.table_scale;
@@ -105,6 +105,18 @@ void put_group(const Packed& w, int64_t panel, int64_t g, int64_t j, const int8_
   f16* scales = reinterpret_cast<f16*>(step + values * NR);
   scales[j] = from_float<f16>(scale.scale);
   if (has_second(w.format)) scales[NR + j] = from_float<f16>(scale.minimum);
+}
+
+void put_float8(const Packed& w, int64_t panel, int64_t g, int64_t j, const uint8_t* codes,
+                int64_t count, float scale) {
+  char* step = w.panel(panel) + g * w.step_bytes;
+  for (int64_t i = 0; i < w.group; i++) {
+    const uint8_t code = i < count ? codes[i] : 0;
+    step[word_byte(w.format, j, i)] = static_cast<char>(code);
+    if ((code & 0x7f) == 0x7f) scale = NAN;  // shows in what is computed with it
+  }
+  scale *= kFloat8Step;
+  std::memcpy(step + w.group * NR + j * 4, &scale, 4);
 }
 
 }  // namespace quire

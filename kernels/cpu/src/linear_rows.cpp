@@ -1,7 +1,6 @@
 // Rows of packed weights as float32: what makes a tied output layer serve as the embedding too.
 #include <vector>
 
-#include "linear_float8.h"
 #include "linear_int.h"
 #include "ops.h"
 
@@ -17,15 +16,17 @@ T at(const char* p, int64_t i) {
 
 // Column j of one group: scale * (q - offset) - minimum, where a zero point makes up a minimum.
 void unpack_group(const Packed& w, const char* step, int64_t j, float* out, int64_t count) {
-  const int64_t values = is_int8(w.format) ? w.group * NR : w.group * NR / 2;
+  const int64_t values = bytes_of_values(w.format, w.group);
   const float scale =
-      w.format == kTable4 ? at<float>(step + values, j) : to_float(at<f16>(step + values, j));
+      is_words(w.format) ? at<float>(step + values, j) : to_float(at<f16>(step + values, j));
   float minimum = has_second(w.format) ? to_float(at<f16>(step + values, NR + j)) : 0.0f;
   if (has_zeros(w.format)) minimum *= scale;
   for (int64_t i = 0; i < count; i++) {
     int q;
-    if (w.format == kTable4) {
-      const uint8_t both = at<uint8_t>(step, table_byte(j, i));
+    if (w.format == kFloat8) {
+      q = word_of(at<uint8_t>(step, word_byte(w.format, j, i)));
+    } else if (w.format == kTable4) {
+      const uint8_t both = at<uint8_t>(step, word_byte(w.format, j, i));
       const int code = i % 8 < 4 ? both & 15 : both >> 4;
       q = static_cast<int16_t>(w.table[code] | w.table[16 + code] << 8);
     } else if (is_int8(w.format)) {
@@ -55,11 +56,7 @@ void unpack_row(const Packed& w, int64_t row, float* out) {
     if (w.format == kHalf) out[k] = to_float(at<f16>(panel, j));
     for (int64_t i = 0; w.format == kBrain && i < count; i++)
       out[k + i] = to_float(at<bf16>(panel, 2 * j + i));
-    if (w.format == kFloat8) {
-      read_float8(w, panel, j, out + k, count);
-    } else if (w.format >= kInt8) {
-      unpack_group(w, panel, j, out + k, count);
-    }
+    if (w.format >= kInt8) unpack_group(w, panel, j, out + k, count);
   }
 }
 

@@ -11,10 +11,12 @@ namespace quire {
 
 #if defined(QUIRE_AVX512)
 using vi = __m512i;
+using vi_unaligned = __m512i_u;
 QUIRE_INLINE vi vset_int(int32_t x) { return _mm512_set1_epi32(x); }
 QUIRE_INLINE vf vfloat(vi x) { return _mm512_cvtepi32_ps(x); }
 #elif defined(QUIRE_AVX2)
 using vi = __m256i;
+using vi_unaligned = __m256i_u;
 QUIRE_INLINE vi vset_int(int32_t x) { return _mm256_set1_epi32(x); }
 QUIRE_INLINE vf vfloat(vi x) { return _mm256_cvtepi32_ps(x); }
 #else
@@ -157,24 +159,8 @@ QUIRE_INLINE vi vdot_small(vi sum, LookedUp b, Quad low, Quad high) {
 #endif
 
 #if defined(QUIRE_AVX512)
-using Words = vi;
-struct Entries {
-  vi low, high;
-};
 QUIRE_INLINE vi repeat16(const uint8_t* p) {
   return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p));
-}
-// Pair `pair` of four: entries of 16 bits for two k of each column.
-QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
-  const vi both = _mm512_loadu_si512(p);
-  const vi codes = _mm512_and_si512(pair < 2 ? both : _mm512_srli_epi16(both, 4), _mm512_set1_epi8(15));
-  const vi low = _mm512_shuffle_epi8(table.low, codes), high = _mm512_shuffle_epi8(table.high, codes);
-  return pair % 2 ? _mm512_unpackhi_epi8(low, high) : _mm512_unpacklo_epi8(low, high);
-}
-QUIRE_INLINE Words load_words(const char* p) { return _mm512_loadu_si512(p); }
-QUIRE_INLINE void store_words(char* p, Words words) { _mm512_storeu_si512(p, words); }
-QUIRE_INLINE vi vdot_words(vi sum, Words b, uint32_t x) {
-  return _mm512_add_epi32(sum, _mm512_madd_epi16(b, _mm512_set1_epi32(int(x))));
 }
 // Entries of a table of 16 bytes.
 QUIRE_INLINE Nibbles look_up(Nibbles codes, const uint8_t* table) {
@@ -182,61 +168,12 @@ QUIRE_INLINE Nibbles look_up(Nibbles codes, const uint8_t* table) {
   return {_mm512_shuffle_epi8(entries, codes.low), _mm512_shuffle_epi8(entries, codes.high)};
 }
 #elif defined(QUIRE_AVX2)
-using Words = vi;
-struct Entries {
-  vi low, high;
-};
 QUIRE_INLINE vi repeat16(const uint8_t* p) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p));
-}
-QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
-  const vi both = _mm256_loadu_si256((const __m256i*)p);
-  const vi codes = _mm256_and_si256(pair < 2 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
-  const vi low = _mm256_shuffle_epi8(table.low, codes), high = _mm256_shuffle_epi8(table.high, codes);
-  return pair % 2 ? _mm256_unpackhi_epi8(low, high) : _mm256_unpacklo_epi8(low, high);
-}
-QUIRE_INLINE Words load_words(const char* p) { return _mm256_loadu_si256((const __m256i*)p); }
-QUIRE_INLINE void store_words(char* p, Words words) { _mm256_storeu_si256((__m256i*)p, words); }
-QUIRE_INLINE vi vdot_words(vi sum, Words b, uint32_t x) {
-  return _mm256_add_epi32(sum, _mm256_madd_epi16(b, vset_int(int(x))));
 }
 QUIRE_INLINE Nibbles look_up(Nibbles codes, const uint8_t* table) {
   const vi entries = repeat16(table);
   return {_mm256_shuffle_epi8(entries, codes.low), _mm256_shuffle_epi8(entries, codes.high)};
-}
-#endif
-#if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
-// Entries of 16 bits: 16 low bytes, then 16 high ones.
-QUIRE_INLINE Entries load_table(const uint8_t* p) { return {repeat16(p), repeat16(p + 16)}; }
-#else
-struct Words {
-  int16_t at[8];
-};
-struct Entries {
-  const uint8_t* at;
-};
-QUIRE_INLINE Entries load_table(const uint8_t* p) { return {p}; }
-QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
-  Words out;
-  for (int i = 0; i < 8; i++) {
-    const uint8_t both = static_cast<uint8_t>(p[pair % 2 * 8 + i]);
-    const int code = pair < 2 ? both & 15 : both >> 4;
-    out.at[i] = static_cast<int16_t>(table.at[code] | table.at[16 + code] << 8);
-  }
-  return out;
-}
-QUIRE_INLINE Words load_words(const char* p) {
-  Words out;
-  std::memcpy(out.at, p, sizeof(out.at));
-  return out;
-}
-QUIRE_INLINE void store_words(char* p, const Words& words) {
-  std::memcpy(p, words.at, sizeof(words.at));
-}
-QUIRE_INLINE vi vdot_words(vi sum, const Words& b, uint32_t x) {
-  const int32_t first = static_cast<int16_t>(x), second = static_cast<int16_t>(x >> 16);
-  for (int i = 0; i < 4; i++) sum[i] += b.at[2 * i] * first + b.at[2 * i + 1] * second;
-  return sum;
 }
 #endif
 

@@ -1,0 +1,151 @@
+// Weights of 4 and 8 bits as words of 16, pairs of which meet pairs of words of x: entries of a table,
+// and floats of 8 bits.
+#pragma once
+
+#include "vec_int.h"
+
+namespace quire {
+
+// Floats of 8 bits, e4m3, as multiples of 2^-5: those from 0.25 on exactly, smaller ones rounded to the
+// nearest, by 2^-6 at most, which is 2^-14.8 of the largest. A code's last four bits (one of the exponent,
+// three of the mantissa) give one factor, 4 * 2^8 of which meets the other one, of its sign and the
+// exponent's first three bits, in a product of which the upper 17 bits are kept, rounded.
+constexpr float kFloat8Step = 0x1p-5f;
+alignas(16) constexpr uint8_t kParts[16] = {32, 36, 40, 44, 48, 52,  56,  60,
+                                            64, 72, 80, 88, 96, 104, 112, 120};
+alignas(16) constexpr uint8_t kFactors[32] = {
+    1, 4, 16, 64, 0, 0, 0,  0,  0xff, 0xfc, 0xf0, 0xc0, 0,    0,    0,    0,
+    0, 0, 0,  0,  1, 4, 16, 64, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfc, 0xf0, 0xc0};
+
+inline int16_t word_of(uint8_t code) {
+  const int start = code >> 4;
+  const int factor = static_cast<int16_t>(kFactors[start] | kFactors[16 + start] << 8);
+  return static_cast<int16_t>((kParts[code & 15] * 256 * factor + (1 << 14)) >> 15);
+}
+
+#if defined(QUIRE_AVX512)
+using Words = vi;
+struct Entries {
+  vi low, high;
+};
+struct Float8 {
+  vi parts;
+  Entries factors;
+};
+// Pair `pair` of four: entries of 16 bits for two k of each column.
+QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
+  const vi both = _mm512_loadu_si512(p);
+  const vi codes = _mm512_and_si512(pair < 2 ? both : _mm512_srli_epi16(both, 4), _mm512_set1_epi8(15));
+  const vi low = _mm512_shuffle_epi8(table.low, codes), high = _mm512_shuffle_epi8(table.high, codes);
+  return pair % 2 ? _mm512_unpackhi_epi8(low, high) : _mm512_unpacklo_epi8(low, high);
+}
+QUIRE_INLINE Words load_words(const char* p) { return _mm512_loadu_si512(p); }
+QUIRE_INLINE void store_words(char* p, Words words) { _mm512_storeu_si512(p, words); }
+QUIRE_INLINE vi vdot_words(vi sum, Words b, uint32_t x) {
+#if defined(__AVX512VNNI__)
+  asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(b), "v"(_mm512_set1_epi32(int(x))));
+  return sum;
+#else
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(b, _mm512_set1_epi32(int(x))));
+#endif
+}
+// Two k of each column, the first two of four or the others: see word_of.
+QUIRE_INLINE Words load_float8(const char* p, int pair, const Float8& tables) {
+  const vi codes = _mm512_loadu_si512(p), mask = _mm512_set1_epi8(15);
+  const vi ends = _mm512_and_si512(codes, mask);
+  const vi starts = _mm512_and_si512(_mm512_srli_epi16(codes, 4), mask);
+  const vi parts = _mm512_shuffle_epi8(tables.parts, ends), zero = _mm512_setzero_si512();
+  const vi low = _mm512_shuffle_epi8(tables.factors.low, starts);
+  const vi high = _mm512_shuffle_epi8(tables.factors.high, starts);
+  return pair ? _mm512_mulhrs_epi16(_mm512_unpackhi_epi8(zero, parts),
+                                    _mm512_unpackhi_epi8(low, high))
+              : _mm512_mulhrs_epi16(_mm512_unpacklo_epi8(zero, parts),
+                                    _mm512_unpacklo_epi8(low, high));
+}
+#elif defined(QUIRE_AVX2)
+using Words = vi;
+struct Entries {
+  vi low, high;
+};
+struct Float8 {
+  vi parts;
+  Entries factors;
+};
+QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
+  const vi both = _mm256_loadu_si256((const __m256i*)p);
+  const vi codes = _mm256_and_si256(pair < 2 ? both : _mm256_srli_epi16(both, 4), _mm256_set1_epi8(15));
+  const vi low = _mm256_shuffle_epi8(table.low, codes), high = _mm256_shuffle_epi8(table.high, codes);
+  return pair % 2 ? _mm256_unpackhi_epi8(low, high) : _mm256_unpacklo_epi8(low, high);
+}
+QUIRE_INLINE Words load_words(const char* p) { return _mm256_loadu_si256((const __m256i*)p); }
+QUIRE_INLINE void store_words(char* p, Words words) { _mm256_storeu_si256((__m256i*)p, words); }
+QUIRE_INLINE vi vdot_words(vi sum, Words b, uint32_t x) {
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(b, vset_int(int(x))));
+}
+QUIRE_INLINE Words load_float8(const char* p, int pair, const Float8& tables) {
+  const vi codes = _mm256_loadu_si256((const __m256i*)p), mask = _mm256_set1_epi8(15);
+  const vi ends = _mm256_and_si256(codes, mask);
+  const vi starts = _mm256_and_si256(_mm256_srli_epi16(codes, 4), mask);
+  const vi parts = _mm256_shuffle_epi8(tables.parts, ends), zero = _mm256_setzero_si256();
+  const vi low = _mm256_shuffle_epi8(tables.factors.low, starts);
+  const vi high = _mm256_shuffle_epi8(tables.factors.high, starts);
+  return pair ? _mm256_mulhrs_epi16(_mm256_unpackhi_epi8(zero, parts),
+                                    _mm256_unpackhi_epi8(low, high))
+              : _mm256_mulhrs_epi16(_mm256_unpacklo_epi8(zero, parts),
+                                    _mm256_unpacklo_epi8(low, high));
+}
+#endif
+#if defined(QUIRE_AVX512) || defined(QUIRE_AVX2)
+// Entries of 16 bits: 16 low bytes, then 16 high ones.
+QUIRE_INLINE Entries load_table(const uint8_t* p) { return {repeat16(p), repeat16(p + 16)}; }
+QUIRE_INLINE Float8 load_float8_tables() { return {repeat16(kParts), load_table(kFactors)}; }
+#else
+struct Words {
+  int16_t at[8];
+};
+struct Entries {
+  const uint8_t* at;
+};
+struct Float8 {};
+QUIRE_INLINE Entries load_table(const uint8_t* p) { return {p}; }
+QUIRE_INLINE Float8 load_float8_tables() { return {}; }
+QUIRE_INLINE Words load_float8(const char* p, int pair, const Float8&) {
+  Words out;
+  for (int i = 0; i < 8; i++) out.at[i] = word_of(static_cast<uint8_t>(p[pair * 8 + i]));
+  return out;
+}
+QUIRE_INLINE Words load_entries(const char* p, int pair, const Entries& table) {
+  Words out;
+  for (int i = 0; i < 8; i++) {
+    const uint8_t both = static_cast<uint8_t>(p[pair % 2 * 8 + i]);
+    const int code = pair < 2 ? both & 15 : both >> 4;
+    out.at[i] = static_cast<int16_t>(table.at[code] | table.at[16 + code] << 8);
+  }
+  return out;
+}
+QUIRE_INLINE Words load_words(const char* p) {
+  Words out;
+  std::memcpy(out.at, p, sizeof(out.at));
+  return out;
+}
+QUIRE_INLINE void store_words(char* p, const Words& words) {
+  std::memcpy(p, words.at, sizeof(words.at));
+}
+QUIRE_INLINE vi vdot_words(vi sum, const Words& b, uint32_t x) {
+  const int32_t first = static_cast<int16_t>(x), second = static_cast<int16_t>(x >> 16);
+  for (int i = 0; i < 4; i++) sum[i] += b.at[2 * i] * first + b.at[2 * i + 1] * second;
+  return sum;
+}
+#endif
+
+// sums of one row += two x at `a` times two vectors of pairs.
+QUIRE_INLINE void dot_words(vi (&sums)[2], const Words& b0, const Words& b1, const uint32_t* a) {
+#if defined(QUIRE_PAIRS) && defined(QUIRE_AVX2)
+  dot_row(sums, b0, b1, a);
+#else
+  sums[0] = vdot_words(sums[0], b0, *a);
+  sums[1] = vdot_words(sums[1], b1, *a);
+#endif
+}
+
+}  // namespace quire
