@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from kernels.attention.args import BlockSparse
 from kernels.lora import ExpertUse, LayerLoras, LoraTable, TableUse
 
 if TYPE_CHECKING:
@@ -213,7 +214,8 @@ class DecoderLayerWeights:
 
     `attention_out_norm` and `mlp_out_norm` are norms of what attention and MLP give, before it is
     added to the residual; of a parallel layer `mlp_norm` may be none: the MLP then takes what
-    attention takes. `sliding_window`, `alibi` and `sinks` are those of `paged_attention`. Queries
+    attention takes. `sliding_window`, `sparse`, `alibi` and `sinks` are those of `paged_attention`.
+    Queries
     and keys may be normed by head (`q_norm`, `k_norm`: RMS, float32 [D]; `q_head_norm`,
     `k_head_norm`: LayerNorm) or all heads together (`q_full_norm`, `k_full_norm`: RMS, float32
     [heads * D]). `group` says which slots and block tables are the layer's, where layers keep their
@@ -234,6 +236,7 @@ class DecoderLayerWeights:
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
     sliding_window: int = 0
+    sparse: BlockSparse | None = None
     alibi: Tensor | None = None
     sinks: Tensor | None = None
     o: LinearLayer

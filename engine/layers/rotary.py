@@ -200,7 +200,7 @@ def _longrope(spec: RopeSpec, max_positions: int) -> tuple[Tensor, float]:
         raise ValueError(f"{key} must hold {spec.dim // 2} numbers")
     exponent = torch.arange(0, spec.dim, 2, dtype=torch.int64).float() / spec.dim
     inverse = 1.0 / (factors * spec.theta**exponent)
-    magnitude = params.get("attention_factor")
+    magnitude = params.get("attention_factor", params.get(key.replace("factor", "mscale")))
     if magnitude is None:
         magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
     return inverse, float(magnitude)

@@ -24,7 +24,7 @@ from engine.model_loader.refusals import (
     refuse_rounding,
     refuse_unknown_rounding,
 )
-from engine.models.architectures import decoder_spec, is_known, refuse_without_hope
+from engine.models.architectures import decoder_spec, is_known
 from engine.models.backend import with_backend
 from engine.models.decoder import NativeDecoder
 from engine.models.draft_layers import without_them
@@ -99,7 +99,6 @@ def build_model(order: Order) -> Built:
         if is_transformers(outside):
             return _bridged(order, outside)
         return _native(order, outside)
-    refuse_without_hope(raw)
     if config.model_impl == "transformers":
         return _bridged(order)
     if config.model_impl == "quire":
@@ -120,7 +119,6 @@ def refuse_unknown(order: Order) -> None:
     folder, raw, config = order.folder, order.raw, order.config
     if ModelRegistry.find(raw) is not None or is_known(raw):
         return
-    refuse_without_hope(raw)
     if pooling_settings(config, folder, raw) is None:
         from engine.models.bridge.source import Source
 

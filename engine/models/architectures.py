@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.contract.errors import BadModelConfig, ModelLoadError
-from engine.models.families import gemma, glm, gpt, layernorm, llama, moe, olmo, remote
+from engine.models.families import gemma, glm, gpt, layernorm, llama, moe, olmo, phi3small, remote
 from engine.models.families.family import Config, Family, SpecBuilder, common_fields
 from engine.models.spec import DecoderSpec
 from engine.text.files import parse_object, read_text
@@ -20,11 +20,7 @@ _FAMILIES: dict[str, Family] = {
     **gpt.FAMILIES,
     **moe.FAMILIES,
     **remote.FAMILIES,
-}
-#: Whose own code wouldn't run on the paged cache either.
-_INSTEAD = {
-    "Phi3SmallForCausalLM": "its attention is block-sparse, which neither Quire nor transformers "
-    "does. Take Phi-3 mini or medium, or Phi-4.",
+    **phi3small.FAMILIES,
 }
 _MOST_LAYERS = 10_000
 _POSITIVE = (
@@ -61,7 +57,6 @@ def _check_depth(config: dict[str, Any], path: Path) -> None:
 
 def decoder_spec(config: Config) -> DecoderSpec:
     """The spec of a config.json. Raises `ModelLoadError` for what the native decoder can't run."""
-    refuse_without_hope(config)
     names = config.get("architectures") or []
     name = next((name for name in names if name in _FAMILIES), None)
     if name is None:
@@ -85,14 +80,6 @@ def decoder_spec(config: Config) -> DecoderSpec:
         raise ModelLoadError(reason, param="model") from error
     _check(spec)
     return spec
-
-
-def refuse_without_hope(config: Config) -> None:
-    """Raise `ModelLoadError` for an architecture that no code runs here, with what to take."""
-    for name in config.get("architectures") or []:
-        if name in _INSTEAD:
-            reason = f"The architecture {name} isn't supported: {_INSTEAD[name]}"
-            raise ModelLoadError(reason, param="model")
 
 
 def is_known(config: Config) -> bool:

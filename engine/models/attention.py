@@ -11,7 +11,7 @@ from engine.models.cache import LayerCache
 from engine.models.context import AttentionContext
 from engine.models.norms import Step
 from kernels import KernelSet
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, BlockSparse
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,6 +38,7 @@ class Attention:
     q_norm: Tensor | None = None
     k_norm: Tensor | None = None
     window: int = 0
+    sparse: BlockSparse | None = None
     soft_cap: float = 0.0
     alibi_slopes: Tensor | None = None
     sinks: Tensor | None = None
@@ -79,6 +80,7 @@ class Attention:
                 sinks=self.sinks,
                 key_scales=key_scales,
                 value_scales=value_scales,
+                sparse=self.sparse,
             )
         )
         return self.output(out.flatten(1))

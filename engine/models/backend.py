@@ -39,6 +39,7 @@ def need_of(
         soft_cap=spec.attention_soft_cap > 0,
         alibi=bool(spec.alibi_slopes),
         sinks=spec.sinks,
+        sparse=any(spec.sparse_layers),
     )
 
 

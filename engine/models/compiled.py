@@ -110,6 +110,7 @@ def _weights(layer: LayerWeights, cache: LayerCache, group: int) -> DecoderLayer
         key_scales=cache.key_scales,
         value_scales=cache.value_scales,
         sliding_window=attention.window,
+        sparse=attention.sparse,
         alibi=attention.alibi,
         sinks=attention.sinks,
         o=attention.o,

@@ -26,6 +26,7 @@ def describe(spec: DecoderSpec) -> ModelDescription:
         names.embedding if spec.tie_embeddings else names.lm_head,
         spec.lm_head_bias,
         spec.normalized_head,
+        spec.hidden_tokens,
     )
     return ModelDescription(
         embedding=None if spec.tie_embeddings else TableDescription(names.embedding),
@@ -103,6 +104,7 @@ def _attention(spec: DecoderSpec, index: int, at: str) -> AttentionDescription:
         rope=spec.rope_of(index),
         window=spec.windows[index] if spec.windows else 0,
         sinks=at + names.sinks if spec.sinks else "",
+        sparse=spec.sparse if spec.sparse_layers and spec.sparse_layers[index] else None,
     )
 
 
@@ -114,6 +116,7 @@ def _mlp(spec: DecoderSpec, up: tuple[str, ...], down: str, inner: int) -> MlpDe
             columns=spec.hidden_size,
             bias=spec.mlp_bias,
             split="rows",
+            order="interleaved" if spec.interleaved else "",
         ),
         _linear(down, spec.hidden_size, inner, spec.mlp_bias, "columns"),
         ActivationSpec(spec.activation, spec.activation_limit, spec.activation_alpha),

@@ -13,10 +13,11 @@ from typing import Literal
 
 from engine.layers.rotary import RopeSpec
 from engine.models.spec import MoeSpec, QKNorm
+from kernels.attention import BlockSparse
 from kernels.interface import ActivationSpec
 
 Split = Literal["", "rows", "columns"]
-RowOrder = Literal["", "grouped", "repeated"]
+RowOrder = Literal["", "grouped", "repeated", "interleaved"]
 Wiring = Literal["sequential", "parallel", "residual_experts"]
 
 
@@ -44,7 +45,8 @@ class LinearDescription:
         split: how ranks would share it: "rows" (each computes some outputs), "columns" (each takes
             some inputs, and the results are added up), "": each holds all of it.
         order: of the checkpoint's rows. "grouped": by KV head its queries, its key, its value;
-            "repeated": keys and values of fewer heads than the cache has.
+            "repeated": keys and values of fewer heads than the cache has; "interleaved": both
+            halves of a gated MLP in turns.
         quantized: whether a quantisation scheme applies to it.
     """
 
@@ -80,6 +82,7 @@ class AttentionDescription:
         rope: None: no rotation.
         window: in tokens; 0: all of them.
         sinks: name of each head's learned logit; "": none.
+        sparse: blocks of tokens that are seen; None: all.
     """
 
     qkv: LinearDescription
@@ -91,6 +94,7 @@ class AttentionDescription:
     rope: RopeSpec | None
     window: int
     sinks: str
+    sparse: BlockSparse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +168,15 @@ class LayerDescription:
 
 @dataclass(frozen=True, slots=True)
 class TableDescription:
-    """A weight of [vocab_size, hidden_size]; `normalized`: its rows are brought to length 1."""
+    """A weight of [vocab_size, hidden_size].
+
+    `normalized`: its rows are brought to length 1; `hidden`: tokens that never come.
+    """
 
     name: str
     bias: bool = False
     normalized: bool = False
+    hidden: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

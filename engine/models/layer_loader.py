@@ -41,6 +41,9 @@ from kernels.interface import (
     NormWeights,
 )
 
+#: What is added to logits that never win: finite, so that log probabilities are.
+_HIDDEN = -3.0e38
+
 
 class LayerLoader:
     """Loads layers one at a time, so that never more than a layer is held twice.
@@ -143,6 +146,8 @@ class LayerLoader:
         if linear.order == "repeated":
             return self._repeated(linear)
         order = ungrouped_rows(spec) if linear.order == "grouped" else None
+        if linear.order == "interleaved":
+            order = torch.arange(linear.rows).view(-1, 2).T.flatten()
         matrices = [self.matrix(part.name, part.rows, linear.columns) for part in linear.parts]
         parts = linear.parts if linear.bias else ()
         biases = [self.vector(f"{part.name}.bias", part.rows) for part in parts]
@@ -168,6 +173,9 @@ class LayerLoader:
         """The output layer or the embedding."""
         shape = (self.spec.vocab_size, self.spec.hidden_size)
         bias = self.vector(f"{self.spec.names.lm_head}.bias", shape[0]) if table.bias else None
+        if table.hidden:
+            bias = torch.zeros(shape[0], device=self.ops.device) if bias is None else bias
+            bias[list(table.hidden)] = _HIDDEN
         if table.normalized:
             rows = self.tensor(f"{table.name}.weight", shape).float()
             matrix: Matrix = DenseMatrix(torch.nn.functional.normalize(rows))
@@ -231,6 +239,7 @@ class LayerLoader:
             **self._qk_norm(attention),
             cos_sin=self._table(attention.rope),
             window=attention.window,
+            sparse=attention.sparse,
             alibi=self._slopes(slopes) if slopes else None,
             sinks=self.vector(attention.sinks, spec.num_heads) if attention.sinks else None,
         )

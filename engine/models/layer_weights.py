@@ -9,6 +9,7 @@ from torch import Tensor
 
 from engine.models.description import Wiring
 from kernels import LinearLayer
+from kernels.attention import BlockSparse
 from kernels.interface import (
     NO_NORM,
     ActivationSpec,
@@ -34,6 +35,7 @@ class AttentionWeights:
     k_head_norm: HeadNormWeights | None = None
     cos_sin: Tensor | None = None
     window: int = 0
+    sparse: BlockSparse | None = None
     alibi: Tensor | None = None
     sinks: Tensor | None = None
 

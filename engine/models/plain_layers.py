@@ -83,6 +83,7 @@ def _attention(spec: DecoderSpec, ops: KernelSet, weights: AttentionWeights) -> 
         q_norm=weights.q_norm,
         k_norm=weights.k_norm,
         window=weights.window,
+        sparse=weights.sparse,
         soft_cap=spec.attention_soft_cap,
         alibi_slopes=weights.alibi,
         sinks=weights.sinks,

@@ -7,6 +7,7 @@ from typing import Literal
 
 from engine.layers.rotary import RopeSpec
 from engine.models.names import WeightNames
+from kernels.attention import BlockSparse
 
 Wiring = Literal["sequential", "parallel"]
 QKNorm = Literal["", "rms_head", "rms_full", "layer_shared", "layer_heads", "layer_list"]
@@ -71,6 +72,8 @@ class DecoderSpec:
         clip_qkv: queries, keys and values are clamped to +- this; 0: they aren't.
         windows: layer i's sliding window in tokens (a token sees itself and window - 1 before it),
             0 for full attention.
+        sparse, sparse_layers: blocks of tokens that a query sees, and for each layer whether it
+            goes by them; (): none does.
         rope: rotary embedding of the layers; None: no rotation.
         layer_ropes: rotary embedding by layer, where they differ.
         rope_neox: rotate halves; otherwise neighbours.
@@ -83,6 +86,8 @@ class DecoderSpec:
             experts, which then see what attention saw; 0: there is none.
         normalized_head: the output layer's rows are brought to length 1.
         gated: the MLP multiplies the activated half with another one.
+        interleaved: rows of both halves take turns, where one tensor holds them.
+        hidden_tokens: never come, whatever their logits are.
     """
 
     architecture: str
@@ -115,6 +120,8 @@ class DecoderSpec:
     layer_ropes: tuple[RopeSpec | None, ...] = ()
     rope_neox: bool = True
     windows: tuple[int, ...] = ()
+    sparse: BlockSparse | None = None
+    sparse_layers: tuple[bool, ...] = ()
     attention_scale: float = 0.0
     attention_soft_cap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
@@ -124,6 +131,7 @@ class DecoderSpec:
     activation_limit: float = 0.0
     activation_alpha: float = 1.702
     gated: bool = True
+    interleaved: bool = False
     mlp_bias: bool = False
     moe: MoeSpec | None = None
     residual_size: int = 0
@@ -137,6 +145,7 @@ class DecoderSpec:
     tie_embeddings: bool = False
     normalized_head: bool = False
     lm_head_bias: bool = False
+    hidden_tokens: tuple[int, ...] = ()
 
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

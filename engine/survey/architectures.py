@@ -38,7 +38,7 @@ EXPECTED: dict[str, tuple[str, str]] = {
     "OrionForCausalLM": ("Orion", ""),
     "PhiForCausalLM": ("Phi-1.5, Phi-2", ""),
     "Phi3ForCausalLM": ("Phi-3 mini and medium", ""),
-    "Phi3SmallForCausalLM": ("Phi-3 small", _NO_CLASS),
+    "Phi3SmallForCausalLM": ("Phi-3 small", ""),
     "Phi3VForCausalLM": ("Phi-3 vision", _NO_CLASS),
     "QWenLMHeadModel": ("Qwen", ""),
     "Qwen2ForCausalLM": ("Qwen 1.5, 2, 2.5", ""),

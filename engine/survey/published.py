@@ -207,6 +207,44 @@ def _jais_logits(t: Tensors, ids: Tensor) -> Tensor:
     return linear(_ln(t, "transformer.ln_f", x), t["transformer.wte.weight"]) * scale
 
 
+def _unseen(count: int) -> Tensor:
+    """bool [heads, tokens, tokens]: what block-sparse attention doesn't look at."""
+    at = torch.arange(count)
+    block, far = at // _SPARSE_BLOCK, at[:, None] < at[None, :]
+    near = block[:, None] - block[None, :] < _PHI3["blocksparse_num_local_blocks"]
+    every = _PHI3["blocksparse_vert_stride"]
+    heads = [(block + head + 1) % every == 0 for head in range(_HEADS)]
+    return torch.stack([far | ~(near | chosen[None, :]) for chosen in heads])
+
+
+def _phi3small_logits(t: Tensors, ids: Tensor) -> Tensor:
+    x = t["model.embed_tokens.weight"][ids] * _PHI3["mup_embedding_multiplier"]
+    dense = torch.ones(len(x), len(x), dtype=torch.bool).triu(1).expand(_HEADS, -1, -1)
+    for index in range(_LAYERS):
+        at = f"model.layers.{index}."
+
+        def project(x: Tensor, name: str, at: str = at) -> Tensor:
+            return linear(x, t[f"{at}{name}.weight"], t[f"{at}{name}.bias"])
+
+        fused = project(_ln(t, f"{at}input_layernorm", x), "self_attn.query_key_value")
+        # By KV head: its queries, its key, its value.
+        parts = fused.view(len(x), 2, _HEADS // 2 + 2, _SIZE)
+        q = _rotated(parts[:, :, :-2].flatten(1, 2).transpose(0, 1))
+        k = _rotated(parts[:, :, -2].transpose(0, 1)).repeat_interleave(2, dim=0)
+        v = parts[:, :, -1].transpose(0, 1).repeat_interleave(2, dim=0)
+        scores = q @ k.transpose(1, 2) * _PHI3["mup_attn_multiplier"] / _SIZE
+        hidden = dense if (index + 1) % 2 == 0 else _unseen(len(x))
+        attended = softmax(scores.masked_fill(hidden, -torch.inf), dim=-1) @ v
+        x = x + project(attended.transpose(0, 1).flatten(1), "self_attn.dense")
+        inner = project(_ln(t, f"{at}post_attention_layernorm", x), "mlp.up_proj")
+        gate, up = inner[:, 0::2].clamp(max=1.0), inner[:, 1::2].clamp(-1.0, 1.0)
+        x = x + project(gate * torch.sigmoid(1.702 * gate) * (up + 1), "mlp.down_proj")
+    head = t["model.embed_tokens.weight"]
+    logits = linear(_ln(t, "model.final_layernorm", x), head) / _PHI3["mup_width_multiplier"]
+    logits[:, _PHI3["dummy_token_indices"]] = torch.finfo(torch.float32).min
+    return logits
+
+
 def _ln(t: Tensors, name: str, x: Tensor) -> Tensor:
     return layer_norm(x, (_HIDDEN,), t[f"{name}.weight"], t[f"{name}.bias"], 1e-5)
 
@@ -287,6 +325,50 @@ def _jais_shapes() -> Shapes:
     return shapes
 
 
+def _phi3small_shapes() -> Shapes:
+    shapes: Shapes = {"model.embed_tokens.weight": (VOCAB, _HIDDEN)}
+    norms = ["model.final_layernorm"]
+    for index in range(_LAYERS):
+        at = f"model.layers.{index}."
+        norms += [f"{at}input_layernorm", f"{at}post_attention_layernorm"]
+        sizes = {
+            "self_attn.query_key_value": (2 * _HIDDEN, _HIDDEN),
+            "self_attn.dense": (_HIDDEN, _HIDDEN),
+            "mlp.up_proj": (2 * _INNER, _HIDDEN),
+            "mlp.down_proj": (_HIDDEN, _INNER),
+        }
+        shapes |= {f"{at}{name}.weight": shape for name, shape in sizes.items()}
+        shapes |= {f"{at}{name}.bias": shape[:1] for name, shape in sizes.items()}
+    return shapes | {f"{name}.{part}": (_HIDDEN,) for name in norms for part in ("weight", "bias")}
+
+
+_SPARSE_BLOCK = 8
+_PHI3: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "eos_token_id": 2,
+    "bos_token_id": 0,
+    "hidden_size": _HIDDEN,
+    "ff_intermediate_size": _INNER,
+    "num_attention_heads": _HEADS,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": _LAYERS,
+    "max_position_embeddings": MAX_POSITIONS,
+    "layer_norm_epsilon": 1e-5,
+    "hidden_act": "gegelu",
+    "gegelu_limit": 1.0,
+    "rope_embedding_base": 10000.0,
+    "rope_position_scale": 1.0,
+    "blocksparse_homo_head_pattern": False,
+    "blocksparse_block_size": _SPARSE_BLOCK,
+    "blocksparse_num_local_blocks": 2,
+    "blocksparse_vert_stride": 3,
+    "dense_attention_every_n_layers": 2,
+    "mup_use_scaling": True,
+    "mup_attn_multiplier": 1.0,
+    "mup_embedding_multiplier": 10.0,
+    "mup_width_multiplier": 2.0,
+    "dummy_token_indices": [1, 3],
+}
 _DECILM: dict[str, Any] = {**_COMMON, "num_key_value_heads_per_layer": (4, 1)}
 _ARCTIC: dict[str, Any] = {
     **_COMMON,
@@ -337,4 +419,5 @@ PUBLISHED: dict[str, Published] = {
         lambda t, ids: _llama_logits(t, ids, _decilm_layer),
     ),
     "jais": Published("JAISLMHeadModel", _JAIS, _jais_shapes(), _jais_logits),
+    "phi3small": Published("Phi3SmallForCausalLM", _PHI3, _phi3small_shapes(), _phi3small_logits),
 }

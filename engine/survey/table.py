@@ -45,7 +45,7 @@ it says "no", a preempted or resumed sequence may go on in other words.
 Where `transformers` has no class of an architecture, the model is made by one that computes the
 same (`foreign.py`), and its tensors and config.json are rewritten the way the architecture's
 published checkpoints have them; or, where none does, the oracle is written out in plain torch
-(`published.py`: Arctic, Baichuan 2 13B, DeciLM, Jais).
+(`published.py`: Arctic, Baichuan 2 13B, DeciLM, Jais, Phi-3 small).
 
 Random weights prove the arithmetic, not how well a model does. Tensors go by the names that
 `save_pretrained` writes; a prefix that older checkpoints leave out may be missing. Weights are read
@@ -99,6 +99,9 @@ _NOTES = """
 - **OLMo 3**: an older config.json has one rotary base, which windowed layers have too; its scaling
   is that of full attention alone.
 - **gpt-oss**: plain weights, and the published MXFP4 checkpoints.
+- **Phi-3 small**: on a CPU. Blocks that a query doesn't see are masked, not skipped, so that its
+  block-sparse layers cost what dense ones do. Tokens that its tokenizer never means never come. The
+  tokenizer is code that comes with the checkpoint.
 - **DeciLM**: layers with fewer KV heads keep each as often as the layer with the most has them.
 
 ## The Transformers bridge

@@ -1,6 +1,6 @@
 """Which implementation of attention runs: a registry of backends that say what they can do."""
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, BlockSparse
 from kernels.attention.backend import AttentionBackend, AttentionNeed, GraphSupport
 from kernels.attention.registry import (
     BACKENDS,
@@ -15,6 +15,7 @@ __all__ = [
     "AttentionArgs",
     "AttentionBackend",
     "AttentionNeed",
+    "BlockSparse",
     "GraphSupport",
     "NoAttentionBackend",
     "get_backend",

@@ -4,7 +4,35 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSparse:
+    """Which blocks of tokens a query sees: those near its own, and every `stride`-th one.
+
+    A query of head h in block i sees, of its own token and those before it, the blocks j with
+    i - j < local or (j + h * head_step + 1) % stride == 0.
+
+    Attributes:
+        block: tokens of a block.
+        local: blocks, the query's own included.
+        stride: in blocks.
+        head_step: blocks that the pattern moves on by from head to head; 0: all heads see the same.
+    """
+
+    block: int
+    local: int
+    stride: int
+    head_step: int
+
+    def hides(self, queries: Tensor, keys: Tensor, heads: int) -> Tensor:
+        """bool [heads, queries, keys], by the positions int64 [queries], [keys]."""
+        i, j = queries[:, None] // self.block, keys[None, :] // self.block
+        moved = torch.arange(heads, device=keys.device)[:, None] * self.head_step
+        strided = (keys // self.block + moved + 1) % self.stride == 0
+        return ~((i - j < self.local) | strided[:, None, :])
 
 
 @dataclass(slots=True)
@@ -31,6 +59,7 @@ class AttentionArgs:
         sinks: float32 [Hq], logits that take part in the softmax and bring no value; or None.
         out: where results go, contiguous and else like q; None: a new tensor.
         key_scales, value_scales: float32 [num_blocks, Hk, block_size] of int8 caches, else None.
+        sparse: blocks that queries see; None: all.
     """
 
     q: Tensor
@@ -47,3 +76,4 @@ class AttentionArgs:
     out: Tensor | None = None
     key_scales: Tensor | None = None
     value_scales: Tensor | None = None
+    sparse: BlockSparse | None = None

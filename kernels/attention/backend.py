@@ -34,7 +34,7 @@ class AttentionNeed:
         dtype, kv_dtype: "fp16", "bf16", "fp32" of activations; the same, "fp8_e4m3", "fp8_e5m2" or
             "int8" of the cache.
         attention_type: "decoder", "encoder" or "encoder-decoder".
-        window, soft_cap, alibi, sinks: whether some layer has them.
+        window, soft_cap, alibi, sinks, sparse: whether some layer has them.
     """
 
     device: str
@@ -48,6 +48,7 @@ class AttentionNeed:
     soft_cap: bool = False
     alibi: bool = False
     sinks: bool = False
+    sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ class AttentionBackend:
     soft_cap: bool = True
     alibi: bool = True
     sinks: bool = True
+    sparse: bool = False
     attention_types: tuple[str, ...] = ("decoder",)
     capability: tuple[int, int] = (0, 999)
     graphs: GraphSupport = GraphSupport.NEVER
@@ -100,6 +102,7 @@ class AttentionBackend:
                 ("soft cap of the scores", self.soft_cap or not need.soft_cap),
                 ("ALiBi", self.alibi or not need.alibi),
                 ("sinks", self.sinks or not need.sinks),
+                ("block-sparse attention", self.sparse or not need.sparse),
             )
             if not good
         ]  # fmt: skip

@@ -26,7 +26,7 @@ their documented functions, not yet against the libraries on a GPU.
 """
 COLUMNS = (
     "Backend", "Device", "Dtypes", "KV dtypes", "Block sizes", "Head sizes", "Window", "Soft cap",
-    "ALiBi", "Sinks", "Attention types", "Compute cap.", "CUDA graphs", "Needs",
+    "ALiBi", "Sinks", "Block-sparse", "Attention types", "Compute cap.", "CUDA graphs", "Needs",
 )  # fmt: skip
 
 
@@ -57,6 +57,7 @@ def _row(backend: AttentionBackend) -> tuple[str, ...]:
         mark(backend.soft_cap),
         mark(backend.alibi),
         mark(backend.sinks),
+        mark(backend.sparse),
         ", ".join(backend.attention_types),
         _range(backend),
         backend.graphs.name,

@@ -99,6 +99,7 @@ BACKENDS: dict[str, AttentionBackend] = {
             devices=("cpu",),
             load=_cpu_attention,
             kv_dtypes=("auto", "bf16", "fp16", "fp32", "int8"),
+            sparse=True,
         ),
     )
 }

@@ -194,6 +194,7 @@ def _layer(shape: DecoderShape, layer: DecoderLayerWeights) -> c.DecoderLayer:
         key_scales=address(layer.key_scales),
         value_scales=address(layer.value_scales),
         window=layer.sliding_window,
+        sparse=c.Sparse.of(layer.sparse),
         alibi=_at("alibi", layer.alibi, shape.num_heads),
         sinks=_at("sinks", layer.sinks, shape.num_heads),
         o=handle_of("o", layer.o, (q, hidden)),

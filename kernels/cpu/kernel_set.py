@@ -354,6 +354,7 @@ class CpuKernels(KernelSet):
             alibi=per_head("alibi_slopes", args.alibi_slopes, q_heads),
             sinks=per_head("sinks", args.sinks, q_heads),
             window=args.sliding_window,
+            sparse=c.Sparse.of(args.sparse),
             scale=args.scale,
             soft_cap=args.soft_cap,
             dtype=DTYPES[q.dtype],

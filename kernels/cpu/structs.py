@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 
+from kernels.attention.args import BlockSparse
 from kernels.cpu.errors import StructMismatch
 
 L, N, F, P = ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
@@ -34,6 +35,25 @@ class HeadNorm(ctypes.Structure):
     _fields_ = [("weight", P), ("bias", P), ("stride", L)]
 
 
+class Sparse(ctypes.Structure):
+    """Declared in attention.h."""
+
+    _fields_ = [(name, L) for name in ("block", "local", "stride", "head_step")]
+
+    @classmethod
+    def of(cls, sparse: BlockSparse | None) -> Sparse:
+        """The same; without a block: all tokens are seen.
+
+        Raises ValueError for sizes that name no blocks.
+        """
+        if sparse is None:
+            return cls(0, 0, 0, 0)
+        sizes = (sparse.block, sparse.local, sparse.stride)
+        if min(sizes) < 1 or sparse.head_step < 0 or max(*sizes, sparse.head_step) >= 1 << 31:
+            raise ValueError(f"{sparse} must have sizes from 1 to 2^31")
+        return cls(sparse.block, sparse.local, sparse.stride, sparse.head_step)
+
+
 class AttentionArgs(ctypes.Structure):
     """Declared in attention.h."""
 
@@ -48,6 +68,7 @@ class AttentionArgs(ctypes.Structure):
         ("num_seqs", L),
         *((name, P) for name in ("alibi", "sinks")),
         ("window", L),
+        ("sparse", Sparse),
         *((name, F) for name in ("scale", "soft_cap")),
         *((name, N) for name in ("dtype", "cache_dtype")),
         ("rows", P),
@@ -108,6 +129,7 @@ class DecoderLayer(ctypes.Structure):
         *((name, P) for name in ("cos_sin", "key_cache", "value_cache", "key_scales")),
         ("value_scales", P),
         ("window", L),
+        ("sparse", Sparse),
         *((name, P) for name in ("alibi", "sinks", "o")),
         *((name, Norm) for name in ("attention_out_norm", "mlp_norm")),
         *((name, P) for name in ("gate_up", "down", "experts")),
@@ -226,9 +248,9 @@ class LoraUse(ctypes.Structure):
 
 
 STRUCTS: tuple[type[ctypes.Structure], ...] = (
-    Activation, Norm, HeadNorm, AttentionArgs, RopeArgs, Experts, DecoderShape, DecoderLayer,
-    DecoderGroup, StepEnds, StepTables, StepChoice, StepResult, RowEdits, LoraPart, LoraLinear,
-    LoraLayer, LoraGroup, LoraUse,
+    Activation, Norm, HeadNorm, Sparse, AttentionArgs, RopeArgs, Experts, DecoderShape,
+    DecoderLayer, DecoderGroup, StepEnds, StepTables, StepChoice, StepResult, RowEdits, LoraPart,
+    LoraLinear, LoraLayer, LoraGroup, LoraUse,
 )  # fmt: skip
 
 

@@ -40,12 +40,16 @@ def paged_attention(args: AttentionArgs) -> Tensor:
             seen = max(0, first - window + 1) if window > 0 else 0
             keys = gather(args.key_cache, args.key_scales, blocks, seen, last)
             values = gather(args.value_cache, args.value_scales, blocks, seen, last)
-            out[low:high] = attend(q[low:high], keys, values, first - seen, args)
+            out[low:high] = attend(q[low:high], keys, values, first - seen, args, seen)
     return out
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, first: int, args: AttentionArgs) -> Tensor:
-    """Attention of q [n, Hq, D] over keys and values [L, Hk, D]; q[0] is at their token `first`."""
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, first: int, args: AttentionArgs, begin: int = 0
+) -> Tensor:
+    """Attention of q [n, Hq, D] over keys and values [L, Hk, D]; q[0] is at their token `first`,
+    and they begin with the sequence's token `begin`.
+    """
     count, heads, size = q.shape
     kv_heads = keys.shape[1]
     grouped = wide(q).view(count, kv_heads, heads // kv_heads, size)
@@ -60,6 +64,10 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, first: int, args: AttentionA
     hidden = distance > 0
     if args.sliding_window > 0:
         hidden = hidden | (distance <= -args.sliding_window)
+    if args.sparse is not None:
+        tokens = begin + torch.arange(keys.shape[0], device=q.device)
+        unseen = args.sparse.hides(tokens[at[:, 0]], tokens, heads)
+        hidden = hidden | unseen.view(kv_heads, -1, *unseen.shape[1:])
     scores = scores.masked_fill(hidden, float("-inf"))
     if args.sinks is not None:
         sink = args.sinks.to(scores.dtype).view(kv_heads, -1, 1, 1).expand(*scores.shape[:3], 1)

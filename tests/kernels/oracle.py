@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, BlockSparse
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -28,6 +28,21 @@ def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, neox: bool) -> Tensor:
     return out
 
 
+def unseen(sparse: BlockSparse, position: int, logits: Tensor) -> Tensor:
+    """Of logits [heads, keys], the last of which is the query's own."""
+    heads, count = logits.shape
+    first = position + 1 - count
+    rows = [
+        [
+            position // sparse.block - (first + k) // sparse.block >= sparse.local
+            and ((first + k) // sparse.block + h * sparse.head_step + 1) % sparse.stride > 0
+            for k in range(count)
+        ]
+        for h in range(heads)
+    ]
+    return torch.tensor(rows)
+
+
 def paged_attention(args: AttentionArgs) -> Tensor:
     """One query at a time, its keys and values gathered and repeated for each head."""
     out = torch.zeros(args.q.shape, dtype=torch.float64)
@@ -46,6 +61,8 @@ def paged_attention(args: AttentionArgs) -> Tensor:
                 logits = args.soft_cap * torch.tanh(logits / args.soft_cap)
             if args.alibi_slopes is not None:
                 logits = logits + args.alibi_slopes.double()[:, None] * (seen - position)
+            if args.sparse is not None:
+                logits = logits.masked_fill(unseen(args.sparse, position, logits), float("-inf"))
             if args.sinks is not None:
                 logits = torch.cat((logits, args.sinks.double()[:, None]), 1)
             weights = torch.softmax(logits, 1)[:, : len(seen)]

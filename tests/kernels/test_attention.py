@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, BlockSparse
 from tests.kernels import oracle
 from tests.kernels.batches import make_batch
 from tests.kernels.tolerance import assert_close
@@ -57,6 +57,8 @@ def test_dtypes(kernels, dtype, cache_dtype):
         {"soft_cap": 5.0},
         {"alibi_slopes": torch.tensor([0.5, 0.25, 0.125, 0.0625])},
         {"sinks": torch.tensor([-3.0, 0.0, 2.0, 9.0])},
+        {"sparse": BlockSparse(4, 1, 3, 1)},
+        {"sparse": BlockSparse(5, 2, 50, 0), "sliding_window": 20},
         {
             "sliding_window": 20,
             "soft_cap": 3.0,

@@ -64,8 +64,8 @@ def test_products(kernels, kind, group, n, k):
         x = inputs(rows, k, coding)
         exact = x.double() @ weight.double().T + bias.double()
         got = layer(x).double()
-        # Of sums of float32 in any order: parts of what is summed. Entries of a table have 16 bits, and
-        # floats of eight are off by 2^-6 of their scale at most.
+        # Of sums of float32 in any order: parts of what is summed. Entries of a table have 16 bits,
+        # and floats of eight are off by 2^-6 of their scale at most.
         size = x.double().abs() @ weight.double().abs().T + bias.double().abs()
         steps = x.double().abs() @ codes.scales.double().repeat_interleave(group, 1)[:, :k].T
         part = {"table": 1 / 65000, "e4m3": 1 / 64, "e2m1": 0.0}[kind]
@@ -112,7 +112,9 @@ def test_every_float_of_eight_bits(compiled, rows):
     coding, scale = Coding("e4m3", 16), 2.0**-30
     weights = Codes(codes, torch.full((256, 1), scale))
     got = packed(compiled, weights, coding)(127 * torch.eye(16)[:1].repeat(rows, 1)) / 127
-    torch.testing.assert_close(got[0], kept(weights, coding)[:, 0], rtol=1e-6, atol=0, equal_nan=True)
+    torch.testing.assert_close(
+        got[0], kept(weights, coding)[:, 0], rtol=1e-6, atol=0, equal_nan=True
+    )
     exact = decoded(weights, coding)[:, 0]
     large = exact.abs() >= 0.25 * scale
     torch.testing.assert_close(got[-1][large], exact[large], rtol=1e-6, atol=0)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.attention.args import AttentionArgs
+from kernels.attention.args import AttentionArgs, BlockSparse
 from kernels.interface import KernelSet
 from tests.kernels.batches import Batch, make_batch
 from tests.kernels.conftest import RUNNABLE, load
@@ -21,6 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "narrow window": {"sliding_window": 3},
     "soft cap": {"soft_cap": 3.0},
     "alibi": {"alibi_slopes": torch.linspace(0.05, 0.6, 6)},
+    "sparse": {"sparse": BlockSparse(16, 2, 5, 1)},
     "sinks": {"sinks": torch.tensor([-3.0, 0.0, 2.0, 9.0, 0.5, -0.5])},
     "all": {
         "sliding_window": 130,

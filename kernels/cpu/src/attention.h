@@ -21,6 +21,15 @@ constexpr int64_t kTile = 128;
 // Tokens of KV, whole tiles of them, that one piece of decode work covers.
 constexpr int64_t kChunk = 2 * kTile;
 
+// Blocks of tokens that a query sees, see kernels/attention/args.py; block 0: all of them.
+struct Sparse {
+  int64_t block, local, stride, head_step;
+
+  bool shows(int64_t head, int64_t query, int64_t key) const {
+    return query / block - key / block < local || (key / block + head * head_step + 1) % stride == 0;
+  }
+};
+
 // kernels/attention/args.py says what each is.
 struct AttentionArgs {
   const void* q;
@@ -36,6 +45,7 @@ struct AttentionArgs {
   int64_t num_seqs;
   const float *alibi, *sinks;  // [q_heads] or null
   int64_t window;              // 0: none
+  Sparse sparse;
   float scale, soft_cap;       // soft_cap 0: none
   int32_t dtype, cache_dtype;
   const int64_t* rows;  // of the tokens whose results are wanted, in any order
@@ -93,10 +103,22 @@ int with_cache(int dtype, F&& f) {
   return with_float(dtype, f);
 }
 
-// Turns `count` raw scores of one query into logits in place: soft cap, then ALiBi.
-// `distance` is the first key's position less the query's.
+// Hides the keys from position `first` on whose blocks the query at `position` doesn't see.
+inline void hide_blocks(const Sparse& sparse, int64_t q_head, float* scores, int64_t first,
+                        int64_t count, int64_t position) {
+  for (int64_t i = 0; i < count;) {
+    const int64_t end = std::min(count, i + sparse.block - (first + i) % sparse.block);
+    if (!sparse.shows(q_head, position, first + i)) std::fill(scores + i, scores + end, -INFINITY);
+    i = end;
+  }
+}
+
+// Turns `count` raw scores of one query at `position` into logits in place: soft cap, then ALiBi, then
+// what it doesn't see. `first` is the first key's position.
 inline void finish_scores(const AttentionArgs& a, int64_t q_head, float* scores, int64_t count,
-                          int64_t distance) {
+                          int64_t first, int64_t position) {
+  if (a.sparse.block) hide_blocks(a.sparse, q_head, scores, first, count, position);
+  const int64_t distance = first - position;
   if (a.soft_cap <= 0 && !a.alibi) return;
   const float slope = a.alibi ? a.alibi[q_head] : 0.0f;
   for_lanes(count, [&](int64_t i, int n) {
@@ -110,6 +132,9 @@ inline void finish_scores(const AttentionArgs& a, int64_t q_head, float* scores,
     vstore_some(scores + i, x, n);
   });
 }
+
+// The maximum of what has seen nothing: -infinity less itself would be NaN.
+constexpr float kNoTop = -std::numeric_limits<float>::max();
 
 // The columns [low, high) of a tile, not none of them, as whole vectors from the tile's first one on.
 struct Lanes {
@@ -135,6 +160,7 @@ inline void weigh_tile(float* row, const Lanes& seen, float* top, float* weight)
   }
   if (i < to) most = vmax(most, vload(row + i));
   *top = vmaximum(vmax(most, other));
+  if (*top == -INFINITY) *top = kNoTop;  // nothing of the tile is seen
   vf sum = vset(0.0f);
   const vf shift = vset(*top);
   for (i = from; i < to; i += W) {
@@ -151,9 +177,6 @@ inline void scale_tile(float* row, const Lanes& seen, const float* scales) {
     vstore(row + i, vload(row + i) * vload(scales + i));
   }
 }
-
-// The maximum of what has seen nothing: -infinity less itself would be NaN.
-constexpr float kNoTop = -std::numeric_limits<float>::max();
 
 // W merges, of sums so far and a tile's: what the old and the tile's sum of values are multiplied by
 // before they are added, the latter in a fused addition.

@@ -271,7 +271,7 @@ void weigh(const AttentionArgs& a, const Item& item, float* scores, float* parti
       float* row = scores + h * kChunk + tile * kTile;
       float* partial = own + tile * partial_size(a);
       finish_scores(a, item.head * group + h, row + seen.low, seen.high - seen.low,
-                    low + tile * kTile + seen.low - position);
+                    low + tile * kTile + seen.low, position);
       weigh_tile(row, seen, partial + ld, partial + ld + 1);
       std::fill(partial, partial + ld, 0.0f);
     });

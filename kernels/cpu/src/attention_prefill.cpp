@@ -203,7 +203,7 @@ void weigh_row(const Tile& t, int64_t r, const Range& own, int64_t begin, int64_
   const Lanes seen{own.low, own.high};
   if (a.key_scales) scale_tile(row, seen, t.key_scales);
   finish_scores(a, t.head * t.group + r % t.group, row + own.low, own.high - own.low,
-                begin + own.low - position);
+                begin + own.low, position);
   weigh_tile(row, seen, t.tile_top + r, t.tile_weight + r);
   if (a.value_scales) scale_tile(row, seen, t.value_scales);
   if (all.low < seen.from()) std::fill(row + all.low, row + seen.from(), 0.0f);

@@ -105,7 +105,7 @@ AttentionArgs attention_of(const Run& run, const DecoderLayer& layer, bool last)
   a.table_stride = b.groups[layer.group].table_stride;
   a.seq_lens = b.seq_lens, a.starts = b.starts, a.num_seqs = b.num_seqs;
   a.alibi = layer.alibi, a.sinks = layer.sinks;
-  a.window = layer.window;
+  a.window = layer.window, a.sparse = layer.sparse;
   a.scale = s.scale, a.soft_cap = s.soft_cap;
   a.dtype = kF32, a.cache_dtype = s.cache_dtype;
   a.rows = b.rows, a.num_rows = last ? b.num_rows : -1;

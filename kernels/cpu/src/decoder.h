@@ -35,6 +35,7 @@ struct DecoderLayer {
   void *key_cache, *value_cache;
   float *key_scales, *value_scales;    // int8 caches only
   int64_t window;
+  Sparse sparse;
   const float *alibi, *sinks;          // [q_heads] or null
   const Packed* o;
   Norm attention_out_norm;             // of what attention adds to the residual

@@ -55,6 +55,14 @@ void list_head_norm(Listing& listing) {
   QUIRE_FIELD(stride);
 }
 
+void list_sparse(Listing& listing) {
+  QUIRE_OPEN(Sparse);
+  QUIRE_FIELD(block);
+  QUIRE_FIELD(local);
+  QUIRE_FIELD(stride);
+  QUIRE_FIELD(head_step);
+}
+
 void list_attention_args(Listing& listing) {
   QUIRE_OPEN(AttentionArgs);
   QUIRE_FIELD(q);
@@ -78,6 +86,7 @@ void list_attention_args(Listing& listing) {
   QUIRE_FIELD(alibi);
   QUIRE_FIELD(sinks);
   QUIRE_FIELD(window);
+  QUIRE_FIELD(sparse);
   QUIRE_FIELD(scale);
   QUIRE_FIELD(soft_cap);
   QUIRE_FIELD(dtype);
@@ -178,6 +187,7 @@ void list_decoder_layer(Listing& listing) {
   QUIRE_FIELD(key_scales);
   QUIRE_FIELD(value_scales);
   QUIRE_FIELD(window);
+  QUIRE_FIELD(sparse);
   QUIRE_FIELD(alibi);
   QUIRE_FIELD(sinks);
   QUIRE_FIELD(o);
@@ -321,6 +331,7 @@ std::string list_all() {
   list_activation(listing);
   list_norm(listing);
   list_head_norm(listing);
+  list_sparse(listing);
   list_attention_args(listing);
   list_rope_args(listing);
   list_experts(listing);

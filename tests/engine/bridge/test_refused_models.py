@@ -51,20 +51,6 @@ def test_an_architecture_that_nobody_knows(
         make(folder, model_impl="auto")
 
 
-@pytest.mark.parametrize("impl", ["auto", "transformers", "quire"])
-def test_phi_3_small_says_what_to_take(
-    impl: str, checkpoint: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """Whose code comes with the checkpoint; that it may run doesn't help."""
-    folder = copy(
-        checkpoint("arcee"), tmp_path / "m", architectures=["Phi3SmallForCausalLM"],
-        model_type="phi3small", auto_map={"AutoModelForCausalLM": "modeling_phi3_small.Phi3Small"},
-    )  # fmt: skip
-    with pytest.raises(ModelLoadError, match=r"block-sparse.*Take Phi-3 mini or medium") as caught:
-        make(folder, model_impl=impl, trust_remote_code=True)
-    assert caught.value.param == "model"
-
-
 def test_an_encoder_and_decoder_is_refused(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
