@@ -30,6 +30,11 @@ def socket_url(data_dir: Path) -> str:
 def checked_url(url: str) -> str:
     """`REDIS_URL` as it is. Raises ImproperlyConfigured for what is no Redis's address."""
     scheme = urlsplit(url).scheme
+    if "sentinel" in scheme:
+        raise ImproperlyConfigured(
+            "REDIS_URL names one server: Sentinels aren't asked who the primary is. Name an "
+            "address that follows it, such as a proxy's."
+        )
     if scheme not in SCHEMES:
         raise ImproperlyConfigured(
             f"REDIS_URL must start with redis://, rediss:// or unix://, not {scheme!r}. "

@@ -11,6 +11,8 @@ import ssl
 import sys
 from typing import Any
 
+from config.quick_exit import serving
+
 #: A frame of a WebSocket; consumers have lower limits of their own and say so in words.
 WS_MAX_BYTES = 4 * 1024 * 1024
 KEEP_ALIVE_S = 75
@@ -112,4 +114,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    serving(lambda: main(sys.argv[1:]))

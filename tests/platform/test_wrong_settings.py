@@ -46,6 +46,12 @@ def test_what_is_no_address_of_a_redis_is_refused(url: str) -> None:
         checked_url(url)
 
 
+def test_sentinels_are_refused_with_what_to_name_instead() -> None:
+    with pytest.raises(ImproperlyConfigured, match="Sentinels aren't asked") as refused:
+        checked_url("redis+sentinel://:secret@a:26379,b:26379/mymaster/0")
+    assert "secret" not in str(refused.value)
+
+
 @pytest.mark.parametrize("url", ["redis://h", "rediss://:p@h:1/2", "unix:///run/redis.sock"])
 def test_addresses_of_a_redis_stay_as_they_are(url: str) -> None:
     assert checked_url(url) == url

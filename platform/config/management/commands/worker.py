@@ -13,6 +13,7 @@ from django.conf import settings
 from django.core.management.base import CommandError, CommandParser
 
 from config.celery import app
+from config.quick_exit import serving
 from config.up.stack import StartFailed, check_redis
 from inference.tracing import trace_as
 from tenants.commands import QuireCommand
@@ -42,8 +43,11 @@ class Command(QuireCommand):
             check_redis(settings.REDIS_URL)
         except StartFailed as error:
             raise CommandError(str(error)) from error
+        serving(lambda: self._work(beats=not options["no_beat"]))
+
+    def _work(self, *, beats: bool) -> None:
         trace_as("quire-worker")
-        if not options["no_beat"]:
+        if beats:
             # Its own schedule file would be a pickle; nothing of it needs to outlive the process.
             beat = EmbeddedService(app, thread=True, scheduler_cls=SCHEDULER)
             worker_ready.connect(lambda **_: start(beat), weak=False)
