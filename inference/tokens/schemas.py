@@ -78,10 +78,9 @@ class TokensRequest(KnownFields):
 
     def _sampling(self) -> dict[str, Any]:
         given = {name: value for name, value in self.sampling_params.items() if value is not None}
-        if self.output_mode == "text" and given.get("detokenize") is False:
-            raise InvalidRequest(
-                "output_mode 'text' needs detokenize.", param="sampling_params.detokenize"
-            )
+        if given.get("detokenize") is False and (self.output_mode == "text" or given.get("stop")):
+            what = "output_mode 'text'" if self.output_mode == "text" else "stop"
+            raise InvalidRequest(f"{what} needs detokenize.", param="sampling_params.detokenize")
         for name, value in given.items():
             if name not in SAMPLING and value not in NEUTRAL.get(name, ()):
                 path = f"sampling_params.{name[:100]}"

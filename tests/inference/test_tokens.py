@@ -87,6 +87,10 @@ async def test_without_a_limit_the_context_is_one(gateway: Gateway) -> None:
             {"output_mode": "text", "sampling_params": {"detokenize": False}},
             "sampling_params.detokenize",
         ),
+        (
+            {"sampling_params": {"detokenize": False, "stop": "x"}},
+            "sampling_params.detokenize",
+        ),
         ({"sampling_params": {"stop": [""]}}, "sampling_params.stop"),  # fault 11
         ({"sampling_params": {"thinking": {}}}, "sampling_params.thinking"),
         ({"sampling_params": {"cache_salt": "x"}}, "sampling_params.cache_salt"),

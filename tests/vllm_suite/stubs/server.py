@@ -5,6 +5,7 @@ Copied into the tree that the tests run in; the product is told of by the enviro
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -97,9 +98,9 @@ def _flags(given: list[str]) -> list[str]:
     words = [part for word in map(str, given) for part in word.split("=", 1)]
     flags = [word for word in words if word in SWITCHES]
     passed_on = PASSED_ON + (PASSED_ON_POOLING if POOLING else ())
-    for place, word in enumerate(words[:-1]):
-        if word in passed_on:
-            flags += [word, words[place + 1]]
+    # Given twice, the last one counts.
+    named = {word: value for word, value in itertools.pairwise(words) if word in passed_on}
+    flags += [part for pair in named.items() for part in pair]
     # The model that is served, and the product, have no more.
     for flag, most in (("--max-model-len", CONTEXT), ("--max-logprobs", 1000)):
         if flag in flags:
@@ -147,8 +148,8 @@ class RemoteOpenAIServer:
         try:
             for name in names:
                 source = os.environ["QUIRE_SUITE_MODEL"]
-                _manage("load_model", source, "--name", name, "--wait", *_flags(given))
                 self._loaded.append(name)
+                _manage("load_model", source, "--name", name, "--wait", *_flags(given))
             for word in _words_of("--lora-modules", given):
                 _load_adapter(word, names[0])
         except BaseException:
