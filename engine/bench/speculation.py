@@ -2,9 +2,11 @@
 
 Two engines, one with drafts and one without, answer the same questions in turns. The demo model is
 too small to tell; `python -m demo.widen` makes one that says the same at a larger model's cost.
-Each `ratio` is tokens per second with drafts through those without; `ratio_cpu` by processor time,
-which is what to read on a busy machine. `ttft_ms` and `gap_ms` are medians of requests without
-drafts and with them: to the first token, and from one of a request's deltas to the next.
+Each `ratio` is tokens per second with drafts through those without, of all turns together;
+`ratio_cpu` by processor time, which is what to read on a busy machine. The method `off` has drafts
+in no step: what is left then is what being ready for them costs. `tok_s`, `ttft_ms` and `gap_ms`
+are without drafts and with them; the latter medians of requests: to the first token, and from one
+of a request's deltas to the next.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Any
 from engine.bench.statistics import percentile
 from engine.contract.sampling_params import SamplingParams
 from engine.offline.llm import LLM
+from engine.serving.warmup import warm_up
 
 _HEROES = ("fairy", "pirate", "bear", "snail", "wizard", "queen", "miller", "fox", "robot", "giant")
 Conversation = list[dict[str, str]]
@@ -103,15 +106,20 @@ def compare(
 ) -> dict[str, Any]:
     """One row: ratios of the turns, and what became of the drafts."""
     rng, same = random.Random(f"{kind} {streams}"), 0
-    ratios, by_cpu = [], []
+    ratios = []
     first: tuple[list[float], ...] = [], []
     gaps: tuple[list[float], ...] = [], []
+    totals = [[0, 0.0, 0.0], [0, 0.0, 0.0]]
     drafting.core.reset_stats()
-    for _ in range(turns):
+    for number in range(turns):
         questions = [KINDS[kind](rng, plain) for _ in range(streams)]
-        without, with_ = (ask(llm, questions, max_tokens) for llm in (plain, drafting))
+        pair = [plain, drafting]
+        order = pair if number % 2 else pair[::-1]
+        told = {llm is drafting: ask(llm, questions, max_tokens) for llm in order}
+        without, with_ = told[False], told[True]
+        for total, turn in zip(totals, (without, with_), strict=True):
+            total[:] = total[0] + turn.tokens, total[1] + turn.seconds, total[2] + turn.cpu
         ratios.append((with_.tokens / with_.seconds) / (without.tokens / without.seconds))
-        by_cpu.append((with_.tokens / with_.cpu) / (without.tokens / without.cpu))
         for place, turn in enumerate((without, with_)):
             first[place].extend(turn.first)
             gaps[place].extend(turn.gaps)
@@ -123,8 +131,10 @@ def compare(
         "method": (drafting.config.speculative_config or {}).get("method"),
         "text": kind,
         "streams": streams,
-        "ratio": round(percentile(ratios, 50), 3),
-        "ratio_cpu": round(percentile(by_cpu, 50), 3),
+        "tok_s": [round(tokens / seconds, 1) for tokens, seconds, _ in totals],
+        "ratio": round(_rate(totals[1][:2]) / _rate(totals[0][:2]), 3),
+        "ratio_cpu": round(_rate(totals[1][::2]) / _rate(totals[0][::2]), 3),
+        "ratio_median": round(percentile(ratios, 50), 3),
         "ratio_low": round(min(ratios), 3),
         "ratio_high": round(max(ratios), 3),
         "ttft_ms": [round(1000 * percentile(each, 50), 1) for each in first],
@@ -136,12 +146,16 @@ def compare(
     }
 
 
+def _rate(total: list[float]) -> float:
+    return total[0] / total[1]
+
+
 def main() -> None:
     """Print a line of JSON for each kind of text and number of streams."""
     parser = argparse.ArgumentParser(prog="python -m engine.bench.speculation", description=__doc__)
     parser.add_argument("--model", default="demo/model")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--method", default="ngram", help="as in speculative_config")
+    parser.add_argument("--method", default="ngram", help="as in speculative_config, or `off`")
     parser.add_argument("--draft", help="folder of the draft model, or of the heads")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--texts", nargs="+", default=list(KINDS), choices=list(KINDS))
@@ -151,9 +165,14 @@ def main() -> None:
     settings = {"model": args.model, "dtype": args.dtype, "max_model_len": 1024}
     settings["enable_prefix_caching"] = False
     plain = LLM(**settings)
-    wanted = {"method": args.method} | ({"model": args.draft} if args.draft else {})
+    wanted: dict[str, Any] = {"method": args.method}
+    if args.method == "off":
+        wanted = {"method": "ngram", "disable_by_batch_size": 1}
+    elif args.draft:
+        wanted["model"] = args.draft
     drafting = LLM(**settings, speculative_config=wanted)
     for llm in (plain, drafting):
+        warm_up(llm.core)
         ask(llm, [_story(random.Random(0), llm)], 16)
     for kind in args.texts:
         for streams in args.streams:

@@ -45,7 +45,7 @@ from engine.scheduler.plan import EncoderInput
 from engine.scheduler.prefill_pace import PrefillPace
 from engine.scheduler.prefill_share import PrefillShare
 from engine.scheduler.sequence import Status
-from engine.speculative.drafter import make_drafter
+from engine.speculative.make import make_drafter
 from engine.structured.structured_outputs import StructuredOutputManager
 
 log = logging.getLogger(__name__)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.contract.config import EngineConfig
-from engine.contract.errors import ConfigError
 from engine.contract.speculative import SpeculativeConfig
-from engine.models.facts import ModelFacts
-from engine.scheduler import Sequence, StepPlan, StepResult
+from engine.scheduler import Sequence, StepPlan
 from engine.speculative.chances import UsualChances, moved
-from engine.speculative.draft_facts import DraftFacts
 from engine.speculative.draft_maker import DraftMaker
-from engine.speculative.draft_model import DraftModel
-from engine.speculative.head_drafts import HeadDrafts
-from engine.speculative.head_plan import HeadFacts, HeadPlan, HeadResult
 from engine.speculative.proposers import PROPOSERS, Proposer
 from engine.speculative.step_costs import StepCosts
+from engine.speculative.watch import Watch
 
 Possible = Callable[[Sequence, list[int]], list[int]]
 #: The weight of a new draft in a sequence's average.
@@ -25,7 +20,13 @@ _NEW = 0.15
 #: How fast the chance of a sequence that gets no drafts comes back to the usual one.
 _DRIFT = 0.01
 #: Drafts must promise so many times the tokens per second: what is measured is never exact.
-_WORTH = 1.02
+_WORTH = 1.03
+#: One step in so many goes without, to see what it takes: of those in which drafts promise less
+#: than so many times the tokens per second, and of others.
+_SURE, _PLAIN_UNSURE, _PLAIN = 1.2, 6, 48
+#: The part of steps' time that may go into looking for drafts of which it's known only that they'd
+#: pay if all held.
+_LOOKS = 0.004
 
 
 @dataclass(slots=True)
@@ -47,8 +48,9 @@ class Drafter:
     A draft j of a row whose drafts hold with chance p brings p^j tokens; a step that is one token
     wider takes longer by what `StepCosts` knows, and what a `DraftMaker` takes comes before it.
     Drafts are added, the likeliest first, up to where tokens per second are highest. In a full
-    batch, where a wider step takes as much longer, none are, and none are looked for: nor where
-    the best that is to be expected wouldn't pay.
+    batch, where a wider step takes as much longer, none are, and none are looked for. Where they'd
+    pay if more of them held than is expected, some are looked for now and then and compared with
+    what comes (`Watch`).
     """
 
     def __init__(
@@ -73,6 +75,11 @@ class Drafter:
         self._matches = tuple(lengths) if model is None else (0,)
         self._chances: dict[int, _Chance] = {}
         self._usual = UsualChances()
+        self._watch = Watch()
+        #: Of looking for drafts: a row's seconds on average, those since the last step, and steps
+        #: since the last look.
+        self._look_seconds, self._looked, self._unseen = 0.0, 0.0, 0
+        self._drafted = 0
         self.costs = StepCosts()
 
     def propose(self, decoding: list[Sequence], room: int) -> dict[int, list[int]]:
@@ -82,34 +89,57 @@ class Drafter:
             decoding: the rows of the step that decode.
             room: most drafts of the step.
         """
+        for checked in self._watch.take_checked():
+            self._learn(checked.sequence, checked.num_drafts, checked.num_accepted)
         self._forget_those_that_left()
         width = len(decoding)
         most = min(room, self.costs.most - width)
         off = 0 < self._config.disable_by_batch_size <= width
         if off or not decoding or most < 1:
             return {}
-        if not self._may_pay(width, most, max(map(self._hope, decoding))):
-            for sequence in decoding:
-                self._grow_old(sequence)
-            return {}
-        if self.model is not None:
-            return self._drawn(self.model, decoding, most)
-        return self._found(decoding, most)
+        if self._may_pay(width, most, max(map(self._hope, decoding))):
+            if self.model is not None:
+                return self._drawn(self.model, decoding, most)
+            return self._found(decoding, most)
+        for sequence in decoding:
+            self._grow_old(sequence)
+        self._unseen += 1
+        if self._may_look(width, most):
+            self._look(decoding)
+        return {}
 
     def _found(self, decoding: list[Sequence], most: int) -> dict[int, list[int]]:
         """Drafts from text: all that there are, then as many of them as pay."""
-        proposed = {}
+        proposed = self._look(decoding)
+        counts = self._worth(
+            {seq_id: len(drafts) for seq_id, drafts in proposed.items()}, len(decoding), most
+        )
+        for seq_id in counts:
+            self._watch.drop(seq_id)
+        return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
+
+    def _look(self, decoding: list[Sequence]) -> dict[int, list[int]]:
+        """Drafts that there are, by sequence id; all are watched."""
+        started, proposed = time.perf_counter(), {}
         for sequence in decoding:
             count = self._most(sequence)
             if count > 0 and self._proposer is not None:
                 guess = self._proposer.propose(sequence, count)
                 if guess.tokens and (drafts := self._possible(sequence, guess.tokens)):
                     self._chance(sequence, guess.matched)
+                    if sequence.seq_id not in self._watch:
+                        self._watch.add(sequence, guess.matched, drafts)
                     proposed[sequence.seq_id] = drafts
-        counts = self._worth(
-            {seq_id: len(drafts) for seq_id, drafts in proposed.items()}, len(decoding), most
-        )
-        return {seq_id: proposed[seq_id][:count] for seq_id, count in counts.items()}
+        self._looked = time.perf_counter() - started
+        self._look_seconds += 0.1 * (self._looked / len(decoding) - self._look_seconds)
+        self._unseen = 0
+        return proposed
+
+    def _may_look(self, width: int, most: int) -> bool:
+        """Whether drafts could pay if all held, and looking for them costs next to nothing."""
+        if self.model is not None or not self._may_pay(width, most, 1.0):
+            return False
+        return width * self._look_seconds <= _LOOKS * self._unseen * self.costs.seconds(width)
 
     def _drawn(
         self, model: DraftMaker, decoding: list[Sequence], most: int
@@ -131,6 +161,10 @@ class Drafter:
 
     def note(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         """A row's drafts were checked."""
+        self._watch.drop(sequence.seq_id)
+        self._learn(sequence, num_drafts, num_accepted)
+
+    def _learn(self, sequence: Sequence, num_drafts: int, num_accepted: int) -> None:
         chance = self._chance(sequence, 0)
         chance.note(num_drafts, num_accepted)
         self._usual.note(_tenant(sequence), chance.matched, num_drafts, num_accepted)
@@ -140,6 +174,7 @@ class Drafter:
         if self.model is not None:
             seconds -= self.model.seconds
             self.model.seconds = 0.0
+        seconds, self._looked = seconds - self._looked, 0.0
         if not plan.num_prompt_tokens and plan.seq_ids:
             self.costs.note(plan.num_tokens, seconds)
 
@@ -150,7 +185,7 @@ class Drafter:
 
     def start_over(self) -> None:
         """Forget what was said and what held so far, but not what steps take."""
-        self._chances, self._usual = {}, UsualChances()
+        self._chances, self._usual, self._watch = {}, UsualChances(), Watch()
         if self.model is None:
             self._proposer = PROPOSERS[self._config.method](self._config)
 
@@ -197,8 +232,10 @@ class Drafter:
         seconds, count = self.costs.seconds, min(most, width * self._config.num_speculative_tokens)
         now = _WORTH * width / seconds(width)
         deepest = -(-count // max(1, width))
+        looking = width * self._look_seconds
         return any(
-            (width + hope * more) / (seconds(width + more) + self._drawing(depth, min(more, width)))
+            (width + hope * more)
+            / (seconds(width + more) + looking + self._drawing(depth, min(more, width)))
             > now
             for more, depth in ((1, 1), (count, deepest))
         )
@@ -217,15 +254,20 @@ class Drafter:
             ),
             reverse=True,
         )[:most]
-        tokens, best, taken = float(width), _WORTH * width / self.costs.seconds(width), 0
+        now = width / self.costs.at_best(width)
+        tokens, best, taken = float(width), _WORTH * now, 0
         depth, rows = 0, set()
         for count, (chance, place, seq_id) in enumerate(promised, 1):
             tokens += chance
             depth = max(depth, 1 - place)
             rows.add(seq_id)
-            rate = tokens / (self.costs.seconds(width + count) + self._drawing(depth, len(rows)))
+            rate = tokens / (self.costs.at_worst(width + count) + self._drawing(depth, len(rows)))
             if rate > best:
                 best, taken = rate, count
+        if taken:
+            self._drafted += 1
+            often = _PLAIN_UNSURE if best < _SURE * now else _PLAIN
+            taken = 0 if self._drafted % often == 0 else taken
         counts: dict[int, int] = {}
         for _, _, seq_id in promised[:taken]:
             counts[seq_id] = counts.get(seq_id, 0) + 1
@@ -237,6 +279,7 @@ class Drafter:
         for seq_id, chance in list(self._chances.items()):
             if chance.sequence.finished:
                 del self._chances[seq_id]
+                self._watch.drop(seq_id)
                 if (source := self.model or self._proposer) is not None:
                     source.forget(chance.sequence)
 
@@ -249,43 +292,3 @@ def takes_drafts(sequence: Sequence) -> bool:
     """Whether a sequence's drafts can be checked: nothing but its own draws chooses its tokens."""
     beams = sequence.request.message.sampling.use_beam_search
     return not (beams or sequence.wants_prompt_logprobs)
-
-
-def make_drafter(
-    config: EngineConfig,
-    facts: ModelFacts,
-    *,
-    overlaps: bool,
-    possible: Possible | None = None,
-    draft: DraftFacts | None = None,
-    run: Callable[[StepPlan], StepResult] | None = None,
-    heads: HeadFacts | None = None,
-    draw: Callable[[HeadPlan], HeadResult] | None = None,
-) -> Drafter | None:
-    """As the settings say; None without `speculative_config`. `possible`: see `Drafter`; `draft`:
-    the draft model that was loaded, whose steps `run` runs; `heads`: those that were, and `draw`
-    has them draw.
-
-    Raises `ConfigError` where drafts can't be checked.
-    """
-    if not config.speculative_config:
-        return None
-    wanted = SpeculativeConfig.from_mapping(config.speculative_config)
-    obstacle = ""
-    if facts.pooling is not None:
-        obstacle = "the model generates no text"
-    elif facts.stateful:
-        obstacle = f"the state of {facts.architecture} can't be taken back to where a draft failed"
-    elif overlaps:
-        obstacle = "steps are planned before their tokens are known (async_scheduling, or a GPU)"
-    if obstacle:
-        raise ConfigError(
-            f"speculative_config can't be used: {obstacle}.", param="speculative_config"
-        )
-    model: DraftMaker | None = None
-    if heads is not None and draw is not None:
-        model = HeadDrafts(heads, draw)
-    elif draft is not None and run is not None:
-        ends = facts.eos_token_ids
-        model = DraftModel(draft, run, config.block_size, config.max_num_seqs, ends)
-    return Drafter(wanted, facts.max_model_len, possible, model)

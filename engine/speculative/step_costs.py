@@ -4,33 +4,48 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
+from math import sqrt
+from statistics import median
 
-#: The weight of a new step in its average.
+#: The least weight of a new step in its width's average.
 _NEW = 0.1
+#: The weight of a new step in the machine's pace.
+_PACE = 0.15
 #: A width is known once so many steps of it were measured: one slow step mustn't end all drafts.
 _KNOWN = 3
-#: So many steps of a width are known by the fastest of them: what else ran made none faster.
-_FIRST = 4
-#: A step counts as at most so many times slower or faster than the average.
+#: A step counts as at most so many times slower or faster than was expected.
 _OUTLIER = 2.0
 #: Steps are at most so much wider than the widest known one, or than it by an eighth: what trying
 #: costs is little, even where each token more takes its time.
 _WIDER = 4
 #: After so many steps of other widths it isn't known any more: the machine may be another by then.
 _OLD = 5000
+#: How far off an average of one step may be, as a part of it; of n steps a root of n less.
+_DOUBT = 0.3
 
 
 @dataclass(slots=True)
 class _Width:
-    """Steps of one width."""
+    """Steps of one width.
+
+    Attributes:
+        seconds: of one, at the pace that the machine had when it was first measured.
+        last: the number of the last one.
+        first: what those took that came before it was known.
+    """
 
     seconds: float
     last: int
-    count: int = 1
+    count: int
+    first: list[float]
 
 
 class StepCosts:
     """Seconds of steps in which all rows decode, by how many tokens they compute.
+
+    A machine is faster and slower with what else it does, and wide steps are rare: what they took
+    is compared with the steps just before them. So each width is known by how much more it takes
+    than others, and one pace, which follows the newest steps, stands for all.
 
     Widths are kept apart up to 16, then by sixteenths of a power of two. Between two that are known
     it is as a line goes. Beyond the widest it goes on as from the known one of half that width; as
@@ -43,26 +58,37 @@ class StepCosts:
         self._known: list[int] = []
         self._widths: dict[int, _Width] = {}
         self._num_steps = 0
+        self._pace = 1.0
+        self._last_place = 0
 
     def note(self, width: int, seconds: float) -> None:
         """A step of `width` tokens took so long."""
-        place = _rounded(width)
+        place, seconds = _rounded(width), max(seconds, 1e-9)
         self._num_steps += 1
         if self._num_steps % _OLD == 0:
             self._forget_old()
-        before = self._widths.get(place)
-        if before is None:
-            self._widths[place] = _Width(seconds, self._num_steps)
-            return
-        before.count += 1
-        before.last = self._num_steps
-        if before.count == _KNOWN:
+        each = self._widths.setdefault(place, _Width(0.0, 0, 0, []))
+        each.last = self._num_steps
+        each.count += 1
+        if each.count <= _KNOWN:
+            self._begin(each, place, seconds / self._pace)
+        else:
+            self._follow(each, place, seconds / each.seconds)
+        self._last_place = place
+
+    def _begin(self, each: _Width, place: int, seconds: float) -> None:
+        each.first.append(seconds)
+        if each.count == _KNOWN:
+            each.seconds = median(each.first)
             insort(self._known, place)
-        if before.count <= _FIRST:
-            before.seconds = min(before.seconds, seconds)
-            return
-        bounded = min(max(seconds, before.seconds / _OUTLIER), before.seconds * _OUTLIER)
-        before.seconds += _NEW * (bounded - before.seconds)
+
+    def _follow(self, each: _Width, place: int, slower: float) -> None:
+        """`slower`: so many times as long as it took at first."""
+        slower = min(max(slower, self._pace / _OUTLIER), self._pace * _OUTLIER)
+        if place != self._last_place:  # steps of another width have told the pace
+            more = slower / self._pace - 1.0
+            each.seconds *= 1.0 + max(_NEW, 1.0 / each.count) * more
+        self._pace += _PACE * (slower - self._pace)
 
     @property
     def widest(self) -> int:
@@ -78,6 +104,26 @@ class StepCosts:
         """What a step of `width` tokens takes."""
         if not self._known:
             return self._unknown
+        return self._pace * self._usual(width)
+
+    def at_worst(self, width: int) -> float:
+        """The same, and more where few steps have told it: of many widths one always seems faster
+        than it is, and nobody is to choose it for that.
+        """
+        return self.seconds(width) * (1.0 + self._doubt(width))
+
+    def at_best(self, width: int) -> float:
+        """The same, and less where few steps have told it."""
+        return self.seconds(width) * (1.0 - self._doubt(width))
+
+    def _doubt(self, width: int) -> float:
+        if not self._known:
+            return 0.0
+        each = self._widths.get(_rounded(width))
+        known = each is not None and each.count >= _KNOWN
+        return _DOUBT / sqrt(each.count if known else _KNOWN)
+
+    def _usual(self, width: int) -> float:
         at = bisect_left(self._known, width)
         if at == len(self._known):
             return self._beyond(width)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from engine.speculative.step_costs import StepCosts
@@ -38,18 +40,31 @@ def test_one_slow_step_moves_an_average_by_little() -> None:
     assert costs.seconds(4) < 0.0121
 
 
-def test_of_the_first_steps_the_fastest_counts() -> None:
+def test_what_a_width_takes_is_known_beside_others_however_slow_the_machine_is() -> None:
+    """Wide steps were measured while something else ran, and narrow ones go on without it."""
     costs = StepCosts()
-    for seconds in (9.0, 0.011, 0.010, 0.5):
-        costs.note(8, seconds)
-    assert costs.seconds(8) == 0.010
-    costs.note(8, 0.020)
-    assert costs.seconds(8) > 0.010
+    for slower in [1.0] * 50 + [3.0] * 50:
+        for width in (8, 16):
+            costs.note(width, slower * 0.001 * width)
+    assert costs.seconds(16) == pytest.approx(0.048, rel=0.02)
+    for _ in range(50):
+        costs.note(8, 0.008)
+    assert costs.seconds(8) == pytest.approx(0.008, rel=0.02)
+    assert costs.seconds(16) == pytest.approx(0.016, rel=0.1)
+
+
+def test_what_few_steps_have_told_is_in_doubt() -> None:
+    costs = measured((4, 0.010))
+    assert costs.at_worst(4) > 1.1 * costs.seconds(4)
+    for _ in range(1000):
+        costs.note(4, 0.010)
+    assert costs.at_worst(4) < 1.02 * costs.seconds(4)
+    assert costs.at_worst(8) > 1.1 * costs.seconds(8)
 
 
 def test_a_width_is_known_by_several_steps_so_that_one_slow_one_ends_nothing() -> None:
     costs = measured((1, 0.010))
-    for known, seconds in ((1, 0.300), (1, 0.012), (9, 0.400)):
+    for known, seconds in ((1, 0.300), (1, 0.012), (9, 0.011)):
         costs.note(9, seconds)
         assert costs.widest == known
     assert costs.seconds(9) == 0.012
@@ -68,7 +83,9 @@ def test_what_was_measured_long_ago_is_tried_again() -> None:
 
 def test_wide_steps_share_places() -> None:
     costs = StepCosts()
-    for width in range(256, 512):
+    widths = [*range(256, 512)] * 4
+    random.Random(0).shuffle(widths)
+    for width in widths:
         costs.note(width, 0.001 * width)
     assert costs.widest == 496
     assert costs.seconds(300) == pytest.approx(0.3, rel=0.1)
